@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick docs-site notebooks test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick docs-site notebooks test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures screenshots demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -102,6 +102,9 @@ docs-site: $(READY) ## build the documentation site into site/ and test its page
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" $(BIN)/python -m mkdocs build --strict --quiet
 	@$(BIN)/python -m pytest -q -m site tests/docs
 	@echo "site/index.html; with its search: $(BIN)/python -m http.server --directory site"
+
+screenshots: $(READY) ## take every picture and page in Chromium, wide, narrow, light and dark, and say what can't be read
+	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.screenshots screenshots
 
 figures: $(READY) ## draw the figures of the documentation anew, from what Megatron-Core, torch and nemo2 say
 	@$(BIN)/python -m tools.figures

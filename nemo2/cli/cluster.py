@@ -9,6 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import App
+from nemo2.cli.flags import AsJson, print_json
 
 Name = Annotated[str, typer.Argument(help="Name of the profile.")]
 Settings = Annotated[
@@ -51,12 +52,16 @@ def add(name: Name, settings: Settings = None) -> None:
 
 
 @cluster.command("list", epilog="Example: nemo2 cluster list")
-def list_clusters() -> None:
+def list_clusters(as_json: AsJson = False) -> None:
     """List all profiles."""
     from nemo2.columns import columns
     from nemo2.launch.clusters import profiles, user_file
 
     known = profiles()
+    if as_json:
+        told = [{"name": one.name, "kind": one.values.get("kind"), "file": str(one.file)} for one in known.values()]
+        print_json(told)
+        return
     if not known:
         print(f"no profiles; add one with `nemo2 cluster add NAME kind=slurm ...`, which writes to {user_file()}")
         return
@@ -65,18 +70,21 @@ def list_clusters() -> None:
 
 
 @cluster.command("show", epilog="Example: nemo2 cluster show mycluster")
-def show(name: Name) -> None:
+def show(name: Name, as_json: AsJson = False) -> None:
     """Print a profile and the executor that it creates. Hides values that look like secrets."""
     from nemo2.launch.clusters import built
-    from nemo2.launch.local import split_secrets
 
     profile = _profile(name)
+    values = {key: _without_secrets(value) if key == "env" else value for key, value in profile.values.items()}
+    kind = type(built(profile)[0]).__name__
+    if as_json:
+        told = {"name": name, "file": str(profile.file), "executor": f"nemo_run.{kind}", "values": values}
+        print_json(told)
+        return
     print(f"# {profile.file}\n[clusters.{json.dumps(name)}]")
-    for key, value in profile.values.items():
-        shown = {**value, **dict.fromkeys(split_secrets(value)[1], "***")} if key == "env" else value
-        print(f"{key} = {_toml(shown)}")
-    executor, _ = built(profile)
-    print(f"# creates a nemo_run.{type(executor).__name__}")
+    for key, value in values.items():
+        print(f"{key} = {_toml(value)}")
+    print(f"# creates a nemo_run.{kind}")
 
 
 @cluster.command("test", epilog="Example: nemo2 cluster test mycluster --nodes 2")
@@ -88,17 +96,23 @@ def test(
     wait: Annotated[
         float, typer.Option("--wait", min=1, help="Maximum seconds that the job waits in the queue.")
     ] = 600.0,
+    as_json: AsJson = False,
 ) -> None:
     """Run a job of a few seconds on the cluster, and report problems."""
     from nemo2.launch.clusters import built
     from nemo2.launch.slurm.probing import settled, test_cluster
 
     executor, settings = built(_profile(name))
-    stops = False
+    findings: list[dict[str, Any]] = []
     for finding in test_cluster(settled(executor), settings, nodes=nodes, wait_seconds=wait):
-        stops |= finding.stops
-        print(f"{'error' if finding.stops else 'note'}: {finding.message}", flush=True)
-    print(f"{name}: runs will fail" if stops else f"{name}: {nodes} nodes add up; runs can start")
+        findings.append(finding._asdict())
+        if not as_json:
+            print(f"{'error' if finding.stops else 'note'}: {finding.message}", flush=True)
+    stops = any(one["stops"] for one in findings)
+    if as_json:
+        print_json({"name": name, "nodes": nodes, "works": not stops, "findings": findings})
+    else:
+        print(f"{name}: runs will fail" if stops else f"{name}: {nodes} nodes add up; runs can start")
     raise typer.Exit(1 if stops else 0)
 
 
@@ -111,6 +125,12 @@ def _profile(name: str) -> Any:
     if name not in known:
         raise ConfigError(f"no profile {name!r}{did_you_mean(name, known)}")
     return known[name]
+
+
+def _without_secrets(variables: Any) -> Any:
+    from nemo2.launch.local import split_secrets
+
+    return {**variables, **dict.fromkeys(split_secrets(variables)[1], "***")}
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any) -> None:

@@ -2,15 +2,19 @@
 """Completion in bash, zsh and fish: ``nemo2 completion SHELL`` prints a script, which asks `candidates` at each TAB.
 
 Commands, options, recipes and runs are looked up as they are. The settings of a recipe and their values come from an index,
-because the recipe's tree takes seconds to import: a process of its own writes it when a recipe is completed for the first time.
+because the recipe's tree takes seconds to import. A process of its own writes the indexes of all recipes once per version of
+nemo2: when ``nemo2 completion`` prints its script, or at the first TAB, which waits for the one that it needs.
 """
 
+import contextlib
 import enum
+import fcntl
 import inspect
 import json
 import os
 import subprocess
 import sys
+import time
 import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,7 +26,9 @@ COMPLETION_EXAMPLE = "Example: nemo2 completion bash >> ~/.bashrc"
 ASK = "__complete"
 """The word with which the scripts ask: ``nemo2 __complete WORD...``, the last of them what stands before the cursor."""
 PARTS = ("model.", "data.", "trainer.", "strategy.", "log.", "optim.", "resume.")
-"""What every recipe has; all that is offered until its index is there."""
+"""What every recipe has; all that is offered of a recipe without an index."""
+PATIENCE = 15.0
+"""For how many seconds a TAB waits for an index that is being written."""
 _RECIPES = ("name", "source", "old", "new")
 _RUNS = ("checkpoint", "checkpoints", "run", "path", "run_dir")
 _CHANGES = ("overrides", "words")
@@ -72,6 +78,7 @@ def register(app: typer.Typer) -> None:
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Your shell.")]) -> None:
     """Print a shell script that completes commands, options, recipes, settings and values."""
     print(SCRIPTS[shell], end="")
+    _write_in_background()
 
 
 def candidates(command: Any, words: Sequence[str]) -> list[str]:
@@ -131,8 +138,21 @@ def index_of(recipe: Any) -> dict[str, list[str]]:
     return found | strategy
 
 
+def write_indexes(first: str = "") -> None:
+    """Write the indexes that aren't there, ``first`` before the others; nothing where another process is about it."""
+    from nemo2.recipes._shipped import names
+
+    folder = _folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(folder / ".writing", "w") as lock, contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for recipe in sorted(names(), key=lambda name: (name != first, name)):
+            if not _file(recipe).is_file():
+                write_index(recipe)
+
+
 def write_index(recipe: str) -> None:
-    """Write the index of a recipe by name; what `_index` starts."""
+    """Write the index of a recipe by name."""
     from nemo2.cli.sources import recipe_tree
 
     file = _file(recipe)
@@ -161,28 +181,61 @@ def _offered(target: Any, name: str) -> list[str]:
 
 
 def _index(recipe: str) -> dict[str, list[str]]:
-    """The index of a recipe; empty, and soon there, where it isn't yet."""
+    """The index of a recipe: of another version of nemo2, or waited for, where it isn't there yet; empty if it doesn't come."""
     from nemo2.recipes._shipped import names
 
     recipe = recipe.partition(":")[0]
     if recipe not in names():
         return {}
+    if (found := _read(_file(recipe))) is not None:
+        return found
+    writer = _write_in_background(recipe)
+    for older in _folder().parent.glob(f"*/{recipe}.json"):
+        if (found := _read(older)) is not None:
+            return found
+    until = time.monotonic() + PATIENCE
+    while found is None and time.monotonic() < until and (writer.poll() is None or _is_written()):
+        time.sleep(0.05)
+        found = _read(_file(recipe))
+    return found or {}
+
+
+def _read(file: Path) -> Optional[dict[str, list[str]]]:
     try:
-        return json.loads(_file(recipe).read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        code = f"from nemo2.cli.completion import write_index; write_index({recipe!r})"
-        nothing = subprocess.DEVNULL
-        subprocess.Popen(
-            [sys.executable, "-c", code], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
-        )
-        return {}
+        return None
+
+
+def _write_in_background(first: str = "") -> "subprocess.Popen[bytes]":
+    code = f"from nemo2.cli.completion import write_indexes; write_indexes({first!r})"
+    nothing = subprocess.DEVNULL
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+    )
+
+
+def _is_written() -> bool:
+    """Whether a process writes indexes now."""
+    try:
+        with open(_folder() / ".writing") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _file(recipe: str) -> Path:
+    return _folder() / f"{recipe}.json"
+
+
+def _folder() -> Path:
     from nemo2 import __version__
 
     home = Path(os.environ.get("NEMO_HOME") or "~/.cache/nemo2").expanduser()
-    return home / "completion" / __version__ / f"{recipe}.json"
+    return home / "completion" / __version__
 
 
 def _values_of(parameter: str, command: Any) -> Iterable[str]:

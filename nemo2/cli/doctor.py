@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 doctor``: what is installed, what is missing, and what this machine can run."""
 
-import json
 import sys
 from pathlib import Path
 
 import typer
 
-from nemo2.cli.flags import AsJson
+from nemo2.cli.flags import AsJson, print_json
 from nemo2.doctor import Finding
 from nemo2.run_dir.terminal import is_terminal
 
@@ -27,7 +26,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     findings = [*examine(), _left_behind()]
     if as_json:
-        print(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        print_json([finding.as_dict() for finding in findings])
     else:
         print(report(findings, colours=is_terminal(sys.stdout)))
     if any(finding.state == "broken" for finding in findings):

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 evaluate``: a checkpoint measured on texts and on lm-eval's tasks."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
 from nemo2.cli.commands import only_with
+from nemo2.cli.flags import AsJson, print_json
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 
 EVALUATE_EXAMPLE = "Example: nemo2 evaluate runs/first --text README.md"
@@ -39,6 +41,7 @@ def evaluate(
     output: Annotated[
         Optional[Path], typer.Option(help="Also write the results of --tasks to this file, as JSON.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate the model of a checkpoint on text files or lm-eval tasks, in this process."""
     from nemo2.errors import ConfigError
@@ -49,8 +52,14 @@ def evaluate(
     if not text and not tasks:
         raise ConfigError("evaluate needs --text FILE or --tasks NAME.")
     folder = checkpoint_called(checkpoint)
+    found: dict[str, Any] = {}
     if text:
-        print("\n".join(_of_texts(folder, text, stride, batch_size)))
+        from nemo2.llm.evaluation import perplexity
+
+        measured = perplexity(str(folder), [str(file) for file in text], stride=stride, max_batch_size=batch_size)
+        found["texts"] = {name: _figures(one) for name, one in measured.items()}
+        if not as_json:
+            print("\n".join(_of_texts(measured)))
     if tasks:
         from nemo2.llm.evaluation import evaluate as entry
 
@@ -64,14 +73,21 @@ def evaluate(
             output_path=None if output is None else str(output),
             trust_tasks=trust_tasks,
         )
-        print("\n".join(_of_tasks(results)))
+        found["tasks"] = results["results"]
+        if not as_json:
+            print("\n".join(_of_tasks(results)))
+    if as_json:
+        print_json(found)
 
 
-def _of_texts(checkpoint: Path, files: list[Path], stride: Optional[int], batch_size: int) -> list[str]:
+def _figures(one: Any) -> dict[str, float]:
+    names = ("num_bytes", "num_tokens", "loss", "perplexity", "bits_per_byte")
+    return {name: getattr(one, name) for name in names}
+
+
+def _of_texts(found: Mapping[str, Any]) -> list[str]:
     from nemo2.columns import columns
-    from nemo2.llm.evaluation import perplexity
 
-    found = perplexity(str(checkpoint), [str(file) for file in files], stride=stride, max_batch_size=batch_size)
     rows = list(found.items())
     if len(rows) > 1:
         first, *others = found.values()

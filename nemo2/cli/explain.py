@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 explain``: why a setting of a recipe is what it is."""
 
-import json
 from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, recipe_on
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, print_json, recipe_on
 from nemo2.cli.sources import RecipeName
 
 EXAMPLE = "Example: nemo2 explain llama3_8b overlap_param_gather strategy.ddp_config.overlap_grad_sync=False"
@@ -65,7 +64,7 @@ def explain(
     found = explain_field(recipe, effective, fields[0]) if fields else explain_all(recipe, effective)
     size = effective.world.size if effective.world else effective.layout.model_parallel_size
     if as_json:
-        print(json.dumps(_as_data(found, effective, size), indent=2, ensure_ascii=False))
+        print_json(_as_data(found, effective, size))
         return
     print("\n\n".join(map(str, found)) if fields else "\n".join(one.line() for one in found))
     ranks = f"{size} rank{'' if size == 1 else 's'}"
@@ -118,7 +117,7 @@ def _tell_variables(
     where = f"{nodes} node{'s' if nodes > 1 else ''} x {devices} of {machine.describe()}"
     if as_json:
         variables = {variable: [one._asdict() for one in values] for variable, values in found.items()}
-        print(json.dumps({"variables": variables, "machine": where}, indent=2, ensure_ascii=False))
+        print_json({"variables": variables, "machine": where})
     elif not found:
         print(f"nemo2 sets no variables for {where}.")
     else:

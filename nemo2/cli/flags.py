@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that mean the same in every command, and what they do to a recipe."""
 
+import json
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -24,6 +26,20 @@ Devices = Annotated[
 ]
 Performance = Annotated[bool, typer.Option("--performance", help="Use the recipe's performance mode.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def print_json(value: Any, *, on_a_line: bool = False) -> None:
+    """Print plain data for programs: numbers that are not finite, which JSON doesn't have, as null, and the rest as text."""
+    text = json.dumps(_finite(value), indent=None if on_a_line else 2, ensure_ascii=False, default=str)
+    print(text, flush=on_a_line)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def recipe_on(

@@ -2,12 +2,11 @@
 """``nemo2 inspect``: what a checkpoint is, whether it is whole, and what can be done with it."""
 
 import dataclasses
-import json
 from typing import Annotated, Any
 
 import typer
 
-from nemo2.cli.flags import AsJson
+from nemo2.cli.flags import AsJson, print_json
 from nemo2.cli.run_names import checkpoint_called
 from nemo2.columns import columns
 
@@ -33,7 +32,7 @@ def inspect(
 
     found = identify(checkpoint_called(path), verify=verify)
     if as_json:
-        print(json.dumps(dataclasses.asdict(found) | {"path": str(found.path)}, indent=2))
+        print_json(dataclasses.asdict(found) | {"path": str(found.path)})
     else:
         print("\n".join(lines(found)))
     if found.problems:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import App, not_with
-from nemo2.cli.flags import AsJson
+from nemo2.cli.flags import AsJson, print_json
 
 Name = Annotated[str, typer.Argument(help="A run's name (its newest launch), a launch's name, or a Slurm job id.")]
 Lines = Annotated[int, typer.Option("--lines", min=1, help="Number of last lines to print.")]
@@ -28,7 +28,7 @@ def list_jobs(as_json: AsJson = False) -> None:
 
     told = [{**asdict(one), "state": _state(one)[0]} for one in _submissions()]
     if as_json:
-        print(json.dumps(told, indent=2))
+        print_json(told)
         return
     rows = [[one["name"], " ".join(one["jobs"]), one["state"], one["folder"]] for one in told]
     print("\n".join(columns(rows, head=["name", "jobs", "state", "folder"])))
@@ -49,7 +49,7 @@ def status(name: Name, as_json: AsJson = False) -> None:
     if as_json:
         shown = None if far is None else {**asdict(far), "seconds_left": far.seconds_left}
         told = {"state": word, "lives": lives, "run_directory": directory, "progress": shown}
-        print(json.dumps({**asdict(submission), **told}, indent=2))
+        print_json({**asdict(submission), **told})
         return
     print(f"{submission.name}: {word} (job {' '.join(submission.jobs)})")
     for life in lives:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 show-layout``: which rank holds what of a recipe, and what its pipeline does when."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from nemo2.cli.commands import not_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, recipe_on
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, print_json, recipe_on
 from nemo2.cli.sources import Overrides, RecipeName
 
 LAYOUT_EXAMPLE = "Example: nemo2 show-layout llama3_70b --gpus 1152 --output layout.html"
@@ -69,7 +68,7 @@ def show_layout(
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
     if as_json:
-        print(json.dumps(layout_json(shown)))
+        print_json(layout_json(shown), on_a_line=True)
     elif output is not None:
         print(output)
     else:

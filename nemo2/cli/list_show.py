@@ -2,7 +2,6 @@
 """``nemo2 list`` and ``nemo2 show``: which recipes there are, and the whole of one."""
 
 import fnmatch
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import not_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, place, recipe_on
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, place, print_json, recipe_on
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import FINETUNING, Overrides, RecipeName
 from nemo2.columns import columns
@@ -86,7 +85,7 @@ def list_recipes(
         # Rehearsed on H100s, as it ships.
         item["peak_gib"] = rehearsed().get(item["name"], {}).get("peak") if item["origin"] == SHIPPED else None
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
     else:
         print(table(found))
 
@@ -140,7 +139,7 @@ def show(
     from nemo2.config.show import flatten, plain, render
 
     if as_json:
-        print(json.dumps(plain(recipe, defaults), indent=2, ensure_ascii=False))
+        print_json(plain(recipe, defaults))
     elif flat:
         for path, value in flatten(recipe, defaults=defaults).items():
             print(in_shell([as_override(path, value)]))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 plan``: how fast a recipe will be, whether it fits, and what it costs; the best layouts for it."""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -9,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, recipe_on
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, print_json, recipe_on
 from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.gpus import DEFAULT, HEADROOM
 
@@ -106,7 +105,7 @@ def plan(
         headroom=headroom,
         rehearsed=not quick,
     )
-    print(json.dumps(made.to_dict(), indent=2) if as_json else render(made))
+    print_json(made.to_dict()) if as_json else print(render(made))
     if not made.fits:
         raise typer.Exit(1)
 
@@ -124,7 +123,7 @@ def _search(
     subject = read_recipe(on(recipe, Machine.named(kind)), gpu(kind))
     found = look(subject, limit=limit, headroom=headroom)
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
-    print(json.dumps(as_dict(found), indent=2) if as_json else render_search(found, title=title))
+    print_json(as_dict(found)) if as_json else print(render_search(found, title=title))
     if html is not None:
         from nemo2.planner.page import write_page
 

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 preview-data``: samples as a model will see them, with the tokens that are trained on marked."""
 
+import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TextIO
 
 import typer
+
+from nemo2.cli.flags import AsJson, print_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,6 +55,7 @@ def preview_data(
             "--all", help="Tokenize (and pack) the whole split, cache it for the run, and report skipped records."
         ),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print samples of fine-tuning data, with the trained tokens marked.
 
@@ -71,6 +76,9 @@ def preview_data(
         data.tokenizer = tokenizer_called(tokenizer)
     console = Console(soft_wrap=True, highlight=False)
     data.fetch()
+    if as_json:
+        print_json(_as_data(data, split, samples, everything=everything))
+        return
     shown = 0
     for where, sample in islice(_samples(data, split), samples):
         shown += 1
@@ -87,6 +95,27 @@ def preview_data(
         console.print(str(data.reports.get(split, "no records")), markup=False)
         if split in data.fullness:
             console.print(str(data.fullness[split]), markup=False)
+
+
+def _as_data(data: "SampleDataModule", split: str, samples: int, *, everything: bool) -> dict[str, Any]:
+    found = [
+        {
+            "place": where,
+            "tokens": len(one.ids),
+            "trained_tokens": one.num_trained,
+            "truncated": one.truncated,
+            "ids": one.ids,
+            "trained": one.trained,
+            "text": spelled(one.ids, data.tokenizer),
+        }
+        for where, one in islice(_samples(data, split, complaints=sys.stderr), samples)
+    ]
+    told: dict[str, Any] = {"split": split, "samples": found}
+    if everything:
+        data.build_datasets([split])
+        report = data.reports.get(split)
+        told["report"] = None if report is None else dataclasses.asdict(report)
+    return told
 
 
 def tokenizer_called(name: str) -> "Tokenizer":
@@ -127,8 +156,11 @@ def spelled(ids: Sequence[int], tokenizer: Optional["Tokenizer"]) -> str:
     return "".join("<eos>" * len(part) if end else tokenizer.ids_to_text(part) for end, part in pieces)
 
 
-def _samples(data: "SampleDataModule", split: str) -> Iterator[tuple[str, "Sample"]]:
-    """The first samples with the places of their records; what none can be made of is printed in its place."""
+def _samples(
+    data: "SampleDataModule", split: str, *, complaints: Optional[TextIO] = None
+) -> Iterator[tuple[str, "Sample"]]:
+    """The first samples with the places of their records; what none can be made of is printed in its place, to ``complaints``
+    or standard output."""
     from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
     from nemo2.errors import ConfigError
 
@@ -141,7 +173,7 @@ def _samples(data: "SampleDataModule", split: str) -> Iterator[tuple[str, "Sampl
         bad = BadRecords(limits, report)
         yield from ((where, sample) for sample in encode_all([(where, record)], encoder, limits=limits, bad=bad))
         if report.samples == 0:
-            print(str(report).partition("\n")[2])
+            print(str(report).partition("\n")[2], file=complaints)
 
 
 def _is_recipe(path: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import not_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, place, recipe_on
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, place, print_json, recipe_on
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import Overrides, RecipeName, configured
 from nemo2.run_dir.terminal import is_terminal
@@ -137,8 +137,6 @@ def _print_steps(old: str, new: str, steps: list[Any], *, hidden: int) -> None:
 
 
 def _print_json(steps: list[Any]) -> None:
-    import json
-
     from nemo2.config.edits import Unset
     from nemo2.config.show import plain
 
@@ -155,7 +153,7 @@ def _print_json(steps: list[Any]) -> None:
         }
         for step in steps
     ]
-    print(json.dumps(rows, indent=2))
+    print_json(rows)
 
 
 def _refuse_output(path: Path) -> None:

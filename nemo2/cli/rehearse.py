@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 rehearse``: a recipe on any number of GPUs, built and run for a step in this process, without any."""
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -9,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, recipe_on
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, print_json, recipe_on
 from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.gpus import DEFAULT, HEADROOM
 
@@ -73,7 +72,7 @@ def rehearse(
 
     kind = kind_of(gpus) or DEFAULT
     result = run(recipe, name=name, gpus=kind, headroom=headroom, kernels=kernels, all_stages=all_stages, advice=advice)
-    print(json.dumps(result.to_dict(), indent=2) if as_json else render(result))
+    print_json(result.to_dict()) if as_json else print(render(result))
     if html is not None:
         from nemo2.rehearse.page import write_page
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 runs``: the runs below the working directory and in $NEMO2_RUNS: listed, compared, followed."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -9,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import App
-from nemo2.cli.flags import AsJson
+from nemo2.cli.flags import AsJson, print_json
 from nemo2.cli.run_names import RECIPE_FILE, Run, all_runs, run_folder
 
 runs = App(no_args_is_help=True, help="List, compare and follow the runs on this machine.")
@@ -39,7 +38,7 @@ def list_runs(
     ]
     told = sorted((summary(RunFolder(run)) for run in found), key=lambda one: -(one["written"] or 0.0))[:most]
     if as_json:
-        print(json.dumps(told, indent=2))
+        print_json(told)
         return
     if not told:
         print("No runs below the working directory" + ("." if pattern is None else f" whose name matches {pattern!r}."))
@@ -84,11 +83,7 @@ def compare(
     if as_json:
         settings = {path: dict(zip(called, map(format_value, values), strict=True)) for path, values in changes}
         at = None if common is None else {"step": common[0], "loss": dict(zip(called, common[1], strict=True))}
-        print(
-            json.dumps(
-                {"runs": dict(zip(called, told, strict=True)), "at_one_step": at, "settings": settings}, indent=2
-            )
-        )
+        print_json({"runs": dict(zip(called, told, strict=True)), "at_one_step": at, "settings": settings})
         return
     rows = [[name, *row] for name, row in zip(called, rows_of(told), strict=True)]
     print("\n".join(columns(rows, head=["run", *COLUMNS], right=range(1, 6))))
@@ -113,8 +108,9 @@ def tail(
         bool,
         typer.Option("--follow", "-f", help="Keep printing until the last step. Ctrl-C stops printing, not the run."),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the last records of a run's metrics.jsonl as progress lines."""
+    """Print the last records of a run's metrics.jsonl as progress lines. --json prints them as JSON lines."""
     from nemo2.run_dir.progress_line import format_record
     from nemo2.run_dir.run_folder import RunFolder
 
@@ -124,7 +120,10 @@ def tail(
     while True:
         records = folder.records
         for record in records[max(shown, len(records) - lines if not shown else 0) :]:
-            print(format_record(record, planned), flush=True)
+            if as_json:
+                print_json(record, on_a_line=True)
+            else:
+                print(format_record(record, planned), flush=True)
         shown = len(records)
         planned = planned or folder.planned_steps
         if not follow or (planned is not None and folder.steps >= planned):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.commands import only_with
-from nemo2.cli.flags import Performance
+from nemo2.cli.commands import not_with, only_with
+from nemo2.cli.flags import AsJson, Performance
 from nemo2.cli.launching import LaunchOptions, TrainingOptions, launched, logged, with_options
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import checkpoint_called
@@ -155,11 +155,13 @@ def generate(
         bool,
         typer.Option("--trust-remote-code", help="Run the Python code beside the tokenizer's files. Read it first."),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Generate text from prompts with the model of a checkpoint, in this process."""
     from nemo2.errors import ConfigError
 
     only_with("temperature", "top_k", "top_p", "min_p", "seed")
+    not_with("as_json", "output", "html")
     if bool(prompt) == bool(prompts_file):
         raise ConfigError("generate needs a prompt, --prompt 'def main(', or a file of them, --prompts FILE.")
     if len(checkpoints) > 1 and (html is None or output is not None):
@@ -174,7 +176,7 @@ def generate(
     paths = [checkpoint_called(checkpoint) for checkpoint in checkpoints]
     from nemo2.llm.api import generate as entry
 
-    lines_only = output == _STANDARD
+    lines_only = as_json or output == _STANDARD
     alone = len(texts) == 1 and html is None and not lines_only
     if alone:
         print(texts[0], end="", flush=True)

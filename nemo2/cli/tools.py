@@ -2,11 +2,13 @@
 """``nemo2 prepare-data`` and ``nemo2 report``: before a run and after it."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
+from nemo2.cli.flags import AsJson, print_json
 from nemo2.cli.run_names import Run, run_folder
 from nemo2.run_dir.terminal import is_terminal
 
@@ -30,6 +32,7 @@ def prepare_data(
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Skip up to 1,000 unreadable lines instead of stopping.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tokenize text into Megatron's indexed dataset.
 
@@ -49,15 +52,19 @@ def prepare_data(
         tokenizer = output.with_name(f"{output.name}_tokenizer.json")
         output.parent.mkdir(parents=True, exist_ok=True)
         train(list(inputs), vocab_size=train_bpe, output=tokenizer, text_key=text_key, on_bad_line=on_bad_line)
-        print(f"tokenizer: {tokenizer}")
+        if not as_json:
+            print(f"tokenizer: {tokenizer}")
     prepared = prepare.prepare_data(
         list(inputs),
         output,
         BPETokenizer(str(tokenizer)),
         text_key=text_key,
         on_bad_line=on_bad_line,
-        progress=is_terminal(sys.stdout),
+        progress=is_terminal(sys.stdout) and not as_json,
     )
+    if as_json:
+        print_json(asdict(prepared) | {"tokenizer": str(tokenizer)})
+        return
     skipped = f", {prepared.skipped_documents:,} skipped" if prepared.skipped_documents else ""
     print(f"{prepared.prefix}: {prepared.documents:,} documents{skipped}, {prepared.tokens:,} tokens")
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 trace``: what of a run's communication was hidden behind computation."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-from nemo2.cli.flags import AsJson
+from nemo2.cli.flags import AsJson, print_json
 from nemo2.cli.run_names import run_folder
 
 TRACE_EXAMPLE = "Example: nemo2 trace nemo_experiments/llama_tiny/2026-01-31_12-00-00"
@@ -40,6 +39,6 @@ def trace(
     if output is not None:
         output.write_text(render(traces, title=f"Overlap: {run_dir.absolute().name}"), encoding="utf-8")
     if as_json:
-        print(json.dumps(rows(traces), indent=2))
+        print_json(rows(traces))
     else:
         print(f"{text(traces)}\n{output}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from nemo2.config.show import effective_children, format_value, holds_configs, render
+from nemo2.config.show import effective_children, holds_configs, render, shown_value
 from nemo2.config.tree import Config, Partial
 from nemo2.config.walk import who_set
 
@@ -17,7 +17,8 @@ _OPEN = 2
 """Levels that are expanded at first."""
 _LONGEST = 160
 _STYLE = (
-    "<style>.nemo2-tree{font:13px/1.5 ui-monospace,monospace}.nemo2-tree details,.nemo2-tree div{margin-left:1.2em}"
+    "<style>.nemo2-tree{font:13px/1.5 ui-monospace,monospace;overflow-wrap:anywhere}"
+    ".nemo2-tree details,.nemo2-tree div{margin-left:1.2em}"
     ".nemo2-tree>details,.nemo2-tree>div{margin-left:0}.nemo2-tree summary{cursor:pointer}"
     ".nemo2-tree i{font-style:normal;opacity:.62}.nemo2-tree b{font-weight:600}</style>"
 )
@@ -49,7 +50,7 @@ class _Tree:
         elif holds_configs(value):
             head = f"{name}<i>{len(value)} of them</i>" if len(value) > 1 else name
         else:
-            text = format_value(value)
+            text = shown_value(value)
             text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
             return f"<div{tip}>{name}{escape(text)}</div>"
         inner = "".join(

@@ -137,6 +137,11 @@ def plain(value: Any, defaults: bool = False) -> Any:
     return format_value(value)
 
 
+def shown_value(value: Any) -> str:
+    """`format_value` for a reader: a fraction without what rounding left at its end, ``3e-05`` for ``2.9999999999999997e-05``."""
+    return repr(float(f"{value:.12g}")) if type(value) is float else format_value(value)
+
+
 def format_value(value: Any) -> str:
     """A value as a user would write it: `torch.bfloat16`, `torch.nn.functional.gelu`, `'text'`, `1e-05`."""
     if name := wire.constant_name(value):

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from nemo2.pictures.svg import COLOURS, Canvas, legend, nice_ticks, text_width, tick_text
+from nemo2.pictures.svg import COLOURS, Canvas, legend, nice_ticks, text_width, tick_text, tick_texts
 
-_LABEL, _RIGHT, _TOP, _ROW = 150, 76, 34, 28
+_LABEL, _RIGHT, _TOP, _ROW = 150, 12, 34, 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,13 @@ class Limit:
 
     name: str
     value: float
+    kept_free: float = 0.0
+    """Below the value; bars may not reach into it. It is shaded, and the line stands where it begins."""
+
+    @property
+    def most(self) -> float:
+        """What a bar may come to."""
+        return self.value - self.kept_free
 
 
 def stacked_bars(
@@ -53,17 +60,22 @@ def stacked_bars(
     longest = max([sum(bar.parts.values()) for bar in bars] + ([limit.value] if limit else []), default=0) or 1
     ticks = nice_ticks(0, longest)
     rows, per_row = _legend_rows(names, width)
-    top = _TOP + 20 * (rows - 1)
+    totals = max((text_width(text(sum(bar.parts.values()))) * 1.08 for bar in bars), default=0)
+    right = width - _RIGHT - totals - 12
+    top = _TOP + 20 * (rows - 1 + bool(limit))
     bottom = top + _ROW * len(bars)
     canvas = Canvas(width, bottom + 46, title=title)
     for index in range(rows):
         legend(canvas, 8, 16 + 20 * index, [(fills[name], name) for name in per_row[index]])
-    across = (width - label - _RIGHT) / ticks[-1]
-    for tick in ticks:
+    across = (right - label) / ticks[-1]
+    for tick, words in zip(ticks, tick_texts(ticks), strict=True):
         x = label + tick * across
         canvas.line(x, top, x, bottom)
-        canvas.text(x, bottom + 16, tick_text(tick), anchor="middle")
-    canvas.text((label + width - _RIGHT) / 2, bottom + 36, unit, anchor="middle")
+        canvas.text(x, bottom + 16, words, anchor="middle")
+    canvas.text((label + right) / 2, bottom + 36, unit, anchor="middle")
+    if limit is not None and limit.kept_free > 0:
+        tip = f"{text(limit.kept_free)} of {text(limit.value)} are kept free"
+        canvas.rect(label + limit.most * across, top, limit.kept_free * across, bottom - top, "tint", tip=tip)
     for row, bar in enumerate(bars):
         y, x, total = top + row * _ROW, float(label), sum(bar.parts.values())
         canvas.text(label - 8, y + 18, bar.name, "ink", anchor="end", tip=bar.note)
@@ -71,16 +83,16 @@ def stacked_bars(
             note = f"{bar.name}: {name} {text(value)} of {text(total)}" + (f"\n{bar.note}" if bar.note else "")
             canvas.rect(x, y + 4, value * across, _ROW - 8, fills[name], tip=note)
             x += value * across
-        over = limit is not None and total > limit.value
-        words = text(total)
-        past = label + limit.value * across if limit is not None else x
-        if not over and x < past < x + 12 + text_width(words):
-            x = past  # not across the line
-        canvas.text(x + 6, y + 18, words, "bad" if over else "soft", strong=over)
+        over = limit is not None and total > limit.most
+        # In a column of their own: beside its bar a total would lie over lines.
+        canvas.text(width - _RIGHT, y + 18, text(total), "bad" if over else "ink", anchor="end", strong=over)
     if limit is not None:
-        x = label + limit.value * across
+        x, wide = label + limit.most * across, text_width(limit.name)
         canvas.line(x, top - 4, x, bottom + 2, "bad", dashed=True)
-        canvas.text(min(x, width - 8), top - 8, limit.name, "bad", anchor="end" if x > width * 0.6 else "start")
+        if limit.kept_free > 0:
+            end = label + limit.value * across
+            canvas.line(end, top, end, bottom + 2, "soft")
+        canvas.text(min(max(x - wide / 2, 8), width - 8 - wide), top - 9, limit.name, "bad")
     return canvas
 
 

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import median
+from typing import Optional
 
-from nemo2.pictures.svg import nice_ticks, text_width, tick_text
+from nemo2.pictures.svg import natural_size, nice_ticks, text_width, tick_text, tick_texts
 
 WIDTH, HEIGHT = 760, 340
 LEFT, RIGHT, TOP, BOTTOM = 58, 92, 30, 44
 _MAX_POINTS = 800
 _MAX_TARGETS = 240
-_SMOOTH_FROM = 60
+SMOOTH_FROM = 60
+"""Points from which on a median is drawn over them."""
 _COLOURS = (("#1a7f37", "#56d364"), ("#8250df", "#d2a8ff"), ("#bf3989", "#ff9bce"), ("#0a7b83", "#56d4dd"),
             ("#7d6608", "#e3c341"), ("#57606a", "#b1bac4"))  # fmt: skip
 """Of the third line and those after it, on light and on dark; the first two are in every page's style."""
@@ -45,7 +47,26 @@ class Series:
     raw: bool = True
 
 
-def line_chart(title: str, series: Sequence[Series], *, y_label: str, x_label: str = "step", width: int = WIDTH) -> str:
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A place on the axis of steps where something happened, as a dashed line, or a stretch of it."""
+
+    x: float
+    words: str
+    """Written above the line where there is room, and shown under the pointer."""
+    until: Optional[float] = None
+    """The other end of a stretch, which is shaded. None: there is none."""
+
+
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    y_label: str,
+    x_label: str = "step",
+    width: int = WIDTH,
+    marks: Sequence[Mark] = (),
+) -> str:
     """The chart as an ``<svg class="chart">`` element; up to eight series are told apart by colour.
 
     ``width`` is in the units of the height (340) and the text (12): a narrower chart has relatively larger text. An
@@ -53,7 +74,7 @@ def line_chart(title: str, series: Sequence[Series], *, y_label: str, x_label: s
     """
     finite = [(x, y) for one in series for x, y in one.points if math.isfinite(y)]
     head = (
-        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" role="img" '
+        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" {natural_size(width, HEIGHT, smallest=12)} role="img" '
         f'aria-label="{escape(title)}">'
     )
     if not finite:
@@ -61,18 +82,20 @@ def line_chart(title: str, series: Sequence[Series], *, y_label: str, x_label: s
         return f"{head}{nothing}</svg>"
     x_low, x_high = min(x for x, _ in finite), max(x for x, _ in finite)
     y_ticks = nice_ticks(*_visible_range([y for _, y in finite]))
-    room = max(RIGHT, 16 + max(text_width(f"{one.name} 0.00000") for one in series))
+    # Bold letters are wider.
+    room = max(RIGHT, 16 + max(text_width(f"{one.name} 0.00000") * 1.12 for one in series))
     scale = _Scale(x_low, max(x_high, x_low + 1), y_ticks[0], y_ticks[-1], right=width - room)
     parts = [
         head,
         _MORE_COLOURS if len(series) > 2 else "",
         *_axes(scale, nice_ticks(x_low, scale.x_high, whole=True), y_ticks, x_label, y_label),
+        *_marks(marks, scale, free_from=8 + text_width(y_label) + 12),
     ]
     labels = []
     for index, one in enumerate(series):
         if not any(math.isfinite(y) for _, y in one.points):
             continue
-        smooth = one.smooth and len(one.points) >= _SMOOTH_FROM
+        smooth = one.smooth and len(one.points) >= SMOOTH_FROM
         if smooth and one.raw:
             parts.append(f'<path class="line raw s{index}" d="{_path(thin_out(one.points), scale)}"/>')
         drawn = running_median(one.points) if smooth else one.points
@@ -148,14 +171,38 @@ def _visible_range(values: list[float]) -> tuple[float, float]:
 def _axes(scale: _Scale, x_ticks: list[float], y_ticks: list[float], x_label: str, y_label: str) -> list[str]:
     right, bottom = scale.right, HEIGHT - BOTTOM
     parts = [f'<text x="8" y="14">{escape(y_label)}</text>']
-    for tick in y_ticks:
+    for tick, words in zip(y_ticks, tick_texts(y_ticks), strict=True):
         y = scale.y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick_text(tick)}</text>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{words}</text>')
     for tick in x_ticks:
         parts.append(f'<text x="{scale.x(tick):.1f}" y="{bottom + 18}" text-anchor="middle">{tick_text(tick)}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
     parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
+    return parts
+
+
+def _marks(marks: Sequence[Mark], scale: _Scale, *, free_from: float) -> list[str]:
+    """Lines from the top of the plot to its axis, their words above it; words that would lie over others are left out."""
+    parts = []
+    for mark in sorted(marks, key=lambda mark: mark.x):
+        ends = [scale.x(min(max(x, scale.x_low), scale.x_high)) for x in (mark.x, mark.until) if x is not None]
+        tip = f"<title>{escape(mark.words)}</title>"
+        left, right = min(ends), max(ends)
+        if right - left >= 1:
+            parts.append(
+                f'<rect class="again" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" '
+                f'height="{HEIGHT - TOP - BOTTOM}">{tip}</rect>'
+            )
+        for x in dict.fromkeys(ends):
+            parts.append(
+                f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 4}" y2="{HEIGHT - BOTTOM}">{tip}</line>'
+            )
+        wide = text_width(mark.words)
+        start = min(max((left + right - wide) / 2, free_from), scale.right + RIGHT - 12 - wide)
+        if start >= free_from and left - wide <= start <= right:
+            parts.append(f'<text x="{start:.1f}" y="{TOP - 9}">{escape(mark.words)}{tip}</text>')
+            free_from = start + wide + 12
     return parts
 
 
@@ -194,7 +241,7 @@ def _targets(series: Sequence[Series], scale: _Scale) -> list[str]:
     for number, step in enumerate(shown):
         left = scale.x((shown[number - 1] + step) / 2) if number else float(LEFT)
         right = scale.x((step + shown[number + 1]) / 2) if number + 1 < len(shown) else scale.right
-        text = escape(f"step {tick_text(step)}: {', '.join(by_step[step])}")
+        text = escape(f"step {step:,.6g}: {', '.join(by_step[step])}")
         parts.append(
             f'<rect class="hit" x="{left:.1f}" y="{TOP}" width="{max(right - left, 0.5):.1f}" '
             f'height="{HEIGHT - TOP - BOTTOM}"><title>{text}</title></rect>'

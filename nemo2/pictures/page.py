@@ -5,6 +5,8 @@ A page is a title and sections; a section is text that the functions here make: 
 `paragraph`. They escape what they are given; pictures (`nemo2.pictures.svg`) go in as they are.
 """
 
+import math
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -12,24 +14,26 @@ from typing import Any
 from nemo2.pictures.svg import STYLE
 
 PAGE_STYLE = """
-:root{color-scheme:light dark;--page:#fff;--card:#f6f7f9;--line:#e1e4e8;--ink:#1f2328;--soft:#6a737d}
+:root{color-scheme:light dark;--page:#fff;--card:#f6f7f9;--line:#e1e4e8;--ink:#1f2328;--soft:#59636e}
 @media(prefers-color-scheme:dark){:root{--page:#14171b;--card:#1c2026;--line:#2f353d;--ink:#e6e8eb;--soft:#9aa4af}}
 body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,sans-serif}
-main{max-width:1080px;margin:0 auto;padding:32px 20px 64px}
-h1{font-size:26px;margin:0}h2{font-size:17px;margin:36px 0 12px}
+main{max-width:1080px;margin:0 auto;padding:32px 20px 64px}main.wide{max-width:none}
+h1{font-size:26px;margin:0;overflow-wrap:anywhere}h1+.cards,h1+figure{margin-top:18px}h2{font-size:17px;margin:36px 0 12px}
 .sub{color:var(--soft);margin:2px 0 22px;overflow-wrap:anywhere}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
 .card b{display:block;font-size:21px;font-variant-numeric:tabular-nums}.card span{color:var(--soft);font-size:13px}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:14px}.charts .wide{grid-column:1/-1}
-figure{margin:0 0 14px;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 10px 4px}
-.charts figure{margin:0}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(500px,100%),1fr));gap:14px}.charts .wide{grid-column:1/-1}
+figure{--ground:var(--card);margin:0 0 14px;background:var(--card);border:1px solid var(--line);border-radius:10px;
+padding:12px 10px 4px;min-width:0}.charts figure{margin:0}
 figcaption{font-weight:600;padding:0 6px 4px}figure svg{width:100%;height:auto;display:block}
+/* Pictures and tables scroll where the page is too narrow for them: scaled down or cut off, nobody could read them. */
 figure .scroll{overflow-x:auto}figure .natural svg{width:auto;max-width:none}
-.tables{display:grid;grid-template-columns:repeat(auto-fit,minmax(330px,1fr));gap:14px}
+.tables{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(330px,100%),1fr));gap:14px}.tables>div{min-width:0}
 table{border-collapse:collapse;width:100%;font-size:14px}td,th{padding:4px 8px;border-bottom:1px solid var(--line)}
-th{text-align:left;font-weight:600}td{vertical-align:top;overflow-wrap:anywhere}td:first-child{overflow-wrap:break-word}
-td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
+th{text-align:left;font-weight:600}td{vertical-align:top;overflow-wrap:break-word}.tables td{overflow-wrap:anywhere}
+.tables td:first-child{overflow-wrap:break-word}td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
+td.number{white-space:nowrap}
 td:first-child{color:var(--soft);white-space:nowrap}.plain td:first-child{color:inherit;white-space:normal}
 details{margin:10px 0;border:1px solid var(--line);border-radius:10px;background:var(--card)}
 summary{cursor:pointer;padding:8px 14px;font-weight:600}
@@ -39,20 +43,18 @@ pre{margin:0;padding:6px 14px 14px;overflow:auto;font-size:12.5px;line-height:1.
 .passages h3{font-size:14px;margin:0 0 8px;overflow-wrap:anywhere}
 .passages p{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 8px;font:13px/1.5 ui-monospace,monospace}
 .passages i{font-style:normal;color:var(--soft)}.passages small{color:var(--soft)}
-@media(max-width:520px){.charts{grid-template-columns:1fr}}
-/* Pictures and tables of a wide screen scroll on a narrow one: scaled down or cut off, nobody could read them. */
-@media(max-width:700px){figure{overflow-x:auto}figure>svg{min-width:700px}table{display:block;overflow-x:auto}}
+@media(max-width:700px){table{display:block;overflow-x:auto}}
 """
 
 
-def page(title: str, *sections: str, subtitle: str = "") -> str:
-    """The page as text; ``sections`` are HTML."""
+def page(title: str, *sections: str, subtitle: str = "", wide: bool = False) -> str:
+    """The page as text; ``sections`` are HTML, ``wide`` has them as wide as the window."""
     below = f"<p class='sub'>{escape(subtitle)}</p>" if subtitle else ""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width,initial-scale=1'>"
         f"<title>{escape(title)}</title><style>{PAGE_STYLE}{STYLE}</style></head>"
-        f"<body><main><h1>{escape(title)}</h1>{below}{''.join(sections)}</main></body></html>\n"
+        f"<body><main{' class=wide' if wide else ''}><h1>{escape(title)}</h1>{below}{''.join(sections)}</main></body></html>\n"
     )
 
 
@@ -65,15 +67,16 @@ def paragraph(words: str) -> str:
 
 
 def figure(picture: str, caption: str, *, natural_size: bool = False) -> str:
-    """A picture with its caption, as wide as the page; with ``natural_size`` it scrolls instead of shrinking."""
-    inner = f"<div class='scroll natural'>{picture}</div>" if natural_size else picture
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{inner}</figure>"
+    """A picture with its caption, as wide as the page; with ``natural_size`` it is never enlarged."""
+    kind = "scroll natural" if natural_size else "scroll"
+    return f"<figure><figcaption>{escape(caption)}</figcaption><div class='{kind}'>{picture}</div></figure>"
 
 
 def figures(pictures: Iterable[tuple[str, str, bool]]) -> str:
     """Captions and pictures side by side where the page is wide enough; the last of each says whether it takes a row."""
     body = "".join(
-        f"<figure class='{'wide' if wide else ''}'><figcaption>{escape(caption)}</figcaption>{picture}</figure>"
+        f"<figure class='{'wide' if wide else ''}'><figcaption>{escape(caption)}</figcaption>"
+        f"<div class='scroll'>{picture}</div></figure>"
         for caption, picture, wide in pictures
     )
     return f"<div class='charts'>{body}</div>"
@@ -97,13 +100,17 @@ def passages(columns: Iterable[tuple[str, str, str, str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Numbers stand on the right, with separated thousands; everything else as its text."""
+    """Columns of numbers stand on the right, also of numbers written out with their units; everything else as its text.
+
+    Whole numbers get separated thousands, others as many places as the column's largest needs for four digits.
+    """
     rows = [list(row) for row in rows]
-    right = [bool(rows) and all(isinstance(row[column], int | float) for row in rows) for column in range(len(head))]
+    cells = list(zip(*(_column(column) for column in zip(*rows, strict=True)), strict=True))
+    right = [bool(rows) and _of_numbers([row[column] for row in rows]) for column in range(len(head))]
     names = "".join(f"<th{_align(number)}>{escape(name)}</th>" for name, number in zip(head, right, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{_align(number)}>{_cell(value)}</td>' for value, number in zip(row, right, strict=True))}</tr>"
-        for row in rows
+        f"<tr>{''.join(f'<td{_align(number)}>{escape(text)}</td>' for text, number in zip(row, right, strict=True))}</tr>"
+        for row in cells
     )
     return f"<table class='plain'><tr>{names}</tr>{body}</table>"
 
@@ -112,9 +119,33 @@ def _align(number: bool) -> str:
     return " class='number'" if number else ""
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value)
-    return (
-        f"{value:,}" if isinstance(value, int) else escape(f"{value:.4g}" if isinstance(value, float) else str(value))
+_NUMBER = re.compile(
+    r"[-+–~<>]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ?(%|[A-Za-z][A-Za-z/]{0,6}))?( (of|in) \d[\d,.]*( [A-Za-z]{1,6})?)?"
+)
+"""A number as our pages write it: ``1,234``, ``3.2%``, ``0.5 s``, ``40 of 100``, ``1.25 in 64``."""
+_NONE = ("", "-", "–")
+
+
+def _of_numbers(values: Sequence[Any]) -> bool:
+    told = [value for value in values if not (isinstance(value, str) and value in _NONE)]
+    return bool(told) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) or bool(_NUMBER.fullmatch(str(value)))
+        for value in told
     )
+
+
+def _column(values: Sequence[Any]) -> list[str]:
+    """The cells of a column; its fractions have the same number of places."""
+    fractions = [abs(value) for value in values if isinstance(value, float) and math.isfinite(value) and value]
+    places = 0
+    if fractions:
+        places = max(0, 3 - math.floor(math.log10(max(fractions))))
+        # Up to two more, so that the least is not written as nothing.
+        places = min(max(places, -math.floor(math.log10(min(fractions)))), places + 2, 8)
+    return [_text(value, places) for value in values]
+
+
+def _text(value: Any, places: int) -> str:
+    if isinstance(value, float):
+        return f"{value:,.{places}f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -134,7 +134,8 @@ def _legend(canvas: Canvas, timeline: Timeline, messages: Optional[Messages]) ->
     entries += [("card", "waits"), *((PHASES[name], name) for name in PHASES if name in phases)]
     if messages is not None:
         entries += [(_INSIDE, "messages inside a stage"), (_REPLICAS, "over replicas")]
-    legend(canvas, 8, 54, entries)
+    needed = sum(17 + text_width(words) for _, words in entries)
+    legend(canvas, 8, 54, entries, gap=min(18, (canvas.width - 16 - needed) / (len(entries) - 1)))
 
 
 class _Style:
@@ -142,17 +143,14 @@ class _Style:
 
     def __init__(self, timeline: Timeline, across: float) -> None:
         self._interleaved = timeline.schedule.interleaved
-        widest = text_width(str(timeline.schedule.num_microbatches - 1), 10)
+        widest = text_width(str(timeline.schedule.num_microbatches - 1), 11)
         slots = [slot for row in timeline.slots for slot in row if slot.end > slot.start]
         narrowest = {
             forward: across * min((s.end - s.start for s in slots if s.work.forward == forward), default=0)
             for forward in (True, False)
         }
         self._outlined = min(narrowest.values()) >= 4
-        self._size = {
-            forward: 11 if width >= widest * 1.1 + 4 else 9 if width >= widest * 0.9 + 2 else 0
-            for forward, width in narrowest.items()
-        }
+        self._numbered = {forward: width >= widest + 2 for forward, width in narrowest.items()}
 
     def draw(self, canvas: Canvas, slot: Slot, x: float, y: float, width: float) -> None:
         if width <= 0:
@@ -166,8 +164,8 @@ class _Style:
             canvas.rect(x, y, width, _CELL, fill, tip=tip, outline="edge", dark=dark)
         else:
             canvas.rect(x, y, max(width - 0.6, width * 0.7), _CELL, fill, tip=tip, dark=dark)
-        if size := self._size[work.forward]:
-            canvas.text(x + width / 2, y + 16, work.microbatch, "ink", anchor="middle", size=size, tip=tip)
+        if self._numbered[work.forward]:
+            canvas.text(x + width / 2, y + 16, work.microbatch, "ink", anchor="middle", size=11, tip=tip)
 
 
 def draw_phases(canvas: Canvas, row: tuple[Slot, ...], y: float, zero: float, across: float) -> None:

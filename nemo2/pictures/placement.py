@@ -27,7 +27,7 @@ def draw_depth(placement: Placement) -> Canvas:
     tiles = sum(len(chunk.layers) + chunk.embedding + chunk.loss + chunk.mtp_layers for _, _, chunk in chunks)
     gap = 5.0 if len(chunks) <= 60 else 2.0
     tile = min(26.0, (_WIDTH - 16 - gap * (len(chunks) - 1)) / max(tiles, 1))
-    numbered = tile >= text_width(str(placement.num_layers - 1), 10) + 2
+    numbered = tile >= text_width(str(placement.num_layers - 1), 11) + 5
     x, y = 8.0, 30.0
     for rank, index, chunk in chunks:
         fill = STAGES[rank % len(STAGES)]
@@ -36,8 +36,8 @@ def draw_depth(placement: Placement) -> Canvas:
         start = x
         for label, words, size in pieces:
             canvas.rect(x, y, size * tile, 24, fill, tip=f"{where}: {words}", outline="edge" if size * tile > 4 else "")
-            if size * tile >= text_width(label, 10) + 1:
-                canvas.text(x + size * tile / 2, y + 16, label, "ink", anchor="middle", size=10)
+            if size * tile >= text_width(label, 11) + 1:
+                canvas.text(x + size * tile / 2, y + 16, label, "ink", anchor="middle", size=11)
             x += size * tile
         if x - start >= text_width(str(rank), 11):
             canvas.text((start + x) / 2, y + 39, rank, anchor="middle", size=11, tip=f"{where}: {chunk.describe()}")
@@ -57,13 +57,16 @@ def draw_ranks(placement: Placement) -> Canvas:
     layout, columns = placement.layout, len(placement.replica()[0])
     held = [_held(stage) for stage in placement.stages]
     side = min(250.0, max(text_width(words) for words in held) + 16)
-    per_line = min(columns, max(_PER_LINE // layout.tp, 1) * layout.tp)
-    lines = -(-columns // per_line)
     tp_gap = 8.0 if layout.tp > 1 else 2.0
-    gaps = -(-per_line // layout.tp) * tp_gap + _REPLICA_GAP
     room = _WIDTH - _LEFT - side
+    numbered = text_width(str(placement.world_size - 1), 11) + 3
+    # Whole tensor-parallel groups, and no more than leave room for the longest number in each cell.
+    fitting = int((room - _REPLICA_GAP) / (numbered + tp_gap / layout.tp))
+    per_line = min(columns, max(min(_PER_LINE, fitting) // layout.tp, 1) * layout.tp)
+    lines = -(-columns // per_line)
+    gaps = -(-per_line // layout.tp) * tp_gap + _REPLICA_GAP
     # As many replicas as leave room for the longest number in a cell and a heading above each.
-    needed = max(per_line * (text_width(str(placement.world_size - 1), 9) + 3) + gaps, text_width("replica 00", 11) + 6)
+    needed = max(per_line * numbered + gaps, text_width("replica 00", 11) + 6)
     shown = max(1, min(placement.replicas, int(room // needed)))
     replicas = [placement.replica(index) for index in range(shown)]
     cell = min(44.0, (room / shown - gaps) / per_line)
@@ -124,7 +127,7 @@ def draw_experts(placement: Placement) -> Canvas:
         fill = _fill(placement, rank)
         canvas.rect(x, y, cell - 3, 36, fill, radius=3, tip=describe_rank(placement, rank), dark=dark)
         canvas.text(x + cell / 2 - 1, y + 15, f"rank {rank}", "ink", anchor="middle", size=11)
-        canvas.text(x + cell / 2 - 1, y + 29, _span(experts), "ink", anchor="middle", size=10)
+        canvas.text(x + cell / 2 - 1, y + 29, _span(experts), "ink", anchor="middle", size=11)
     canvas.height = y + 46
     return canvas
 
@@ -169,9 +172,8 @@ def _title(placement: Placement, shown: int, per_replica: int) -> str:
 def _rank(canvas: Canvas, placement: Placement, rank: int, x: float, y: float, cell: float) -> None:
     fill, dark = _fill(placement, rank), placement.index_in("cp", rank) % 2 == 1
     canvas.rect(x, y, cell - 1.5, _HIGH, fill, radius=3, tip=describe_rank(placement, rank), dark=dark)
-    size = 11 if text_width(str(rank), 11) + 4 <= cell else 9
-    if text_width(str(rank), size) <= cell:
-        canvas.text(x + (cell - 1.5) / 2, y + 17, rank, "ink", anchor="middle", size=size)
+    if text_width(str(rank), 11) <= cell - 1.5:
+        canvas.text(x + (cell - 1.5) / 2, y + 17, rank, "ink", anchor="middle", size=11)
 
 
 def _fill(placement: Placement, rank: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 import fiddle as fdl
 
-from nemo2.config.show import effective_children, format_value, qualified_name
+from nemo2.config.show import effective_children, qualified_name, shown_value
 from nemo2.errors import ConfigError
 from nemo2.pictures.page import figure, page
 from nemo2.pictures.svg import Canvas, standalone, text_width
@@ -26,6 +26,14 @@ _LINE, _HEAD, _PAD, _GAP, _BETWEEN, _EDGE = 17, 24, 9, 14, 54, 16
 """Heights of a row and of a title, and distances, in pixels."""
 _MOST = 44
 """Characters of a value that are shown; the whole is under the pointer."""
+
+
+_SIZES = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "seq_length",
+    "q_lora_rank", "kv_lora_rank", "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size", "mamba_num_heads", "mtp_num_layers",
+)  # fmt: skip
+"""Fields of a model's config that say how large it is."""
 
 
 @dataclass
@@ -76,12 +84,15 @@ def write_picture(recipe: Any, path: Path, *, title: str, defaults: bool = False
         drawn = figure(
             draw(root, title).render(), "Each box is a config; below its name, what it sets.", natural_size=True
         )
-        path.write_text(page(title, drawn), encoding="utf-8")
+        path.write_text(page(title, drawn, wide=True), encoding="utf-8")
     return path
 
 
 def boxes(recipe: Any, *, defaults: bool = False) -> Box:
-    """The recipe's configs as boxes. One that stands in two places is a box at the first and named at the second."""
+    """The recipe's configs as boxes. One that stands in two places is a box at the first and named at the second.
+
+    A model's sizes are shown also where its class sets them.
+    """
     first: dict[int, str] = {}
 
     def box(node: Any, name: str, path: str, part: int) -> Box:
@@ -90,7 +101,7 @@ def boxes(recipe: Any, *, defaults: bool = False) -> Box:
         for number, (label, value, default) in enumerate(_fields(node, defaults)):
             below = f"{path}.{label}".removeprefix(".")
             if not isinstance(value, fdl.Buildable):
-                found.rows.append(Row(label, format_value(value), default=default))
+                found.rows.append(Row(label, shown_value(value), default=default))
             elif id(value) in first:
                 found.rows.append(Row(label, f"same as {first[id(value)]}", default=default))
             else:
@@ -196,8 +207,20 @@ def _fields(node: Any, defaults: bool) -> Iterator[tuple[str, Any, bool]]:
         else:
             yield label, value, default
 
-    for step, value in effective_children(node, defaults=defaults):
+    shown = effective_children(node, defaults=defaults)
+    for step, value in shown if defaults else [*_sizes(node, given), *shown]:
         yield from spread(step.strip("."), value, step not in given)
+
+
+def _sizes(node: Any, given: set[str]) -> list[tuple[str, Any]]:
+    """The sizes of a model's config that its class sets and nobody else; none of other configs."""
+    found = dict(effective_children(node, defaults=True))
+    if not {".num_layers", ".hidden_size"} <= found.keys():
+        return []
+    steps = [f".{name}" for name in _SIZES if f".{name}" in found and f".{name}" not in given]
+    if not found.get(".num_moe_experts"):
+        steps = [step for step in steps if not step.startswith(".moe_")]
+    return [(step, found[step]) for step in steps if isinstance(found[step], int) and found[step]]
 
 
 def _holds_configs(value: Any) -> bool:

@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Points in a plane, such as layouts by memory and step time, with those that nothing beats joined by a line."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nemo2.pictures.svg import COLOURS, Canvas, legend, nice_ticks, text_width, tick_text
+from nemo2.pictures.svg import COLOURS, Canvas, legend, nice_ticks, text_width, tick_texts
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 40, 46
+_RADIUS = 4.5
+_BESIDE = 24
+"""From the middle of a label to its dot, in pixels; one that stands further off is joined to it."""
+
+Place = tuple[float, float]
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,31 +55,91 @@ def scatter_chart(
         x = _LEFT + (point.x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0]) * (right - _LEFT)
         return x, bottom - (point.y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0]) * (bottom - _TOP)
 
-    for tick in y_ticks:
+    for tick, words in zip(y_ticks, tick_texts(y_ticks), strict=True):
         _, y = place(Point(x=x_ticks[0], y=tick))
         canvas.line(_LEFT, y, right, y)
-        canvas.text(_LEFT - 8, y + 4, tick_text(tick), anchor="end")
-    for tick in x_ticks:
+        canvas.text(_LEFT - 8, y + 4, words, anchor="end")
+    for tick, words in zip(x_ticks, tick_texts(x_ticks), strict=True):
         x, _ = place(Point(x=tick, y=y_ticks[0]))
         canvas.line(x, _TOP, x, bottom)
-        canvas.text(x, bottom + 18, tick_text(tick), anchor="middle")
+        canvas.text(x, bottom + 18, words, anchor="middle")
     canvas.text(8, 16, y_label)
     canvas.text((_LEFT + right) / 2, height - 8, x_label, anchor="middle")
     groups = list(dict.fromkeys(point.group for point in points))
     fills = {group: COLOURS[index % len(COLOURS)] for index, group in enumerate(groups)}
     if groups != [""]:
         legend(canvas, 24 + text_width(y_label), 16, [(fills[group], group) for group in groups])
-    if frontier:
-        best = _frontier(points)
-        for one, other in zip(best, best[1:], strict=False):
-            canvas.line(*place(one), *place(other), "accent")
+    joints = [place(one) for one in _frontier(points)] if frontier else []
+    segments = list(zip(joints, joints[1:], strict=False))
+    for one, other in segments:
+        canvas.line(*one, *other, "accent")
     for point in points:
         x, y = place(point)
-        canvas.circle(x, y, 4.5, fills[point.group], tip=point.tip or f"{point.x:.6g}, {point.y:.6g}", outline=True)
+        canvas.circle(x, y, _RADIUS, fills[point.group], tip=point.tip or f"{point.x:.6g}, {point.y:.6g}", outline=True)
+    dots = [place(point) for point in points]
+    taken: list[Box] = []
+    for point in points:
         if point.label:
-            at_end = x + 8 + text_width(point.label) > width
-            canvas.text(x - 8 if at_end else x + 8, y - 6, point.label, "ink", anchor="end" if at_end else "start")
+            spot = _free_spot(place(point), point.label, dots, segments, taken, within=(_LEFT, _TOP, right, bottom))
+            taken.append(spot)
+            left, _, _, low = spot
+            if math.dist(place(point), ((spot[0] + spot[2]) / 2, (spot[1] + spot[3]) / 2)) > _BESIDE:
+                canvas.line(*place(point), *_nearest(spot, place(point)), "soft")
+            canvas.text(left, low - 2, point.label, "ink", strong=True, halo=True, tip=point.tip)
     return canvas
+
+
+def _free_spot(
+    dot: Place,
+    words: str,
+    dots: Sequence[Place],
+    segments: Sequence[tuple[Place, Place]],
+    taken: Sequence[Box],
+    *,
+    within: Box,
+) -> Box:
+    """The box for a label that is nearest to its dot and lies over no dot, line or label; beside it where there is none."""
+    wide, high = text_width(words) * 1.08, 12.0
+    spots = []
+    for away in (_RADIUS + 3, _RADIUS + 12, _RADIUS + 24, _RADIUS + 40, _RADIUS + 60):
+        for angle in (-45, 45, -135, 135, -90, 90, 0, 180):
+            x, y = dot[0] + away * math.cos(math.radians(angle)), dot[1] + away * math.sin(math.radians(angle))
+            across, down = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+            left, top = x + (across - 1) / 2 * wide, y + (down - 1) / 2 * high
+            spots.append((left, top, left + wide, top + high))
+    for spot in spots:
+        inside = within[0] <= spot[0] and within[1] <= spot[1] and spot[2] <= within[2] and spot[3] <= within[3]
+        if (
+            inside
+            and not any(math.dist(_nearest(spot, one), one) < _RADIUS + 1 for one in dots)
+            and not any(_crosses(spot, *segment) for segment in segments)
+            and not any(_overlap(spot, other) for other in taken)
+        ):
+            return spot
+    return spots[0]
+
+
+def _nearest(box: Box, point: Place) -> Place:
+    """The point of a box that is nearest to another."""
+    return min(max(point[0], box[0]), box[2]), min(max(point[1], box[1]), box[3])
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _crosses(box: Box, start: Place, end: Place) -> bool:
+    """Whether a line passes through a box."""
+    low, high = 0.0, 1.0
+    for axis in (0, 1):
+        step = end[axis] - start[axis]
+        if abs(step) < 1e-9:
+            if not box[axis] < start[axis] < box[axis + 2]:
+                return False
+            continue
+        first, last = sorted(((box[axis] - start[axis]) / step, (box[axis + 2] - start[axis]) / step))
+        low, high = max(low, first), min(high, last)
+    return low < high
 
 
 def _frontier(points: Sequence[Point]) -> list[Point]:

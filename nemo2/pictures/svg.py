@@ -14,10 +14,15 @@ COLOURS = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
 Anchor = Literal["start", "middle", "end"]
 
+SMALLEST_TEXT = 11
+"""In CSS pixels. A page that is narrower than a picture scrolls it: smaller words can't be read."""
+
 STYLE = """
 .chart,.picture{--ink:#1f2328;--soft:#59636e;--grid:#e1e5ea;--card:#e9ecf0;--a:#0b6bcb;--b:#c2410c;--bad:#b3261e;
 --c0:#9ec9f5;--c1:#b5dea6;--c2:#f7c38f;--c3:#d3bff2;--c4:#f2b3c5;--c5:#94dbd3;--c6:#efdf86;--c7:#c9ced4;
 font:12px system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif}
+.picture .halo{paint-order:stroke;stroke:var(--ground,#fff);stroke-width:3px;stroke-linejoin:round}
+.chart .mark{stroke:var(--soft);stroke-width:1;stroke-dasharray:4 3}.chart .again{fill:var(--soft);fill-opacity:.12}
 @media(prefers-color-scheme:dark){.chart,.picture{--ink:#e6e8eb;--soft:#9aa4af;--grid:#323941;--card:#2a3038;--a:#63b3ff;
 --b:#ff9d66;--bad:#ff8a80;--c0:#24588f;--c1:#3a6b33;--c2:#8f5217;--c3:#5d4696;--c4:#8a3554;--c5:#1d6a66;--c6:#75671a;
 --c7:#505760}}
@@ -31,6 +36,7 @@ font:12px system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif}
 .picture .c4{fill:var(--c4)}.picture .c5{fill:var(--c5)}.picture .c6{fill:var(--c6)}.picture .c7{fill:var(--c7)}
 .picture .ink{fill:var(--ink)}.picture .soft{fill:var(--soft)}.picture .card{fill:var(--card)}.picture .grid{fill:var(--grid)}
 .picture .accent{fill:var(--a)}.picture .bad{fill:var(--bad)}.picture .none{fill:none}
+.picture .tint{fill:var(--bad);fill-opacity:.16}
 .picture .edge{stroke:var(--soft);stroke-width:1}.picture .frame{stroke:var(--ink);stroke-width:1.6}
 .picture line{stroke:var(--grid);stroke-width:1}.picture line.soft{stroke:var(--soft)}.picture line.ink{stroke:var(--ink)}
 .picture line.bad{stroke:var(--bad);stroke-width:1.6}.picture line.accent{stroke:var(--a);stroke-width:1.6}
@@ -43,7 +49,7 @@ class Canvas:
     """A picture that is drawn piece by piece; later pieces lie on top.
 
     Lengths are in CSS pixels at the picture's natural size; it scales with the page. Fills are the names in `COLOURS`, or
-    ``ink soft card grid accent bad none``.
+    ``ink soft card grid accent bad tint none``.
 
     Args:
         width, height: Of the whole picture. ``height`` may be set again before `render`, once it is known.
@@ -114,10 +120,11 @@ class Canvas:
         anchor: Anchor = "start",
         size: float = 12,
         strong: bool = False,
+        halo: bool = False,
         tip: str = "",
     ) -> None:
-        """Words whose baseline starts, is centred or ends at ``(x, y)``."""
-        names = f"{tone} strong" if strong else tone
+        """Words whose baseline starts, is centred or ends at ``(x, y)``; with ``halo`` lines below them stop short of them."""
+        names = " ".join(filter(None, (tone, "strong" if strong else "", "halo" if halo else "")))
         placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
         sized = "" if size == 12 else f' font-size="{_number(size)}"'
         title = f"<title>{escape(tip)}</title>" if tip else ""
@@ -132,12 +139,18 @@ class Canvas:
     def render(self) -> str:
         """The picture as an ``<svg class="picture">`` element."""
         described = f"<desc>{escape(self.description)}</desc>" if self.description else ""
-        width, height = _number(self.width), _number(self.height)
         return (
-            f'<svg class="picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-            f'height="{height}" role="img" aria-label="{escape(self.title)}"><title>{escape(self.title)}</title>'
+            f'<svg class="picture" xmlns="http://www.w3.org/2000/svg" {natural_size(self.width, self.height)} role="img" '
+            f'aria-label="{escape(self.title)}"><title>{escape(self.title)}</title>'
             f"{described}{''.join(self._parts)}</svg>"
         )
+
+
+def natural_size(width: float, height: float, *, smallest: float = SMALLEST_TEXT) -> str:
+    """The attributes of a picture's size. A page may enlarge it, and shrink it until text of ``smallest`` px has 11 px."""
+    least = math.ceil(width * SMALLEST_TEXT / smallest)
+    w, h = _number(width), _number(height)
+    return f'viewBox="0 0 {w} {h}" width="{w}" height="{h}" style="min-width:{least}px"'
 
 
 def legend(canvas: Canvas, x: float, y: float, entries: list[tuple[str, str]], *, gap: float = 18) -> float:
@@ -163,14 +176,17 @@ def stack(pictures: list[Canvas], *, title: str, gap: float = 28) -> Canvas:
 
 def standalone(picture: str) -> str:
     """``picture`` as the text of an ``.svg`` file: its own style, and a background that follows the viewer's theme."""
-    background = "svg{background:#fff}@media(prefers-color-scheme:dark){svg{background:#14171b}}"
+    background = (
+        "svg{background:#fff;--ground:#fff}@media(prefers-color-scheme:dark){svg{background:#14171b;--ground:#14171b}}"
+    )
     return picture.replace(">", f"><style>{background}{STYLE}</style>", 1) + "\n"
 
 
 def text_width(words: str, size: float = 12) -> float:
     """About how wide ``words`` are drawn, in pixels; a little too wide rather than too narrow."""
     narrow = sum(words.count(letter) for letter in "ijlrtf.,:;|'() ·")
-    return size * (0.58 * (len(words) - narrow) + 0.36 * narrow)
+    wide = sum(words.count(letter) for letter in "mwMW%")
+    return size * (0.58 * (len(words) - narrow - wide) + 0.36 * narrow + 0.9 * wide)
 
 
 def nice_ticks(low: float, high: float, *, count: int = 6, whole: bool = False) -> list[float]:
@@ -191,8 +207,14 @@ def nice_ticks(low: float, high: float, *, count: int = 6, whole: bool = False) 
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
+def tick_texts(values: list[float]) -> list[str]:
+    """The numbers of an axis, all in one way: of a small one all as ``2.5e-4``."""
+    small = 0 < max(map(abs, values), default=0) < 1e-2
+    return [_scientific(value) if small and value else tick_text(value) for value in values]
+
+
 def tick_text(value: float) -> str:
-    """A number for an axis: ``0.0003`` as ``3e-04``, ``12000`` as ``12k``."""
+    """A number alone: ``0.0003`` as ``3e-4``, ``1200`` as ``1,200``, ``12000`` as ``12k``."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -201,8 +223,13 @@ def tick_text(value: float) -> str:
             if size >= limit:
                 return f"{value / limit:.6g}{suffix}"
     if size < 1e-3:
-        return f"{value:.3g}"
-    return f"{value:.6g}"
+        return _scientific(value)
+    return f"{value:,.6g}"
+
+
+def _scientific(value: float) -> str:
+    mantissa, _, power = f"{value:.3e}".partition("e")
+    return f"{float(mantissa):g}e{int(power)}"
 
 
 def _number(value: float) -> str:

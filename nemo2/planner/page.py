@@ -34,7 +34,7 @@ def render_page(found: SearchResult, *, title: str) -> str:
             "Memory and speed", figure(scatter(found).render(), "What fits: lower is faster, further left is smaller")
         ),
         section("The best", _table(found)),
-        *(paragraph(f"{one.layout.describe(one.job.gpus)}: {in_shell(one.overrides)}") for one in found.best),
+        *(paragraph(f"{one.layout.describe(one.job.gpus)}: {_changes(one)}") for one in found.best),
     )
 
 
@@ -71,6 +71,10 @@ def _table(found: SearchResult) -> str:
         ]
     )
     return table(["", "layout", "tokens/s per GPU", "step", "GiB", "why"], rows)
+
+
+def _changes(one: Candidate) -> str:
+    return in_shell(one.overrides) if one.overrides else "the recipe as it stands"
 
 
 def _describe(one: Candidate) -> str:

@@ -7,7 +7,7 @@ from typing import Optional
 from nemo2.pictures import Bar, Limit, page, stacked_bars
 from nemo2.pictures.page import cards, figure, paragraph, section, table
 from nemo2.pictures.pipeline import Messages, draw_timeline
-from nemo2.rehearse.counts import CollectiveCount, MemoryCount, RankRehearsal, Rehearsal
+from nemo2.rehearse.counts import CollectiveCount, MemoryCount, RankRehearsal, Rehearsal, Verdict
 from nemo2.rehearse.step_timeline import Rates, step_timeline
 from nemo2.rehearse.text import GIB, verdict_lines
 
@@ -24,14 +24,15 @@ def render_page(rehearsal: Rehearsal, rates: Optional[Rates] = None) -> str:
     r, v = rehearsal, rehearsal.verdict
     glance = [
         ("fits" if v.fits else "does not fit", f"on {v.gpu}"),
-        (f"{v.needed / GIB:.1f} GiB", f"needed, of {v.capacity / GIB:.1f} GiB"),
+        (f"{v.needed / GIB:.1f} GiB", f"needed on the {v.fullest}"),
+        (f"{(v.capacity - v.headroom) / GIB:.1f} GiB", _usable(v)),
         (v.largest_term, "largest term"),
         (str(r.num_gpus), "GPUs"),
     ]
     return page(
         f"Rehearsal of {r.recipe or 'a recipe'}",
         cards(glance),
-        *(paragraph(line) for line in verdict_lines(v)),
+        *(paragraph(line) for line in verdict_lines(v)[1:]),  # the first says what the cards do
         section("Memory", figure(memory_picture(r).render(), "GiB on one GPU of each kind, at the fullest moment")),
         *_timeline(r, rates),
         section("Messages of one step", _messages(r.ranks)),
@@ -60,9 +61,23 @@ def memory_picture(rehearsal: Rehearsal):
         "Memory by kind of rank",
         bars,
         unit="GiB",
-        limit=Limit(name=v.gpu, value=v.capacity / GIB),
+        limit=Limit(name=_limit(v), value=v.capacity / GIB, kept_free=v.headroom / GIB),
         text=lambda value: f"{value:.1f} GiB",
     )
+
+
+def _usable(verdict: Verdict) -> str:
+    """What the second number of the page counts."""
+    if not verdict.headroom:
+        return "usable: all of it"
+    return f"usable: {verdict.capacity / GIB:.1f} less {verdict.headroom / GIB:.1f} kept free"
+
+
+def _limit(verdict: Verdict) -> str:
+    if not verdict.headroom:
+        return f"{verdict.gpu}: {verdict.capacity / GIB:.1f} GiB"
+    usable = (verdict.capacity - verdict.headroom) / GIB
+    return f"{usable:.1f} GiB usable of the {verdict.gpu}'s {verdict.capacity / GIB:.1f}"
 
 
 def _parts(memory: MemoryCount) -> dict[str, int]:

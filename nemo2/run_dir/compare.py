@@ -108,9 +108,9 @@ def _shown(one: dict[str, Any]) -> list[str]:
     steps, planned, written = one["steps"], one["planned_steps"], one["written"]
     return [
         f"{steps:,} of {planned:,}" if planned else f"{steps:,}",
-        _number(one["loss"], ".4g"),
-        _number(one["val_loss"], ".4g"),
-        _number(one["step_s"], ".3g"),
+        _number(one["loss"], "#.4g"),
+        _number(one["val_loss"], "#.4g"),
+        _number(one["step_s"], "#.3g"),
         _number(one["tokens_per_second"], ",.0f"),
         "-" if written is None else f"{datetime.fromtimestamp(written):%Y-%m-%d %H:%M}",
     ]
@@ -122,7 +122,8 @@ def rows_of(summaries: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _number(value: Optional[float], form: str) -> str:
-    return "-" if value is None else format(value, form)
+    """With as many digits as its form has, zeros at the end too: numbers of a column stand below each other."""
+    return "-" if value is None else format(value, form).removesuffix(".")
 
 
 def _median(records: list[dict[str, Any]], name: str) -> Optional[float]:

@@ -23,7 +23,7 @@ from lightning.pytorch.loggers.logger import Logger
 from nemo2.checkpoint.writer_process import persistently
 from nemo2.errors import RuntimeFault
 from nemo2.files import open_to_write
-from nemo2.run_dir.records import METRICS_FILE, read_metrics, truncate_metrics
+from nemo2.run_dir.records import METRICS_FILE, note_resumption, read_metrics, truncate_metrics
 
 __all__ = ["METRICS_FILE", "JSONLLogger", "read_metrics", "truncate_metrics"]
 
@@ -117,8 +117,9 @@ class JSONLLogger(Logger):
 
     @rank_zero_only
     def resume_at(self, finished_steps: int) -> None:
-        """Drop the lines of steps that will be repeated, so that curves never go backwards."""
+        """Drop the lines of steps that will be repeated, so that curves never go backwards, and note where the run resumed."""
         self._close()
+        note_resumption(self._save_dir, finished_steps=finished_steps)
         truncate_metrics(self.path, finished_steps=finished_steps)
 
     @rank_zero_only

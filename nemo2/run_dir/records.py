@@ -5,7 +5,8 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 """Evaluations of the run's saved checkpoints, in records like those of ``metrics.jsonl``."""
 EVALUATION = "evaluation/"
 """The prefix of the names of evaluations on texts and tasks."""
+RESUMED_FILE = "resumed.jsonl"
+"""The steps at which the run was stopped and resumed, a record for each time."""
 CHANGES_FILE = "changes.json"
 """The recipe's changes that the last resume found."""
 
@@ -63,10 +66,50 @@ def series(records: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
     return sorted(values.items())
 
 
+def by_step_done(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Points of `series` over the number of finished steps, as progress lines and charts count them: from one."""
+    return [(step + 1, value) for step, value in points]
+
+
 def add_evaluation(run_dir: Path, *, step: int, checkpoint: str, figures: Mapping[str, float]) -> None:
     """Append a checkpoint's evaluation to its run's file. ``step`` counts from zero, as in ``metrics.jsonl``."""
     with open(run_dir / EVALUATIONS_FILE, "a", encoding="utf-8", opener=open_to_write) as lines:
         lines.write(json.dumps({"step": step, "checkpoint": checkpoint, **figures}) + "\n")
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that went on from a checkpoint. Both count finished steps."""
+
+    step: int
+    """Of the checkpoint."""
+    stopped_at: int
+    """The last that was logged before; more than ``step`` where steps were done again."""
+
+    def __str__(self) -> str:
+        if self.stopped_at <= self.step:
+            return f"stopped and resumed at step {self.step:,}"
+        return f"stopped at step {self.stopped_at:,}, resumed at {self.step:,}"
+
+
+def note_resumption(run_dir: Path, *, finished_steps: int) -> None:
+    """Add to the run's file that it goes on from ``finished_steps``; nothing for a run that has logged nothing yet."""
+    try:
+        logged = max((record["step"] for record in read_metrics(run_dir) if "step" in record), default=-1)
+    except DataError:  # not there, or damaged: a mark less
+        return
+    if logged >= 0 and finished_steps > 0:
+        with open(run_dir / RESUMED_FILE, "a", encoding="utf-8", opener=open_to_write) as lines:
+            lines.write(json.dumps({"step": finished_steps, "stopped_at": logged + 1}) + "\n")
+
+
+def resumptions(run_dir: Path) -> list[Resumption]:
+    """The times that a run was resumed, in order; none where it says nothing that can be read."""
+    try:
+        records = read_metrics(run_dir / RESUMED_FILE)
+        return [Resumption(int(record["step"]), int(record["stopped_at"])) for record in records]
+    except (DataError, KeyError, TypeError, ValueError):
+        return []
 
 
 def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> int:

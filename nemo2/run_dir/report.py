@@ -18,7 +18,7 @@ from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.foreign_files import read_json, read_yaml
 from nemo2.errors import CheckpointError, DataError
 from nemo2.parallel.layout import LAYOUT_FIELDS
-from nemo2.pictures.lines import Series, line_chart
+from nemo2.pictures.lines import SMOOTH_FROM, Mark, Series, line_chart, running_median
 from nemo2.pictures.page import cards, figures, page
 from nemo2.pictures.svg import standalone
 from nemo2.run_dir.bar import short_number
@@ -27,7 +27,9 @@ from nemo2.run_dir.records import (
     EVALUATION,
     EVALUATIONS_FILE,
     METRICS_FILE,
+    by_step_done,
     read_metrics,
+    resumptions,
     series,
     write_text,
 )
@@ -47,9 +49,9 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory; give the run directory, the one that holds {METRICS_FILE}.")
     records = [*read_metrics(directory), *_evaluations(directory)]
-    losses = _loss_series(records)
-    write_text(directory / CURVE_FILE, standalone(line_chart("loss", losses, y_label="loss")))
-    _write_picture(directory / CURVE_PICTURE, losses)
+    losses, marks = _loss_series(records), resumed_marks(directory)
+    write_text(directory / CURVE_FILE, standalone(line_chart("loss", losses, y_label="loss", marks=marks)))
+    _write_picture(directory / CURVE_PICTURE, losses, marks)
     return write_text(directory / REPORT_FILE, render_report(directory, records))
 
 
@@ -60,7 +62,7 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
     sections = [
         _cards(records, effective),
         "<h2>Curves</h2>",
-        _charts(records),
+        _charts(records, resumed_marks(directory)),
         "<h2>Settings</h2>",
         _settings(effective),
         _changes(_load(directory / CHANGES_FILE, read_json)),
@@ -86,14 +88,22 @@ def _title(directory: Path) -> str:
     return f"{directory.parent.name} · {directory.name}"
 
 
+def resumed_marks(run_dir: Path) -> list[Mark]:
+    """Where a chart of the run shows that it was stopped and resumed; the steps that were done again are shaded."""
+    return [
+        Mark(x=one.step, until=one.stopped_at if one.stopped_at > one.step else None, words=str(one))
+        for one in resumptions(run_dir)
+    ]
+
+
 def _loss_series(records: list[dict[str, Any]]) -> list[Series]:
-    train = Series(name="train", points=series(records, "reduced_train_loss"), smooth=True)
-    validation = Series(name="val", points=series(records, "val_loss"), markers=True)
+    train = Series(name="train", points=by_step_done(series(records, "reduced_train_loss")), smooth=True)
+    validation = Series(name="val", points=by_step_done(series(records, "val_loss")), markers=True)
     return [train, validation]
 
 
-def _charts(records: list[dict[str, Any]]) -> str:
-    charts = [("Loss", line_chart("loss over steps", _loss_series(records), y_label="loss"), True)]
+def _charts(records: list[dict[str, Any]], marks: list[Mark]) -> str:
+    charts = [("Loss", line_chart("loss over steps", _loss_series(records), y_label="loss", marks=marks), True)]
     for name, title, unit in (
         ("lr", "Learning rate", "learning rate"),
         ("grad_norm", "Gradient norm", "norm"),
@@ -101,10 +111,11 @@ def _charts(records: list[dict[str, Any]]) -> str:
         ("tokens_per_second", "Throughput", "tokens / s"),
         ("tflops_per_gpu", "Model TFLOP/s per device", "TFLOP/s"),
     ):
-        points = series(records, name)
+        points = by_step_done(series(records, name))
         if points:
             noisy = name not in ("lr",)
-            chart = line_chart(title, [Series(name="", points=points, smooth=noisy)], y_label=unit, width=520)
+            lines = [Series(name="", points=points, smooth=noisy)]
+            chart = line_chart(title, lines, y_label=unit, width=520, marks=marks)
             charts.append((title, chart, False))
     return figures([*charts, *_evaluation_charts(records)])
 
@@ -121,7 +132,11 @@ def _evaluation_charts(records: list[dict[str, Any]]) -> Iterator[tuple[str, str
     metrics = {name.rpartition("/")[2] for name in names}
     for metric in sorted(metrics):
         lines = [
-            Series(name=name.removeprefix(EVALUATION).rpartition("/")[0], points=series(records, name), markers=True)
+            Series(
+                name=name.removeprefix(EVALUATION).rpartition("/")[0],
+                points=by_step_done(series(records, name)),
+                markers=True,
+            )
             for name in names
             if name.rpartition("/")[2] == metric
         ]
@@ -145,7 +160,7 @@ def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any]) -> str:
         shown.append((f"{losses[-1][1]:.4g}", f"training loss, from {losses[0][1]:.4g}"))
     if validation:
         step, best = min(validation, key=lambda point: (math.isnan(point[1]), point[1]))
-        shown.append((f"{best:.4g}", f"best validation loss, step {step:,}"))
+        shown.append((f"{best:.4g}", f"best validation loss, step {step + 1:,}"))
     if timings:
         shown.append((f"{median(timings):.3g} s", "per step, median"))
     if speeds:
@@ -251,7 +266,7 @@ def _load(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
     return loaded if isinstance(loaded, dict) else {}
 
 
-def _write_picture(path: Path, losses: list[Series]) -> None:
+def _write_picture(path: Path, losses: list[Series], marks: list[Mark]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -261,7 +276,15 @@ def _write_picture(path: Path, losses: list[Series]) -> None:
     for one, colour in zip(losses, ("#0b6bcb", "#c2410c"), strict=True):
         if one.points:
             steps, values = zip(*one.points, strict=True)
-            axes.plot(steps, values, color=colour, label=one.name, marker="o" if one.markers else None, markersize=3)
+            if smooth := one.smooth and len(one.points) >= SMOOTH_FROM:
+                axes.plot(steps, values, color=colour, alpha=0.35, linewidth=0.7)
+                values = [value for _, value in running_median(one.points)]
+            marker = "o" if one.markers and not smooth else None
+            axes.plot(steps, values, color=colour, label=one.name, marker=marker, markersize=3)
+    for mark in marks:
+        axes.axvline(mark.x, color="#59636e", linestyle="--", linewidth=0.8)
+        if mark.until is not None:
+            axes.axvspan(mark.x, mark.until, color="#59636e", alpha=0.12)
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     axes.grid(alpha=0.25)

@@ -11,8 +11,8 @@ from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.errors import CheckpointError, DataError
 from nemo2.pictures.lines import Series, line_chart
 from nemo2.pictures.svg import standalone
-from nemo2.run_dir.records import METRICS_FILE, read_metrics, series
-from nemo2.run_dir.report import REPORT_FILE, write_report
+from nemo2.run_dir.records import METRICS_FILE, by_step_done, read_metrics, series
+from nemo2.run_dir.report import REPORT_FILE, resumed_marks, write_report
 
 if TYPE_CHECKING:
     import pandas
@@ -143,7 +143,7 @@ def curves(lines: Sequence[tuple[str, RunFolder, str]], *, title: str = "", widt
     drawn = [
         Series(
             name=label,
-            points=series(run.records, name),
+            points=by_step_done(series(run.records, name)),
             smooth=True,
             markers=name == VALIDATION_LOSS,
             raw=len(lines) < 3,
@@ -151,4 +151,6 @@ def curves(lines: Sequence[tuple[str, RunFolder, str]], *, title: str = "", widt
         for label, run, name in lines
     ]
     label = names[0] if len(names) == 1 else "loss" if all("loss" in name for name in names) else "value"
-    return line_chart(title or ", ".join(names), drawn, y_label=label, width=width)
+    runs = list(dict.fromkeys(run for _, run, _ in lines))
+    marks = resumed_marks(runs[0]) if len(runs) == 1 else []  # of several it would not be clear whose they are
+    return line_chart(title or ", ".join(names), drawn, y_label=label, width=width, marks=marks)

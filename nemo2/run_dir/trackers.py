@@ -141,6 +141,8 @@ def name_run(item: Any, directory: RunDirectory) -> None:
         item.run_name = version
         item._project_name = item._project_name or directory.name or None
         item._experiment_key = item._experiment_key or hashlib.sha256(str(directory.log_dir).encode()).hexdigest()[:40]
+        if "offline_directory" not in item._kwargs:  # Comet's own is below the working directory
+            item._comet_config.offline_directory = str(directory.exp_dir / "comet")
     elif kind == "WandbLogger":
         settings = item._wandb_init
         settings["id"] = item._id = settings.get("id") or version
@@ -150,6 +152,7 @@ def name_run(item: Any, directory: RunDirectory) -> None:
         if settings.get("anonymous", "") is None:  # Lightning's; a wandb that has dropped it warns of it
             del settings["anonymous"]
     elif kind == "MLFlowTracker" and here().rank == 0:
+        item.keep_in(directory.exp_dir)
         item._run_name = item._run_name or version
         if item._experiment_name == _LIGHTNINGS_NAME and directory.name:
             item._experiment_name = directory.name

@@ -70,7 +70,7 @@ def render(traces: Sequence[RankTrace], *, title: str) -> str:
     found = rows(traces)
     body = [
         (row["rank"], KINDS[row["kind"]], row["count"], row["bytes"])
-        + (f"{row['milliseconds']:.2f}", f"{row['hidden_milliseconds']:.2f}", f"{row['hidden_fraction']:.1%}")
+        + (f"{row['milliseconds']:,.2f}", f"{row['hidden_milliseconds']:,.2f}", f"{row['hidden_fraction']:.1%}")
         for row in found
     ]
     head = ("rank", "communication", "times", "bytes", "ms", "ms hidden", "hidden")

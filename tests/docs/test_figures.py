@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from nemo2.pictures.svg import SMALLEST_TEXT
 from tools import figures
 from tools.explained import kit
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-NARROW = 400
 SHOWN = {
     picture: page.name
     for page in sorted(DOCS.glob("*.md"))
@@ -43,10 +43,9 @@ def test_the_bubbles_in_the_text_are_the_figures():
 def test_a_figure_is_readable_on_a_phone_and_names_what_it_shows(name):
     root = ElementTree.fromstring((figures.FOLDER / f"{name}.svg").read_text())
     width = float(root.attrib["width"])
-    scale = min(1.0, NARROW / width)
     space = "{http://www.w3.org/2000/svg}"
     assert width == kit.WIDTH and root.attrib["aria-label"]
-    assert all(float(one.attrib.get("font-size", 12)) * scale >= 9 for one in root.iter(f"{space}text"))
+    assert all(float(one.attrib.get("font-size", 12)) >= SMALLEST_TEXT for one in root.iter(f"{space}text"))
     described = root.find(f"{space}desc")
     assert described is not None and described.text is not None
     page = (DOCS / f"{SHOWN[name]}").read_text()

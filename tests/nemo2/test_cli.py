@@ -250,12 +250,25 @@ def test_the_exit_code_tells_a_failed_run_from_bad_input(monkeypatch, capsys, er
     assert capsys.readouterr().err.splitlines()[-1] == f"error: {error}"
 
 
+@pytest.mark.parametrize("option", [["--json"], ["--output", "-"]])
+def test_completions_are_json_lines_and_nothing_else(option, tmp_path, monkeypatch, capsys):
+    asked = {}
+    monkeypatch.setattr("nemo2.llm.api.generate", lambda **given: asked.update(given) or ["text"])
+    assert main(["generate", str(tmp_path), "--prompt", "a", *option]) == 0
+    assert asked["output_path"] == "/dev/stdout" and asked["on_text"] is None and capsys.readouterr().out == ""
+    assert main(["generate", str(tmp_path), "--prompt", "a", "--json", "--output", "x"]) == 2
+    assert "--output is not read with --json" in capsys.readouterr().err
+
+
 def test_prepare_data_writes_a_tokenizer_and_a_dataset(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one two three " * 50)
     (tmp_path / "b.txt").write_text("four five six " * 50)
     arguments = [str(tmp_path / "*.txt"), "--output", str(tmp_path / "out" / "c"), "--train-bpe", "300"]
     assert main(["prepare-data", *arguments]) == 0
     assert "2 documents" in capsys.readouterr().out
+    assert main(["prepare-data", *arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["documents"] == 2 and told["tokens"] > 100 and told["tokenizer"].endswith("c_tokenizer.json")
     for name in ("c.bin", "c.idx", "c.json", "c_tokenizer.json"):
         assert (tmp_path / "out" / name).is_file()
 

@@ -69,15 +69,65 @@ def test_every_path_that_is_offered_can_be_set(home: Path) -> None:
         _find(recipe, path, [])
 
 
-def test_a_recipe_without_an_index_gets_one_and_its_parts_meanwhile(
+class Writer:
+    """In place of the process that writes indexes: it ends at once, or takes a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path, *, writes: bool) -> None:
+        self.started: list[list[str]] = []
+        self.asked = 0
+        self.writes = writes
+        monkeypatch.setenv("NEMO_HOME", str(home))
+        monkeypatch.setattr(completion.subprocess, "Popen", lambda command, **_: self.started.append(command) or self)
+
+    def poll(self) -> int | None:
+        self.asked += 1
+        if self.writes and self.asked == 3:
+            index("llama3_8b", "trainer.max_steps")
+        return None if self.writes else 0
+
+
+def index(recipe: str, *paths: str) -> None:
+    file = completion._file(recipe)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({path: [] for path in paths}))
+
+
+def test_the_first_tab_waits_for_the_index_that_it_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(monkeypatch, tmp_path, writes=True)
+    assert offered("show llama3_8b tr") == ["trainer."] and writer.asked == 3
+    assert writer.started[0][1:] == ["-c", "from nemo2.cli.completion import write_indexes; write_indexes('llama3_8b')"]
+    assert offered("show llama3_8b trainer.m") == ["trainer.max_steps="] and len(writer.started) == 1
+
+
+def test_where_no_index_can_be_written_the_parts_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(monkeypatch, tmp_path, writes=False)
+    assert offered("show llama3_8b m") == ["model."]
+    assert offered("show no_such_recipe m") == ["model."] and len(writer.started) == 1
+
+
+def test_after_an_update_the_index_of_before_answers_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(monkeypatch, tmp_path, writes=False)
+    index("llama3_8b", "trainer.max_steps")
+    monkeypatch.setattr("nemo2.__version__", "99.0")
+    assert offered("show llama3_8b trainer.m") == ["trainer.max_steps="] and len(writer.started) == 1
+
+
+def test_one_process_writes_the_indexes_of_all_recipes_the_asked_one_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[list[str]] = []
+    written: list[str] = []
     monkeypatch.setenv("NEMO_HOME", str(tmp_path))
-    monkeypatch.setattr(completion.subprocess, "Popen", lambda command, **_: started.append(command))
-    assert offered("show llama3_8b m") == ["model."]
-    assert started[0][1:] == ["-c", "from nemo2.cli.completion import write_index; write_index('llama3_8b')"]
-    assert offered("show no_such_recipe m") == ["model."] and len(started) == 1
+    monkeypatch.setattr("nemo2.recipes._shipped.names", lambda: ["a", "b", "c", "d"])
+    index("c", "trainer.max_steps")
+
+    def write(recipe: str) -> None:
+        assert completion._is_written()
+        completion.write_indexes("d")  # another one, which leaves it to this
+        written.append(recipe)
+
+    monkeypatch.setattr(completion, "write_index", write)
+    completion.write_indexes("b")
+    assert written == ["b", "a", "d"] and not completion._is_written()
 
 
 def test_runs_are_offered_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,9 +155,14 @@ def test_a_completion_imports_no_torch(home: Path) -> None:
         ("nemo2 pretrain ", "llama_tiny"),
     ],
 )
-def test_bash_completes_the_word_before_the_cursor(line: str, reply: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completes_the_word_before_the_cursor(
+    line: str, reply: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = Writer(monkeypatch, tmp_path, writes=False)
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
+    assert len(writer.started) == 1, "indexes are made when the script is installed"
+    monkeypatch.undo()
     stub = """
     nemo2() {
         case "${@: -1}" in

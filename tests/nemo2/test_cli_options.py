@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from shutil import which
 from typing import Any
 
@@ -41,6 +42,19 @@ SHAPED = (
 )
 """Commands that take a recipe and look at it on a machine."""
 ANOTHER_MEANING = {("cluster test", "nodes")}
+_RUNS = "a run: `nemo2 runs` and its metrics.jsonl have its data"
+_WRITES = "writes a folder: `nemo2 inspect FOLDER --json` says what it is"
+_CODE = "its answer is code"
+_ACTS = "does something, and says that it is done"
+NO_DATA = {
+    **dict.fromkeys(("pretrain", "finetune", "validate", "distill"), _RUNS),
+    **dict.fromkeys(("import", "export", "merge", "prune"), _WRITES),
+    **dict.fromkeys(("freeze", "new-recipe", "translate", "completion"), _CODE),
+    **dict.fromkeys(("cluster add", "jobs cancel", "jobs report", "report", "serve"), _ACTS),
+    "jobs logs": "its answer is a log",
+    "chat": "a conversation; `generate --json` has completions",
+}
+"""Commands without --json, and why."""
 
 
 def commands() -> dict[str, Callable[..., Any]]:
@@ -62,6 +76,26 @@ def test_an_option_that_several_commands_have_is_one_option() -> None:
         for name, parameter in inspect.signature(function).parameters.items():
             if name in SHARED and (words, name) not in ANOTHER_MEANING:
                 assert parameter.annotation is SHARED[name], f"nemo2 {words}: {name} is its own"
+
+
+def test_an_answer_that_is_data_is_also_json() -> None:
+    for words, function in commands().items():
+        has = "as_json" in inspect.signature(function).parameters
+        assert has is (words not in NO_DATA), f"nemo2 {words}: --json, or a line in NO_DATA that says why not"
+    assert NO_DATA.keys() <= commands().keys()
+
+
+def test_the_reference_has_a_table_of_the_flags_of_several_commands() -> None:
+    from tools.site.commands import shared_flags
+
+    head, _, *rows = shared_flags()
+    names = [name.strip(" `") for name in head.strip("|").split("|")][1:]
+    marks = {row.split("`")[1].removeprefix("nemo2 "): [cell.strip() for cell in row.split("|")[2:-1]] for row in rows}
+    assert {"--gpus", "--nodes", "--devices", "--performance", "--json", "--executor", "--output"} <= set(names)
+    column = names.index("--json")
+    for words in commands():
+        given = words in marks and marks[words][column] == "yes"
+        assert given is (words not in NO_DATA), words
 
 
 @pytest.mark.parametrize("command", SHAPED)
@@ -238,6 +272,18 @@ def test_performance_mode_is_within_reach_and_diff_says_what_it_changes(capsys: 
     assert main(["check", "llama3_8b", "--performance", "--gpus", "H100"]) == 0
     assert main(["show", "mistral_7b", "--performance"]) in (0, 2)
     capsys.readouterr()
+
+
+def test_json_is_plain_values_that_any_reader_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    flags.print_json({"a": [float("nan"), 1.5, float("inf")], "b": Path("x"), "c": (1, None, True)})
+    text = capsys.readouterr().out
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads(text, parse_constant=refuse) == {"a": [None, 1.5, None], "b": "x", "c": [1, None, True]}
+    flags.print_json({"a": 1}, on_a_line=True)
+    assert capsys.readouterr().out == '{"a": 1}\n'
 
 
 def test_explain_tells_its_layers_as_json(capsys: pytest.CaptureFixture[str]) -> None:

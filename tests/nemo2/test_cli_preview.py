@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 preview-data``: what is trained on is marked, whatever the samples come from."""
 
+import json
+
 import pytest
 
 from nemo2.cli.app import main
@@ -39,6 +41,18 @@ def test_what_is_left_out_is_shown_in_its_place(root, capsys):
     text = shown(capsys, root / "chats", "--tokenizer", root / "tokenizer", "--all")
     assert "training.jsonl:2: no turn of the assistant" in text and "⟦y<|im_end|>⟧" in text
     assert "2 samples of 3 records" in text
+
+
+def test_samples_as_json(root, capsys):
+    arguments = ["--tokenizer", str(root / "tokenizer"), "--json"]
+    assert main(["preview-data", str(root / "chats"), *arguments, "--all"]) == 0
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    first, second = told["samples"]
+    assert first["tokens"] == len(first["ids"]) == len(first["trained"])
+    assert first["trained_tokens"] == sum(first["trained"][1:]) > 0 and not first["truncated"]
+    assert first["text"].endswith("blue<|im_end|>\n") and second["place"].endswith("training.jsonl:3")
+    assert told["report"]["records"] == 3 and "training.jsonl:2: no turn" in printed.err
 
 
 def test_files_in_bytes_without_a_tokenizer(root, capsys):

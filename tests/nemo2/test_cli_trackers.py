@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``--tracker``: which logger a recipe gets, under which names, and what is refused before a rank would end."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from nemo2.errors import ConfigError
 from nemo2.place import here
 from nemo2.recipes import llama_tiny
 from nemo2.run_dir import trackers
+from nemo2.run_dir.directory import RunDirectory
 from nemo2.run_dir.tracker_loggers import MLFlowTracker
 
 KEYS = (
@@ -143,4 +145,35 @@ def test_other_ranks_than_the_first_open_no_store(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MASTER_PORT", "1")
     assert here().rank == 1
     logger = MLFlowTracker(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")  # mlflow itself need not be here
+    logger.keep_in(tmp_path)
     assert (logger.name, logger.version) == (None, None) and not (tmp_path / "mlflow.db").exists()
+
+
+def opened(self: Any, uri: str) -> None:
+    """In place of opening MLflow's store: which one that would be."""
+    self._tracking_uri, self._artifact_location = uri, self._given["artifact_location"]
+    self._run_id, self._run_name, self._experiment_name = "given", None, "given"
+
+
+@pytest.mark.parametrize(
+    ("given", "store", "files"),
+    [
+        ({}, "sqlite:///{}/runs/mlflow.db", "file://{}/runs/mlflow"),
+        ({"tracking_uri": "sqlite:////data/x.db"}, "sqlite:////data/x.db", "file://{}/runs/mlflow"),
+        ({"tracking_uri": "postgresql://h/x"}, "postgresql://h/x", "file://{}/runs/mlflow"),
+        ({"artifact_location": "s3://mine"}, "sqlite:///{}/runs/mlflow.db", "s3://mine"),
+        ({"tracking_uri": "http://h:5000"}, "http://h:5000", None),
+    ],
+)
+def test_mlflow_writes_beside_the_runs_and_never_into_the_working_directory(
+    given: dict[str, Any], store: str, files: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MLFlowTracker, "_open", opened)
+    logger = MLFlowTracker(**given)
+    runs = tmp_path / "runs"
+    directory = RunDirectory(log_dir=runs / "a" / "1", exp_dir=runs, name="a", version="1", resumed=False)
+    trackers.name_run(logger, directory)
+    assert logger._tracking_uri == store.format(tmp_path)
+    assert logger._artifact_location == (files and files.format(tmp_path))
+    trackers.name_run(logger, dataclasses.replace(directory, exp_dir=tmp_path / "others"))  # it stays where it is
+    assert logger._tracking_uri == store.format(tmp_path) and {one.name for one in tmp_path.iterdir()} <= {"runs"}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Profiles of clusters: what they make, what is refused, and the shape on each kind of executor."""
 
+import json
 import os
 import stat
 
@@ -12,6 +13,7 @@ from nemo2.cli.launching import _say_what_starts
 from nemo2.errors import ConfigError, SecurityError
 from nemo2.launch.clusters import KINDS, named, profiles, user_file
 from nemo2.launch.shape import give_shape
+from nemo2.launch.slurm.probing import Finding
 
 SLURM = """
 [clusters.mine]
@@ -186,9 +188,26 @@ def test_the_commands_write_list_and_show_profiles(capsys):
     assert main(["cluster", "show", "new"]) == 0
     shown = capsys.readouterr().out
     assert 'partition = "batch"' in shown and '"A" = "a b"' in shown and "canary" not in shown
+    assert main(["cluster", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"name": "new", "kind": "slurm", "file": str(user_file())}]
+    assert main(["cluster", "show", "new", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["values"]["env"] == {"A": "a b", "MY_TOKEN": "***"} and told["executor"] == "nemo_run.SlurmExecutor"
     assert main(["cluster", "add", "bad", "kind=slurm", "partiton=x"]) == 2
     assert "did you mean 'partition'" in capsys.readouterr().err and sorted(profiles()) == ["new"]
     assert main(["cluster", "test", "nwe"]) == 2 and "did you mean 'new'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_test_of_a_cluster_is_told_as_json_too(monkeypatch, capsys, stops):
+    write(SLURM)
+    finding = Finding("clocks differ by 9 s", stops=stops)
+    monkeypatch.setattr("nemo2.launch.slurm.probing.test_cluster", lambda *_, **__: iter([finding]))
+    assert main(["cluster", "test", "mine", "--nodes", "3", "--json"]) == int(stops)
+    told = {"name": "mine", "nodes": 3, "works": not stops, "findings": [{"message": finding.message, "stops": stops}]}
+    assert json.loads(capsys.readouterr().out) == told
+    assert main(["cluster", "test", "mine"]) == int(stops)
+    assert capsys.readouterr().out.startswith("error: clocks" if stops else "note: clocks")
 
 
 @pytest.mark.parametrize(("typed", "limit"), [("30", "30"), ("04:00:00", "04:00:00"), ("1-00:00:00", "1-00:00:00")])

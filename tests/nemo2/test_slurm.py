@@ -25,7 +25,7 @@ from nemo2.launch.rank import end_with_a_later_life
 from nemo2.launch.slurm import probing, queue, ship
 from nemo2.launch.slurm.aftermath import ASKED, STALLED, history, judge, record
 from nemo2.launch.slurm.script import SCRIPT, Job, job_script
-from nemo2.launch.slurm.shell import LocalShell, RemoteLines
+from nemo2.launch.slurm.shell import LocalShell, RemoteLines, shell_of
 from nemo2.launch.slurm.start import ClusterSettings, _grace, _seconds, prepare, refuse_unusable
 from nemo2.run_dir.faults import HANG, Fault
 
@@ -723,3 +723,14 @@ def test_a_launch_that_follows_can_be_left_and_the_run_goes_on(slurm, tmp_path, 
     assert process.returncode == code
     assert number != signal.SIGINT or "left: the run goes on. `scancel 7` ends it" in said
     assert not (slurm / "scancel.asked").exists()
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_connection_over_ssh_is_told_in_the_log_and_not_among_answers(verbose, monkeypatch, capsys, caplog):
+    monkeypatch.setenv("NEMO2_VERBOSE", "1") if verbose else monkeypatch.delenv("NEMO2_VERBOSE", raising=False)
+    tunnel = nemo_run.SSHTunnel(job_dir="", host="127.0.0.1", user="nobody", port=1)
+    with caplog.at_level("INFO", logger="nemo2"), pytest.raises(RuntimeFault, match=r"ssh nobody@127.0.0.1 failed"):
+        shell_of(tunnel).run("true")
+    told = capsys.readouterr()
+    assert told.out == "" and ("Connecting to nobody@127.0.0.1" in told.err) is verbose
+    assert "Connecting to nobody@127.0.0.1" in caplog.messages

@@ -4,7 +4,7 @@
 import json
 import logging
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,19 @@ from nemo2.run_dir.tracker_loggers import CometTracker, MLFlowTracker
 from nemo2.run_dir.trackers import TRACKERS
 
 pytestmark = pytest.mark.trackers
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder, in which nobody leaves anything."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
 FILES = {"recipe.json", "effective_config.yaml", "environment.json", "report.html"}
 
 
@@ -50,7 +63,7 @@ def trained(folder: Path, logger: Any, version: str = "first", steps: int = 3) -
 def test_mlflow_has_the_run_once_with_metrics_settings_and_files(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     for steps in (2, 3):  # the second goes on with the first
-        trained(tmp_path, MLFlowTracker(tracking_uri=uri, artifact_location=(tmp_path / "files").as_uri()), steps=steps)
+        trained(tmp_path, MLFlowTracker(), steps=steps)
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(uri)

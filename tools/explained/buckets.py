@@ -78,7 +78,7 @@ def overlap() -> Canvas:
                     width = (one.end - one.start) * across
                     label = one.bucket if one.bucket >= 0 and width > 7 else ""
                     tip = f"bucket {one.bucket}: {sizes[one.bucket]:,} elements" if one.bucket >= 0 else "the step"
-                    box(canvas, _FROM + one.start * across, y, width, 18, label, fill, size=10, tip=tip)
+                    box(canvas, _FROM + one.start * across, y, width, 18, label, fill, size=SMALL, tip=tip)
             y += 21
         y += 10
     y = note(

@@ -66,7 +66,7 @@ def ring() -> Canvas:
     for rank, homes in visits.items():
         y = TOP + 20 + rank * row
         canvas.text(LEFT, y + 14, f"rank {rank}", "ink", strong=True)
-        canvas.text(LEFT, y + 29, f"queries {rank}", size=10)
+        canvas.text(LEFT, y + 29, f"queries {rank}", size=SMALL)
         for step, home in enumerate(homes):
             x = left + step * column
             box(canvas, x, y, 58, 34, f"K, V of\nrank {home}", OF_RANK[home], size=SMALL)
@@ -76,7 +76,7 @@ def ring() -> Canvas:
                     canvas.arrow(x + 58, y + 26, x + column - 1, y + row + 8, "accent")
                 else:
                     canvas.arrow(x + 29, y + 35, x + 29, y + 46, "accent")
-                    canvas.text(x + 36, y + 46, f"to rank {to}", "accent", size=10)
+                    canvas.text(x + 36, y + 46, f"to rank {to}", "accent", size=SMALL)
     y = note(
         canvas,
         TOP + 30 + CP * row,
@@ -93,7 +93,7 @@ def ways() -> Canvas:
     canvas = sheet(f"Context parallelism: the two other ways, {cp} ranks")
     cell, column = 21.0, 126.0
     for number, words in enumerate(("a rank's tokens", "all_gather: K and V", "a2a: Q, K and V")):
-        canvas.text(64 + number * column, TOP + 10, words, "ink", size=10)
+        canvas.text(64 + number * column, TOP + 10, words, "ink", size=SMALL)
     for rank in range(cp):
         y = TOP + 20 + rank * 106
         canvas.text(LEFT, y + 46, f"rank {rank}", "ink", strong=True)

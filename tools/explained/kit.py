@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared parts of the explaining figures: a sheet as wide as a phone, boxes with words in them, and the names of real objects."""
+"""Shared parts of the explaining figures: a narrow sheet, boxes with words in them, and the names of real objects."""
 
 from typing import Any
 
 from nemo2.pictures.svg import Canvas, text_width
 
 WIDTH = 440
-"""In CSS pixels: at 400 px no letter is smaller than 10 px."""
+"""In CSS pixels; a page that is narrower scrolls it."""
 LEFT, TOP, SMALL = 8.0, 32.0, 11.0
 
 OF_RANK = ("c0", "c1", "c3", "c5")

@@ -54,7 +54,7 @@ def small() -> Canvas:
     ):
         members = "  ".join(ranks_text(group).replace(", ", ",") for group in groups[kind])
         canvas.text(LEFT, y, f"{kind.upper()} groups: {members}", "ink", size=SMALL)
-        canvas.text(WIDTH - LEFT, y, words, anchor="end", size=10)
+        canvas.text(WIDTH - LEFT, y, words, anchor="end", size=SMALL)
         y += 16
     return signed(canvas, y - 12, initialize_model_parallel, RankGenerator)
 
@@ -81,7 +81,7 @@ def recipe() -> Canvas:
             box(canvas, x, y, cell - 1, 26, rank, fill, size=SMALL, tip=describe_rank(placement, rank))
         held = placement.stages[stage]
         layers = ", ".join(f"{chunk.layers[0]}-{chunk.layers[-1]}" for chunk in held)
-        canvas.text(left, y + 44, f"layers {layers}", size=10)
+        canvas.text(left, y + 44, f"layers {layers}", size=SMALL)
         y += 56
     y = note(
         canvas,

@@ -204,5 +204,5 @@ def _layers(canvas: Canvas, layout: Layout, y: float) -> float:
             for layer in chunk.layers:
                 tip = f"layer {layer}: stage {stage}, chunk {index}"
                 fill = OF_RANK[2 + stage]
-                box(canvas, _FROM + layer * cell, y, cell - 2, 20, f"stage {stage}", fill, size=10, tip=tip)
+                box(canvas, _FROM + layer * cell, y, cell - 2, 20, f"stage {stage}", fill, size=SMALL, tip=tip)
     return y + 22

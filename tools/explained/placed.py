@@ -22,7 +22,7 @@ def layers() -> Canvas:
     for stage in range(len(stages)):
         canvas.text(left + (stage + 0.5) * cell, y, f"stage {stage}", "ink", anchor="middle", size=SMALL, strong=True)
         reach = [rank for row in placement.replica(0)[stage : stage + 1] for rank in row]
-        canvas.text(left + (stage + 0.5) * cell, y + 14, f"ranks {reach[0]}-{reach[-1]}", anchor="middle", size=10)
+        canvas.text(left + (stage + 0.5) * cell, y + 14, f"ranks {reach[0]}-{reach[-1]}", anchor="middle", size=SMALL)
     y += 24
     for number in range(len(stages[0])):
         canvas.text(LEFT, y + 20, f"chunk {number}", "ink", size=SMALL)
@@ -58,7 +58,7 @@ def experts() -> Canvas:
             node = sorted({placement.node_of(placement.group_of("etp", one)[part]) for one in group[start : start + 4]})
             if part == 0:
                 canvas.text(LEFT, y + 16, f"node {', '.join(map(str, node))}", "ink", size=SMALL, strong=True)
-                canvas.text(LEFT, y + 32, f"{parts} parts each", size=10)
+                canvas.text(LEFT, y + 32, f"{parts} parts each", size=SMALL)
             for column, member in enumerate(group[start : start + 4]):
                 rank = placement.group_of("etp", member)[part]
                 held = placement.experts_of(rank)

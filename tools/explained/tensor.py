@@ -185,7 +185,7 @@ def sequence() -> Canvas:
                     tip=tip,
                 )
             said = f"all tokens, 1/{TP} of a matrix" if whole else f"{share} of {TOKENS} tokens, all features"
-            canvas.text(left + column / 2, y + 40, said, anchor="middle", size=10)
+            canvas.text(left + column / 2, y + 40, said, anchor="middle", size=SMALL)
         y += 52
     y = note(canvas, y + 6, f"backward, the other way round: {_says(block.backward)}")
     return signed(canvas, y - 14, gather_from_sequence_parallel_region, reduce_scatter_to_sequence_parallel_region)

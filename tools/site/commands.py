@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of all commands, from what typer knows of them."""
 
+from collections import Counter
 from typing import Any
 
 import typer
@@ -18,9 +19,28 @@ def page() -> str:
         "log, and `--debug` to print tracebacks.",
         "",
     ]
+    lines += ["## Flags of several commands", "", "A flag means the same in every command that has it.", ""]
+    lines += [*shared_flags(), ""]
     for words, command in sorted(_commands(typer.main.get_command(app), ("nemo2",))):
         lines += _section(" ".join(words), command)
     return "\n".join(lines)
+
+
+def shared_flags() -> list[str]:
+    """A table of the commands and of the flags that at least four of them have."""
+    found = {
+        " ".join(words): {
+            name for one in command.params for name in one.opts if name.startswith("--") and name != "--help"
+        }
+        for words, command in sorted(_commands(typer.main.get_command(app), ("nemo2",)))
+    }
+    counts = Counter(name for names in found.values() for name in names)
+    flags = [name for name, count in counts.most_common() if count >= 4 and name != "--gpu"]
+    lines = [f"| | {' | '.join(f'`{flag}`' for flag in flags)} |", "|---" * (len(flags) + 1) + "|"]
+    for words, names in found.items():
+        if names & set(flags):
+            lines.append(f"| `{words}` | {' | '.join('yes' if flag in names else '' for flag in flags)} |")
+    return lines
 
 
 def _commands(command: Any, words: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:

@@ -5,16 +5,22 @@ Commands are Bash, and callers quote every word of the user's. The tunnel's own 
 """
 
 import contextlib
+import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any, Protocol
 
 from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.noise import verbose
+
+_log = logging.getLogger(__name__)
 
 
 class Shell(Protocol):
@@ -55,6 +61,16 @@ class LocalShell:
             raise RuntimeFault(f"{target} can't be written: {first}. {fix}, or set job_dir elsewhere.") from error
 
 
+class _Quiet:
+    """In place of the tunnel's console, on which nemo-run says "Connecting to ...": answers of commands are data."""
+
+    def log(self, *words: Any) -> None:
+        text = re.sub(r"\[/?[a-z ]+\]", "", " ".join(map(str, words)))
+        _log.info("%s", text)
+        if verbose():
+            print(text, file=sys.stderr)
+
+
 class TunnelShell:
     """A shell over ``nemo_run.SSHTunnel``, which keeps one connection open.
 
@@ -66,6 +82,7 @@ class TunnelShell:
 
     def __init__(self, tunnel: Any) -> None:
         self._tunnel = tunnel
+        tunnel.console = _Quiet()
 
     def run(self, command: str) -> tuple[int, str, str]:
         with self._told():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's checkpoint measured on text files, from Python and from the command line."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,25 @@ def test_texts_are_measured_by_bytes(run_on_ranks: Any, tmp_path: Path) -> None:
     assert head.split() == ["text", "bytes", "tokens", "loss", "perplexity", "bits", "per", "byte"]
     assert short.split()[1:4] == ["12", "12", f"{found['figures']['short.txt'][3]:.4f}"]
     assert together.split()[:2] == ["all", str(sum(len(text.encode()) for text in TEXTS.values()))]
+
+
+def test_the_command_tells_figures_of_texts_and_tasks_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from nemo2.cli import main
+    from nemo2.evaluation.perplexity import Perplexity
+
+    figures = {"a.txt": Perplexity(nats=8.0, num_tokens=4, num_bytes=16)}
+    results = {"results": {"arc": {"acc,none": 0.5, "acc_stderr,none": "N/A"}}, "config": {"model": object()}}
+    monkeypatch.setattr("nemo2.llm.evaluation.perplexity", lambda *_, **__: figures)
+    monkeypatch.setattr("nemo2.llm.evaluation.evaluate", lambda *_, **__: results)
+    assert main(["evaluate", str(tmp_path), "--text", "a.txt", "--tasks", "arc", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tasks"] == results["results"]
+    assert (told["texts"]["a.txt"]["num_bytes"], told["texts"]["a.txt"]["loss"]) == (16, 2.0)
+    assert main(["evaluate", str(tmp_path), "--text", "a.txt", "--tasks", "arc"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:4] == ["a.txt", "16", "4", "2.0000"] and lines[-1].split() == ["arc", "acc", "0.5000"]
 
 
 def test_files_that_are_no_texts_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nemo2.pictures import Bar, Canvas, Limit, Point, scatter_chart, stacked_bars, standalone
-from nemo2.pictures.page import PAGE_STYLE, cards, figure, page, paragraph, section, table
+from nemo2.pictures import Bar, Canvas, Limit, Point, Series, line_chart, scatter_chart, stacked_bars, standalone
+from nemo2.pictures.page import PAGE_STYLE, cards, figure, figures, page, paragraph, section, table
 from nemo2.pictures.svg import STYLE, stack, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -60,6 +60,50 @@ def test_a_bar_over_the_limit_is_marked_and_one_below_is_not():
     assert marked == ["90", "80 GB"] or marked == ["80 GB", "90"]
 
 
+def test_a_bar_is_judged_by_what_must_stay_free_and_the_line_stands_where_that_begins():
+    """75.6 of 79.1 looks like a fit where 4 are kept free, and is none."""
+    bars = [Bar(name="fits", parts={"a": 75.1}), Bar(name="does not", parts={"a": 75.2})]
+    limit = Limit(name="75.1 GiB usable", value=79.1, kept_free=4.0)
+    chart = drawn(stacked_bars("m", bars, unit="GiB", limit=limit))
+    texts = [one for one in chart.iter(f"{SVG}text") if "bad" in one.attrib["class"].split()]
+    assert [one.text for one in texts] == ["75.2", "75.1 GiB usable"]
+    (dashed,) = [one.attrib for one in chart.iter(f"{SVG}line") if "stroke-dasharray" in one.attrib]
+    _, first, second = rects(chart, "c0")
+    assert first["x"] + first["width"] == pytest.approx(float(dashed["x1"]), abs=0.2)
+    (band,) = rects(chart, "tint")
+    assert band["x"] == pytest.approx(float(dashed["x1"]), abs=0.2)
+    assert band["width"] == pytest.approx(first["width"] * 4 / 75.1, abs=0.2)
+
+
+def test_totals_stand_in_a_column_that_no_line_crosses():
+    bars = [Bar(name="bar", parts={"a": size}) for size in (3.0, 61.5, 79.0, 99.5)]
+    chart = drawn(stacked_bars("m", bars, unit="GiB", limit=Limit(name="80", value=80)))
+    totals = [one for one in chart.iter(f"{SVG}text") if one.text in ("3", "61.5", "79", "99.5")]
+    assert len({one.attrib["x"] for one in totals}) == 1 and {one.attrib["text-anchor"] for one in totals} == {"end"}
+    left = float(totals[0].attrib["x"]) - text_width("99.5")
+    assert all(float(one.attrib["x1"]) < left for one in chart.iter(f"{SVG}line"))
+    assert all(box["x"] + box["width"] < left for box in rects(chart, "c0"))
+
+
+def test_labels_lie_on_no_dot_line_or_other_label():
+    near = [Point(x=1 + place / 40, y=5 - place / 9, label=str(place)) for place in range(6)]
+    others = [Point(x=1 + (place % 7) / 30, y=5 - (place % 5) / 8) for place in range(30)]
+    chart = drawn(scatter_chart("p", [*near, *others, Point(x=9, y=9)], x_label="GB", y_label="s", frontier=True))
+    labels = [one for one in chart.iter(f"{SVG}text") if "halo" in one.attrib["class"].split()]
+    assert {one.text for one in labels} == set("012345")
+    boxes = [
+        (float(one.attrib["x"]), float(one.attrib["y"]) - 9, float(one.attrib["x"]) + 7, float(one.attrib["y"]))
+        for one in labels
+    ]
+    for left, top, right, bottom in boxes:
+        for dot in chart.iter(f"{SVG}circle"):
+            x, y = float(dot.attrib["cx"]), float(dot.attrib["cy"])
+            assert not (left < x < right and top < y < bottom)
+    for index, one in enumerate(boxes):
+        for other in boxes[index + 1 :]:
+            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
 def test_points_are_placed_by_value_and_the_frontier_joins_only_what_nothing_beats():
     points = [Point(x=1, y=9), Point(x=2, y=5), Point(x=3, y=7), Point(x=4, y=1)]
     chart = drawn(scatter_chart("p", points, x_label="GB", y_label="s", frontier=True))
@@ -92,6 +136,17 @@ def test_numbers_of_a_table_stand_right_with_separated_thousands():
     assert "<td class='number'>1,234,567</td>" in text and "<td>a</td>" in text
 
 
+def test_columns_of_numbers_stand_right_also_with_their_units_and_have_the_same_places():
+    rows = [["first", "1,234", "12.5%", "-", 1234.5678, "0-7"], ["second", "7", "3.0%", "3 of 40", 0.5, "0, 8"]]
+    text = table(["name", "a", "b", "c", "d", "ranks"], rows)
+    assert "<th>name</th>" in text and "<th>ranks</th>" in text
+    assert all(f"<th class='number'>{name}</th>" in text for name in "abcd")
+    assert "<td class='number'>1,234.6</td>" in text and "<td class='number'>0.5</td>" in text
+    small = table(["a"], [[0.00125], [0.5]])
+    assert "0.001<" in small.replace("0.0013", "0.001") and "0.5" in small
+    assert table(["a"], []) == "<table class='plain'><tr><th>a</th></tr></table>"
+
+
 def style_at(width: int) -> dict[str, dict[str, str]]:
     """Properties of a page by selector on a screen of this width, later rules over earlier ones."""
     blocks = re.compile(r"@media\(([^{]*)\)\{((?:[^{}]*\{[^{}]*\})*)\}")
@@ -116,8 +171,13 @@ def test_on_a_narrow_screen_tables_and_pictures_scroll():
     phone, desk = style_at(400), style_at(1200)
     assert (phone["table"].get("display"), phone["table"].get("overflow-x")) == ("block", "auto")
     assert "display" not in desk["table"] and desk["table"]["width"] == "100%"
-    assert phone["figure"]["overflow-x"] == "auto" and int(phone["figure>svg"]["min-width"].removesuffix("px")) > 400
-    assert "figure>svg" not in desk and phone["figure .scroll"]["overflow-x"] == "auto"
+    assert phone["figure .scroll"]["overflow-x"] == desk["figure .scroll"]["overflow-x"] == "auto"
+    canvas = Canvas(820, 100, title="t")
+    chart = line_chart("t", [Series(name="a", points=[(0, 1.0)])], y_label="y", width=520)
+    # At its least width text of 11 px, a chart's of 12, is 11 px high.
+    assert 'style="min-width:820px"' in canvas.render() and 'style="min-width:477px"' in chart
+    assert f"<div class='scroll'>{chart}</div>" in figures([("c", chart, False)])
+    assert "<div class='scroll'><svg" in figure(canvas.render(), "c")
     others = [name for name in phone if name != "table" and re.search(r"(^|[ >])table$|^\.plain$", name)]
     assert others == [], "which could take it back"
 

@@ -46,10 +46,31 @@ def test_there_is_a_box_for_each_config_and_a_row_for_each_value() -> None:
 
 def test_defaults_are_drawn_when_asked_for_and_told_apart() -> None:
     plain, whole = boxes(recipe()), boxes(recipe(), defaults=True)
-    assert all(not row.default for box in all_boxes(plain) for row in box.rows)
+    told = {row.label for box in all_boxes(plain) if box.title != "DeepSeekV3Config" for row in box.rows if row.default}
+    assert told == set()
     trainer = next(box for box in all_boxes(whole) if box.title == "Trainer")
     rows = {row.label: row.default for row in trainer.rows}
     assert rows["max_steps"] is False and rows["benchmark"] is True
+
+
+def test_a_models_sizes_are_drawn_also_where_its_class_sets_them() -> None:
+    tree = recipe()
+    tree.model.config.num_layers = 7
+    [config] = [box for box in all_boxes(boxes(tree)) if box.title == "DeepSeekV3Config"]
+    rows = {row.label: (row.value, row.default) for row in config.rows}
+    assert rows["hidden_size"] == ("7168", True) and rows["num_moe_experts"] == ("256", True)
+    assert rows["num_layers"] == ("7", False)
+    [dense] = [
+        box for box in all_boxes(boxes(recipes.get("llama3_8b").pretrain_recipe())) if box.title == "Llama3Config8B"
+    ]
+    names = {row.label for row in dense.rows}
+    assert {"num_layers", "ffn_hidden_size"} <= names and not [name for name in names if name.startswith("moe_")]
+    assert rows.keys() & {"rotary_base", "layernorm_epsilon"} == set()
+
+
+def test_a_fraction_is_drawn_without_what_rounding_left() -> None:
+    rows = {row.label: row.value for box in all_boxes(boxes(recipe())) for row in box.rows}
+    assert all(len(rows[name]) < 10 for name in ("lr", "min_lr", "adam_eps"))
 
 
 def test_a_config_in_two_places_is_drawn_once() -> None:

@@ -14,7 +14,14 @@ import torch
 
 from nemo2.errors import DataError, RuntimeFault
 from nemo2.run_dir.metrics import JSONLLogger
-from nemo2.run_dir.records import SET_ASIDE_FILE, read_metrics, series, truncate_metrics
+from nemo2.run_dir.records import (
+    RESUMED_FILE,
+    SET_ASIDE_FILE,
+    read_metrics,
+    resumptions,
+    series,
+    truncate_metrics,
+)
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_logged_and_has_the_documented_names(tmp_path):
@@ -82,6 +89,25 @@ def test_a_resumed_run_continues_the_curve_without_the_steps_that_are_done_again
     assert series(read_metrics(tmp_path), "val_loss") == [(5, 0.5)]
     redone = [json.loads(line)["step"] for line in (tmp_path / SET_ASIDE_FILE).read_text().splitlines()]
     assert redone == [6, 7, 8, 9]
+    third = JSONLLogger(str(tmp_path))
+    third.resume_at(8)
+    assert [str(one) for one in resumptions(tmp_path)] == [
+        "stopped at step 10, resumed at 6",
+        "stopped and resumed at step 8",
+    ]
+
+
+def test_a_run_that_begins_anew_was_not_resumed_and_a_damaged_record_of_it_stops_nothing(tmp_path):
+    log = JSONLLogger(str(tmp_path))
+    log.resume_at(0)
+    log.log_metrics({"lr": 1.0}, step=0)
+    log.resume_at(0)
+    assert resumptions(tmp_path) == [] and not (tmp_path / RESUMED_FILE).exists()
+    for text in ('{"step": 3}\n', '{"step": "x", "stopped_at": 4}\n', "[]\n{}\n"):
+        (tmp_path / RESUMED_FILE).write_text(text)
+        assert resumptions(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n[]\n{"step": 2}\n')
+    log.resume_at(1)
 
 
 def test_a_torn_last_line_is_left_out_and_removed_on_resume(tmp_path):

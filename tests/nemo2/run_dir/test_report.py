@@ -12,8 +12,8 @@ import yaml
 
 from nemo2.checkpoint.directory import Manifest
 from nemo2.errors import DataError
-from nemo2.pictures.lines import Series, line_chart, running_median, thin_out
-from nemo2.pictures.svg import nice_ticks, standalone
+from nemo2.pictures.lines import TOP, WIDTH, Mark, Series, line_chart, running_median, thin_out
+from nemo2.pictures.svg import nice_ticks, standalone, text_width
 from nemo2.run_dir.report import write_report
 
 
@@ -52,7 +52,7 @@ def test_the_page_states_the_numbers_of_the_metrics(run_dir):
     page = write_report(run_dir).read_text()
     assert "<b>100</b><span>steps of 100</span>" in page
     assert f"<b>{8 * 0.99**99:.4g}</b><span>training loss, from 8</span>" in page
-    assert "<b>3.125</b><span>best validation loss, step 99</span>" in page
+    assert "<b>3.125</b><span>best validation loss, step 100</span>" in page
     assert "<b>0.5 s</b>" in page
     assert "<b>800</b><span>samples, 102k tokens</span>" in page
 
@@ -90,6 +90,39 @@ def test_the_curve_is_a_well_formed_svg_with_the_last_values(run_dir):
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "val 3.125" in texts
     assert any(text and text.startswith("train ") for text in texts)
+
+
+def test_the_curve_marks_where_the_run_was_stopped_and_resumed_and_counts_steps_from_one(run_dir):
+    lines = [{"step": 60, "stopped_at": 75}, {"step": 90, "stopped_at": 90}]
+    (run_dir / "resumed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write_report(run_dir).read_text()
+    root = ElementTree.fromstring((run_dir / "loss_curve.svg").read_text())
+    space = "{http://www.w3.org/2000/svg}"
+    marks = [one for one in root.iter(f"{space}line") if one.attrib["class"] == "mark"]
+    (again,) = [one for one in root.iter(f"{space}rect") if one.attrib["class"] == "again"]
+    assert len(marks) == 3 and "stopped at step 75, resumed at 60" in page and "stopped and resumed at step 90" in page
+    at = {
+        float(one.text): float(one.attrib["x"]) for one in root.iter(f"{space}text") if one.text in ("20", "40", "60")
+    }
+    assert float(marks[0].attrib["x1"]) == pytest.approx(at[60], abs=0.2)
+    assert float(again.attrib["width"]) == pytest.approx((at[60] - at[40]) * 15 / 20, abs=0.2)
+    assert root.find(f".//{space}path[@class='line raw s0']") is not None, "the points beneath their median"
+    assert "step 100: train" in page and "step 0:" not in page
+
+
+def test_words_of_marks_stand_above_the_plot_and_over_no_others():
+    marks = [Mark(x=x, words=f"stopped and resumed at step {x}") for x in (10, 11, 40, 100)]
+    chart = ElementTree.fromstring(
+        line_chart("t", [Series(name="a", points=[(x, float(x)) for x in range(1, 101)])], y_label="loss", marks=marks)
+    )
+    space = "{http://www.w3.org/2000/svg}"
+    shown = [one for one in chart.iter(f"{space}text") if (one.text or "").startswith("stopped")]
+    assert [one.text for one in shown] == [f"stopped and resumed at step {x}" for x in (10, 40, 100)]
+    ends = [(float(one.attrib["x"]), float(one.attrib["x"]) + text_width(one.text or "")) for one in shown]
+    assert ends[0][0] > text_width("loss") and all(
+        one[1] < other[0] for one, other in zip(ends, ends[1:], strict=False)
+    )
+    assert ends[-1][1] < WIDTH and all(float(one.attrib["y"]) < TOP for one in shown)
 
 
 def test_a_report_of_no_run_is_a_plain_error(tmp_path):

@@ -197,6 +197,8 @@ def test_the_command_shows_the_last_records(made: Make, capsys: pytest.CaptureFi
         "step 4 of 4 | reduced_train_loss: 5 | tokens_per_second: 100 | train_step_timing: 0.5",
         "step 4 of 4 | val_loss: 5",
     ]
+    assert main(["runs", "tail", "first", "--json", "--lines", "1"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"step": 3, "val_loss": 5}
     assert main(["runs", "tail", "first", "--follow"]) == 0, "a run that is done is not waited for"
     assert main(["runs", "compare", "first"]) == 2 and "two to eight" in capsys.readouterr().err
     assert main(["runs", "tail", "nothing"]) == 2
