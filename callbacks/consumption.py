@@ -16,7 +16,9 @@ def seconds_per(unit: str, *, of: str) -> float:
         ConfigError: the unit is not in `SECONDS`.
     """
     if unit not in SECONDS:
-        raise ConfigError(f"{of}.time_unit={unit!r}: must be one of {', '.join(SECONDS)}{did_you_mean(unit, SECONDS)}")
+        raise ConfigError(
+            f"{of}.time_unit={unit!r}: must be one of {', '.join(SECONDS)}{did_you_mean(unit, SECONDS, listed=True)}"
+        )
     return SECONDS[unit]
 
 

@@ -42,8 +42,8 @@ class DdpParityChecker(pl.Callback):
         )
         if sharded is not None:
             raise ConfigError(
-                f"DdpParityChecker: {sharded} is sharded over the data-parallel ranks, so that there are no replicas to compare. "
-                "Leave the callback out."
+                f"DdpParityChecker: {sharded} is sharded over the data-parallel ranks, so there are no replicas to "
+                "compare. Remove the callback."
             )
 
     def on_train_batch_end(
@@ -75,9 +75,9 @@ def _compare(trainer: Any) -> None:
     if differing:
         told = "; ".join(f"{name} on ranks {sorted(ranks)}" for name, ranks in list(differing.items())[:5])
         raise RuntimeFault(
-            f"After step {trainer.global_step} data-parallel replicas differ in {len(differing)} parameters: {told}. They were "
-            "updated by different gradients or started from different weights; what was trained since the last check isn't "
-            "one model. Go on from a checkpoint before it."
+            f"After step {trainer.global_step}, data-parallel replicas differ in {len(differing)} parameters: {told}. "
+            "They received different gradients or started from different weights, so the replicas no longer form one "
+            "model since the last check. Resume from a checkpoint before that check."
         )
 
 

@@ -31,7 +31,7 @@ class DeepEPCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         config = getattr(pl_module, "config", None)
         if config is None or not getattr(config, "num_moe_experts", None):
-            raise ConfigError("DeepEPCallback: the model has no experts. Leave the callback out.")
+            raise ConfigError("DeepEPCallback: the model has no experts. Remove the callback.")
         if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in _ARCHITECTURES:
             if trainer.is_global_zero:
                 logger.warning("DeepEPCallback does not take effect: DeepEP runs on Ampere, Ada and Hopper GPUs only.")

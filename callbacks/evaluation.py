@@ -71,10 +71,10 @@ class EvaluationCallback(pl.Callback):
         if problems:
             raise ConfigError(problems[0])
         if not texts and not tasks:
-            raise ConfigError("EvaluationCallback has nothing to measure: set texts=[FILE], or tasks=[NAME].")
+            raise ConfigError("EvaluationCallback has nothing to measure. Set texts=[FILE] or tasks=[NAME].")
         if every_n_steps is None and not at_end:
             raise ConfigError(
-                "EvaluationCallback would never measure: set every_n_steps=100, say, or leave at_end=True."
+                "EvaluationCallback would never run. Set every_n_steps (for example 100), or leave at_end=True."
             )
         self.every_n_steps = every_n_steps
         self.texts = list(texts or [])
@@ -90,12 +90,16 @@ class EvaluationCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if core_of(pl_module) is None:
             raise ConfigError(
-                f"EvaluationCallback measures Megatron-Core's language models; {type(pl_module).__name__} under "
-                f"{type(trainer.strategy).__name__} is none. Take the callback out, and run nemo2 evaluate on its checkpoints."
+                f"EvaluationCallback measures language models of Megatron-Core only, not {type(pl_module).__name__} "
+                f"under {type(trainer.strategy).__name__}. Remove the callback, and run `nemo2 evaluate` on the "
+                "checkpoints."
             )
         refuse_layouts(True)
         if getattr(pl_module, "tokenizer", None) is None:
-            raise ConfigError("EvaluationCallback reads texts, and neither the model nor the data has a tokenizer.")
+            raise ConfigError(
+                "EvaluationCallback reads texts, but neither the model nor the data has a tokenizer. Set "
+                "model.tokenizer or data.tokenizer."
+            )
         self._read = {file: text_of(Path(file)) for file in self.texts}
         if self.tasks:
             refuse_unknown(self.tasks, self._folder, trust_tasks=self.trust_tasks)

@@ -33,8 +33,8 @@ class FaultToleranceCallback(pl.Callback):
         if _SOCKET_VARIABLE not in os.environ:
             if trainer.is_global_zero:
                 logger.warning(
-                    "FaultToleranceCallback: this run was not started by nvidia-resiliency-ext's launcher, so nobody watches its "
-                    "heartbeats; use nemo2.plugins.FaultTolerancePlugin."
+                    "FaultToleranceCallback: the launcher of nvidia-resiliency-ext did not start this run, so no "
+                    "process watches the heartbeats. Start the run with nemo2.plugins.FaultTolerancePlugin."
                 )
             return
         from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient  # pyright: ignore[reportMissingImports]

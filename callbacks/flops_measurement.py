@@ -49,7 +49,7 @@ class FLOPsMeasurementCallback(pl.Callback):
         peak_tflops: Optional[float] = None,
     ) -> None:
         if peak_tflops is not None and peak_tflops <= 0:
-            raise ConfigError(f"FLOPsMeasurementCallback.peak_tflops={peak_tflops} must be positive, such as 989.")
+            raise ConfigError(f"FLOPsMeasurementCallback.peak_tflops={peak_tflops}: must be positive, for example 989.")
         self.model_config = model_config
         self.data_config = data_config
         self.model_name = model_name
@@ -92,8 +92,8 @@ class FLOPsMeasurementCallback(pl.Callback):
         shape = _shape_of(self.data_config) if self.data_config is not None else global_batch(trainer)
         if shape is None:
             raise ConfigError(
-                "FLOPsMeasurementCallback needs a batch size and a sequence length, and the data has no data_sampler that "
-                "knows them: give it data_config, an object with global_batch_size and seq_length."
+                "FLOPsMeasurementCallback needs a batch size and a sequence length, but the data has no data_sampler "
+                "to read them from. Set data_config to an object with global_batch_size and seq_length."
             )
         if shape not in self._per_step:
             self._per_step[shape] = self._count(*shape, pl_module)
@@ -103,8 +103,8 @@ class FLOPsMeasurementCallback(pl.Callback):
         config = self.model_config if self.model_config is not None else getattr(pl_module, "config", None)
         if not getattr(config, "num_layers", None) or not getattr(config, "num_attention_heads", None):
             raise ConfigError(
-                f"FLOPsMeasurementCallback counts a transformer's config, and {type(pl_module).__name__} has none: give it "
-                "model_config, or leave the callback out."
+                f"FLOPsMeasurementCallback needs the configuration of a transformer, but {type(pl_module).__name__} "
+                "has none. Set model_config, or remove the callback."
             )
         rows = getattr(pl_module, "padded_vocab_size", None)
         return model_flops_per_step(config, seq_length, batch_size, vocab_size=rows, causal=self.causal)
@@ -120,6 +120,6 @@ def _shape_of(data: Any) -> tuple[int, int]:
     missing = [name for name in ("global_batch_size", "seq_length") if not isinstance(getattr(data, name, None), int)]
     if missing:
         raise ConfigError(
-            f"FLOPsMeasurementCallback.data_config has no {' and no '.join(missing)}, which must be whole numbers."
+            f"FLOPsMeasurementCallback.data_config has no {' and no '.join(missing)}. Set them to whole numbers."
         )
     return data.global_batch_size, data.seq_length

@@ -59,7 +59,8 @@ class HuggingFaceExportCallback(pl.Callback):
                 raise ConfigError(f"HuggingFaceExportCallback.{name}={value}: must be at least 1, or None.")
         if every_n_saves is None and not at_end:
             raise ConfigError(
-                "HuggingFaceExportCallback would export nothing: set every_n_saves=1, say, or leave at_end=True."
+                "HuggingFaceExportCallback would export nothing. Set every_n_saves (for example 1), or leave "
+                "at_end=True."
             )
         if dtype not in (None, "bf16", "fp16", "fp32"):
             raise ConfigError(f"HuggingFaceExportCallback.dtype={dtype!r}: must be 'bf16', 'fp16', 'fp32' or None.")
@@ -78,7 +79,8 @@ class HuggingFaceExportCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.checkpoint_callback is None:
             raise ConfigError(
-                "HuggingFaceExportCallback exports what is saved, and this run saves nothing: give log.ckpt a ModelCheckpoint."
+                "HuggingFaceExportCallback exports saved checkpoints, but this run saves none. Set log.ckpt to a "
+                "ModelCheckpoint."
             )
         self._seen = _newest(trainer)
 
@@ -114,7 +116,7 @@ class HuggingFaceExportCallback(pl.Callback):
         if not due and not (last and self.at_end and name not in self._names()):
             return
         if self._waiting is not None:
-            _log.info("%s isn't exported: a later save takes its place.", self._waiting.target.name)
+            _log.info("%s is not exported, because a later checkpoint replaces it.", self._waiting.target.name)
             self._waiting.discard()
         folder = Path(self.directory) if self.directory is not None else Path(path).parent.with_name("hugging_face")
         try:
@@ -162,7 +164,7 @@ class HuggingFaceExportCallback(pl.Callback):
 
     @staticmethod
     def _say_failed(target: Path, problem: str) -> None:
-        _log.warning("The export %s failed, and training goes on: %s", target, problem)
+        _log.warning("The export %s failed, and training continues: %s", target, problem)
 
 
 @dataclass

@@ -36,8 +36,8 @@ class JitConfig:
     def __post_init__(self) -> None:
         if self.use_thunder or self.profile_thunder:
             raise ConfigError(
-                "JitConfig.use_thunder=True: nemo2 compiles with torch. Set use_torch=True, and where Thunder is installed "
-                "torch_kwargs={'backend': thunder.dynamo.ThunderCompiler()}."
+                "JitConfig.use_thunder=True: nemo2 compiles with torch. Set use_torch=True. Where Thunder is "
+                "installed, also set torch_kwargs={'backend': thunder.dynamo.ThunderCompiler()}."
             )
 
 

@@ -102,7 +102,8 @@ def _range_of(name: str, spec: Any) -> tuple[float, float]:
         if first <= last:
             return first, last
     raise ConfigError(
-        f"LayerFreezer.schedule[{name!r}]={spec!r}: must be -1 (for ever), a number of steps, or [first step, last step]."
+        f"LayerFreezer.schedule[{name!r}]={spec!r}: must be -1 (always frozen), a number of steps, or [first step, "
+        "last step]."
     )
 
 

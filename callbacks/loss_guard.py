@@ -60,10 +60,12 @@ class LossGuard(pl.Callback):
         for name, value in (("on_nonfinite", on_nonfinite), ("on_spike", on_spike)):
             if value not in _POLICIES and (name, value) != ("on_spike", None):
                 raise ConfigError(
-                    f"LossGuard.{name}={value!r}: must be 'stop' or 'skip'{did_you_mean(str(value), _POLICIES)}"
+                    f"LossGuard.{name}={value!r}: must be 'stop' or 'skip'{did_you_mean(str(value), _POLICIES, listed=True)}"
                 )
         if spike_factor <= 1:
-            raise ConfigError(f"LossGuard.spike_factor={spike_factor}: must be above 1, or every step is a spike.")
+            raise ConfigError(
+                f"LossGuard.spike_factor={spike_factor}: must be above 1. Otherwise every step would be a spike."
+            )
         for name, value in (("window", window), ("max_skips", max_skips)):
             if value < 1:
                 raise ConfigError(f"LossGuard.{name}={value}: must be at least 1.")
@@ -84,8 +86,9 @@ class LossGuard(pl.Callback):
         # The strategy's default turns the check on, so only an explicit setting of the user contradicts this callback.
         if "check_for_nan_in_grad" in getattr(trainer.strategy, "explicit_ddp_fields", ()):
             raise ConfigError(
-                "LossGuard.on_nonfinite='skip' contradicts strategy.ddp_config.check_for_nan_in_grad=True, which ends the run at "
-                "the first gradient that isn't finite: set it to False, or on_nonfinite='stop'."
+                "LossGuard.on_nonfinite='skip' contradicts strategy.ddp_config.check_for_nan_in_grad=True, which ends "
+                "the run at the first gradient that is not finite. Set check_for_nan_in_grad=False, or set "
+                "on_nonfinite='stop'."
             )
         adjust(ddp, "check_for_nan_in_grad", False, why="LossGuard(on_nonfinite='skip') looks at the gradients")
 
@@ -95,7 +98,7 @@ class LossGuard(pl.Callback):
         loss = trainer.strategy.last_loss  # pyright: ignore[reportAttributeAccessIssue]
         problem, policy = self._judge(float(loss))
         if problem is None and self.on_nonfinite == "skip" and not _gradients_finite(trainer):
-            problem, policy = "its gradients aren't finite", self.on_nonfinite
+            problem, policy = "its gradients are not finite", self.on_nonfinite
         if problem is None:
             self._in_a_row = 0
             self._losses.append(float(loss))
@@ -103,15 +106,18 @@ class LossGuard(pl.Callback):
         where = f"Step {trainer.global_step + 1}: {problem}"
         if policy == "stop":
             raise RuntimeFault(
-                f"{where}. Nothing was updated or saved with it. Start again from the last checkpoint with another learning "
-                "rate or data, or let LossGuard(on_nonfinite='skip', on_spike='skip') leave such steps out."
+                f"{where}. This step changed and saved nothing. Restart from the last checkpoint with another "
+                "learning rate or other data, or skip such steps with LossGuard(on_nonfinite='skip', "
+                "on_spike='skip')."
             )
         self._in_a_row += 1
         if self._in_a_row > self.max_skips:
-            raise RuntimeFault(f"{where}, as in the {self.max_skips} steps before it: this doesn't pass by itself.")
+            raise RuntimeFault(
+                f"{where}, as in the {self.max_skips} steps before it, so training does not recover by itself."
+            )
         self.skipped.append(trainer.global_step + 1)
         trainer.strategy.skip_update()  # pyright: ignore[reportAttributeAccessIssue]
-        _log.warning("%s. The update is left out.", where)
+        _log.warning("%s. The update is skipped.", where)
 
     def state_dict(self) -> dict[str, Any]:
         return {"losses": list(self._losses), "skipped": self.skipped, "in_a_row": self._in_a_row}

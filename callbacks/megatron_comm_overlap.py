@@ -91,17 +91,17 @@ class MegatronCommOverlapCallback(pl.Callback):
         strategy: Any = trainer.strategy
         if not isinstance(getattr(strategy, "layout", None), Layout):
             raise ConfigError(
-                f"{CALLBACK} works with MegatronStrategy only, and trainer.strategy is a {type(strategy).__name__}: remove the "
-                "callback from trainer.callbacks."
+                f"{CALLBACK} requires MegatronStrategy, but trainer.strategy is a {type(strategy).__name__}. Remove "
+                "the callback from trainer.callbacks."
             )
         if not hasattr(strategy, "ddp_config"):
             # Torch shards the model and overlaps its gathers and reductions itself. No tensor is sharded over
             # tensor-parallel ranks.
             if trainer.is_global_zero:
                 name = type(strategy).__name__
-                _log.info("%s has nothing to do under %s.", CALLBACK, name)
+                _log.info("%s has no effect under %s.", CALLBACK, name)
                 for setting in settings_of_run([self], model_config=None, optimizer_config=None, ddp_config=None):
-                    _log.warning("%s does not take effect: %s overlaps by itself.", setting, name)
+                    _log.warning("%s does not take effect: %s overlaps communication by itself.", setting, name)
             return
         siblings = [
             one for one in getattr(trainer, "callbacks", [self]) if isinstance(one, MegatronCommOverlapCallback)

@@ -43,8 +43,8 @@ class MemoryMonitor(pl.Callback):
     ) -> None:
         if dist_aggregate_batch_interval is not None:
             raise ConfigError(
-                f"MemoryMonitor.dist_aggregate_batch_interval={dist_aggregate_batch_interval}: leave it out. Every logged "
-                "figure is the largest of all ranks, at the trainer's log_every_n_steps."
+                f"MemoryMonitor.dist_aggregate_batch_interval={dist_aggregate_batch_interval}: remove this argument. "
+                "Every logged value is already the maximum over all ranks, at each trainer.log_every_n_steps."
             )
         self.memory_keys = memory_keys
         self.dist_aggregate_batch_interval = dist_aggregate_batch_interval
@@ -58,7 +58,7 @@ class MemoryMonitor(pl.Callback):
         for key in self.memory_keys:
             if key not in known:
                 raise ConfigError(
-                    f"MemoryMonitor.memory_keys has no statistic {key!r} of torch{did_you_mean(key, list(known))}"
+                    f"MemoryMonitor.memory_keys: torch has no memory statistic {key!r}{did_you_mean(key, list(known))}"
                 )
 
     def on_train_batch_end(

@@ -61,7 +61,7 @@ class MemoryProfileCallback(pl.Callback):
 
         if not torch.cuda.is_available():
             logger.warning(
-                "MemoryProfileCallback watches a GPU's allocator, and this machine has none: nothing is recorded."
+                "MemoryProfileCallback records the memory of GPUs, but this machine has no GPU. It records nothing."
             )
             return
         if self.warn_cycles:

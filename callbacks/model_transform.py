@@ -33,6 +33,6 @@ class ModelTransform(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         if self.model_transform is None and getattr(pl_module, "model_transform", None) is None:
             raise ConfigError(
-                "ModelTransform() has nothing to apply: give it a function (ModelTransform(model_transform=...)), or set "
+                "ModelTransform() has no function to apply. Set ModelTransform(model_transform=...), or set "
                 "model.model_transform."
             )

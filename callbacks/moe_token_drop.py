@@ -30,8 +30,9 @@ class MegatronTokenDropCallback(pl.Callback):
     def __init__(self, moe_expert_capacity_factor: float = 1.0, moe_pad_expert_input_to_capacity: bool = True) -> None:
         if moe_expert_capacity_factor < 0 and moe_pad_expert_input_to_capacity:
             raise ConfigError(
-                f"MegatronTokenDropCallback.moe_pad_expert_input_to_capacity=True needs a capacity, and "
-                f"moe_expert_capacity_factor={moe_expert_capacity_factor} sets none: give one from 0 on, or set padding to False."
+                "MegatronTokenDropCallback.moe_pad_expert_input_to_capacity=True requires a capacity, but "
+                f"moe_expert_capacity_factor={moe_expert_capacity_factor} sets none. Set a factor of 0 or more, or "
+                "set moe_pad_expert_input_to_capacity=False."
             )
         self.moe_expert_capacity_factor = moe_expert_capacity_factor
         self.moe_pad_expert_input_to_capacity = moe_pad_expert_input_to_capacity
@@ -39,15 +40,15 @@ class MegatronTokenDropCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         config = getattr(pl_module, "config", None)
         if config is None or not getattr(config, "num_moe_experts", None):
-            raise ConfigError("MegatronTokenDropCallback: the model has no experts. Leave the callback out.")
+            raise ConfigError("MegatronTokenDropCallback: the model has no experts. Remove the callback.")
         for field, known in (
             ("moe_token_dispatcher_type", _DISPATCHERS),
             ("moe_router_load_balancing_type", _BALANCING),
         ):
             if (value := getattr(config, field)) not in known:
                 raise ConfigError(
-                    f"model.config.{field}={value!r}: MegatronTokenDropCallback needs one of {', '.join(known)}. Set it, or "
-                    "leave the callback out."
+                    f"model.config.{field}={value!r}: MegatronTokenDropCallback requires one of {', '.join(known)}. "
+                    "Set one of these, or remove the callback."
                 )
         factor = self.moe_expert_capacity_factor
         wanted = {

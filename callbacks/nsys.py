@@ -51,10 +51,10 @@ class NsysCallback(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.global_rank in self.ranks and not _has_gpu():
-            logger.warning("NsysCallback records GPUs, and this machine has none: nothing is recorded.")
+            logger.warning("NsysCallback records GPUs, but this machine has no GPU. It records nothing.")
         absent = [rank for rank in self.ranks if rank >= trainer.world_size]
         if absent and trainer.is_global_zero:
-            logger.warning("NsysCallback.ranks=%s: this run has %d ranks only.", absent, trainer.world_size)
+            logger.warning("NsysCallback.ranks=%s: this run has only %d ranks.", absent, trainer.world_size)
         if self.nvtx_ranges:
             from megatron.core.utils import configure_nvtx_profiling
 

@@ -63,7 +63,8 @@ class ParameterDebugger(pl.Callback):
         for name in [log_on_hooks] if isinstance(log_on_hooks, str) else log_on_hooks:
             if name not in _HOOKS:
                 raise ConfigError(
-                    f"ParameterDebugger.log_on_hooks={name!r}: no hook with a model{did_you_mean(name, _HOOKS)}"
+                    f"ParameterDebugger.log_on_hooks={name!r}: this is not a hook with access to the "
+                    f"model{did_you_mean(name, _HOOKS)}"
                 )
             self.__dict__[name] = self._look
 

@@ -53,8 +53,8 @@ class PytorchProfilerCallback(pl.Callback):
         ]
         if not problems and end_step <= start_step + warmup_steps:
             problems.append(
-                f"{_OWNER}.end_step={end_step} leaves no step to keep after start_step={start_step} and "
-                f"warmup_steps={warmup_steps}; use at least {start_step + warmup_steps + 1}."
+                f"{_OWNER}.end_step={end_step} leaves no step to record after start_step={start_step} and "
+                f"warmup_steps={warmup_steps}. Set end_step to {start_step + warmup_steps + 1} or more."
             )
         if problems:
             raise ConfigError("\n".join(problems))

@@ -20,7 +20,8 @@ def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]
     ]
     if not problems and end_step <= start_step:
         problems.append(
-            f"{owner}.end_step={end_step} must be above start_step={start_step}: the step it names is not in."
+            f"{owner}.end_step={end_step} must be above start_step={start_step}, because recording ends before "
+            "end_step."
         )
     return problems
 
@@ -30,7 +31,7 @@ def whose_ranks(owner: str, ranks: Optional[Sequence[int]], problems: list[str])
     rank."""
     chosen = [0] if ranks is None else list(ranks)
     problems += [
-        f"{owner}.ranks has {rank!r}, which is no rank: they count from 0."
+        f"{owner}.ranks contains {rank!r}, which is not a rank. Ranks count from 0."
         for rank in chosen
         if not _is_whole(rank) or rank < 0
     ]

@@ -61,7 +61,8 @@ class StragglerDetectionCallback(pl.Callback):
         ]
         if not calc_relative_gpu_perf and not calc_individual_gpu_perf:
             problems.append(
-                "StragglerDetectionCallback compares nothing: leave calc_relative_gpu_perf or calc_individual_gpu_perf on."
+                "StragglerDetectionCallback compares nothing. Leave calc_relative_gpu_perf or "
+                "calc_individual_gpu_perf on."
             )
         if problems:
             raise ConfigError("\n".join(problems))
@@ -88,12 +89,14 @@ class StragglerDetectionCallback(pl.Callback):
         import torch
 
         if not torch.cuda.is_available():
-            logger.warning("StragglerDetectionCallback compares GPUs, and this machine has none: nothing is compared.")
+            logger.warning(
+                "StragglerDetectionCallback compares GPUs, but this machine has no GPU. It compares nothing."
+            )
             return None
         if not has("nvidia_resiliency_ext"):
             raise ConfigError(
-                f"trainer.callbacks has a StragglerDetectionCallback: {why_missing('nvidia_resiliency_ext')}. Or leave the "
-                "callback out."
+                f"trainer.callbacks has a StragglerDetectionCallback: {why_missing('nvidia_resiliency_ext')}. Install "
+                "the package, or remove the callback."
             )
         from nvidia_resiliency_ext.ptl_resiliency import (  # pyright: ignore[reportMissingImports]
             StragglerDetectionCallback as Detector,

@@ -45,10 +45,10 @@ class TimingCallback(pl.Callback):
                     f"TimingCallback.timer_kwargs has no setting {name!r}{did_you_mean(name, _TIMER_SETTINGS)}"
                 )
         if settings.get("reduction", "mean") != "mean":
-            raise ConfigError(f"TimingCallback.timer_kwargs['reduction']={settings['reduction']!r} must be 'mean'.")
+            raise ConfigError(f"TimingCallback.timer_kwargs['reduction']={settings['reduction']!r}: must be 'mean'.")
         buffer_size = settings.get("buffer_size")
         if buffer_size is not None and buffer_size < 1:
-            raise ConfigError(f"TimingCallback.timer_kwargs['buffer_size']={buffer_size} must be at least 1.")
+            raise ConfigError(f"TimingCallback.timer_kwargs['buffer_size']={buffer_size}: must be at least 1.")
         self.log_tokens_per_sec = log_tokens_per_sec
         self.timer_kwargs = settings
         self._durations: deque[float] = deque(maxlen=buffer_size)

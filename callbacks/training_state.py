@@ -65,8 +65,9 @@ class ModelTrainingStateCallback(pl.Callback):
         if not changed:
             return
         told = (
-            f"At step {trainer.global_step} {len(changed)} modules have another mode than before validation: "
-            f"{', '.join(changed[:5])}. A hook of validation called eval() or train() and didn't undo it."
+            f"At step {trainer.global_step}, {len(changed)} modules have a different mode than before validation: "
+            f"{', '.join(changed[:5])}. A validation hook called eval() or train() and did not undo it. Restore the "
+            "mode in that hook."
         )
         if self.strict:
             raise RuntimeFault(told)

@@ -128,7 +128,8 @@ def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]
     name = _ALSO.get(name, name)
     if name not in _SHEETS or number == 0:
         raise ConfigError(
-            f"{option} {text!r}: must be one of {', '.join(NAMES)}, with a number such as H100x1152{did_you_mean(name, NAMES)}"
+            f"{option} {text!r}: must be one of {', '.join(NAMES)}, with or without a number as in "
+            f"H100x1152{did_you_mean(name, NAMES, listed=True)}"
         )
     return _gpu(name), number
 

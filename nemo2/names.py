@@ -35,16 +35,19 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
     return [candidate for _, candidate in sorted(scored)[:limit]]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'a' or 'b'?"`, or the known names where none is close, or just `"."`: the end of a sentence."""
+def did_you_mean(name: str, known: Iterable[str], *, listed: bool = False) -> str:
+    """The end of a sentence: `"; did you mean 'a' or 'b'?"`, or the known names where none is close, or just `"."`.
+
+    ``listed``: the sentence itself lists the known names.
+    """
     known = list(dict.fromkeys(known))
     close = nearest(name, known)
     if close:
         quoted = [repr(candidate) for candidate in close]
         listed = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
         return f"; did you mean {listed}?"
-    if known and len(known) <= 12:
-        return f"; it knows {', '.join(known)}."
+    if known and len(known) <= 12 and not listed:
+        return f"; known names: {', '.join(known)}."
     return "."
 
 
@@ -64,8 +67,8 @@ def safe_name(name: str, *, field: str = "name") -> str:
     shown = repr(name) if len(name) <= 80 else f"{name[:60]!r}... ({len(name)} characters)"
     suggestion = _RUN_OF_UNSAFE.sub("_", name).lstrip(".=+@,-_").rstrip("_")
     suggestion = suggestion.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
-    fix = f"; {suggestion!r} would do" if suggestion else ""
+    fix = f", for example {suggestion!r}" if suggestion else ""
     raise ConfigError(
-        f"{field}={shown} can't name a directory: use letters, digits and _ . = + @ , -, starting with a letter or "
-        f"digit, at most {MAX_NAME_BYTES} bytes{fix}."
+        f"{field}={shown} is not a valid directory name. Use at most {MAX_NAME_BYTES} bytes of letters, digits and _ "
+        f". = + @ , - that start with a letter or digit{fix}."
     )

@@ -162,13 +162,13 @@ class MegatronMixedPrecision(MixedPrecision):
         if name not in _PRECISIONS:
             raise ConfigError(
                 f"trainer.plugins.precision={precision!r}: must be one of {', '.join(_PRECISIONS)}"
-                f"{did_you_mean(str(precision), [*_PRECISIONS, *_SPELLINGS])}"
+                f"{did_you_mean(str(precision), [*_PRECISIONS, *_SPELLINGS], listed=True)}"
             )
         if fp8_params is not None:
             if fp8_param_gather is not None and fp8_param_gather != fp8_params:
                 raise ConfigError(
-                    f"fp8_params={fp8_params} is the old spelling of fp8_param_gather={fp8_param_gather}, and they differ: "
-                    "keep fp8_param_gather only."
+                    f"fp8_params={fp8_params} is the old name of fp8_param_gather={fp8_param_gather}, and the two "
+                    "values differ. Remove fp8_params."
                 )
             fp8_param_gather = fp8_params
         if fp8 not in (None, "hybrid", "e4m3"):
@@ -178,14 +178,14 @@ class MegatronMixedPrecision(MixedPrecision):
         if fp8_recipe not in FP8_RECIPES:
             raise ConfigError(
                 f"trainer.plugins.fp8_recipe={fp8_recipe!r}: must be one of {', '.join(FP8_RECIPES)}"
-                f"{did_you_mean(str(fp8_recipe), FP8_RECIPES)}"
+                f"{did_you_mean(str(fp8_recipe), FP8_RECIPES, listed=True)}"
             )
         dtype = _PRECISIONS[name]
         self.precision = name  # pyright: ignore[reportAttributeAccessIssue]
         if params_dtype not in (None, dtype):
             raise ConfigError(
-                f"trainer.plugins.params_dtype={params_dtype} contradicts trainer.plugins.precision={name!r}, with which the "
-                f"model's parameters are {dtype}: leave params_dtype unset, or choose another precision."
+                f"trainer.plugins.params_dtype={params_dtype} contradicts trainer.plugins.precision={name!r}, which "
+                f"makes the model's parameters {dtype}. Leave params_dtype unset, or choose another precision."
             )
         params_dtype = dtype
         self.dtype_config = DtypeConfig(
@@ -288,19 +288,21 @@ class MegatronMixedPrecision(MixedPrecision):
             name = claim.names[0]
             first = claims.setdefault(name, claim)
             if first.value != claim.value:
-                problems.append(f"{first} contradicts {claim}: {_ONE_THING}")
+                problems.append(f"{first} contradicts {claim}. {_ONE_THING}")
             asked, argument = getattr(self.dtype_config, name), self._ARGUMENT_OF.get(name, name)
             if first is not claim or asked == claim.value:
                 continue
             if argument in ours:
                 problems.append(
-                    f"{claim} contradicts trainer.plugins.{argument}{at(self, argument)}, which makes it {asked}: {_ONE_THING}"
+                    f"{claim} contradicts trainer.plugins.{argument}{at(self, argument)}, which sets it to {asked}. "
+                    f"{_ONE_THING}"
                 )
             elif name in _DECIDED_BY_PRECISION:
                 # Adopting one of these fields alone would leave parameters in one dtype and their optimizer in another.
                 problems.append(
-                    f"{claim} contradicts trainer.plugins.precision={self.precision!r}, its default, which makes it {asked}: set "
-                    "trainer.plugins.precision, which decides for the model, the optimizer and the buffers, and remove this."
+                    f"{claim} contradicts trainer.plugins.precision={self.precision!r} (the default), which sets it "
+                    f"to {asked}. Remove {claim.place}, and set trainer.plugins.precision, which controls the model, "
+                    "the optimizer and the gradient buffers."
                 )
         if problems:
             raise ConfigError("\n".join(problems))
@@ -351,13 +353,14 @@ class MegatronMixedPrecision(MixedPrecision):
         """
         if clip_val:
             raise ConfigError(
-                f"trainer.gradient_clip_val={clip_val}: Megatron-Core clips inside its optimizer step. Set "
-                f"optim.config.clip_grad={clip_val} and leave trainer.gradient_clip_val unset."
+                f"trainer.gradient_clip_val={clip_val}: Megatron-Core clips gradients in its optimizer step. Set "
+                f"optim.config.clip_grad={clip_val}, and leave trainer.gradient_clip_val unset."
             )
 
     def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
         raise TypeError(
-            "MegatronMixedPrecision works with MegatronStrategy, which steps Megatron-Core's optimizer itself."
+            "MegatronMixedPrecision requires MegatronStrategy, which runs Megatron-Core's optimizer step. Set "
+            "strategy to a MegatronStrategy, or use a precision plugin of Lightning."
         )
 
     def ineffective(self) -> list[str]:
@@ -375,7 +378,8 @@ class MegatronMixedPrecision(MixedPrecision):
         ]
         if config.fp8 and config.first_last_layers_bf16 and not any(getattr(config, name) for name in _LAYERS_IN_BF16):
             found.append(
-                f"trainer.plugins.first_last_layers_bf16=True does not take effect: {' and '.join(_LAYERS_IN_BF16)} are 0."
+                f"trainer.plugins.first_last_layers_bf16=True does not take effect: {' and '.join(_LAYERS_IN_BF16)} "
+                "are 0."
             )
         return found
 
@@ -393,8 +397,8 @@ class MegatronMixedPrecision(MixedPrecision):
             return
         if not torch.cuda.is_available():
             raise ConfigError(
-                f"trainer.plugins.{wanted}={value!r}: this machine has no GPU, and {wanted} exists on GPUs only. Leave it "
-                "unset here (bf16-mixed runs anywhere)."
+                f"trainer.plugins.{wanted}={value!r}: this machine has no GPU, and {wanted} requires a GPU. Leave "
+                f"{wanted} unset on this machine. bf16-mixed runs on any machine."
             )
         if not has("transformer_engine"):
             raise ConfigError(f"trainer.plugins.{wanted}={value!r}: {why_missing('transformer_engine')}.")
@@ -423,19 +427,28 @@ def what_is_lacking(
     Sources: the checks of Transformer Engine's versions, measured in tests/transformer_engine.
     """
     if capability is not None:
-        this, needed = f"this one has {capability[0]}.{capability[1]}", REQUIRED_CAPABILITY.get(recipe, (0, 0))
+        this, needed = f"this GPU has {capability[0]}.{capability[1]}", REQUIRED_CAPABILITY.get(recipe, (0, 0))
         if capability < needed:
-            return f"needs a GPU of compute capability {needed[0]}.{needed[1]} or newer; {this}. Leave it unset there."
+            return (
+                f"requires a GPU of compute capability {needed[0]}.{needed[1]} or newer, but {this}. Leave it unset on "
+                "this GPU."
+            )
         if recipe == "mxfp8" and capability >= (12, 0):
-            return f"needs a GPU of compute capability 10.x, for 12.0 lacks products; {this}. Use 'tensorwise'."
+            return (
+                f"requires a GPU of compute capability 10.x and lacks matrix products for 12.0 ({this}). Use "
+                "'tensorwise'."
+            )
         older = transformer_engine is not None and Version(transformer_engine) < Version(_BLOCKS_ON_BLACKWELL)
         if recipe == "blockwise" and capability >= (10, 0) and older:
             return (
-                f"needs Transformer Engine {_BLOCKS_ON_BLACKWELL} or newer on a GPU of compute capability 10.0 ({this}), and "
-                f"this is {transformer_engine}. Install it, or use 'mxfp8'."
+                f"requires Transformer Engine {_BLOCKS_ON_BLACKWELL} or newer on a GPU of compute capability 10.0 "
+                f"({this}), but {transformer_engine} is installed. Install a newer version, or use 'mxfp8'."
             )
     if recipe == "blockwise" and cuda is not None and Version(cuda) < Version(_CUDA_OF_BLOCKS):
-        return f"needs CUDA {_CUDA_OF_BLOCKS} or newer, and torch is built for {cuda}. Install another, or use 'tensorwise'."
+        return (
+            f"requires CUDA {_CUDA_OF_BLOCKS} or newer, but PyTorch was built for CUDA {cuda}. Install a PyTorch for a "
+            "newer CUDA, or use 'tensorwise'."
+        )
     return None
 
 
@@ -451,7 +464,7 @@ class _Claim(NamedTuple):
         return f"{self.place}={self.value!r}{self.line}"
 
 
-_ONE_THING = "both were set, and they govern one thing. Remove one of them, or make them agree."
+_ONE_THING = "Both control the same setting. Remove one of them, or set both to the same value."
 
 
 def _reading(field: str) -> Callable[[Any], Any]:
@@ -527,7 +540,9 @@ def _derive_again(config: Any) -> None:
         with adjusting(config, why="derived by Megatron-Core from the fp8 recipe"):
             config.__post_init__()
     except (ValueError, AssertionError) as error:
-        raise ConfigError(f"Megatron-Core refuses optim.config with trainer.plugins' fp8: {error}") from error
+        raise ConfigError(
+            f"Megatron-Core rejects optim.config with the fp8 settings of trainer.plugins: {error}"
+        ) from error
 
 
 @rank_zero_only

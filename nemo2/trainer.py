@@ -160,7 +160,8 @@ def _leave_requeueing_to_us(trainer: pl.Trainer, *, given: Any) -> None:
 def _precision_plugin(precision: Union[str, int], plugins: Any) -> MegatronMixedPrecision:
     if any(isinstance(plugin, Precision) for plugin in _listed(plugins)):
         raise ConfigError(
-            f"trainer.precision={precision!r} and a precision plugin in trainer.plugins govern one thing: remove one of them."
+            f"trainer.precision={precision!r} and a precision plugin in trainer.plugins both set the precision. "
+            "Remove one of them."
         )
     return MegatronMixedPrecision(precision)
 
@@ -181,16 +182,17 @@ def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
         return
     if accelerator in ("gpu", "cuda"):
         raise ConfigError(
-            f"trainer.accelerator={accelerator!r}: this machine has no GPU. Set trainer.accelerator='auto' to train on CPU "
-            "processes here and on GPUs where there are any."
+            f"trainer.accelerator={accelerator!r}: this machine has no GPU. Set trainer.accelerator='auto' to train "
+            "on GPUs where they exist and on CPU processes elsewhere."
         )
     if accelerator != "auto" or not isinstance(devices, int) or isinstance(devices, bool):
         return
     if devices * num_nodes > 1 and here().world_size == 1:
         raise ConfigError(
-            f"trainer.devices={devices} with trainer.num_nodes={num_nodes}: this machine has no GPU, and one process was "
-            f"started. To train on CPU processes, launch them (`nemo2 pretrain NAME --devices 2`, or "
-            "run.LocalExecutor(launcher='torchrun', ntasks_per_node=2) with trainer.devices=2), or set trainer.devices=1."
+            f"trainer.devices={devices} with trainer.num_nodes={num_nodes}: this machine has no GPU, and only one "
+            "process was started. To train on CPU processes, launch them (`nemo2 pretrain NAME --devices 2`, or "
+            "run.LocalExecutor(launcher='torchrun', ntasks_per_node=2) with trainer.devices=2), or set "
+            "trainer.devices=1."
         )
 
 

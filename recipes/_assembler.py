@@ -170,7 +170,7 @@ class PretrainRecipe:
         if expert_parallelism is not AS_STATED:
             if expert_model_parallelism is not AS_STATED:
                 raise ConfigError(
-                    "expert_parallelism and expert_model_parallelism are two names of one size: give one."
+                    "expert_parallelism and expert_model_parallelism are two names of the same size. Keep one of them."
                 )
             expert_model_parallelism = expert_parallelism
         with self._as_stated():
@@ -328,7 +328,7 @@ class PretrainRecipe:
         if performance_mode:
             if self.performance is None:
                 raise ConfigError(
-                    f"{self.name} has no performance mode: leave performance_mode out, and add callbacks such as "
+                    f"{self.name} has no performance mode. Remove performance_mode, and add callbacks such as "
                     "MegatronCommOverlapCallback to recipe.trainer.callbacks."
                 )
             recipe = self.performance(recipe)
@@ -345,7 +345,7 @@ PRECISIONS = {"bf16-mixed": "bf16_mixed", "16-mixed": "fp16_mixed", "32": "fp32"
 def _factory_of(precision: str) -> str:
     if precision not in PRECISIONS:
         raise ConfigError(
-            f"precision={precision!r}: one of {', '.join(map(repr, PRECISIONS))}; for FP8, set "
+            f"precision={precision!r}: must be one of {', '.join(map(repr, PRECISIONS))}. For FP8, set "
             "recipe.trainer.plugins to a factory of nemo2.recipes.precision.mixed_precision."
         )
     return f"nemo2.recipes.precision.mixed_precision:{PRECISIONS[precision]}"

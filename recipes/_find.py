@@ -48,7 +48,7 @@ def _found(name: str) -> Any:
         from nemo2.names import did_you_mean
 
         file = Path(f"{name}.py")
-        here = f" There is a file {file} here: write ./{file} for it." if file.is_file() else ""
+        here = f" There is a file {file} in this folder. To use it, write ./{file}." if file.is_file() else ""
         hint = did_you_mean(name, [*shipped, *found])
-        raise ConfigError(f"There is no recipe {name!r}{hint} See `nemo2 list`.{here}")
+        raise ConfigError(f"There is no recipe {name!r}{hint} Run `nemo2 list` for all names.{here}")
     return found[name].load()

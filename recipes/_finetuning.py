@@ -233,8 +233,8 @@ def known_scheme(peft_scheme: Optional[str], known: tuple[str, ...] = SCHEMES) -
     scheme = "none" if peft_scheme is None else str(peft_scheme).lower()
     if scheme not in known:
         raise ConfigError(
-            f"Unrecognized peft scheme: {peft_scheme}{did_you_mean(scheme, known)} Known are {', '.join(known)}; any other "
-            "method is set as recipe.peft."
+            f"Unrecognized peft scheme: {peft_scheme}: must be one of "
+            f"{', '.join(known)}{did_you_mean(scheme, known, listed=True)} For any other method, set recipe.peft."
         )
     return scheme
 

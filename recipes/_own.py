@@ -88,8 +88,8 @@ class OwnRecipe:
         if not isinstance(recipe, Partial):
             entry = name.removesuffix("_recipe")
             raise ConfigError(
-                f"{self.origin}: {name}() returned {type(recipe).__name__}, and a recipe is a nemo2.Partial of llm.{entry}: "
-                "return one, as the function of a shipped recipe does."
+                f"{self.origin}: {name}() returned {type(recipe).__name__}, but a recipe is a nemo2.Partial of "
+                f"llm.{entry}. Return one, as the functions of shipped recipes do."
             )
         return recipe
 
@@ -98,7 +98,7 @@ class OwnRecipe:
         function = next((found for holder in holders if (found := getattr(holder, name, None)) is not None), None)
         if function is None:
             facts = "FINETUNE" if name == "finetune_recipe" else "RECIPE"
-            raise ConfigError(f"{self.origin} defines no {name}() and no {facts} that has one.")
+            raise ConfigError(f"{self.origin} defines neither {name}() nor {facts} with that function.")
         try:
             return function(*args, **kwargs)
         except ConfigError:
@@ -127,9 +127,12 @@ def sources() -> tuple[dict[str, Source], list[str]]:
     problems: list[str] = []
     for source in (*_from_variable(problems), *_from_packages()):
         if source.name in names():
-            problems.append(f"{source.origin}: {source.name!r} is a shipped recipe's name; give it another.")
+            problems.append(f"{source.origin}: {source.name!r} is the name of a shipped recipe. Choose another name.")
         elif source.name in found:
-            problems.append(f"{source.origin}: {source.name!r} is already that of {found[source.name].origin}.")
+            problems.append(
+                f"{source.origin}: {source.name!r} is already the name of {found[source.name].origin}. Choose another "
+                "name."
+            )
         else:
             found[source.name] = source
     return found, problems
@@ -200,25 +203,25 @@ def _recipe(module: ModuleType, name: Optional[str], *, origin: str) -> OwnRecip
         home = _Named(getattr(module, name))
     facts = getattr(home, "RECIPE", None)
     if facts is not None and not isinstance(facts, PretrainRecipe):
-        raise ConfigError(f"{origin}: RECIPE is a {type(facts).__name__}, and must be a PretrainRecipe.")
+        raise ConfigError(f"{origin}: RECIPE is a {type(facts).__name__}, but must be a PretrainRecipe.")
     known = ("pretrain_recipe", "finetune_recipe")
     if facts is None and not any(callable(getattr(home, function, None)) for function in known):
         raise ConfigError(
-            f"{origin} is no recipe: it has neither RECIPE, a PretrainRecipe, nor a function pretrain_recipe()."
+            f"{origin} is not a recipe: it has neither RECIPE (a PretrainRecipe) nor a function pretrain_recipe()."
         )
     return OwnRecipe(origin, facts, home)
 
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file.")
+        raise ConfigError(f"{path}: this file does not exist.")
     path = path.resolve()
     if path in _loaded:
         return _loaded[path]
     if not path.stem.isidentifier():
         raise ConfigError(
-            f"{path.name} can't be imported in the run's processes: name it like a Python module, "
-            f"{''.join(c if c.isalnum() else '_' for c in path.stem)}.py for example."
+            f"{path.name} cannot be imported in the run's processes. Give the file the name of a Python module, for "
+            f"example {''.join(c if c.isalnum() else '_' for c in path.stem)}.py."
         )
     name = _module_name(path)
     add_own_folder(path.parent)
@@ -230,7 +233,7 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ConfigError(f"{path} can't be imported: {_told(error)}") from error
+        raise ConfigError(f"{path} cannot be imported: {_told(error)}") from error
     _loaded[path] = module
     return module
 
@@ -252,8 +255,8 @@ def _module_name(path: Path) -> str:
     if spec is None or (spec.origin is not None and Path(spec.origin).resolve() == path):
         return name
     raise ConfigError(
-        f"{path}: {name!r} is the name of an installed module ({spec.origin}), which is what the run's processes would "
-        "import: rename the file."
+        f"{path}: the run's processes would import the installed module {name!r} ({spec.origin}) instead. Rename the "
+        "file."
     )
 
 
@@ -261,7 +264,7 @@ def _imported(module: str, origin: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{origin}: {module} can't be imported: {_told(error)}") from error
+        raise ConfigError(f"{origin}: {module} cannot be imported: {_told(error)}") from error
 
 
 def _told(error: BaseException) -> str:

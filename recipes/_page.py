@@ -66,11 +66,11 @@ def check_name(name: str) -> None:
     from nemo2.recipes import names
 
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise ConfigError(f"{name!r} can't name a recipe: use letters, digits and _, as in my_llama.")
+        raise ConfigError(f"{name!r} is not a valid recipe name. Use letters, digits and _, as in my_llama.")
     if name in names():
-        raise ConfigError(f"{name!r} is a shipped recipe: give yours another name, such as my_{name}.")
+        raise ConfigError(f"{name!r} is a shipped recipe. Choose another name, such as my_{name}.")
     if importlib.util.find_spec(name) is not None:
-        raise ConfigError(f"{name!r} is an installed Python module: give the recipe another name, such as my_{name}.")
+        raise ConfigError(f"{name!r} is an installed Python module. Choose another name, such as my_{name}.")
 
 
 def page(name: str, parent: str, module: Any) -> str:

@@ -117,10 +117,10 @@ class HybridRecipe(PretrainRecipe):
         from nemo2.data.tokenizer import AutoTokenizer
 
         if tokenizer_model is not None and vocab_file is not None:
-            raise ConfigError("tokenizer_model and vocab_file are two names of one argument: give one of them.")
+            raise ConfigError("tokenizer_model and vocab_file are two names of the same argument. Keep one of them.")
         name = tokenizer_model or vocab_file or self.tokenizer_name
         if name is None:
-            raise ConfigError(f"{self.name}: its tokenizer is not published by name; give tokenizer_model.")
+            raise ConfigError(f"{self.name}: its tokenizer is not published under a name. Set tokenizer_model.")
         return Config(AutoTokenizer, pretrained_model_name=name)
 
     def model(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -53,8 +53,9 @@ class CpuBackend(Backend):
             return
         if torch.cuda.is_available():
             raise RuntimeFault(
-                "The CPU backend was asked for on a machine with a GPU, where its stand-ins would silently drop "
-                "synchronisation and device placement. Use get_backend(), or hide the GPU with CUDA_VISIBLE_DEVICES=''."
+                "The CPU backend was requested on a machine with a GPU, where its replacements would skip "
+                "synchronization and device placement without an error. Use get_backend(), or hide the GPU with "
+                "CUDA_VISIBLE_DEVICES=''."
             )
         if not has("psutil"):
             raise RuntimeFault(

@@ -76,7 +76,7 @@ class CudaBackend(Backend):
     def plain_layers(self) -> str:
         """The sentence about the cost of layers without Transformer Engine, and how to install it."""
         return (
-            f"Layers are plain PyTorch: {why_missing('transformer_engine')}. Without it there is no fp8, norms aren't fused with "
-            "the matrix products behind them, and experts' products and the overlap of tensor-parallel exchanges take other, "
-            "slower ways."
+            f"Layers are plain PyTorch, because {why_missing('transformer_engine')}. Without Transformer Engine, fp8 "
+            "is not available, norms are not fused with the matrix products after them, and expert layers and "
+            "tensor-parallel communication are slower."
         )

@@ -38,13 +38,13 @@ class FusedAdam(torch.optim.Optimizer):
         capturable: bool = False,
     ):
         if capturable:
-            raise ValueError("capturable=True is for CUDA graphs, which do not exist on CPU; leave it False")
+            raise ValueError("capturable=True is for CUDA graphs, which do not exist on CPUs. Set capturable=False.")
         if not bias_correction:
-            raise ValueError("bias_correction=False is not supported on CPU; leave it True")
+            raise ValueError("bias_correction=False is not supported on CPUs. Set bias_correction=True.")
         if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"betas={betas} must lie in [0, 1)")
+            raise ValueError(f"betas={betas}: both must be at least 0 and less than 1.")
         if eps <= 0.0:
-            raise ValueError(f"eps={eps} must be positive")
+            raise ValueError(f"eps={eps}: must be above 0.")
         self.adam_w_mode = adam_w_mode
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 

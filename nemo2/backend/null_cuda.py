@@ -44,7 +44,7 @@ class NullEvent:
 
     def elapsed_time(self, end: "NullEvent") -> float:
         if self._seconds is None or end._seconds is None:
-            raise RuntimeError("both events must be recorded before their distance is asked for")
+            raise RuntimeError("Record both events before you ask for the time between them.")
         return (end._seconds - self._seconds) * 1e3
 
 

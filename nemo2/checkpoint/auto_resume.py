@@ -132,7 +132,10 @@ class AutoResume:
         if self.resume_from_path:
             path = Path(self.resume_from_path)
             if not path.is_dir():
-                raise CheckpointError(f"resume.resume_from_path={self.resume_from_path}: no such checkpoint directory.")
+                raise CheckpointError(
+                    f"resume.resume_from_path={self.resume_from_path}: this checkpoint directory does not exist. Set "
+                    "the path of an existing checkpoint."
+                )
             if training:
                 _refuse_weights_only(path, read_manifest(path))
             return path
@@ -141,21 +144,22 @@ class AutoResume:
         search = self._resumable(trainer, directory)
         looked = ", ".join(str(path) for path in search.looked_at) or "no directory: the run saves no checkpoints"
         if search.left_out:
-            _say(f"Left out: {_list(search.left_out)}.")
+            _say(f"Skipped: {_list(search.left_out)}.")
         if search.found is None:
             if search.left_out:
                 raise CheckpointError(
-                    f"There are checkpoints to resume from, and none of them is usable: {_list(search.left_out)} (looked in "
-                    f"{looked}). Nothing is started from the beginning beside them: repair or remove them, or give the run "
+                    f"The run has checkpoints, but none of them is usable: {_list(search.left_out)} (looked in "
+                    f"{looked}). nemo2 does not start from the beginning next to them. Repair or remove them, or set "
                     "another log.name."
                 )
             if not self.resume_ignore_no_checkpoint and self.restore_config is None:
                 raise CheckpointError(
-                    f"resume.resume_if_exists=True, and there is no finished checkpoint to resume from (looked in {looked}). To "
-                    "start from the beginning where there is none, set resume.resume_ignore_no_checkpoint=True."
+                    "resume.resume_if_exists=True, but there is no finished checkpoint to resume from (looked in "
+                    f"{looked}). To start from the beginning in this case, set "
+                    "resume.resume_ignore_no_checkpoint=True."
                 )
             beginning = "the beginning" if self.restore_config is None else f"{self.restore_config.path}"
-            _say(f"No checkpoint to resume from in {looked}: starting from {beginning}.")
+            _say(f"No checkpoint to resume from in {looked}. Starting from {beginning}.")
             return None
         assert search.manifest is not None
         limit, weights_only = trainer.max_steps, search.manifest.weights_only
@@ -164,9 +168,9 @@ class AutoResume:
         _allow_falling_back(trainer)
         if training and weights_only and search.whole is not None:
             _say(
-                f"{search.found} holds weights only, as the last checkpoint of a run does without "
-                f"log.ckpt.save_optim_on_train_end=True. Resuming from {search.whole} (step {search.whole_step}): the steps "
-                "since then are done again."
+                f"{search.found} holds weights only, because it is the last checkpoint of a run without "
+                f"log.ckpt.save_optim_on_train_end=True. Resuming from {search.whole} (step {search.whole_step}) and "
+                "repeating the steps since then."
             )
             return search.whole
         if training:
@@ -215,31 +219,34 @@ def refuse_finished(directory: Path, *, max_steps: int) -> None:
 def _refuse_finished(search: Search, max_steps: int) -> None:
     if search.manifest is not None and 0 < max_steps <= search.manifest.step:
         raise RunFinished(
-            f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={max_steps}: this run is done. "
-            f"{_how_to_go_on(search)}; or change log.name for a new run, or set resume.resume_past_end=True."
+            f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={max_steps}, so this run is "
+            f"complete. {_how_to_go_on(search)}. For a new run, change log.name. To continue past the end, set "
+            "resume.resume_past_end=True."
         )
 
 
 def _how_to_go_on(search: Search) -> str:
     assert search.manifest is not None
     if not search.manifest.weights_only:
-        return "Raise trainer.max_steps to go on"
+        return "To train further, raise trainer.max_steps"
     if search.whole is not None:
         return (
-            f"Raise trainer.max_steps to go on from step {search.whole_step}, the last that was saved with the optimizer "
-            "(log.ckpt.save_optim_on_train_end=True saves the last step so)"
+            f"To train further from step {search.whole_step}, the last step that was saved with the optimizer, raise "
+            "trainer.max_steps (with log.ckpt.save_optim_on_train_end=True, the last step is saved with the "
+            "optimizer)"
         )
     return (
-        "It holds weights only, so that a higher trainer.max_steps can't go on from it: start a run from it with "
-        "resume.restore_config.path (log.ckpt.save_optim_on_train_end=True would have let this run go on)"
+        "It holds weights only, so a higher trainer.max_steps cannot continue from it. To start a run from it, set "
+        "resume.restore_config.path (with log.ckpt.save_optim_on_train_end=True, this run could have continued)"
     )
 
 
 def _refuse_weights_only(path: Path, manifest: Optional[Manifest]) -> None:
     if manifest is not None and manifest.weights_only:
         raise CheckpointError(
-            f"{path} holds weights only (it was saved at the end of training without the optimizer): it can't be resumed. Start "
-            "a run from it with resume.restore_config.path, or set log.ckpt.save_optim_on_train_end=True when you train."
+            f"{path} holds weights only, because it was saved at the end of training without the optimizer, so it "
+            "cannot be resumed. To start a run from it, set resume.restore_config.path. To make the last checkpoint "
+            "resumable, train with log.ckpt.save_optim_on_train_end=True."
         )
 
 
@@ -264,7 +271,10 @@ def _newest(directories: list[Path], *, any_run: bool) -> Search:
             search.left_out |= unusable(directory)
         run = None if any_run else run_of(directory)
         search.left_out |= {
-            path: f"is of run {manifest.run}, and this directory is run {run.id}'s; resume.resume_from_path takes it"
+            path: (
+                f"belongs to run {manifest.run}, but this directory belongs to run {run.id}; resume.resume_from_path "
+                "accepts it"
+            )
             for path, manifest in candidates
             if run is not None and manifest is not None and not belongs(manifest, run)
         }

@@ -126,7 +126,8 @@ class BackgroundWrite:
     def _replace(self, trouble: str) -> None:
         who = "another process" if self._attempts < _PROCESSES else "this process"
         self.warnings.append(
-            f"{self.name}: on rank {_rank()}, the process that writes its files in the background {trouble}; {who} writes them."
+            f"{self.name}: on rank {_rank()}, the process that writes its files in the background {trouble}; {who} writes "
+            "them now."
         )
         self._try_again()
 
@@ -138,7 +139,7 @@ class BackgroundWrite:
                 return
             except OSError as error:  # no memory or no process to be had: what is here needs neither
                 self.warnings.append(
-                    f"{self.name}: on rank {_rank()}, no process could be started to write it ({error})."
+                    f"{self.name}: on rank {_rank()}, the background process could not be started ({error})."
                 )
                 self._attempts = _PROCESSES + 1
         self._attempt = _Thread(self.files)
@@ -189,11 +190,11 @@ class _Process:
         code = self._process.poll()
         if code is not None and not self._read_rest():
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            return f"{how} (the usual reason is that the machine ran out of memory)" if code == -signal.SIGKILL else how
+            return f"{how} (most often because the machine ran out of memory)" if code == -signal.SIGKILL else how
         if now - self._heard > SILENCE_SECONDS:
-            return f"has given no sign of life for {now - self._heard:.0f} s"
+            return f"has not responded for {now - self._heard:.0f} s"
         if timeout_seconds is not None and now - self._started > timeout_seconds:
-            return f"was not done after {now - self._started:.0f} s (save_timeout_seconds={timeout_seconds:g})"
+            return f"did not finish within {now - self._started:.0f} s (save_timeout_seconds={timeout_seconds:g})"
         return None
 
     def kill(self) -> None:

@@ -127,6 +127,6 @@ def _compare_files(found: Changes, kept: Path, path: Any) -> None:
     for file in sorted(item for item in kept.iterdir() if item.is_file()):
         now = source if source.is_file() else source / file.name
         if not now.is_file():
-            found.unfit.append(f"tokenizer: {file.name} isn't in {source} any more")
+            found.unfit.append(f"tokenizer: {file.name} no longer exists in {source}")
         elif sha256(now) != sha256(file):
-            found.unfit.append(f"tokenizer: {now} isn't the file that the checkpoint was trained with")
+            found.unfit.append(f"tokenizer: {now} is not the file that the checkpoint was trained with")

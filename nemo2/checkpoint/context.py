@@ -88,13 +88,13 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
         directory = directory / CONTEXT_PATH
     file = directory / f"{part}.json"
     if not file.is_file():
-        raise CheckpointError(f"{directory} doesn't describe the {part}{_why_missing(directory, part)}.")
+        raise CheckpointError(f"{directory} does not describe the {part}{_why_missing(directory, part)}.")
     try:
         refuse_links(directory)
         _refuse_changed(directory)
         config = from_json(read_bounded(file, at_most=MOST_BYTES), allowed_modules=allowed_modules)
     except (OSError, ConfigError) as error:
-        raise CheckpointError(f"{file} doesn't describe the {part}: {error}") from error
+        raise CheckpointError(f"{file} does not describe the {part}: {error}") from error
     if part == "tokenizer":
         _point_at_files(config, directory / TOKENIZER_FILES)
     return fiddle.build(config) if build else config
@@ -123,9 +123,10 @@ def refuse_another_tokenizer(checkpoint: Path, tokenizer: Any) -> None:
     if apart:
         told = ", ".join(f"{name} {found[name]:.16} in place of {trained[name]:.16}" for name in apart)
         raise CheckpointError(
-            f"{tokenizer!r} isn't the tokenizer that the model of {checkpoint} was trained with ({told}): its ids mean other "
-            "words. Bring back, in the hub's cache, the files that this name stood for. A tokenizer that is given as a folder "
-            "travels with the checkpoint; a name with a revision stays the same."
+            f"{tokenizer!r} is not the tokenizer that the model of {checkpoint} was trained with ({told}), so its ids "
+            "stand for other words. Restore the files that this name stood for in the Hugging Face cache. To avoid "
+            "this problem, give the tokenizer as a folder, which travels with the checkpoint, or give a name with a "
+            "revision."
         )
 
 
@@ -146,7 +147,7 @@ def take_tokenizer(checkpoint: Path, model: Any, data: Any = None) -> None:
     file = checkpoint / CONTEXT_PATH / "tokenizer.json"
     if not file.is_file():
         why = _why_missing(checkpoint / CONTEXT_PATH, "tokenizer")
-        _log.info("%s doesn't describe a tokenizer%s: the run keeps its own, %s.", checkpoint, why, own)
+        _log.info("%s does not describe a tokenizer%s. The run keeps its own tokenizer, %s.", checkpoint, why, own)
         return
     if own is not None and _is_described_by(own, file):
         return
@@ -155,8 +156,8 @@ def take_tokenizer(checkpoint: Path, model: Any, data: Any = None) -> None:
         refuse_another_tokenizer(checkpoint, theirs)
     except (CheckpointError, SecurityError) as error:
         raise type(error)(
-            f"resume.restore_config.load_artifacts=True: {error} Set resume.restore_config.load_artifacts=False to keep the "
-            "tokenizer of the run."
+            f"resume.restore_config.load_artifacts=True: {error} To keep the tokenizer of the run, set "
+            "resume.restore_config.load_artifacts=False."
         ) from error
     give_tokenizer(theirs, checkpoint, model, data)
 
@@ -169,8 +170,8 @@ def give_tokenizer(theirs: Any, source: Path, model: Any, data: Any = None) -> N
         if getattr(own, "unique_identifiers", None) == theirs.unique_identifiers:
             return
         _log.warning(
-            "The tokenizer of %s, %s, takes the place of the run's own, %s, which gives other ids. Set "
-            "resume.restore_config.load_artifacts=False to keep the run's own.",
+            "The tokenizer of %s, %s, replaces the run's own tokenizer, %s, which gives other ids. To keep the run's "
+            "own tokenizer, set resume.restore_config.load_artifacts=False.",
             source,
             theirs,
             own,
@@ -268,5 +269,5 @@ def _why_missing(directory: Path, part: str) -> str:
     try:
         reason = read_json(directory / "missing.json").get(part)
     except (CheckpointError, AttributeError):
-        return ": there is no such file"
+        return ": this file does not exist"
     return f": {reason}" if reason else ""

@@ -22,8 +22,9 @@ def find_checkpoint(path: Path) -> Path:
     if (found := newest_in(path)) is not None:
         return found
     raise CheckpointError(
-        f"{path} is no finished checkpoint, nor a directory with any (their names end in {LAST_SUFFIX} or carry the step). "
-        "Give the path that the run printed when it saved, or the run's directory."
+        f"{path} is neither a finished checkpoint nor a directory with finished checkpoints (their names end in "
+        f"{LAST_SUFFIX} or contain the step). Give the path that the run printed when it saved, or the run's "
+        "directory."
     )
 
 

@@ -183,7 +183,7 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
     try:
         data = parse_json(persistently(lambda: read_bounded(path, at_most=_MOST_MANIFEST, follow=False)))
         if data.get("digest") and data["digest"] != _digest(data):
-            raise ValueError("it has changed since it was written: its digest is of other contents")
+            raise ValueError("its contents have changed since it was written (the digest differs)")
         known = {name: data[name] for name in Manifest.__dataclass_fields__ if name in data}
         manifest = Manifest(**known)
         _check_entries(manifest)
@@ -192,7 +192,8 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
         return None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} can't be read ({error}): the checkpoint is damaged. Resume from another one in {checkpoint.parent}."
+            f"{path} cannot be read ({error}), so the checkpoint is damaged. Resume from another checkpoint in "
+            f"{checkpoint.parent}."
         ) from error
 
 
@@ -278,13 +279,13 @@ def unusable(directory: Path) -> dict[Path, str]:
     for path in _entries(directory):
         if path.name.startswith("."):
             if path.name.startswith(_DAMAGED):
-                found[path] = "was found damaged, and set aside"
+                found[path] = "was damaged and has been set aside"
             continue
         try:
             if read_manifest(path) is None and (path / WEIGHTS_PATH).is_dir():
                 found[path] = f"{MANIFEST} is missing"
         except CheckpointError:
-            found[path] = f"{MANIFEST} can't be read"
+            found[path] = f"{MANIFEST} cannot be read"
     return found
 
 
@@ -318,7 +319,7 @@ def _differs(path: Path, name: str, expected: str) -> Optional[str]:
     try:
         same = sha256(path) == expected
     except Exception as error:  # whatever it is: a thread's own is told to nobody
-        return f"{name} can't be read ({getattr(error, 'strerror', None) or repr(error)})"
+        return f"{name} cannot be read ({getattr(error, 'strerror', None) or repr(error)})"
     return None if same else f"{name} has changed since it was written (its SHA-256 differs)"
 
 
@@ -331,7 +332,7 @@ def _misses(checkpoint: Path, name: str, manifest: Manifest) -> Optional[str]:
         there = os.lstat(file).st_size
     except OSError:
         return f"{name} is missing"
-    return None if there == size else f"{name} has {there} bytes, and {size} were written"
+    return None if there == size else f"{name} has {there} bytes, but {size} were written"
 
 
 def _check_entries(manifest: Manifest) -> None:
@@ -339,14 +340,14 @@ def _check_entries(manifest: Manifest) -> None:
     for name, size in manifest.files.items():
         parts = name.split("/")
         if name.startswith("/") or ".." in parts or "\0" in name or not name:
-            raise ValueError(f"it names {name!r}, which leads out of its folder")
+            raise ValueError(f"it names {name!r}, which is outside its folder")
         if not isinstance(size, int) or size < 0:
-            raise ValueError(f"it says that {name} has {size!r} bytes")
+            raise ValueError(f"it gives {size!r} bytes as the size of {name}")
     for name, digest in manifest.hashes.items():
         if name not in manifest.files:
-            raise ValueError(f"it has a hash of {name!r}, which is none of its files")
+            raise ValueError(f"it has a hash of {name!r}, which is not one of its files")
         if not isinstance(digest, str):
-            raise ValueError(f"it says that the hash of {name} is {digest!r}")
+            raise ValueError(f"it gives {digest!r} as the hash of {name}")
     if not isinstance(manifest.step, int) or not isinstance(manifest.saved_at, int | float):
         raise ValueError(f"its step is {manifest.step!r}, saved at {manifest.saved_at!r}")
 

@@ -28,7 +28,7 @@ def read_json(path: Path, *, at_most: int = MOST_BYTES) -> Any:
     try:
         return parse_json(_read(path, at_most).decode())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} isn't JSON: {_told(error)}.") from error
+        raise CheckpointError(f"{path} is not valid JSON: {_told(error)}.") from error
 
 
 def read_yaml(path: Path, *, at_most: int = MOST_BYTES) -> Any:
@@ -44,7 +44,7 @@ def read_yaml(path: Path, *, at_most: int = MOST_BYTES) -> Any:
         _measure(content.decode(), path)
         return yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} isn't YAML of plain data: {_told(error)}.") from error
+        raise CheckpointError(f"{path} is not YAML with plain data: {_told(error)}.") from error
 
 
 def nemo_adapters(checkpoint: Path) -> Optional[str]:
@@ -57,9 +57,10 @@ def nemo_adapters(checkpoint: Path) -> Optional[str]:
     base = told.get("model_ckpt_path") if isinstance(told, dict) else None
     over = f" over the weights of {base}" if isinstance(base, str) else ""
     return (
-        f"it holds the additions of fine-tuning alone (PEFT){over}, which nemo2 reads of Hugging Face's peft and of its own. "
-        f"Merge them where NeMo is, llm.peft.merge_lora({str(checkpoint)!r}, OUTPUT), and take OUTPUT; or export them there, "
-        "llm.export_ckpt(..., target='hf-peft'), and `nemo2 import` that."
+        f"it contains only the adapters of a PEFT fine-tuning{over}. nemo2 reads adapters of Hugging Face's peft and "
+        f"its own adapters. Where NeMo is installed, merge them with llm.peft.merge_lora({str(checkpoint)!r}, OUTPUT) "
+        "and use OUTPUT, or export them with llm.export_ckpt(..., target='hf-peft') and run `nemo2 import` on the "
+        "result."
     )
 
 
@@ -77,8 +78,8 @@ def refuse_links(checkpoint: Path) -> None:
                 continue
             what = f"a link to {os.readlink(path)}" if stat.S_ISLNK(mode) else "neither a file nor a folder"
             raise SecurityError(
-                f"{path} is {what}: a checkpoint is read from its own folder only. Where you have put it there, put the file "
-                "itself in its place."
+                f"{path} is {what}, but nemo2 reads a checkpoint from its own folder only. If you put it there, "
+                "replace it with the file itself."
             )
 
 
@@ -113,7 +114,7 @@ def _measure(text: str, path: Path) -> None:
         total += values
         if total > MOST_VALUES:
             raise CheckpointError(
-                f"{path} stands for more than {MOST_VALUES} values, aliases counted as often as they are used."
+                f"{path} contains more than {MOST_VALUES} values, counting each alias as often as it is used."
             )
         if len(open_counts) > MOST_DEPTH:
             raise CheckpointError(f"{path} is more than {MOST_DEPTH} levels deep.")
@@ -123,10 +124,10 @@ def _read(path: Path, at_most: int) -> bytes:
     try:
         return read_bounded(path, at_most=at_most)
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror or f'it {error}'}.") from error
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or f'it {error}'}.") from error
 
 
 def _told(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "it is too deep"
+        return "it is nested too deeply"
     return " ".join(str(error).split()).rstrip(".")[:300]

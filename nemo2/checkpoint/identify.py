@@ -41,7 +41,7 @@ _MOST_TRACKER = 1000
 _MOST_INDEX = 64 << 20
 _MOST_HEADER = 100_000_000
 """The limit of safetensors itself."""
-_NO_COMMAND = "nemo2 doesn't read this format"
+_NO_COMMAND = "nemo2 cannot read this format"
 
 
 @dataclass
@@ -78,7 +78,7 @@ def identify(path: Path | str, *, verify: bool = False) -> Identified:
     """
     path = Path(path).expanduser()
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not a folder; a checkpoint is one.")
+        raise CheckpointError(f"{path} is not a folder, but a checkpoint is a folder.")
     for looks_like, describe in _FORMATS:
         if looks_like(path):
             if describe is not _hugging_face:  # whose cache consists of links
@@ -116,7 +116,7 @@ def _ours(path: Path, verify: bool) -> Identified:
         path,
         step=manifest.step,
         consumed_samples=manifest.consumed_samples,
-        layout=f"{cuts or 'not cut'} over {manifest.layout.get('world_size', '?')} ranks",
+        layout=f"{cuts or 'not sharded'} over {manifest.layout.get('world_size', '?')} ranks",
         weights_only=manifest.weights_only,
         versions=manifest.versions,
         problems=problems(path),
@@ -132,7 +132,7 @@ def _ours(path: Path, verify: bool) -> Identified:
             f"nemo2 generate {path} --prompt TEXT",
             f"nemo2 validate RECIPE --checkpoint {path}",
             f"nemo2 export {path} --output FOLDER  # for Hugging Face's libraries",
-            f"nemo2 pretrain RECIPE resume.resume_from_path={path}  # go on with this run"
+            f"nemo2 pretrain RECIPE resume.resume_from_path={path}  # resume this run"
             if not manifest.weights_only
             else f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights",
         ]
@@ -141,14 +141,14 @@ def _ours(path: Path, verify: bool) -> Identified:
 
 def _what_was_compared(path: Path, manifest: Manifest) -> str:
     if not manifest.hashes:
-        return "its version took no hashes"
+        return "the version that wrote it computed no hashes"
     of = "of weights/ and context/" if (path / CONTEXT_PATH).is_dir() else "of weights/"
     itself = (
-        "the manifest is what was written, by its own digest"
+        "the manifest matches its own digest"
         if manifest.digest
-        else "the manifest is of a version that kept no digest of itself"
+        else "the manifest is of a version without a digest of itself"
     )
-    return f"every SHA-256 was compared: {len(manifest.hashes)} files {of}; {itself}"
+    return f"all SHA-256 hashes match: {len(manifest.hashes)} files {of}; {itself}"
 
 
 def _is_torch_dist(path: Path) -> bool:
@@ -164,7 +164,7 @@ def _nemo(path: Path) -> Identified:
     _read_weights(found, path / WEIGHTS_PATH)
     context = path / CONTEXT_PATH
     if not (context / "model.yaml").is_file():
-        found.notes.append("context/model.yaml is missing: the model has to be given by a recipe")
+        found.notes.append("context/model.yaml is missing, so you must name a recipe for the model")
     else:
         from nemo2.checkpoint.nemo_context import describe, model_config
 
@@ -172,15 +172,21 @@ def _nemo(path: Path) -> Identified:
         found.notes.append(describe(path))
     if (adapters := nemo_adapters(path)) is not None:
         found.notes.append(adapters)
-        found.commands = [f"nemo2 translate {path} --output recipe.py  # its run as a recipe"]
+        found.commands = [f"nemo2 translate {path} --output recipe.py  # writes its run as a recipe"]
     elif not found.problems:
         described = any((context / name).is_file() for name in ("io.json", "model.yaml"))
         found.commands = [
             *(
-                [f"nemo2 translate {path} --output recipe.py  # its run as a recipe, which starts from its weights"]
+                [
+                    (
+                        f"nemo2 translate {path} --output recipe.py  # writes its run as a recipe that starts from its "
+                        "weights"
+                    )
+                ]
                 * described
             ),
-            f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights; RECIPE: of its model",
+            f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights; RECIPE: a recipe of "
+            "its model",
             f"nemo2 import {path} --output CHECKPOINT",
             f"nemo2 export {path} --output FOLDER  # for Hugging Face's libraries",
         ]
@@ -199,7 +205,8 @@ def _legacy(path: Path) -> Identified:
         step=_iteration(path),
         layout=f"{len(ranks)} model-parallel ranks, a pickle each",
         notes=[
-            "one file per rank, readable in its own layout only; Megatron-LM's tools/checkpoint converts it to torch_dist"
+            "one file per rank, readable in its original layout only; Megatron-LM's tools/checkpoint converts it to "
+            "torch_dist"
         ],
         commands=[f"# {_NO_COMMAND}"],
     )
@@ -215,12 +222,10 @@ def _megatron(path: Path) -> Identified:
     if bridge:
         _read_run_config(found)
     _read_weights(found, path)
-    found.notes.append(
-        "its names have no 'module.' in front, which nemo2's have: its weights are imported, and not loaded as they are"
-    )
+    found.notes.append("its names lack the 'module.' prefix that nemo2's names have, so its weights must be imported")
     if not found.problems:
         found.commands = [
-            f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: of its model",
+            f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: a recipe of its model",
             f"nemo2 export {path} --recipe RECIPE --output FOLDER  # for Hugging Face's libraries",
         ]
     return found
@@ -238,7 +243,7 @@ def _read_run_config(found: Identified) -> None:
         found.layout = _sizes(model)
         found.notes.append(f"model: {str(model.get('_target_', 'unknown')).rpartition('.')[2]}")
     except (CheckpointError, AttributeError) as error:
-        found.notes.append(f"{file.name} can't be read ({' '.join(str(error).split())[:80]})")
+        found.notes.append(f"{file.name} cannot be read ({' '.join(str(error).split())[:80]})")
 
 
 def _sizes(config: dict[str, Any]) -> Optional[str]:
@@ -255,7 +260,7 @@ def _bare(path: Path) -> Identified:
     if path.name == WEIGHTS_PATH:
         found.notes.append(f"the inside of {path.parent}")
     if not found.problems:
-        found.commands = [f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: of its model"]
+        found.commands = [f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: a recipe of its model"]
     return found
 
 
@@ -280,12 +285,12 @@ def _hugging_face(path: Path) -> Identified:
         config = read_json(path / "config.json")
         found.notes.append(f"architecture {', '.join(config.get('architectures') or ['unknown'])}")
     except (CheckpointError, AttributeError, TypeError) as error:
-        found.problems.append(f"config.json can't be read ({error})")
+        found.problems.append(f"config.json cannot be read ({error})")
     for index in path.glob("*.index.json"):
         try:
             named = sorted(set(read_json(index, at_most=_MOST_INDEX)["weight_map"].values()))
         except (CheckpointError, KeyError, TypeError, AttributeError):
-            found.problems.append(f"{index.name} can't be read")
+            found.problems.append(f"{index.name} cannot be read")
             continue
         there = {file.name for file in path.iterdir() if file.is_file()}
         found.problems += [f"{name} is missing" for name in named if name not in there]
@@ -294,13 +299,13 @@ def _hugging_face(path: Path) -> Identified:
         _read_safetensors(found, file)
     if not list(path.glob("*.safetensors")):
         found.parameters = None
-        found.notes.append("weights are pickles (.bin): convert them to safetensors where they are trusted")
+        found.notes.append("the weights are pickle files (.bin); if you trust them, convert them to safetensors")
         found.commands = [conversion_of_pickles(path)]
-    found.notes.append("the weights of a model, without optimizer")
+    found.notes.append("the weights of a model, without optimizer state")
     if found.parameters is not None and not found.problems:
         found.commands = [
             f"nemo2 import {path} --output CHECKPOINT",
-            f"nemo2 pretrain RECIPE resume.restore_config.path=hf://{path.absolute()}  # RECIPE: of its model",
+            f"nemo2 pretrain RECIPE resume.restore_config.path=hf://{path.absolute()}  # RECIPE: a recipe of its model",
         ]
     return found
 
@@ -350,7 +355,7 @@ def _read_weights(found: Identified, weights: Path) -> None:
         if not file.is_file():
             found.problems.append(f"{weights.name}/{name} is missing")
         elif file.stat().st_size < length:
-            found.problems.append(f"{weights.name}/{name} has {file.stat().st_size} bytes, and {length} are needed")
+            found.problems.append(f"{weights.name}/{name} has {file.stat().st_size} bytes, but {length} are needed")
     if found.layout is None:
         writers = {match[1] for name in needed if (match := re.match(r"(?:\w*?)__(\d+)_", name))}
         found.layout = f"written by {len(writers)} ranks" if writers else None
@@ -362,15 +367,15 @@ def _read_safetensors(found: Identified, file: Path) -> None:
         with open_regular(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
             if length > min(file.stat().st_size, _MOST_HEADER):
-                raise ValueError("its header is longer than the file, or than any")
+                raise ValueError("its header is longer than the file or than any valid header")
             header: dict[str, Any] = json.loads(stream.read(length))
         tensors = [entry for name, entry in header.items() if name != "__metadata__"]
         needed = 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        found.problems.append(f"{file.name} is no safetensors file ({error})")
+        found.problems.append(f"{file.name} is not a safetensors file ({error})")
         return
     if file.stat().st_size < needed:
-        found.problems.append(f"{file.name} has {file.stat().st_size} bytes, and {needed} are needed")
+        found.problems.append(f"{file.name} has {file.stat().st_size} bytes, but {needed} are needed")
     found.parameters = (found.parameters or 0) + sum(math.prod(entry["shape"]) for entry in tensors)
     found.dtypes = sorted({*found.dtypes, *(entry["dtype"].lower() for entry in tensors)})
 
@@ -409,10 +414,11 @@ def _not_one(path: Path) -> str:
     lost = {**unusable(path), **unusable(path / "checkpoints")}
     if lost:
         listed = "; ".join(f"{folder} ({reason})" for folder, reason in lost.items())
-        return f"{path} holds no usable checkpoint: {listed}."
+        return f"{path} contains no usable checkpoint: {listed}."
     return (
-        f"{path} holds no checkpoint that nemo2 knows: no {MANIFEST} (ours), weights/metadata.json (NeMo 2.0), metadata.json or "
-        f"mp_rank_* (Megatron), {_TRACKER} or config.json with safetensors (Hugging Face)."
+        f"{path} contains no checkpoint that nemo2 recognizes. nemo2 looks for {MANIFEST} (its own), "
+        f"weights/metadata.json (NeMo 2.0), metadata.json or mp_rank_* (Megatron), and {_TRACKER} or config.json with "
+        "safetensors (Hugging Face)."
     )
 
 

@@ -121,7 +121,8 @@ class MegatronCheckpointIO(CheckpointIO):
             )
         if save_ckpt_format != "torch_dist":
             raise ConfigError(
-                f"strategy.save_ckpt_format={save_ckpt_format!r}: Megatron-Core has dropped the other formats; use 'torch_dist'."
+                f"strategy.save_ckpt_format={save_ckpt_format!r}: Megatron-Core no longer supports other formats. Set "
+                "save_ckpt_format='torch_dist'."
             )
         warn_without_effect(
             "Megatron-Core reads into the tensors that the model and the optimizer have, wherever they are.",
@@ -182,8 +183,8 @@ class MegatronCheckpointIO(CheckpointIO):
             if isinstance(error, CheckpointError):
                 raise
             raise SaveFailed(
-                f"Saving {target} failed: {reason_of(error)}{_room(target)}. Nothing of it was kept; earlier checkpoints are "
-                "untouched."
+                f"Saving {target} failed: {reason_of(error)}{_room(target)}. The incomplete checkpoint was deleted, "
+                "and earlier checkpoints are unchanged."
             ) from error
         finish = self._finisher(temporary, target, options, writing)
         if not self.async_save:
@@ -200,7 +201,8 @@ class MegatronCheckpointIO(CheckpointIO):
                 (temporary / WEIGHTS_PATH).mkdir(parents=True)
             except OSError as error:
                 problem = (
-                    f"Can't write {target}: {error.strerror or error}. Make the directory writable, or set log.log_dir."
+                    f"Cannot write {target}: {error.strerror or error}. Make the directory writable, or set "
+                    "log.log_dir."
                 )
         problem = _agree(problem)
         if problem:
@@ -296,8 +298,8 @@ class MegatronCheckpointIO(CheckpointIO):
             if isinstance(error, CheckpointError):
                 raise
             raise SaveFailed(
-                f"Saving in the background failed: {reason_of(error)}. It has left nothing under a checkpoint's name; earlier "
-                "checkpoints are untouched."
+                f"The asynchronous save failed: {reason_of(error)}. It published no checkpoint, and earlier "
+                "checkpoints are unchanged."
             ) from error
 
     def abandon(self) -> None:
@@ -420,12 +422,14 @@ class MegatronCheckpointIO(CheckpointIO):
             if damaged := _damage_in(error):
                 raise DamagedCheckpointError(str(damaged)) from error
             if refused or isinstance(error, SecurityError):
-                raise SecurityError(f"{checkpoint} is not loaded. {refused[0] if refused else error}") from error
+                raise SecurityError(f"{checkpoint} was not loaded. {refused[0] if refused else error}") from error
             if _lost_a_peer(error):
-                raise RuntimeFault(f"A rank ended while {checkpoint} was read: {reason_of(error)}") from error
+                raise RuntimeFault(
+                    f"A rank ended while the ranks were reading {checkpoint}: {reason_of(error)}"
+                ) from error
             raise CheckpointError(
-                f"{checkpoint} can't be loaded into this model: {reason_of(error)}. Check that model.config, the tokenizer "
-                "(vocabulary size) and the optimizer are those it was saved with."
+                f"{checkpoint} cannot be loaded into this model: {reason_of(error)}. Check that model.config, the "
+                "tokenizer (vocabulary size) and the optimizer match the run that saved it."
             ) from error
 
     def _plain(self, checkpoint: Path) -> dict[str, Any]:
@@ -462,13 +466,13 @@ class MegatronCheckpointIO(CheckpointIO):
                 if older is None:
                     raise
                 if _is_rank_zero():
-                    where = f" It is now {set_aside(checkpoint).name}." if holds(checkpoint.parent) else ""
+                    where = f" It was renamed to {set_aside(checkpoint).name}." if holds(checkpoint.parent) else ""
                     _log.warning("%s%s Falling back to %s.", error, where, older)
                 checkpoint = older
             else:
                 if _is_rank_zero() and (lost := missing_context(checkpoint)):
                     _log.warning(
-                        "%s: %s. Training goes on without; `generate` and `export` need it.",
+                        "%s: %s. Training continues without it, but `generate` and `export` need it.",
                         checkpoint,
                         "; ".join(lost[:3]),
                     )
@@ -540,12 +544,13 @@ def _unreadable(checkpoint: Path, *, hashes: bool) -> Optional[Nemo2Error]:
         weights = weights_dir(checkpoint)
         if not (weights / "metadata.json").exists():
             return DamagedCheckpointError(
-                f"{checkpoint} holds no Megatron-Core checkpoint (no metadata.json in it or in its weights folder)."
+                f"{checkpoint} contains no Megatron-Core checkpoint (no metadata.json in this folder or its weights "
+                "folder)."
             )
         why = weights_problem(weights)
         return DamagedCheckpointError(_damaged(checkpoint, [why])) if why else None
     except SecurityError as error:
-        return SecurityError(f"{checkpoint} is not loaded. {error}")
+        return SecurityError(f"{checkpoint} was not loaded. {error}")
     except CheckpointError as error:
         return DamagedCheckpointError(str(error))
 
@@ -582,7 +587,7 @@ def reason_of(error: BaseException) -> str:
     """The error in one line. If several ranks report an error, that of the first rank."""
     if isinstance(error, CheckpointException):
         if not error.failures:
-            return "on another rank, which says why"
+            return "on another rank, whose log gives the reason"
         rank, failure = min(error.failures.items())
         words = reason_of(failure[0] if isinstance(failure, tuple) else failure)
         return words if words.startswith("on rank ") else f"on rank {rank}, {words}"
@@ -647,8 +652,9 @@ def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]])
             if seen is None or seen != size:
                 there = "isn't there" if seen is None else f"has {seen} bytes there"
                 raise CheckpointError(
-                    f"Rank {rank} wrote {name} ({size} bytes), which {there} for rank 0, in {temporary.parent}: the ranks don't "
-                    "share this directory. Nothing is published. Set log.log_dir to a directory that all nodes see."
+                    f"Rank {rank} wrote {name} ({size} bytes), which {there} for rank 0, in {temporary.parent}, so "
+                    "the ranks do not share this directory. The checkpoint was not published. Set log.log_dir to a "
+                    "directory that all nodes share."
                 )
     _refuse_missing_shards(temporary / WEIGHTS_PATH)
 
@@ -670,8 +676,8 @@ def _refuse_missing_shards(weights: Path) -> None:
     named = {str(stored.relative_path) for stored in (read_metadata(weights).storage_data or {}).values()}
     if missing := sorted(name for name in named if not _size(weights / name)):
         raise CheckpointError(
-            f"{len(missing)} of {len(named)} shards are missing in {weights.parent}, {missing[0]} among them. Nothing is "
-            "published. Set log.log_dir to a directory that all nodes see."
+            f"{len(missing)} of {len(named)} shards are missing in {weights.parent}, among them {missing[0]}. The "
+            "checkpoint was not published. Set log.log_dir to a directory that all nodes share."
         )
 
 

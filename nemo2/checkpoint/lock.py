@@ -68,7 +68,9 @@ class DirectoryLock:
         try:
             descriptor = open_to_write(self.directory / LOCK_FILE, os.O_RDWR)
         except UnusableFile as error:
-            raise CheckpointError(f"{self.directory / LOCK_FILE} {error}: no run has made it. Remove it.") from error
+            raise CheckpointError(
+                f"{self.directory / LOCK_FILE} {error}, and no run has created it. Remove it."
+            ) from error
         began, told = time.monotonic(), False
         while not self._try(descriptor):
             holder = _read(descriptor)
@@ -77,18 +79,19 @@ class DirectoryLock:
             if ours and not told and waited >= self.wait_seconds:
                 told = True
                 _log.warning(
-                    "An earlier start of this run still holds %s: %s. Waiting for its end.", self.directory, owner
+                    "An earlier start of this run still holds %s: %s. Waiting for it to end.", self.directory, owner
                 )
             if waited >= (self.earlier_start_seconds if ours else self.wait_seconds):
                 os.close(descriptor)
                 if ours:
                     raise RuntimeFault(
-                        f"An earlier start of this run has been writing to {self.directory} for {waited:.0f} s more: {owner}. It "
-                        "is on a node that the scheduler has lost sight of: end it there."
+                        f"An earlier start of this run has kept writing to {self.directory} for another {waited:.0f} "
+                        f"s: {owner}. It runs on a node that the scheduler no longer sees. End the process there."
                     )
                 raise CheckpointError(
-                    f"Another run is writing to {self.directory}: {owner}. Two runs would delete each other's checkpoints. "
-                    "Wait for it, stop it, or give this run another log.name or log.version."
+                    f"Another run is writing to {self.directory}: {owner}. Two runs would delete each other's "
+                    "checkpoints. Wait for the other run, stop it, or set another log.name or log.version for this "
+                    "run."
                 )
             time.sleep(_POLL_SECONDS)
         os.ftruncate(descriptor, 0)
@@ -114,7 +117,8 @@ class DirectoryLock:
         except OSError as error:
             if error.errno in _UNSUPPORTED:
                 _log.warning(
-                    "%s is on a file system without locks: nothing keeps a second run from writing there too.",
+                    "%s is on a file system without locks, so nemo2 cannot prevent a second run from writing to the "
+                    "same directory.",
                     self.directory,
                 )
                 return True
@@ -152,4 +156,4 @@ def _describe(owner: dict[str, Any]) -> str:
         job = f", job {owner['job']}" if "job" in owner else ""
         return f"process {owner['pid']} on {owner['host']}{job}, since {owner['since']}"
     except KeyError:
-        return "a process that hasn't said which"
+        return "an unknown process"

@@ -93,15 +93,17 @@ class ModelCheckpoint(Checkpoint):
         )
         if mode not in ("min", "max"):
             raise ConfigError(
-                f"log.ckpt.mode={mode!r}: must be 'min' or 'max'{did_you_mean(str(mode), ['min', 'max'])}"
+                f"log.ckpt.mode={mode!r}: must be 'min' or 'max'{did_you_mean(str(mode), ['min', 'max'], listed=True)}"
             )
         if save_top_k < -1:
-            raise ConfigError(f"log.ckpt.save_top_k={save_top_k}: must be -1 (keep all), 0 (the newest only) or more.")
+            raise ConfigError(
+                f"log.ckpt.save_top_k={save_top_k}: must be -1 (keep all), 0 (keep only the newest) or more."
+            )
         for name, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
             if value is not None and value < 0:
                 raise ConfigError(f"log.ckpt.{name}={value}: must be at least 1, or unset.")
         if train_time_interval is not None and train_time_interval <= timedelta(0):
-            raise ConfigError(f"log.ckpt.train_time_interval={train_time_interval}: must be a positive time.")
+            raise ConfigError(f"log.ckpt.train_time_interval={train_time_interval}: must be longer than 0 seconds.")
         self.monitor = monitor
         self.verbose = verbose
         self.save_last = save_last
@@ -147,7 +149,7 @@ class ModelCheckpoint(Checkpoint):
         self._on_rank_zero(trainer, self._lock_directory)  # one run per directory
         if trainer.is_global_zero:
             for path in clean_up(Path(self.dirpath)):
-                _say(f"Deleted {path.name}, left by an interrupted save.")
+                _say(f"Deleted {path.name}, which an interrupted save had left.")
 
     def _lock_directory(self) -> None:
         if self._lock is None:
@@ -167,7 +169,7 @@ class ModelCheckpoint(Checkpoint):
                 problem = str(error)
             except OSError as error:
                 problem = (
-                    f"Can't write {self.dirpath}: {error.strerror}. Make the directory writable, or set log.log_dir."
+                    f"Cannot write {self.dirpath}: {error.strerror}. Make the directory writable, or set log.log_dir."
                 )
         problem = trainer.strategy.broadcast(problem)
         if problem:
@@ -301,7 +303,7 @@ class ModelCheckpoint(Checkpoint):
             if path not in keep:
                 remove(path)
                 if self.verbose:
-                    _say(f"Deleted {path.name}: not among the {self.save_top_k} best, nor the newest.")
+                    _say(f"Deleted {path.name}, which was neither among the {self.save_top_k} best nor the newest.")
 
     def _ranked(self, checkpoints: list[tuple[Path, Manifest]]) -> list[tuple[Path, Manifest]]:
         sign = 1 if self.mode == "min" else -1

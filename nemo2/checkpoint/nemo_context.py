@@ -58,7 +58,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
     file = checkpoint / CONTEXT_PATH / MODEL_FILE
     tree = read_yaml(file)
     if not isinstance(tree, dict) or "_target_" not in tree:
-        raise CheckpointError(f"{file} doesn't describe a model: it has no _target_.")
+        raise CheckpointError(f"{file} does not describe a model: it has no _target_.")
     return tree
 
 
@@ -74,13 +74,13 @@ def _ours(node: Any) -> type:
     target = node.get("_target_") if isinstance(node, dict) else None
     if not isinstance(target, str) or not target.startswith(_PREFIX):
         raise SecurityError(
-            f"context/{MODEL_FILE} names {target!r}: only NeMo's language models ({_PREFIX}...) are looked up."
+            f"context/{MODEL_FILE} names {target!r}, but nemo2 looks up only NeMo's language models ({_PREFIX}...)."
         )
     name = target.rpartition(".")[2]
     found = getattr(models, name) if name in models.__all__ else None
     if not isinstance(found, type):
         raise CheckpointError(
-            f"The checkpoint is of NeMo's {name}, which nemo2 doesn't have{did_you_mean(name, models.__all__)}"
+            f"The checkpoint is of NeMo's {name}, which nemo2 does not have{did_you_mean(name, models.__all__)}"
         )
     return found
 

@@ -47,7 +47,7 @@ def read_io_json(path: Path) -> Any:
     """
     tree = read_json(path)
     if not isinstance(tree, dict) or not isinstance(tree.get("objects"), dict) or "root" not in tree:
-        raise CheckpointError(f"{path} isn't a configuration of fiddle's: it has no root and objects.")
+        raise CheckpointError(f"{path} is not a fiddle configuration: it has no root and objects.")
     return _Objects(tree["objects"], path).value(tree["root"], 0)
 
 
@@ -81,13 +81,13 @@ class _Objects:
             return self._named(item)
         if isinstance(kind, dict):
             return self._object(self._named(kind), item, depth)
-        raise CheckpointError(f"{self._path} isn't a configuration of fiddle's: a value of type {kind!r:.80}.")
+        raise CheckpointError(f"{self._path} is not a fiddle configuration: it has a value of type {kind!r:.80}.")
 
     def _count(self, values: int) -> None:
         self._total += values
         if self._total > MOST_VALUES:
             raise CheckpointError(
-                f"{self._path} stands for more than {MOST_VALUES} values, shared objects counted as often as they are met."
+                f"{self._path} contains more than {MOST_VALUES} values, counting shared objects as often as they occur."
             )
 
     def _referred(self, key: str, depth: int) -> Any:
@@ -97,7 +97,7 @@ class _Objects:
             self._count(values)
             return value
         if key not in self._objects:
-            raise CheckpointError(f"{self._path} isn't a configuration of fiddle's: there is no object {key:.80}.")
+            raise CheckpointError(f"{self._path} is not a fiddle configuration: it has no object {key:.80}.")
         before = self._total
         self._read[key] = (None, MOST_VALUES + 1)
         value = self.value(self._objects[key], depth + 1)
@@ -108,14 +108,16 @@ class _Objects:
         module, name = item.get("module"), item.get("name")
         if not isinstance(module, str) or not isinstance(name, str):
             raise CheckpointError(
-                f"{self._path} isn't a configuration of fiddle's: a reference without module and name."
+                f"{self._path} is not a fiddle configuration: it has a reference without module and name."
             )
         return Named(module, name)
 
     def _object(self, kind: Named, item: dict[str, Any], depth: int) -> Any:
         items = item.get("items")
         if not isinstance(items, list) or not all(isinstance(one, list) and len(one) == 2 for one in items):
-            raise CheckpointError(f"{self._path} isn't a configuration of fiddle's: an object of {kind} without items.")
+            raise CheckpointError(
+                f"{self._path} is not a fiddle configuration: it has an object of {kind} without items."
+            )
         values = [self.value(one, depth + 1) for _, one in items]
         metadata = self.value(item.get("metadata"), depth + 1)
         if kind.module == "builtins" and kind.name in ("list", "tuple", "set", "frozenset"):

@@ -224,8 +224,9 @@ def _group(mine: dict[str, Any], params: Any, saved: list[dict[str, Any]], step:
                 steps = {"step": step} if "step" in mine or "step" in group else {}
                 return {**kept, **identity, **steps, **({} if params is None else {"params": params})}
     raise CheckpointError(
-        f"The checkpoint's optimizer has no group of parameters with {dict(zip(_IDENTIFIERS, key, strict=True))}: it was trained "
-        "with other learning-rate or weight-decay multipliers. Set them as they were, or strategy.ckpt_load_optimizer=False."
+        f"The checkpoint's optimizer has no parameter group with {dict(zip(_IDENTIFIERS, key, strict=True))}, because "
+        "it was trained with other learning-rate or weight-decay multipliers. Set the original multipliers, or set "
+        "strategy.ckpt_load_optimizer=False."
     )
 
 

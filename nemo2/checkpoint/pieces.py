@@ -197,9 +197,12 @@ class _LoadPlanner(DefaultLoadPlanner):
         for piece in self.pieces.values():
             entry = stored.get(piece.key)
             if not isinstance(entry, TensorStorageMetadata):
-                problems.append(f"{piece.key} is not in it")
+                problems.append(f"the checkpoint has no {piece.key}")
             elif tuple(entry.size) != piece.global_shape:
-                problems.append(f"{piece.key} has shape {tuple(entry.size)} there and {piece.global_shape} here")
+                problems.append(
+                    f"{piece.key} has shape {tuple(entry.size)} in the checkpoint and {piece.global_shape} in this "
+                    "model"
+                )
             else:
                 items += create_read_items_for_chunk_list(piece.key, entry, [piece.chunk])
         if problems:

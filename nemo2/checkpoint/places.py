@@ -29,12 +29,12 @@ def missing(path: str) -> Optional[str]:
     if resolved(path).is_dir():
         return nemo_adapters(resolved(path))
     if not path.startswith(IMPORTED):
-        return "no such checkpoint directory."
+        return "this checkpoint directory does not exist. Set the path of an existing checkpoint."
     name = path.removeprefix(IMPORTED)
     return (
-        f"no model of this name has been imported: there is no {resolved(path)}. Import it once, `nemo2 import hf://{name} "
-        f"--output {resolved(path)}` (or from a folder, hf:///path/to/it), or name the release itself: "
-        f"resume.restore_config.path=hf://{name}."
+        f"no model of this name has been imported: {resolved(path)} does not exist. Import it with `nemo2 import "
+        f"hf://{name} --output {resolved(path)}` (or from a folder, hf:///path/to/it). Or start from the release "
+        f"directly: set resume.restore_config.path=hf://{name}."
     )
 
 

@@ -56,8 +56,8 @@ def say_they_start_anew(checkpoint: Path) -> None:
     from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
     rank_zero_info(
-        f"The layout has changed since {checkpoint} was saved. Parameters, moments, schedule and the position in the data go "
-        "on; random streams start anew from the seed, so that dropout differs from here on."
+        f"The layout has changed since {checkpoint} was saved. Parameters, moments, schedule and the position in the "
+        "data are restored. Random streams restart from the seed, so dropout differs from here on."
     )
 
 

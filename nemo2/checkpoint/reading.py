@@ -173,7 +173,9 @@ class _Reads:
         target = self.planner.resolve_tensor(item).detach()
         offsets, lengths = tuple(item.storage_offsets), tuple(item.lengths)
         if target.size() != torch.Size(lengths):
-            raise ValueError(f"{item.storage_index.fqn}: {tuple(target.shape)} is wanted and {lengths} is there")
+            raise ValueError(
+                f"{item.storage_index.fqn}: the model needs shape {tuple(target.shape)}, but the file has {lengths}"
+            )
         if _is_one_stretch(stored, offsets, lengths) and _is_plain_memory(target, stored.dtype):
             place = stored.place + _bytes_before(stored, offsets)
             self.direct.append((self.pool.submit(_read_into, stored.file, place, target), item, target))
@@ -286,7 +288,7 @@ class _Description(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> torch.dtype:
         kind, dtype, key, _, _ = pid
         if kind != "storage" or key != "0" or not isinstance(dtype, torch.dtype):
-            raise pickle.UnpicklingError("not a storage of a plain tensor")
+            raise pickle.UnpicklingError("not the storage of a plain tensor")
         return dtype
 
     def find_class(self, module: str, name: str) -> Any:
@@ -296,7 +298,7 @@ class _Description(pickle.Unpickler):
             return dict
         if module == "torch" and name in _STORAGES:
             return _STORAGES[name]
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a plain tensor")
+        raise pickle.UnpicklingError(f"{module}.{name} is not part of a plain tensor")
 
 
 def _described(dtype: Any, first: Any, shape: Any, stride: Any, requires_grad: Any, hooks: Any, *more: Any) -> Any:
@@ -378,7 +380,7 @@ def _read_into_once(path: str, place: int, target: Tensor) -> None:
         while view:
             count = os.preadv(descriptor, [view], place)
             if count == 0:
-                raise EOFError(f"{path} ends at byte {place}, and more was written")
+                raise EOFError(f"{path} ends at byte {place}, but more bytes were written")
             view, place = view[count:], place + count
     finally:
         os.close(descriptor)

@@ -48,7 +48,9 @@ class TorchCheckpointIO(MegatronCheckpointIO):
             with torch.serialization.safe_globals(safe):
                 return torch.load(weights_dir(checkpoint) / COMMON, map_location="cpu", weights_only=True)
         except Exception as error:
-            raise CheckpointError(f"{checkpoint / WEIGHTS_PATH / COMMON} can't be read: {reason_of(error)}.") from error
+            raise CheckpointError(
+                f"{checkpoint / WEIGHTS_PATH / COMMON} cannot be read: {reason_of(error)}."
+            ) from error
 
     def load_into(self, pieces: list[Piece], path: os.PathLike | str) -> None:
         """Read the checkpoint into the pieces, in place. Every rank calls it.
@@ -86,6 +88,6 @@ class _Writing:
                 problem = [reason_of(error)]
         torch.distributed.broadcast_object_list(problem, src=0)
         if problem[0] is not None:
-            raise CheckpointError(f"{self.weights / COMMON} can't be written: {problem[0]}.")
+            raise CheckpointError(f"{self.weights / COMMON} cannot be written: {problem[0]}.")
         save_pieces(self.pieces, self.weights, self.objects)
         self.hashes = {file.name: sha256(file) for file in self.weights.glob(f"__{rank}_*.distcp")}

@@ -72,8 +72,9 @@ class _MetadataUnpickler(pickle.Unpickler):
             if isinstance(value, torch.dtype):
                 return value
         raise SecurityError(
-            f"{_METADATA} names {module}.{name}, which no checkpoint consists of: loading it could run code. It was written by "
-            "something else, or made to. Nothing of it was run."
+            f"{_METADATA} names {module}.{name}, which checkpoints do not contain. Loading it could run code, so "
+            "nemo2 ran none of it. Another program wrote the file, or somebody tampered with it. Load another "
+            "checkpoint."
         )
 
 
@@ -89,12 +90,12 @@ def read_metadata(weights: Path) -> Any:
         with open_regular(path, follow=False) as file:
             return _load_metadata(file)
     except OSError as error:
-        raise CheckpointError(f"{path} can't be read: {error.strerror or f'it {error}'}.") from error
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or f'it {error}'}.") from error
     except SecurityError as error:
         raise SecurityError(f"{weights}: {error}") from None
     except Exception as error:  # unpickling garbage raises anything
         raise CheckpointError(
-            f"{path} is damaged: it can't be unpickled ({type(error).__name__}). Load another checkpoint."
+            f"{path} is damaged and cannot be unpickled ({type(error).__name__}). Load another checkpoint."
         ) from error
 
 
@@ -107,7 +108,7 @@ def weights_problem(weights: Path) -> Optional[str]:
     except (KeyError, TypeError):
         return f"{_CONFIG} names no sharded_backend"
     if backend != "torch_dist":
-        return f"{_CONFIG} names the format {backend!r}, and nemo2 reads 'torch_dist'"
+        return f"{_CONFIG} names the format {backend!r}, but nemo2 reads 'torch_dist' only"
     if not (weights / COMMON).is_file() and COMMON_OBJECT not in read_metadata(weights).state_dict_metadata:
         return f"{COMMON} is missing"
     return None
@@ -145,7 +146,9 @@ def _refuse_code(path: str, content: bytes) -> None:
     except SecurityError as error:
         raise SecurityError(f"{path} {error}") from None
     except Exception as error:  # unpickling garbage raises anything
-        raise SecurityError(f"{path} can't be read as data ({type(error).__name__}): it isn't handed on.") from error
+        raise SecurityError(
+            f"{path} cannot be read as plain data ({type(error).__name__}), so nemo2 does not load it."
+        ) from error
 
 
 class _ExtraStateUnpickler(pickle.Unpickler):
@@ -168,7 +171,7 @@ class _ExtraStateUnpickler(pickle.Unpickler):
         ):
             return torch.__dict__[name]
         raise SecurityError(
-            f"names {module}.{name}, which Transformer Engine's states don't consist of: loading it could run code."
+            f"names {module}.{name}, which Transformer Engine's states do not contain. Loading it could run code."
         )
 
 
@@ -183,7 +186,7 @@ class _Placeholder:
 def _attribute_of_placeholder(owner: Any, name: Any) -> Any:
     if owner is not _Placeholder or not str(name).isidentifier():
         raise SecurityError(
-            "takes an attribute of something that isn't Transformer Engine's: loading it could run code."
+            "takes an attribute of an object that is not Transformer Engine's. Loading it could run code."
         )
     return _Placeholder()
 
@@ -192,7 +195,7 @@ def _load_storage(content: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(content), weights_only=True)
     except pickle.UnpicklingError as error:
-        raise SecurityError(f"holds a tensor that isn't one. {_what_is_named(error)}") from None
+        raise SecurityError(f"holds an object that claims to be a tensor. {_what_is_named(error)}") from None
 
 
 @contextmanager
@@ -205,7 +208,7 @@ def data_only() -> Iterator[list[SecurityError]]:
         SecurityError: the environment turns torch's safe loading off.
     """
     if os.environ.get(_UNSAFE, "").lower() in ("1", "y", "yes", "true"):
-        raise SecurityError(f"{_UNSAFE} is set: torch would run what a checkpoint tells it to. Unset it.")
+        raise SecurityError(f"{_UNSAFE} is set, so torch would run code from a checkpoint. Unset this variable.")
     filesystem: Any = importlib.import_module("torch.distributed.checkpoint.filesystem")
     load, theirs = torch.load, filesystem.pickle
     refused: list[SecurityError] = []
@@ -243,7 +246,8 @@ def _load_metadata(file: Any) -> Any:
     for name in {getattr(info, "relative_path", None) for info in stored}:
         if why := why_not_inside(weights, name):
             raise SecurityError(
-                f"{_METADATA} names the file {name!r}, which {why}: a checkpoint is read from its own folder only."
+                f"{_METADATA} names the file {name!r}, which {why}, but nemo2 reads a checkpoint from its own folder "
+                "only."
             )
     return _under_our_names(metadata)
 
@@ -266,8 +270,9 @@ def _what_is_named(error: BaseException) -> str:
     named = text.partition("GLOBAL ")[2].partition(" was not")[0] or text.partition("Unsupported ")[2][:80]
     what = f"names {named}" if named else "holds more than data"
     return (
-        f"An object in the checkpoint {what}: loading it could run code. Nothing of it was run. Ours hold tensors, "
-        "numbers and texts only; one from elsewhere that holds objects has to be converted where it is trusted."
+        f"An object in the checkpoint {what}, and loading it could run code. nemo2 ran none of it. Checkpoints of "
+        "nemo2 contain only tensors, numbers and text. Convert a checkpoint that contains objects on a machine where "
+        "you trust it."
     )
 
 

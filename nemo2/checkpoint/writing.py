@@ -95,7 +95,7 @@ class Report:
         self.hashes: dict[str, str] = {}
         self.write: Optional[BackgroundWrite] = None
         """The write of a background save that has still to reach the disk."""
-        self._results: Any = RuntimeError("this rank's files were not written")
+        self._results: Any = RuntimeError("the files of this rank were not written")
 
     def put(self, results: Any, hashes: dict[str, str]) -> None:
         self._results, self.hashes = results, hashes
@@ -227,4 +227,4 @@ def _with_space(words: str, paths: list[str]) -> str:
     if not paths:
         return words
     folder = os.statvfs(os.path.dirname(paths[0]))
-    return f"{words} ({folder.f_bavail * folder.f_frsize / 1e9:.2f} GB are free there)"
+    return f"{words} ({folder.f_bavail * folder.f_frsize / 1e9:.2f} GB are free on this disk)"

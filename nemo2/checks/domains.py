@@ -79,7 +79,11 @@ class Domain:
             return f"{self.length} numbers, each {words}"
         words += f" and at most {self.most:,}" if self.most < 2**63 - 1 else ""
         words += f" other than {' and '.join(f'{number:g}' for number in self.but)}" if self.but else ""
-        return f"{words}, or a list of such between {self.items[1:-1].replace(', ', ' and ')}" if self.items else words
+        return (
+            (f"{words}, or a list of numbers between {self.items[1:-1].replace(', ', ' and ')}")
+            if self.items
+            else words
+        )
 
 
 def _edges(interval: str) -> tuple[float, float]:
@@ -134,8 +138,8 @@ def _steps(why: str, interval: str = "[0, inf)", **more: Any) -> Domain:
 
 _WIDTH = "a dimension of a weight"
 _DIVISOR = "a divisor"
-_YARN = "YaRN divides by it, or takes its logarithm"
-_TIMES = "multiplies a loss, which a negative weight would raise"
+_YARN = "YaRN divides by this number or takes its logarithm"
+_TIMES = "the weight of a loss term, which a negative weight would increase"
 
 MODEL: Mapping[str, Domain] = {
     # Widths, and how many of each
@@ -175,40 +179,46 @@ MODEL: Mapping[str, Domain] = {
             "linear_num_value_heads",
             "dsa_indexer_n_heads",
         ),
-        _count("a number of parts that are built", most=100_000),
+        _count("a number of parts of the model", most=100_000),
     ),
     "make_vocab_size_divisible_by": _count(_DIVISOR),
     "seq_length": _count("a number of positions"),
     "max_position_embeddings": _count("a number of positions"),
     "mup_base_hidden_size": _count(_DIVISOR),
     "mup_base_head_dim": _positive(_DIVISOR),
-    "mup_width_mult": _positive("its root divides the standard deviation of the weights"),
+    "mup_width_mult": _positive("the standard deviation of the weights is divided by its square root"),
     "mup_embedding_mult": _positive("multiplies the embeddings"),
     "mup_output_mult": _positive("multiplies the logits"),
     "mup_attn_scale_power": Domain("(-inf, inf)", "an exponent"),
     # Norms, activations, weights as they start
-    "layernorm_epsilon": _weight("added to a variance under a root, so that a negative one makes NaN"),
-    "dsa_indexer_k_norm_epsilon": _weight("added to a variance under a root"),
-    "hidden_dropout": _decay("a share of what is dropped"),
-    "attention_dropout": _decay("a share of what is dropped"),
+    "layernorm_epsilon": _weight("added to a variance before the square root, so that a negative value gives NaN"),
+    "dsa_indexer_k_norm_epsilon": _weight("added to a variance before the square root"),
+    "hidden_dropout": _decay("the share of values that dropout sets to 0"),
+    "attention_dropout": _decay("the share of values that dropout sets to 0"),
     "glu_linear_offset": Domain("(-inf, inf)", "added to the linear half of the gate"),
-    "activation_func_clamp_value": _positive("activations are clamped between its negative and itself"),
-    "init_method_std": _weight("a standard deviation; torch's normal_ refuses a negative one"),
-    "embedding_init_method_std": _weight("a standard deviation; torch's normal_ refuses a negative one"),
-    # Attention and positions
-    "softmax_scale": _positive("multiplies the attention scores", unless="None is 1 / sqrt(kv_channels)"),
-    "query_pre_attn_scalar": _positive("the attention scores are divided by its root"),
-    "attn_logit_softcapping": _positive("scores are divided by it", unless="None leaves them"),
-    "final_logit_softcapping": _positive("logits are divided by it", unless="None leaves them"),
-    "rotary_base": _positive("raised to a fraction, so that a negative one makes NaN"),
-    "rotary_percent": Domain(
-        "(0, 1]", "a share of a head's channels", unless="position_embedding_type='none' rotates nothing"
+    "activation_func_clamp_value": _positive(
+        "activations are clamped to the range from minus this value to this value"
     ),
-    "seq_len_interpolation_factor": _positive("positions are divided by it", unless="None leaves them"),
-    "rope_scaling_factor": _positive("positions are divided by it"),
-    "scale_factor": _positive("frequencies are divided by it"),
-    "low_freq_factor": _positive("the old context length is divided by it"),
-    "high_freq_factor": _positive("the old context length is divided by it"),
+    "init_method_std": _weight("a standard deviation"),
+    "embedding_init_method_std": _weight("a standard deviation"),
+    # Attention and positions
+    "softmax_scale": _positive("multiplies the attention scores", unless="set None for 1 / sqrt(kv_channels)"),
+    "query_pre_attn_scalar": _positive("attention scores are divided by its square root"),
+    "attn_logit_softcapping": _positive(
+        "attention scores are divided by this number", unless="set None to turn it off"
+    ),
+    "final_logit_softcapping": _positive("logits are divided by this number", unless="set None to turn it off"),
+    "rotary_base": _positive("raised to a fractional power, so that a negative value gives NaN"),
+    "rotary_percent": Domain(
+        "(0, 1]", "a share of the channels of a head", unless="set position_embedding_type='none' to rotate nothing"
+    ),
+    "seq_len_interpolation_factor": _positive(
+        "positions are divided by this number", unless=("set None to leave positions as they are")
+    ),
+    "rope_scaling_factor": _positive("positions are divided by this number"),
+    "scale_factor": _positive("frequencies are divided by this number"),
+    "low_freq_factor": _positive("the old context length is divided by this number"),
+    "high_freq_factor": _positive("the old context length is divided by this number"),
     "old_context_len": _count("a number of positions"),
     "floor_scale": _count(_DIVISOR),
     "attn_scale": _weight("multiplies a logarithm"),
@@ -228,16 +238,16 @@ MODEL: Mapping[str, Domain] = {
     **dict.fromkeys(
         ("mscale", "mscale_all_dim", "yarn_mscale", "yarn_mscale_all_dim"), _weight("multiplies a logarithm")
     ),
-    "mrope_section": _natural("channels of a section", length=3),
-    "window_size": Domain("[-1, inf)", "keys on either side; -1 is all of them", "whole", length=2),
+    "mrope_section": _natural("the number of channels of a section", length=3),
+    "window_size": Domain("[-1, inf)", "the number of keys on each side; -1 means all keys", "whole", length=2),
     "attention_chunk_size": _count("a number of positions"),
-    "interleaved_attn_pattern": _natural("layers with and without a window", length=2),
+    "interleaved_attn_pattern": _natural("numbers of layers with and without a window", length=2),
     **dict.fromkeys(
         ("window_attn_skip_freq", "no_rope_freq", "linear_attention_freq", "moe_layer_freq"),
-        _pattern("every n-th layer, or a flag per layer"),
+        _pattern("every n-th layer, or a list with one flag per layer"),
     ),
-    "qk_clip_alpha": _share("the share of a correction that the queries take"),
-    "qk_clip_threshold": _positive("scores above it are scaled down to it"),
+    "qk_clip_alpha": _share("the share of the correction that the queries get"),
+    "qk_clip_threshold": _positive("larger scores are scaled down to this value"),
     "dsa_indexer_topk": _count("a number of keys"),
     "dsa_indexer_topk_freq": _count(_DIVISOR),
     "dsa_indexer_skip_topk_offset": _natural("a number of layers"),
@@ -246,30 +256,33 @@ MODEL: Mapping[str, Domain] = {
     # Experts
     **dict.fromkeys(
         ("moe_router_topk", "moe_router_topk_limited_devices", "moe_router_num_groups", "moe_router_group_topk"),
-        _count("a number of experts, devices or groups that are picked"),
+        _count("a number of experts, devices or groups"),
     ),
-    "moe_router_topk_scaling_factor": _weight("multiplies the scores of the experts; 0 leaves them"),
+    "moe_router_topk_scaling_factor": _weight("multiplies the scores of the experts; 0 means no scaling"),
     "moe_expert_capacity_factor": Domain(
         "(-inf, inf)",
-        "multiplies the tokens of an expert, of which 0 drops all; Megatron-Core reads a negative one as None",
-        unless="None drops no token",
+        "multiplies the number of tokens of each expert; 0 would drop all tokens, and Megatron-Core treats a negative "
+        "value as None",
+        unless="set None to drop no tokens",
         but=(0,),
     ),
-    "moe_router_bias_update_rate": _weight("a step towards balance, away from it where negative"),
+    "moe_router_bias_update_rate": _weight(
+        "the size of a step towards balance; a negative step would increase the imbalance"
+    ),
     "moe_aux_loss_coeff": _weight(_TIMES),
     "moe_z_loss_coeff": _weight(_TIMES),
-    "moe_input_jitter_eps": _decay("inputs are multiplied by 1 - eps to 1 + eps"),
-    "moe_router_quantile_balancing_ema": _decay("the share of the mean that stays"),
+    "moe_input_jitter_eps": _decay("inputs are multiplied by a random number from 1 - eps to 1 + eps"),
+    "moe_router_quantile_balancing_ema": _decay("the share of the old mean that is kept"),
     # Recomputation, offloading, low precision, kernels
-    "recompute_num_layers": _count("a number of layers; Megatron-Core's loop over 0 of them has no end"),
+    "recompute_num_layers": _count("a number of layers; with 0, Megatron-Core loops forever"),
     "num_microbatches_with_partial_activation_checkpoints": _natural("a number of micro-batches"),
     "cpu_offloading_num_layers": _natural("a number of layers"),
     "min_offloaded_tensor_size": _natural("a number of elements"),
     "activation_offload_fraction": _share("a share of the activations"),
     "delta_offload_bytes_across_pp_ranks": _natural("a number of bytes"),
     "fine_grained_offloading_max_inflight_offloads": _natural("a number of copies"),
-    "wgrad_deferral_limit": _natural("a number of micro-batches; 0 is all of them"),
-    "fp8_margin": Domain("(-inf, inf)", "an exponent of two", "whole"),
+    "wgrad_deferral_limit": _natural("a number of micro-batches; 0 means all of them"),
+    "fp8_margin": Domain("(-inf, inf)", "an exponent of 2", "whole"),
     "fp8_interval": _count("a number of steps"),
     "fp8_amax_history_len": _count("a number of steps"),
     "num_layers_at_start_in_bf16": _natural("a number of layers"),
@@ -283,51 +296,53 @@ MODEL: Mapping[str, Domain] = {
 }
 
 OPTIMIZER: Mapping[str, Domain] = {
-    "lr": _positive("the peak of the schedule"),
-    "min_lr": _weight("the end of the schedule"),
-    "decoupled_lr": _weight("the peak for the embedding and the output layer"),
-    "decoupled_min_lr": _weight("the end for the embedding and the output layer"),
-    "weight_decay": _weight("weights shrink by it, and grow where it is negative"),
-    "clip_grad": _weight("gradients above this norm are scaled down to it", unless="0 does not clip"),
-    "grad_norm_skip_threshold": Domain("(0, inf]", "a step with a larger norm is skipped"),
-    "loss_scale": _weight("multiplies the loss and divides the gradients; 0 scales dynamically"),
+    "lr": _positive("the peak learning rate"),
+    "min_lr": _weight("the final learning rate"),
+    "decoupled_lr": _weight("the peak learning rate of the embedding and the output layer"),
+    "decoupled_min_lr": _weight("the final learning rate of the embedding and the output layer"),
+    "weight_decay": _weight("with a negative value, the weights would grow"),
+    "clip_grad": _weight(
+        "gradients with a larger norm are scaled down to this norm", unless="set 0 to turn off clipping"
+    ),
+    "grad_norm_skip_threshold": Domain("(0, inf]", "steps with a larger gradient norm are skipped"),
+    "loss_scale": _weight("multiplies the loss and divides the gradients; 0 means a dynamic scale"),
     "initial_loss_scale": _positive("multiplies the loss and divides the gradients"),
     "min_loss_scale": _positive("multiplies the loss and divides the gradients"),
     "loss_scale_window": _positive("a number of steps"),
     "hysteresis": _count("a number of overflows"),
-    "adam_beta1": _decay("the share of a moment that stays"),
-    "adam_beta2": _decay("the share of a moment that stays"),
-    "adam_eps": _positive("added to a root that is divided by"),
-    "sgd_momentum": _share("the share of the velocity that stays"),
-    "muon_momentum": _share("the share of the velocity that stays"),
-    "muon_num_ns_steps": _count("iterations of Newton and Schulz"),
+    "adam_beta1": _decay("the share of the old moment that is kept"),
+    "adam_beta2": _decay("the share of the old moment that is kept"),
+    "adam_eps": _positive("added to a square root before a division"),
+    "sgd_momentum": _share("the share of the old velocity that is kept"),
+    "muon_momentum": _share("the share of the old velocity that is kept"),
+    "muon_num_ns_steps": _count("a number of Newton-Schulz iterations"),
     "muon_extra_scale_factor": _positive("multiplies the update"),
     **dict.fromkeys(
         ("lion_beta1", "lion_beta2", "soap_shampoo_beta", "adaptive_muon_beta2"),
-        _decay("the share of a moment that stays"),
+        _decay("the share of the old moment that is kept"),
     ),
-    "adaptive_muon_eps": _positive("added to a root that is divided by"),
+    "adaptive_muon_eps": _positive("added to a square root before a division"),
     "soap_precondition_frequency": _count(_DIVISOR),
     "optimizer_offload_fraction": _share("a share of the parameters"),
 }
 
 SCHEDULE: Mapping[str, Domain] = {
-    "max_steps": _steps("the length of the schedule", "[1, inf)", unless="None is trainer.max_steps"),
+    "max_steps": _steps("the length of the schedule", "[1, inf)", unless="set None to use trainer.max_steps"),
     "warmup_steps": _steps("a number of steps"),
     "hold_steps": _steps("a number of steps"),
     "constant_steps": _steps("a number of steps"),
     "warmup_ratio": _share("a share of max_steps"),
     "hold_ratio": _share("a share of max_steps"),
     "min_lr": _weight("a learning rate"),
-    "frequency": _count("Lightning moves the schedule at every so many steps"),
-    "d_model": _count("the rate is divided by its root"),
-    "decay_rate": _weight("an exponent; the rate rises where it is negative"),
-    "power": _weight("an exponent; the rate has no end where it is negative"),
+    "frequency": _count("the number of steps between two updates of the learning rate"),
+    "d_model": _count("the learning rate is divided by its square root"),
+    "decay_rate": _weight("an exponent; with a negative value, the learning rate would rise"),
+    "power": _weight("an exponent; with a negative value, the learning rate would have no limit"),
 }
 
 BATCH: Mapping[str, Domain] = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size"), _count("a number of samples")),
-    "seq_length": _count("Megatron-Core's index builder divides by it"),
+    "seq_length": _count("Megatron-Core's index builder divides by this number"),
 }
 """Fields of every data module, a user's own too."""
 
@@ -336,11 +351,11 @@ DATA: Mapping[str, Domain] = {
     "num_train_samples": _count("a number of samples"),
     "num_val_samples": _natural("a number of samples"),
     "num_test_samples": _natural("a number of samples"),
-    "num_workers": _natural("a number of processes; 0 loads in the training process"),
+    "num_workers": _natural("a number of processes; with 0, the training process loads the data"),
     "num_dataset_builder_threads": _count("a number of threads"),
     "init_consumed_samples": _natural("a number of samples"),
     "init_global_step": _natural("a number of steps"),
-    "seed": _natural("NumPy's generators take no sign"),
+    "seed": _natural("NumPy's generators accept no negative seed"),
     "memmap_workers": _count("a number of threads that tokenize"),
     "pad_token_id": _natural("an id of the vocabulary"),
     "pad_seq_len_divisible": _count(_DIVISOR),
@@ -348,15 +363,17 @@ DATA: Mapping[str, Domain] = {
 
 FILES: Mapping[str, Domain] = {
     **DATA,
-    "vocab_size": Domain("[257, inf)", "256 bytes and the end of a document", "whole"),
+    "vocab_size": Domain("[257, inf)", "256 bytes plus the token at the end of a document", "whole"),
     "max_bytes": _count("a number of bytes"),
     "seed": Domain(
-        "[0, 4294967295]", "Megatron-Core's shuffling by NumPy's RandomState takes 32 bits without a sign", "whole"
+        "[0, 4294967295]",
+        ("NumPy's RandomState, which shuffles in Megatron-Core, accepts only unsigned 32-bit seeds"),
+        "whole",
     ),
 }
 """Fields of a data module whose samples Megatron-Core cuts from files."""
 
-OPTIMIZER_MODULE: Mapping[str, Domain] = {"lr_mult": _weight("multiplies the rate of some parameters")}
+OPTIMIZER_MODULE: Mapping[str, Domain] = {"lr_mult": _weight("multiplies the learning rate of some parameters")}
 
 
 def data_domains(data: Any) -> Mapping[str, Domain]:

@@ -85,7 +85,7 @@ def _one_rank(placement: object, rank: int) -> str:
 
     assert isinstance(placement, Placement)
     if rank >= placement.world_size:
-        raise ConfigError(f"--rank {rank}: the world has ranks 0 to {placement.world_size - 1}.")
+        raise ConfigError(f"--rank {rank}: must be 0 to {placement.world_size - 1}, the ranks of this layout.")
     lines = [describe_rank(placement, rank)]
     for kind, words in GROUP_NAMES.items():
         group = placement.group_of(kind, rank)

@@ -93,7 +93,7 @@ class HonestRunContext(RunContext):
             return
         if executor is None or self.direct:
             if plugins:
-                raise ConfigError("run.plugins edit an executor too, and there is none: set run.executor.")
+                raise ConfigError("run.plugins also edit an executor, but there is none. Set run.executor.")
             fdl.build(task)()
             return
         run(task, executor, name=self.name, detach=self.detach, plugins=plugins)
@@ -150,8 +150,8 @@ class HonestRunContext(RunContext):
             return super().parse_executor(name, *args)
         except ValueError:
             raise ConfigError(
-                f"run.executor={name}: no such executor. There are torchrun, a function of the script that gives one and "
-                "needs no argument, and what is registered with run.cli.factory."
+                f"run.executor={name}: this executor does not exist. Use torchrun, a function of the script that "
+                "returns an executor and requires no argument, or a function that is registered with run.cli.factory."
             ) from None
 
 

@@ -42,7 +42,7 @@ def prepare_data(
 
     on_bad_line = "skip" if skip_bad_lines else "fail"
     if (tokenizer is None) == (train_bpe is None):
-        raise ConfigError("prepare-data needs one of --tokenizer PATH and --train-bpe N.")
+        raise ConfigError("prepare-data requires either --tokenizer PATH or --train-bpe N.")
     from nemo2.data import prepare
     from nemo2.data.tokenizer import BPETokenizer
 

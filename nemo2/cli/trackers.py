@@ -28,8 +28,9 @@ def tracker_called(word: str) -> tuple[Any, bool]:
     name, offline = word.removesuffix(OFFLINE), word.endswith(OFFLINE)
     if name not in TRACKERS:
         raise ConfigError(
-            f"--tracker {word}: no such tracker{did_you_mean(name, TRACKERS)} NAME{OFFLINE} keeps its files on this machine; "
-            f"any other logger of Lightning goes into log.extra_loggers. --tracker takes {', '.join(TRACKERS)}."
+            f"--tracker {word}: there is no tracker of this name{did_you_mean(name, TRACKERS)} Known trackers are "
+            f"{', '.join(TRACKERS)}. NAME{OFFLINE} keeps the files on this machine. Set any other logger of Lightning "
+            "in log.extra_loggers."
         )
     return TRACKERS[name], offline
 

@@ -51,7 +51,9 @@ def register_aliases(target: Callable[..., Any] | str, /, **aliases: str) -> Non
         names = parameter_names(target)
         for alias, real in aliases.items():
             if alias in names:
-                raise TypeError(f"{target.__qualname__} has a parameter {alias!r}: it can't be an alias too.")
+                raise TypeError(
+                    f"{target.__qualname__} has a parameter {alias!r}, so this name cannot be an alias too."
+                )
             if real.split(".")[0] not in names:
                 raise TypeError(f"{target.__qualname__} has no parameter {real!r} for the alias {alias!r}.")
     _table.setdefault(target if isinstance(target, str) else _key(target), {}).update(aliases)

@@ -136,7 +136,10 @@ def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
     _refuse_open_signature(target)
     if isinstance(target, type):
         if not getattr(target, "__dictoffset__", 0):
-            raise TypeError(f"{target.__qualname__} has __slots__ and no __dict__: its arguments can't be remembered.")
+            raise TypeError(
+                f"{target.__qualname__} has __slots__ and no __dict__, so nemo2 cannot store its arguments. Remove "
+                "__slots__."
+            )
         _wrap_init(target)
         _follow_subclasses(target)
         guard(target, ready=_is_made, refusal=unknown_name)
@@ -157,8 +160,8 @@ def _refuse_open_signature(target: Any) -> None:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise TypeError(
-                f"{target.__qualname__} takes {stars}{parameter.name}, which would swallow a misspelled name: "
-                "a configurable signature lists its parameters."
+                f"{target.__qualname__} takes {stars}{parameter.name}, which would accept a misspelled name. List all "
+                "parameters in the signature of a configurable class."
             )
 
 
@@ -262,7 +265,7 @@ def _hint(target: Any, name: str) -> str:
 def two_spellings(target: Any, first: str, second: str) -> ConfigError:
     """The error for a parameter that is given under two names."""
     shown = getattr(target, "__qualname__", str(target))
-    return ConfigError(f"{shown} got both {first!r} and {second!r}, two spellings of one parameter: give one of them.")
+    return ConfigError(f"{shown} got both {first!r} and {second!r}, two names of the same parameter. Keep one of them.")
 
 
 def _bind(signature: inspect.Signature, obj: Any, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any] | None:

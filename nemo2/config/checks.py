@@ -26,7 +26,7 @@ def check_serialisable(recipe: Any) -> None:
     found = problems(recipe)
     if found:
         many = f"{len(found)} values" if len(found) > 1 else "A value"
-        raise ConfigError(f"{many} of this recipe can't be sent to another process:\n  " + "\n  ".join(found))
+        raise ConfigError(f"{many} of this recipe cannot be sent to another process:\n  " + "\n  ".join(found))
 
 
 def problems(recipe: Any) -> list[str]:
@@ -63,20 +63,23 @@ def _trouble_with_node(node: Any) -> str | None:
             return str(error)
     if _can_be_written(node.__fn_or_cls__):
         return None
-    return f"{node.__fn_or_cls__!r} can't be imported by name. {_FIXES['callable']}"
+    return f"{node.__fn_or_cls__!r} cannot be imported by name. {_FIXES['callable']}"
 
 
 def _trouble_with(value: Any) -> str | None:
     if isinstance(value, float) and math.isnan(value):
-        return "nan is not equal to itself, so nemo-run refuses the task as changed. Leave the value out, or use None."
+        return (
+            "nan is not equal to itself, so nemo-run treats the task as changed and rejects it. Remove the value, or "
+            "set None."
+        )
     wire.register_constants(value)
     if _can_be_written(Config(list, [value], bind_args=False)):
         return None
     if callable(value) and isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
-        return f"it can't be imported by name on another machine. {_FIXES['callable']}"
+        return f"it cannot be imported by name on another machine. {_FIXES['callable']}"
     if callable(value) and not isinstance(value, type) and hasattr(value, "func"):
         return "a partial of something without a readable signature. " + _FIXES["callable"]
-    return f"a live object, and {type(value).__qualname__} doesn't say how it was made. " + _FIXES["object"].format(
+    return f"a live object: nemo2 cannot tell how {type(value).__qualname__} was created. " + _FIXES["object"].format(
         name=type(value).__qualname__
     )
 

@@ -118,8 +118,8 @@ def function_source(recipe: Any, *, name: str = "pretrain_recipe", doc: str = ""
     source = "\n\n".join(parts) + "\n"
     if not same_tree(run_function(source, name), recipe):
         raise ConfigError(
-            "This recipe can't be written as Python: what the code builds is not equal to it. Is there an object in it "
-            "whose class defines no equality?"
+            "This recipe cannot be written as Python, because the recipe that the code builds is not equal to it. "
+            "Check for an object in it whose class defines no equality."
         )
     return source
 
@@ -210,7 +210,7 @@ class Writer:
 
     def _node(self, node: Any, path: str) -> Expression:
         if type(node) not in _NODES:
-            raise ConfigError(f"{path} is a {type(node).__qualname__}, which can't be written as Python.")
+            raise ConfigError(f"{path} is a {type(node).__qualname__}, which cannot be written as Python.")
         items: list[tuple[str, Expression]] = [("", self.reference(node.__fn_or_cls__, path))]
         odd: list[tuple[str, Expression]] = []
         for step, child in children(node):
@@ -272,7 +272,7 @@ class Writer:
         if type(value).__module__ == "torch" and type(value).__name__ == "device":
             self.imports.module("torch")
             return f"torch.device({quoted(str(value))})"
-        raise ConfigError(f"{path} is a {type(value).__qualname__}, which can't be written as Python.")
+        raise ConfigError(f"{path} is a {type(value).__qualname__}, which cannot be written as Python.")
 
     def reference(self, target: Any, path: str) -> str:
         """A class or function, imported from where users import it."""
@@ -281,7 +281,7 @@ class Writer:
             return qualname
         root, dot, rest = qualname.partition(".")
         if not module or module == "__main__" or _lookup(import_module(module), qualname) is not target:
-            raise ConfigError(f"{path} names {target!r}, which can't be imported by name.")
+            raise ConfigError(f"{path} names {target!r}, which cannot be imported by name.")
         home = _home(module, root)
         if home == "nemo2.llm":
             return f"{self.imports.name('nemo2', 'llm')}.{qualname}"

@@ -45,7 +45,7 @@ def read_dtype(target: Callable[..., Any], name: str, value: Any) -> Any:
     found = named_dtype(value)
     if found is None:
         owner = getattr(target, "__qualname__", str(target))
-        raise ConfigError(f"{name}={value!r} of {owner} names no dtype: write torch.bfloat16, or 'bf16'.")
+        raise ConfigError(f"{name}={value!r} of {owner} is not a dtype. Write torch.bfloat16, or 'bf16'.")
     return found
 
 

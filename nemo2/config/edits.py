@@ -70,7 +70,7 @@ def edits(old: Any, new: Any) -> list[Edit]:
     """
     if not _same_target(old, new):
         raise ConfigError(
-            f"A call of {qualified_name(old.__fn_or_cls__)} can't be edited into one of "
+            f"A call of {qualified_name(old.__fn_or_cls__)} cannot be edited into a call of "
             f"{qualified_name(new.__fn_or_cls__)}."
         )
     steps: list[Edit] = []
@@ -101,8 +101,8 @@ def edits_source(old: Any, new: Any, *, name: str = "edit", doc: str = "") -> st
     source = "\n".join([*imports.lines(), "", "", head, *(f"    {line}" for line in body)]) + "\n"
     if not same_tree(run_function(source, name, copy.deepcopy(old)), new):
         raise ConfigError(
-            "These two recipes can't be turned into one another by code: there is an object in them whose class defines "
-            "no equality."
+            "These two recipes cannot be turned into each other by code. Check for an object in them whose class "
+            "defines no equality."
         )
     return source
 

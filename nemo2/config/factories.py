@@ -73,7 +73,7 @@ def called(factory: Callable[..., Any], text: str, *, fit: Callable[..., Any], n
     arguments = _arguments(factory, text, fit)
     if missing := [name for name in required(factory) if name not in arguments]:
         needed = ", ".join(f"{name}=..." for name in missing)
-        raise ConfigError(f"{factory.__name__} needs {needed}: write {name or factory.__name__}({needed}).")
+        raise ConfigError(f"{factory.__name__} requires {needed}. Write {name or factory.__name__}({needed}).")
     return factory(**arguments)
 
 
@@ -83,14 +83,14 @@ def refusal(text: str, classes: tuple[type, ...]) -> str:
     shown = repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
     names = factory_names(classes)
     if not names:
-        return f"takes a {wanted}, not {shown}: set its fields, or name a class of it"
+        return f"takes a {wanted}, not {shown}. Set its fields, or name one of its classes"
     name = re.split(r"\W", text.strip(), maxsplit=1)[0]
     if name in names and (factory := _find(name, classes)) is not None:
-        return f"takes a {wanted}, and {shown} is text: call {factory.__module__}.{factory.__qualname__}."
+        return f"takes a {wanted}, but {shown} is text. Call {factory.__module__}.{factory.__qualname__} instead."
     known = did_you_mean(name, names)
     if known == ".":
-        known = f", as {', '.join(names[:4])} and others do."
-    return f"takes a {wanted}, and {shown} names none{known}"
+        known = f"; known names include {', '.join(names[:4])}."
+    return f"takes a {wanted}, but {shown} does not name one{known}"
 
 
 def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> None:
@@ -166,7 +166,7 @@ def _arguments(factory: Callable[..., Any], text: str, fit: Callable[..., Any]) 
         name, equals, value = part.partition("=")
         name, read = name.strip(), Text.parse(value)
         if not equals or not name.isidentifier():
-            raise ConfigError(f"{part!r} is not of the form name=value: name the argument of {factory.__name__}.")
+            raise ConfigError(f"{part!r} is not of the form name=value. Name the argument of {factory.__name__}.")
         if name not in parameters:
             raise unknown_name(factory, name)
         hint = hints.get(name, Any)

@@ -49,9 +49,9 @@ def refuse_if_changed(obj: object, arguments: Mapping[str, Any], *, where: str) 
         name = type(obj).__qualname__
         listed = ", ".join(f"{attribute}={getattr(obj, attribute, None)!r}" for attribute in changed)
         raise ConfigError(
-            f"{where} is a live {name} whose {listed} changed after it was made, so its arguments no longer describe "
-            f"it and a copy of the recipe would lose the change: pass the value to {name}(...), or use "
-            f"nemo2.config.Config({name}, ...) and set it there."
+            f"{where} is a live {name} whose {listed} changed after it was created. Its arguments no longer describe "
+            f"it, so a copy of the recipe would lose the change. Pass the value to {name}(...), or use "
+            f"nemo2.config.Config({name}, ...) and set the value there."
         )
 
 

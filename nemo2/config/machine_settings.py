@@ -30,4 +30,4 @@ def announce(changed: Mapping[str, tuple[Any, str]]) -> None:
     _announced.update(changed)
     if by_reason and here().rank == 0:
         changes = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
-        _log.info("Settings that this machine decides: %s.", changes)
+        _log.info("Settings that this machine determines: %s.", changes)

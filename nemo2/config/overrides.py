@@ -94,7 +94,7 @@ def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
         _take_back(undo)
         if len(failures) == 1:
             raise ConfigError(f"Override {failures[0]}")
-        raise ConfigError(f"{len(failures)} overrides can't be applied:\n  " + "\n  ".join(failures))
+        raise ConfigError(f"{len(failures)} overrides cannot be applied:\n  " + "\n  ".join(failures))
     return recipe
 
 
@@ -183,7 +183,7 @@ def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
         return str(error)
     shortest = sorted(found, key=lambda one: one.count("."))[:3]
     write = " or ".join(f"{one}{operation}{value}" for one in shortest)
-    return f"{error} Write {write}" if parents else f"{str(error).partition(';')[0].rstrip('.')}; write {write}"
+    return f"{error} Write {write}" if parents else f"{str(error).partition(';')[0].rstrip('.')}. Write {write}"
 
 
 def split_override(override: str) -> tuple[str, str, str]:
@@ -194,7 +194,7 @@ def split_override(override: str) -> tuple[str, str, str]:
     """
     match = _OVERRIDE.fullmatch(override)
     if match is None:
-        raise ConfigError("this is not of the form path=value, as in trainer.max_steps=100.")
+        raise ConfigError("this override is not of the form path=value, as in trainer.max_steps=100.")
     return match[1], match[2], match[3]
 
 
@@ -308,13 +308,13 @@ def _key(container: Any, step: str | int, walked: str) -> Any:
         return step
     if isinstance(container, list):
         if not isinstance(step, int):
-            raise ConfigError(f"{where} is a list: give the index of an item, as in {where}[0].")
+            raise ConfigError(f"{where} is a list. Give the index of an item, as in {where}[0].")
         if not -len(container) <= step < len(container):
-            raise ConfigError(f"{where} has {len(container)} items, so there is no {where}[{step}].")
+            raise ConfigError(f"{where} has {len(container)} items, so {where}[{step}] does not exist.")
         return step
     if isinstance(container, dict):
         return step if step in container or str(step) not in container else str(step)
-    raise ConfigError(f"{where} is {container!r}, which has no {step!r}: set {where} itself.")
+    raise ConfigError(f"{where} is {container!r}, which has no {step!r}. Set {where} itself.")
 
 
 def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
@@ -328,8 +328,8 @@ def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
     cls = config_class(place.hint())
     if cls is None:
         raise ConfigError(
-            f"{path} is not set, and its type ({describe(place.hint())[0]}) doesn't name one class of config to make: "
-            f"set {path} first, as in {path}={describe(place.hint())[1]}."
+            f"{path} is not set, and its type ({describe(place.hint())[0]}) does not name a single class to create. "
+            f"Set {path} first, as in {path}={describe(place.hint())[1]}."
         )
     made = Config(cls)
     undo.append((place, _stored(place)))
@@ -352,16 +352,16 @@ def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
 def _changed(place: _Place, path: str, operation: str, text: Text) -> Any:
     current = place.read()
     if current is _MISSING or current is None:
-        raise ConfigError(f"{path} is not set, so {operation} has nothing to change: use {path}=...")
+        raise ConfigError(f"{path} is not set, so {operation} has no value to change. Use {path}=...")
     numbers = all(isinstance(side, int | float) and not isinstance(side, bool) for side in (current, text.literal))
     both_lists = isinstance(current, list) and isinstance(text.literal, list)
     both_text = isinstance(current, str) and isinstance(text.literal, str)
     if not (numbers or (operation == "+=" and (both_lists or both_text))):
-        raise ConfigError(f"{path} is {current!r}, and {operation} {text.raw} makes no sense for it.")
+        raise ConfigError(f"{path} is {current!r}, so {operation} {text.raw} cannot be applied to it.")
     try:
         result = _OPERATIONS[operation](current, text.literal)
     except ZeroDivisionError:
-        raise ConfigError(f"{path} can't be divided by zero.") from None
+        raise ConfigError(f"{path} cannot be divided by zero.") from None
     if isinstance(current, int) and isinstance(result, float) and result.is_integer():
         result = int(result)
     return _fit(place, path, result, None)

@@ -105,12 +105,12 @@ NAMES_THAT_ARE_IMPORTED = {
 """Arguments whose text is imported, and what does it."""
 
 SWITCHES_THAT_RUN_CODE = {
-    "trust_remote_code": "transformers then runs Python that lies beside the tokenizer's files",
-    "code_revision": "transformers then runs Python that lies beside the tokenizer's files",
+    "trust_remote_code": "transformers then runs Python code from the tokenizer's folder",
+    "code_revision": "transformers then runs Python code from the tokenizer's folder",
 }
 """Arguments that a recipe from elsewhere may not turn on."""
 
-_NOT_LISTED = "it is not on the list of modules that recipes may use"
+_NOT_LISTED = "this module is not on the list of modules that recipes may use"
 
 
 class RecipePolicy(serialization.PyrefPolicy):
@@ -166,7 +166,9 @@ class RecipePolicy(serialization.PyrefPolicy):
                 if id(value) not in seen:
                     pending.extend(_items(path, value))
             elif _is_callable(value) and not self.may_be_handed_over(value):
-                raise self.refusal(*_name_of(value), f"{path} hands it to others to call, and it isn't made for that")
+                raise self.refusal(
+                    *_name_of(value), (f"{path} passes it to other code that calls it, and it is not meant for that")
+                )
             seen.add(id(value))
 
     def may_be_called(self, target: Any) -> bool:
@@ -204,8 +206,8 @@ class RecipePolicy(serialization.PyrefPolicy):
     def refusal(self, module: Any, symbol: Any, reason: str) -> SecurityError:
         """The error for one refused name."""
         return SecurityError(
-            f"This recipe names {module}.{symbol}, and {reason}: refused. Where you know that name and trust the file, "
-            f"allow it with allowed_modules=[{f'{module}:{symbol}'!r}] of from_json or from_yaml."
+            f"This recipe names {module}.{symbol}, but nemo2 does not load it: {reason}. If you know this name and "
+            f"trust the file, allow it with allowed_modules=[{f'{module}:{symbol}'!r}] of from_json or from_yaml."
         )
 
     def _is_entry_point(self, target: Any) -> bool:
@@ -220,7 +222,7 @@ class RecipePolicy(serialization.PyrefPolicy):
         if isinstance(node, fdl.Partial) and is_function and self.may_be_handed_over(target):
             return
         if not self.may_be_called(target) or (path and self._is_entry_point(target)):
-            raise self.refusal(*_name_of(target), f"{path or 'the recipe'} would call it, and it isn't made for that")
+            raise self.refusal(*_name_of(target), f"{path or 'the recipe'} would call it, and it is not meant for that")
 
     def _check_argument(self, path: str, value: Any, argument: str) -> None:
         if argument in NAMES_THAT_ARE_IMPORTED:
@@ -243,9 +245,9 @@ class RecipePolicy(serialization.PyrefPolicy):
         if f"transformers:{argument}" in self.trusted:
             return
         raise SecurityError(
-            f"{path} is {name}, and {SWITCHES_THAT_RUN_CODE[argument]}: refused, because the file that says so isn't yours to "
-            f"begin with. Where you have read that code, state it in a recipe of your own, or allow it with "
-            f"allowed_modules=['transformers:{argument}']."
+            f"{path} is {name}, and {SWITCHES_THAT_RUN_CODE[argument]}. nemo2 rejects this setting, because it comes "
+            "from a file that somebody else may have written. If you have read that code, set the option in a recipe "
+            f"of your own, or allow it with allowed_modules=['transformers:{argument}']."
         )
 
     def __str__(self) -> str:

@@ -22,9 +22,12 @@ def refuse_silent_changes(objects: Mapping[str, Any]) -> None:
     found = [sentence for path, obj in objects.items() if obj is not None for sentence in silent_changes(path, obj)]
     if found:
         raise ConfigError(
-            "The settings in force are not those that were asked for, and nobody announced it:\n  "
+            "The settings in force are not the requested settings, and no code announced the change:\n  "
             + "\n  ".join(found)
-            + "\nWhoever changes a built configuration says so with nemo2.config.adjust.adjust(config, field, value, why=...)."
+            + (
+                "\nCode that changes a built configuration must announce the change with "
+                "nemo2.config.adjust.adjust(config, field, value, why=...)."
+            )
         )
 
 

@@ -52,13 +52,15 @@ def from_json(text: str | bytes, allowed_modules: Iterable[str] = ()) -> Any:
         policy.check(recipe)
     except serialization.PyrefPolicyError as error:
         raise SecurityError(
-            f"This recipe names {error.module}.{error.symbol}, which is not a class, function or constant of that "
-            "module itself: refused."
+            f"This recipe names {error.module}.{error.symbol}, but that module does not itself define a class, "
+            "function or constant of this name. nemo2 does not load it."
         ) from error
     except SecurityError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError) as error:
-        raise ConfigError(f"This is not a recipe in JSON, or one of another version: {_first_line(error)}") from error
+        raise ConfigError(
+            f"This is not a recipe in JSON, or a recipe of another version: {_first_line(error)}"
+        ) from error
     except serialization.DeserializationError as error:
         raise ConfigError(f"This is not a recipe in JSON: {_first_line(error)}") from error
     return recipe
@@ -92,8 +94,8 @@ def _check_structure(kind: dict[str, Any], metadata: Any) -> None:
     is_structure = isinstance(module, str) and name in STRUCTURE.get(module, set()) | VALUES.get(module, set())
     if not is_structure or (kind == _METADATA and metadata != _METADATA):
         raise SecurityError(
-            f"This recipe holds an object of {module}.{name}, which recipes aren't made of: refused before it was "
-            "imported. Recipes hold configs, plain data and references to names."
+            f"This recipe contains an object of {module}.{name}, which recipes cannot contain. nemo2 rejected it "
+            "before importing it. Recipes contain configs, plain data and references to names."
         )
 
 
@@ -119,7 +121,8 @@ def _refuse_bombs(tree: Any) -> None:
 
     if size(tree.get("root")) >= _MOST_VALUES:
         raise ConfigError(
-            f"This is not a recipe in JSON: its objects hold each other and come to more than {_MOST_VALUES} values in all."
+            f"This is not a recipe in JSON: its objects contain each other and add up to more than {_MOST_VALUES} "
+            "values."
         )
 
 

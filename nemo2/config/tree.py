@@ -127,7 +127,7 @@ class _Node:
         if name in self.__arguments__:
             super().__delattr__(name)
         elif edited is None:
-            raise AttributeError(f"{_target_name(self)} has no value set for {name!r}, so there is none to delete.")
+            raise AttributeError(f"{_target_name(self)} has no value set for {name!r}, so there is no value to delete.")
 
     def __flatten__(self) -> Any:
         bring_up_to_date(self)
@@ -204,7 +204,7 @@ class _Impersonator:
 
     @__class__.setter
     def __class__(self, value: type) -> None:
-        raise TypeError("The class of a config can't be assigned.")
+        raise TypeError("The class of a config cannot be assigned.")
 
 
 # A Config of one of these must not pass for a value of the type: fiddle and other libraries check such values with
@@ -264,8 +264,8 @@ def as_config(obj: Any) -> Config:
     if not isinstance(node, fdl.Buildable):
         name = type(obj).__qualname__
         raise ConfigError(
-            f"A live {name} doesn't say how it was made: decorate the class with @nemo2.config.configurable, or write "
-            f"a nemo2.config.Config({name}, ...) yourself."
+            f"nemo2 cannot tell how a live {name} was created. Decorate the class with @nemo2.config.configurable, or "
+            f"write nemo2.config.Config({name}, ...) yourself."
         )
     return node  # pyright: ignore[reportReturnType]
 
@@ -305,7 +305,7 @@ def alias_owner(node: Any, alias: str, real: str) -> tuple[Any, str]:
         if owner is None:
             path = ".".join(parents[:depth])
             raise UnknownNameError(
-                f"{alias!r} of {_target_name(node)} stands for {real!r}, and {path!r} is not set: set that first."
+                f"{alias!r} of {_target_name(node)} stands for {real!r}, but {path!r} is not set. Set {path!r} first."
             )
     return owner, last
 
@@ -435,11 +435,11 @@ def _default_factories(target: Any) -> dict[str, Callable[[], Any]]:
 def _unreadable(node: Any, name: str) -> AttributeError:
     target = _target_name(node)
     if name in node.__signature_info__.valid_param_names:
-        return AttributeError(f"{name!r} of {target} is required and not set yet: set it, as in `config.{name} = ...`.")
+        return AttributeError(f"{name!r} of {target} is required but not set yet. Set it, as in `config.{name} = ...`.")
     if hasattr(node.__fn_or_cls__, name):
         return AttributeError(
-            f"{name!r} is an attribute of the class {target}, and this is a config of it: build it first, with "
-            "`fiddle.build(config)`."
+            f"{name!r} is an attribute of the class {target}, but this object is a config of the class. Build the "
+            "object first with `fiddle.build(config)`."
         )
     return unknown_name(node.__fn_or_cls__, name)
 

@@ -105,13 +105,13 @@ def named_object(text: str) -> Any:
     if not module or not symbol or not re.fullmatch(r"[\w.]+", text.replace(":", ".")):
         raise WrongType(f"takes the dotted name of a class or function, not {text!r}")
     if not policy.allows_import(module, symbol):
-        raise WrongType(f"can't be {text!r}: names given as text are taken from nemo2, Megatron-Core and torch only")
+        raise WrongType(f"cannot be {text!r}: a name given as text must come from nemo2, Megatron-Core or torch")
     try:
         found = getattr(importlib.import_module(module), symbol)
     except (ImportError, AttributeError) as error:
-        raise WrongType(f"can't be {text!r}: there is no such name") from error
+        raise WrongType(f"cannot be {text!r}: this name does not exist") from error
     if not policy.allows_value(found):
-        raise WrongType(f"can't be {text!r}, which is not a class or function of {module}")
+        raise WrongType(f"cannot be {text!r}, which is not a class or function of {module}")
     return found
 
 

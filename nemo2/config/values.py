@@ -215,7 +215,9 @@ def _instance(value: Any, cls: type, text: str | None) -> Any:
         return _dtype(value, text)
     if _is_torch(cls, "device") and isinstance(value, str):
         return cls(value)
-    raise WrongType(f"takes a {cls.__qualname__}, not {_shown(value, text)}: set its fields, or name a class of it")
+    raise WrongType(
+        f"takes a {cls.__qualname__}, not {_shown(value, text)}. Set its fields, or name one of its classes"
+    )
 
 
 def _dtype(value: Any, text: str | None) -> Any:

@@ -92,8 +92,8 @@ def tree_of(form: Any, allowed_modules: Iterable[str] = (), *, source: str = "YA
         raise ConfigError("\n".join(reader.problems))
     if not isinstance(made, fdl.Buildable):
         raise ConfigError(
-            f"{source}: a recipe in YAML is a mapping with _target_, as `nemo2 show NAME --yaml` writes it, or one with `recipe: "
-            "NAME` and changes below it."
+            f"{source}: a recipe in YAML must be a mapping with _target_ (the form that `nemo2 show NAME --yaml` "
+            "writes), or a mapping with `recipe: NAME` and changes below it."
         )
     policy.check(made)
     return made
@@ -111,11 +111,11 @@ def read(text: str | bytes, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = source if mark is None else f"{source}:{mark.line + 1}"
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{where}: this is not YAML that recipes are written in: {what}.") from error
+        raise ConfigError(f"{where}: this is not YAML that a recipe can contain: {what}.") from error
     except (RecursionError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source}: this is not YAML that recipes are written in: {type(error).__name__}.") from error
+        raise ConfigError(f"{source}: this is not YAML that a recipe can contain: {type(error).__name__}.") from error
     if not _at_most(form, _MOST_VALUES):
-        raise ConfigError(f"{source}: its aliases hold each other and come to more than {_MOST_VALUES} values in all.")
+        raise ConfigError(f"{source}: its aliases contain each other and add up to more than {_MOST_VALUES} values.")
     return form
 
 
@@ -170,14 +170,14 @@ class _Writer:
     def _config(self, node: Any) -> dict[str, Any]:
         if not isinstance(node, Config | Partial):
             raise ConfigError(
-                f"A {type(node).__name__} of {format_value(node)} has no form in YAML: write recipe.json."
+                f"A {type(node).__name__} of {format_value(node)} cannot be written as YAML. Write recipe.json instead."
             )
         shown: dict[str, Any] = {TARGET: _name_of(node.__fn_or_cls__)}
         if isinstance(node, Partial):
             shown[PARTIAL] = True
         for step, child in effective_children(node, defaults=self.defaults):
             if not step.startswith("."):
-                raise ConfigError(f"{format_value(node)} has an argument without a name: write recipe.json.")
+                raise ConfigError(f"{format_value(node)} has an argument without a name. Write recipe.json instead.")
             if child is not NOT_SET:
                 shown[step[1:]] = self._argument(node, step[1:], child)
         return shown
@@ -286,10 +286,11 @@ class _Reader:
                 continue
             if not isinstance(found, enum.Enum) and not self.policy.allows_value(found):
                 raise SecurityError(
-                    f"{self.source}:{line}: {name} is not a class, function or constant of that module itself: refused."
+                    f"{self.source}:{line}: {name} is not a class, function or constant that its module itself "
+                    "defines. nemo2 does not load it."
                 )
             return found
-        self.problems.append(f"{self.source}:{line}: {name}: there is no such class, function or constant.")
+        self.problems.append(f"{self.source}:{line}: {name}: this class, function or constant does not exist.")
         return None
 
     def _typed(self, value: Any, hint: Any, path: str, line: int) -> Any:
@@ -392,7 +393,7 @@ def _check_name(name: str, policy: RecipePolicy, *, value: bool) -> None:
         listed = any(policy.allows_import(module, symbols[0]) for module, symbols in _readings(name))
     if not listed:
         module, _, symbol = name.rpartition(".")
-        raise policy.refusal(module, symbol, "it is not on the list of what recipes may hold")
+        raise policy.refusal(module, symbol, "it is not on the list of objects that recipes may contain")
 
 
 def _at_most(form: Any, most: int) -> bool:
@@ -423,13 +424,13 @@ class _Loader(yaml.SafeLoader):
         yield made  # its aliases may occur below
         own = [self.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         if twice := [key for index, key in enumerate(own) if key in own[:index]]:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} stands twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} occurs twice", node.start_mark)
         self.flatten_mapping(node)
         made.line = node.start_mark.line + 1
         for key, value in node.value:
             name = self.construct_object(key)
             if not isinstance(name, str | int | float | bool | None):
-                raise yaml.constructor.ConstructorError(None, None, "a key that is no scalar", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key that is not a scalar", key.start_mark)
             made[name] = self.construct_object(value)
             made.lines[name] = key.start_mark.line + 1
 

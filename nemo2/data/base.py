@@ -61,10 +61,13 @@ class MegatronDataModule(LightningDataModule):
         if isinstance(seq_length, bool) or not isinstance(seq_length, int) or seq_length < 1:
             # Megatron-Core's index builder divides by this number and would crash the process.
             raise ConfigError(
-                f"seq_length={seq_length!r}: must be a whole number of tokens, 1 or more.", rule="batches-are-counts"
+                f"seq_length={seq_length!r}: must be a whole number of at least 1 token.", rule="batches-are-counts"
             )
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-            raise ConfigError(f"num_workers={num_workers!r}: must be a whole number of processes; 0 loads in this one.")
+            raise ConfigError(
+                f"num_workers={num_workers!r}: must be a whole number of at least 0; with 0, the training process "
+                "loads the data."
+            )
         self.seq_length = seq_length
         self.micro_batch_size = micro_batch_size
         self.global_batch_size = global_batch_size

@@ -61,8 +61,8 @@ class StepBatchSampler(Sampler[list[int]]):
         schedule.check(micro_batch_size, data_parallel_size)
         if total_samples < schedule.global_batch_size:
             raise DataError(
-                f"The dataset holds {total_samples} samples, less than one global batch of "
-                f"{schedule.global_batch_size}, so not a single step could be trained. Use more data, a shorter "
+                f"The dataset has {total_samples} samples, fewer than one global batch of "
+                f"{schedule.global_batch_size}, so it is too small for a single step. Use more data, a shorter "
                 "seq_length, or a smaller global_batch_size."
             )
         self.total_samples = total_samples
@@ -139,8 +139,8 @@ class EvalBatchSampler(Sampler[list[int]]):
         BatchSizeSchedule(global_batch_size).check(micro_batch_size, data_parallel_size)
         if total_samples < (global_batch_size if drop_last else 1):
             raise DataError(
-                f"The dataset holds {total_samples} samples, less than one global batch of {global_batch_size}, so "
-                "nothing would be evaluated. Use more data for this split, a shorter seq_length, or a smaller "
+                f"The dataset has {total_samples} samples, fewer than one global batch of {global_batch_size}, so "
+                "there is nothing to evaluate. Use more data for this split, a shorter seq_length, or a smaller "
                 "global_batch_size."
             )
         self.total_samples = total_samples
@@ -180,9 +180,9 @@ class PaddedDataset(Dataset[Any]):
         sample = self.dataset[0]
         if not isinstance(sample, Mapping) or sample.get("loss_mask") is None:
             raise DataError(
-                f"The {len(self.dataset)} samples leave the last global batch short, val_drop_last=False keeps it, and these "
-                "samples have no 'loss_mask' that would leave its padding out. Return one from the dataset, or set "
-                "val_drop_last=True."
+                f"The last global batch of {len(self.dataset)} samples is incomplete, and val_drop_last=False keeps "
+                "it. Its padding would count, because the samples have no 'loss_mask'. Return a loss_mask from the "
+                "dataset, or set val_drop_last=True."
             )
         return {**sample, "loss_mask": sample["loss_mask"] * 0}
 

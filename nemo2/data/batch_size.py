@@ -42,8 +42,8 @@ class BatchSizeSchedule:
             _positive(f"rampup_batch_size ({name})", value)
         if start > global_batch_size or (global_batch_size - start) % increment:
             raise ConfigError(
-                f"rampup_batch_size={list(rampup)!r}: adding {increment} to {start} never gives "
-                f"global_batch_size={global_batch_size}; choose an increment that divides their difference."
+                f"rampup_batch_size={list(rampup)!r}: steps of {increment} from {start} never reach "
+                f"global_batch_size={global_batch_size}. Set an increment that divides their difference."
             )
         increments = (global_batch_size - start) // increment
         if increments == 0:
@@ -93,14 +93,14 @@ class BatchSizeSchedule:
             below = self.global_batch_size // unit * unit
             near = f"{below} or {below + unit}" if below else f"{unit}"
             raise ConfigError(
-                f"global_batch_size={self.global_batch_size} must be a multiple of micro_batch_size * data-parallel "
-                f"size = {micro_batch_size} * {data_parallel_size} = {unit}; the nearest are {near}."
+                f"global_batch_size={self.global_batch_size} is not a multiple of micro_batch_size * data-parallel "
+                f"size = {micro_batch_size} * {data_parallel_size} = {unit}. Set it to a multiple; nearest: {near}."
             )
         if self.thresholds and (self.start % unit or self.increment % unit):
             raise ConfigError(
-                f"rampup_batch_size=[{self.start}, {self.increment}, ...]: every batch size on the way must be a "
-                f"multiple of micro_batch_size * data-parallel size = {micro_batch_size} * {data_parallel_size} = "
-                f"{unit}, so start and increment must be."
+                f"rampup_batch_size=[{self.start}, {self.increment}, ...]: every batch size must be a multiple of "
+                f"micro_batch_size * data-parallel size = {micro_batch_size} * {data_parallel_size} = {unit}. Set "
+                f"start and increment to multiples of {unit}."
             )
 
 
@@ -148,4 +148,4 @@ def _reached(level: int, samples_per_level: float) -> int:
 
 def _positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: must be a whole number, 1 or more.", rule="batches-are-counts")
+        raise ConfigError(f"{name}={value!r}: must be a whole number of at least 1.", rule="batches-are-counts")

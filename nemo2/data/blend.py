@@ -49,7 +49,7 @@ def parse_paths(paths: Paths) -> Union[Blend, dict[str, Optional[Blend]]]:
                 raise ConfigError(f"paths has the key {key!r}{did_you_mean(str(key), _SPLITS)}")
         blends = {split: _blend(paths[split], f"paths[{split!r}]") if paths.get(split) else None for split in _SPLITS}
         if not any(blends.values()):
-            raise ConfigError("paths is a dictionary without datasets: give one for 'train' at least.")
+            raise ConfigError("paths is a dictionary without datasets. Give a dataset at least for 'train'.")
         return blends
     return _blend(paths, "paths")
 
@@ -69,8 +69,8 @@ def parse_split(split: str) -> str:
     good = 1 <= len(numbers) <= 3 and all(math.isfinite(n) and n >= 0 for n in numbers) and sum(numbers) > 0
     if not good:
         raise ConfigError(
-            f"split={split!r}: must be the shares of train, validation and test, numbers of 0 or more of which one is "
-            "above 0, separated by commas, such as '900,50,50'."
+            f"split={split!r}: must be the shares of train, validation and test, such as '900,50,50'. Each share must "
+            "be at least 0, and at least one must be above 0."
         )
     return ",".join(np.format_float_positional(number, trim="-") for number in (*numbers, 0.0, 0.0)[:3])
 
@@ -94,7 +94,8 @@ def _blend(value: Any, where: str) -> Blend:
     for weight, item in zip(weights, items[1::2], strict=True):
         if not math.isfinite(weight) or weight <= 0:
             raise ConfigError(
-                f"{where}: the weight of {item} is {weight:g}; a weight is above 0. Leave the dataset out."
+                f"{where}: the weight of {item} is {weight:g}, but a weight must be above 0. Remove the dataset "
+                "instead."
             )
     prefixes = tuple(_prefix(item, where) for item in items[1::2])
     return Blend(prefixes, tuple(weights) if len(prefixes) > 1 else None)

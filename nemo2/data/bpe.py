@@ -66,7 +66,7 @@ def train_bpe(
     counted = _Counted(texts)
     tokenizer.train_from_iterator(_in_batches(counted), trainer=trainer)
     if counted.characters == 0:
-        raise DataError("There is no text to train a tokenizer on: all inputs are empty.")
+        raise DataError("There is no text to train a tokenizer on, because all inputs are empty.")
 
     output = Path(output).expanduser()
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,10 @@ class StdlibDataModule(MegatronDataModule):
         """The files, created now if they don't exist."""
         place = Path(self.directory) if self.directory is not None else datasets_home() / "stdlib"
         if here().local_rank == 0:
-            _log.info("Looking for the standard library's tokens in %s; making them takes half a minute, once.", place)
+            _log.info(
+                ("Looking for tokens of Python's standard library in %s. Creating them takes half a minute, once."),
+                place,
+            )
         return prepare_demo_data(place, self.vocab_size, max_bytes=self.max_bytes)
 
     @cached_property

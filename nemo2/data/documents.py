@@ -46,14 +46,14 @@ class BadInput:
             DataError: the policy says so.
         """
         if self.policy == "fail":
-            raise DataError(f"{where}: {why}. Mend it, or leave such documents out with on_bad_line='skip'.")
+            raise DataError(f"{where}: {why}. Correct the document, or skip such documents with on_bad_line='skip'.")
         self.count += 1
         if len(self.examples) < _SHOWN:
             self.examples.append(f"{where}: {why}")
         if self.count > self.limit:
             raise DataError(
-                f"More than max_bad_lines={self.limit} documents can't be read; the first: {'; '.join(self.examples)}. "
-                "Look whether these are the right files, or raise max_bad_lines."
+                f"More than max_bad_lines={self.limit} documents cannot be read. The first are: "
+                f"{'; '.join(self.examples)}. Check that these are the right files, or raise max_bad_lines."
             )
 
 
@@ -68,7 +68,7 @@ def find_files(inputs: Inputs) -> list[Path]:
     """
     named = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
     if not named:
-        raise DataError("No input was named: give text files, .jsonl files, directories or glob patterns.")
+        raise DataError("No input was given. Name text files, .jsonl files, directories or glob patterns.")
     found: dict[Path, None] = {}
     for one in named:
         path = Path(one).expanduser()
@@ -79,7 +79,7 @@ def find_files(inputs: Inputs) -> list[Path]:
         else:
             below = [Path(p) for p in glob.glob(os.path.expanduser(str(one)), recursive=True) if os.path.isfile(p)]
         if not below:
-            raise DataError(f"{one}: no such file, no file in that directory, and no file matches it as a pattern.")
+            raise DataError(f"{one}: this is no file, no directory with files, and no pattern that matches a file.")
         found.update(dict.fromkeys(sorted(below)))
     return list(found)
 
@@ -119,7 +119,9 @@ def read_records(file: Path, bad: BadInput, *, at_most: Optional[int] = None) ->
                 continue
             where = f"{file}:{number}"
             if at_most is not None and len(raw) > at_most:
-                bad.report(where, f"a line of {len(raw) / MIB:,.0f} MiB, and a sample has at most {at_most // MIB}")
+                bad.report(
+                    where, (f"a line of {len(raw) / MIB:,.0f} MiB, but a sample can have at most {at_most // MIB}")
+                )
                 continue
             try:
                 record = parse_json(raw.decode("utf-8-sig" if number == 1 else "utf-8"))

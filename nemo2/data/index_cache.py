@@ -33,8 +33,9 @@ class DamagedIndex(DataError):
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(
-            f"The sample index {path} {why}. Delete it and start again: rank 0 builds what is missing. If it comes again, the "
-            "file system doesn't show all ranks the same file: set index_mapping_dir to a folder on another."
+            f"The sample index {path} {why}. Delete it and restart: rank 0 builds what is missing. If the error "
+            "returns, the ranks do not see the same file on this file system. Set index_mapping_dir to a folder on "
+            "another file system."
         )
         self.path, self.why = path, why
 
@@ -54,7 +55,7 @@ def private_directory(root: Path, key: str) -> Path:
         directory.mkdir(mode=0o700, exist_ok=True)
         found = os.lstat(directory)
         if not stat.S_ISDIR(found.st_mode):
-            raise DataError(f"{directory} is a link, and the sample index needs a folder of its own: remove it.")
+            raise DataError(f"{directory} is a link, but the sample index requires a real folder. Remove the link.")
         probe = directory / f".probe-{uuid.uuid4().hex[:8]}"
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))
         # Not the process' own id: a file server may write root's files as somebody else's.
@@ -62,18 +63,20 @@ def private_directory(root: Path, key: str) -> Path:
         probe.unlink()
         if found.st_uid != owner:
             raise DataError(
-                f"{directory} belongs to another user (id {found.st_uid}), who could change the sample index: remove it, or set "
-                "index_mapping_dir to a folder of your own."
+                f"{directory} belongs to another user (id {found.st_uid}), who could change the sample index. Remove "
+                "it, or set index_mapping_dir to your own folder."
             )
         if stat.S_IMODE(found.st_mode) & 0o077:
             os.chmod(directory, 0o700)
         for entry in os.scandir(directory):
             if not entry.is_file(follow_symlinks=False):
-                raise DataError(f"{entry.path} is no regular file, and the sample index consists of such: remove it.")
+                raise DataError(
+                    f"{entry.path} is not a regular file, but the sample index contains only regular files. Remove it."
+                )
     except OSError as error:
         raise DataError(
-            f"The sample index can't be written to {directory}: {error}. Set index_mapping_dir to a directory that "
-            "can be written to and that all ranks see."
+            f"The sample index can't be written to {directory}: {error}. Set index_mapping_dir to a writable "
+            "directory that all ranks share."
         ) from error
     return directory
 
@@ -93,7 +96,7 @@ def rebuilding(build: Callable[[], T], directory: Optional[str]) -> T:
             if damaged.path in seen:
                 raise
             seen.add(damaged.path)
-            _log.warning("The sample index %s %s: it is built again.", damaged.path, damaged.why)
+            _log.warning("The sample index %s %s. nemo2 builds it again.", damaged.path, damaged.why)
             damaged.path.unlink(missing_ok=True)
             _hash_file(damaged.path).unlink(missing_ok=True)
 
@@ -196,7 +199,7 @@ def _why_damaged(path: Path, *, by_hash: bool) -> Optional[str]:
             try:
                 expected = read_bounded(_hash_file(path), at_most=_HASH_BYTES, follow=False).split()
             except FileNotFoundError:
-                return "has no hash beside it, so nemo2 didn't write it, or not to its end"
+                return "has no hash beside it, so nemo2 did not write it, or did not finish writing it"
             if hashlib.file_digest(file, "sha256").hexdigest().encode() not in expected[:1]:
                 return "has changed since it was written (its SHA-256 differs)"
     except OSError as error:

@@ -104,20 +104,20 @@ def check_token_ids(file: TokenFile, vocab_size: int) -> None:
     low, high = (0, sidecar.max_token_id) if sidecar is not None else _extremes(file)
     if low < 0 or high >= vocab_size:
         raise DataError(
-            f"{file.prefix}.bin holds token id {low if low < 0 else high}, but the tokenizer has {vocab_size} ids "
-            f"(0 to {vocab_size - 1}). Give the tokenizer that the data was made with, or make the data again: "
+            f"{file.prefix}.bin contains token id {low if low < 0 else high}, but the tokenizer has {vocab_size} ids "
+            f"(0 to {vocab_size - 1}). Use the tokenizer that the data was created with, or create the data again: "
             "nemo2 prepare-data."
         )
 
 
 def _header(prefix: str, header: bytes, size: int) -> tuple[int, int, int]:
     if len(header) < _HEADER.size or header[: len(_MAGIC)] != _MAGIC:
-        raise _corrupt(prefix, "it does not begin as an index does" if header else "it is empty")
+        raise _corrupt(prefix, "it does not start like an index" if header else "it is empty")
     _, version, code, sequences, documents = _HEADER.unpack(header)
     if version != 1:
-        raise _corrupt(prefix, f"it has format version {version}; version 1 is known")
+        raise _corrupt(prefix, f"it has format version {version}, but nemo2 knows only version 1")
     if code not in _TOKEN_DTYPES:
-        raise _corrupt(prefix, f"its data type has code {code}; token ids have one of {sorted(_TOKEN_DTYPES)}")
+        raise _corrupt(prefix, f"its data type has code {code}, but token ids have one of {sorted(_TOKEN_DTYPES)}")
     table = sequences * 12 + documents * 8
     if size not in (_HEADER.size + table, _HEADER.size + table + sequences):  # with one byte each in multimodal data
         raise _corrupt(
@@ -125,7 +125,7 @@ def _header(prefix: str, header: bytes, size: int) -> tuple[int, int, int]:
             f"it announces {sequences} sequences and {documents} document ends, which does not fit its {size} bytes",
         )
     if sequences == 0:
-        raise DataError(f"{prefix}.idx lists no documents: there is nothing to train on. Prepare the data again.")
+        raise DataError(f"{prefix}.idx lists no documents, so there is nothing to train on. Prepare the data again.")
     return code, sequences, documents
 
 

@@ -75,7 +75,8 @@ def get_nmt_tokenizer(
     }
     if library not in makers:
         raise ConfigError(
-            f"get_nmt_tokenizer(library={library!r}): one of {', '.join(makers)}{did_you_mean(library, makers)}"
+            f"get_nmt_tokenizer(library={library!r}): must be one of "
+            f"{', '.join(makers)}{did_you_mean(library, makers, listed=True)}"
         )
     if library != "huggingface":
         _refuse(f"library={library!r}", special_tokens=special_tokens, chat_template=chat_template)

@@ -128,7 +128,7 @@ class PreTrainingDataModule(MegatronDataModule):
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise ConfigError(
-                "PreTrainingDataModule.tokenizer is None: give the tokenizer that the data was written with."
+                "PreTrainingDataModule.tokenizer is None. Set it to the tokenizer that the data was prepared with."
             )
         wanted = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
         if not wanted:
@@ -158,8 +158,8 @@ class PreTrainingDataModule(MegatronDataModule):
                     "test": "num_test_samples, or trainer.limit_test_batches to a whole number",
                 }
                 raise ConfigError(
-                    f"The {split} data is a blend with weights, which has no end, but all of it is asked for: set "
-                    f"{fields[split]}, or give the datasets without weights."
+                    f"The {split} data is a blend with weights, which has no end, but the trainer asks for all of it. "
+                    f"Set {fields[split]}, or give the datasets without weights."
                 )
         return sizes
 
@@ -171,7 +171,7 @@ class PreTrainingDataModule(MegatronDataModule):
         if self.num_train_samples < needed:
             raise ConfigError(
                 f"num_train_samples={self.num_train_samples} is less than trainer.max_steps={max_steps} * "
-                f"global_batch_size={self.global_batch_size} = {needed}: raise it to that, or leave it None."
+                f"global_batch_size={self.global_batch_size} = {needed}. Raise it to {needed}, or set it to None."
             )
         return self.num_train_samples
 
@@ -243,7 +243,7 @@ class PreTrainingDataModule(MegatronDataModule):
     def _check_object_storage(self, prefix: str) -> None:
         if self.object_storage_cache_path is None:
             raise ConfigError(
-                f"{prefix} is in object storage: set object_storage_cache_path to a local directory for its index."
+                f"{prefix} is in object storage. Set object_storage_cache_path to a local directory for its index."
             )
 
     # Building
@@ -296,7 +296,7 @@ def _check_tokenizer(file: TokenFile, tokenizer: Tokenizer) -> None:
     made_with, given = sidecar.tokenizer, dict(tokenizer.unique_identifiers)
     if "sha256" in made_with and "sha256" in given and made_with["sha256"] != given["sha256"]:
         raise DataError(
-            f"{file.prefix} was made with another tokenizer (its file had sha256 {made_with['sha256'][:12]}..., that "
-            f"of {tokenizer!r} is {given['sha256'][:12]}...): the ids would stand for other text. Give that "
-            "tokenizer, or prepare the data again."
+            f"{file.prefix} was prepared with another tokenizer (sha256 {made_with['sha256'][:12]}..., but "
+            f"{tokenizer!r} has {given['sha256'][:12]}...), so its ids stand for other text. Use that tokenizer, or "
+            "prepare the data again."
         )

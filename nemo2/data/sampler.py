@@ -104,7 +104,7 @@ class MegatronDataSampler(DataSampler):
             raise ConfigError(f"dataloader_type={dataloader_type!r}: must be 'single', 'cyclic' or 'batch'.")
         for name, size in (("seq_len", seq_len), ("micro_batch_size", micro_batch_size)):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(f"{name}={size!r}: must be a whole number, 1 or more.", rule="batches-are-counts")
+                raise ConfigError(f"{name}={size!r}: must be a whole number of at least 1.", rule="batches-are-counts")
         self.seq_len = seq_len
         self.decoder_seq_len = decoder_seq_len
         self.micro_batch_size = micro_batch_size
@@ -160,7 +160,7 @@ class MegatronDataSampler(DataSampler):
         """
         mode = mode or getattr(dataloader, "mode", "train")
         if mode not in _MODES:
-            raise ConfigError(f"mode={mode!r}: a loader is for one of {', '.join(_MODES)}.")
+            raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
         if not _replaceable(dataloader):
             return dataloader
         rank, size = data_parallel()

@@ -50,7 +50,7 @@ def python_stdlib_corpus(include_tests: bool = False, max_bytes: Optional[int] =
         found.extend(Path(place, name) for name in names if name.endswith(".py"))
     sized = [(f, f.stat().st_size) for f in sorted(found, key=lambda f: f.relative_to(root).as_posix())]
     if not sized:
-        raise DataError(f"{root} holds no Python sources; use an interpreter that was installed with its library.")
+        raise DataError(f"{root} contains no Python sources. Use an interpreter that was installed with its library.")
     total = sum(size for _, size in sized)
     if max_bytes is None or total <= max_bytes:
         return [file for file, _ in sized]
@@ -84,14 +84,14 @@ def prepare_demo_data(
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{place} can't be made: {error}. Choose a directory that can be written to.") from error
+        raise DataError(f"{place} cannot be created: {error}. Choose a writable directory.") from error
     try:
         with FileLock(place / ".lock", timeout=_LOCK_SECONDS):
             if not finished.is_file():  # another process may have finished meanwhile
                 _prepare(files, vocab_size, data, finished, progress)
     except Timeout as error:
         raise DataError(
-            f"Another process has been preparing {place} for {_LOCK_SECONDS} s. If there is none, remove its "
+            f"Another process has been preparing {place} for {_LOCK_SECONDS} s. If no such process exists, remove its "
             ".lock file."
         ) from error
     return data

@@ -78,7 +78,7 @@ class Tokenizer(ABC):
         """
         if self.eos_id is None:
             raise DataError(
-                f"{self!r} has no end-of-document token, which separates the documents of a dataset; add one of "
+                f"{self!r} has no end-of-document token to separate the documents of a dataset. Add one of "
                 f"{', '.join(END_OF_DOCUMENT)} to its vocabulary, or name the token (eos_token=...)."
             )
         return self.eos_id
@@ -308,8 +308,8 @@ class AutoTokenizer(Tokenizer):
             from transformers import AutoTokenizer as HFAutoTokenizer
         except ImportError as error:
             raise ConfigError(
-                f"AutoTokenizer({self.pretrained_model_name!r}) needs the package transformers: "
-                "pip install 'nemo2[hf]', or use BPETokenizer with the model's tokenizer.json."
+                f"AutoTokenizer({self.pretrained_model_name!r}) requires the package transformers: pip install "
+                "'nemo2[hf]'. Or use BPETokenizer with the model's tokenizer.json."
             ) from error
         overrides = {
             key: value
@@ -333,9 +333,10 @@ class AutoTokenizer(Tokenizer):
         except (OSError, ValueError) as error:
             where = "in the local cache" if self.local_files_only else "here or on the Hugging Face hub"
             raise DataError(
-                f"No tokenizer {self.pretrained_model_name!r} could be loaded {where}. Check the name, log in for "
-                "gated models (`hf auth login`), or on a machine without network download it elsewhere and give its "
-                f"directory. ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
+                f"The tokenizer {self.pretrained_model_name!r} could not be loaded {where}. Check the name. For a "
+                "gated model, log in with `hf auth login`. On a machine without a network, download the tokenizer "
+                f"elsewhere and give its directory. ({type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else 'no message'})"
             ) from error
 
     @cached_property
@@ -386,7 +387,7 @@ class NullTokenizer(Tokenizer):
 
     def __init__(self, vocab_size: int) -> None:
         if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 2:
-            raise ConfigError(f"NullTokenizer.vocab_size={vocab_size!r}: must be a whole number, 2 or more.")
+            raise ConfigError(f"NullTokenizer.vocab_size={vocab_size!r}: must be a whole number of at least 2.")
         self._vocab_size = vocab_size
 
     @property
@@ -396,7 +397,7 @@ class NullTokenizer(Tokenizer):
     def text_to_ids(self, text: str) -> list[int]:
         ids = [int(word) for word in text.split()]
         if any(not 0 <= token_id < self._vocab_size for token_id in ids):
-            raise DataError(f"{text[:60]!r} has a number outside the vocabulary of {self._vocab_size} ids.")
+            raise DataError(f"{text[:60]!r} contains a number outside the vocabulary of {self._vocab_size} ids.")
         return ids
 
     def ids_to_text(self, ids: Sequence[int]) -> str:

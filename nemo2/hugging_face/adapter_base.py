@@ -56,8 +56,8 @@ def named_base(settings: Mapping[str, Any], folder: Path) -> str:
     name = settings.get("base_model_name_or_path")
     if not name:
         raise CheckpointError(
-            f"{folder / ADAPTER_CONFIG} doesn't say what it was trained over (base_model_name_or_path): give base_model "
-            "(--base), a checkpoint, hf:///folder or hf://organisation/name."
+            f"{folder / ADAPTER_CONFIG} does not name the model that it was trained on (base_model_name_or_path). Set "
+            "base_model (--base) to a checkpoint, hf:///folder or hf://organisation/name."
         )
     revision = f"@{settings['revision']}" if settings.get("revision") else ""
     return name if Path(name).is_dir() or "://" in name else f"{HUGGING_FACE}{name}{revision}"
@@ -82,8 +82,8 @@ def _checkpoint(path: Path) -> Base:
     manifest = read_manifest(path)
     if manifest is not None and manifest.part_of is not None:
         raise CheckpointError(
-            f"{path} holds additions itself, beside {manifest.part_of}: merge them (nemo2 merge {path}), and name the result as "
-            "the base."
+            f"{path} itself contains adapters for {manifest.part_of}. Merge them (nemo2 merge {path}), and use the "
+            "result as the base."
         )
     model = load_context(path, "model")
     described = (path / "context" / "tokenizer.json").is_file()
@@ -110,7 +110,7 @@ def named_as_in_table(given: Mapping[str, _T], conversion: Conversion, known: Co
         named = dict(given)
     if strange := sorted(name.rstrip(".") for name in named.keys() - set(known)):
         raise CheckpointError(
-            f"The adapter is of {', '.join(strange[:_SHOWN])}{' ...' if len(strange) > _SHOWN else ''}, which the base, a "
-            f"{conversion.architectures[0]}, hasn't got: give the base that it was trained over (--base)."
+            f"The adapter changes {', '.join(strange[:_SHOWN])}{' ...' if len(strange) > _SHOWN else ''}, which the "
+            f"base, a {conversion.architectures[0]}, does not have. Use the base that it was trained on (--base)."
         )
     return named

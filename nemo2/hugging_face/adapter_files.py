@@ -74,7 +74,7 @@ def read_adapters(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, 
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
             raise CheckpointError(
-                f"{folder / ADAPTER_WEIGHTS}: {name} holds what isn't a finite number ({tensor.dtype})."
+                f"{folder / ADAPTER_WEIGHTS}: {name} contains values that are not finite numbers ({tensor.dtype})."
             )
     factors, whole = {}, {}
     for name, tensor in tensors.items():
@@ -104,8 +104,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
         if name not in known and (value not in taken if taken else value):
             allowed = " or ".join(map(repr, taken)) if taken else "left unset"
             raise ConfigError(
-                f"{folder / ADAPTER_CONFIG}: {name}={value!r} makes of the model what nemo2's LoRA and DoRA can't; it must be "
-                f"{allowed}. Merge the adapter in peft (merge_and_unload) and import the model."
+                f"{folder / ADAPTER_CONFIG}: nemo2's LoRA and DoRA do not support {name}={value!r}; it must be "
+                f"{allowed}. Merge the adapter in peft (merge_and_unload), and import the model."
             )
     if settings.get("peft_type") is None:
         raise ConfigError(f"{folder / ADAPTER_CONFIG}: peft_type is missing; an adapter of LoRA or DoRA says 'LORA'.")
@@ -114,7 +114,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
             raise ConfigError(f"{folder / ADAPTER_CONFIG}: {name}={settings.get(name)!r} is no number.")
     if settings["r"] < 1:
         raise ConfigError(
-            f"{folder / ADAPTER_CONFIG}: r={settings['r']}: the rank of an adapter is a whole number from 1 on."
+            f"{folder / ADAPTER_CONFIG}: r={settings['r']}: the rank of an adapter must be a whole number of at least "
+            "1."
         )
     return settings
 
@@ -123,8 +124,8 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     if not os.path.lexists(folder / ADAPTER_WEIGHTS):
         pickles = sorted(file.name for file in folder.glob("adapter_model*.bin"))
         why = (
-            f"its weights are a pickle ({pickles[0]}), whose loading can run code; nemo2 reads safetensors. Where it is trusted, "
-            "load it with peft and save it again (save_pretrained)."
+            f"its weights are a pickle ({pickles[0]}), and loading a pickle can run code. nemo2 reads safetensors "
+            "only. If you trust the file, load it with peft and save it again (save_pretrained)."
             if pickles
             else f"there is no {ADAPTER_WEIGHTS}."
         )
@@ -139,12 +140,13 @@ def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folde
         match = _TENSOR.fullmatch(name)
         if match is None:
             raise ConfigError(
-                f"{folder / ADAPTER_WEIGHTS}: {name} is neither a factor beside a linear layer nor a weight or bias of "
-                "modules_to_save, and nemo2's adapters have nothing else. Merge the adapter in peft and import the model."
+                f"{folder / ADAPTER_WEIGHTS}: {name} is neither an adapter of a linear layer nor a weight or bias of "
+                "modules_to_save, and nemo2's adapters support nothing else. Merge the adapter in peft, and import "
+                "the model."
             )
         found.setdefault(match["module"], {})[match["kind"]] = tensor
     if not found:
-        raise CheckpointError(f"{folder / ADAPTER_WEIGHTS} holds no factors of LoRA's.")
+        raise CheckpointError(f"{folder / ADAPTER_WEIGHTS} contains no LoRA factors.")
     wanted = {"lora_A", "lora_B"} | ({"lora_magnitude_vector"} if settings.get("use_dora") else set())
     for module, parts in found.items():
         if parts.keys() != wanted:

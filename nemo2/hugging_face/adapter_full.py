@@ -99,17 +99,19 @@ class FullModules:
             else "the output layer"
         )
         raise ConfigError(
-            f"{self.folder}: modules_to_save has {which}, and in the base, as in Megatron-Core, embedding and output layer are "
-            "one tensor (tie_word_embeddings): the adapter has made two of it. Train it with ensure_weight_tying=True, or merge "
-            "it in peft, untie the model (tie_word_embeddings=False) and import that."
+            f"{self.folder}: modules_to_save has {which}, but in the base, as in Megatron-Core, the embedding and the "
+            "output layer are one tensor (tie_word_embeddings). The adapter has split it into two. Train the adapter "
+            "with ensure_weight_tying=True. Or merge it in peft, untie the model (tie_word_embeddings=False), and "
+            "import that model."
         )
 
     def _refuse_other_sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         for name, tensor in self.whole.items():
             if tuple(tensor.shape) != shapes[name]:
                 raise CheckpointError(
-                    f"{self.folder}: {name} is {list(tensor.shape)} there, and {list(shapes[name])} in the base: the adapter was "
-                    "trained over a model of another size, or with a resized vocabulary. Give that model as the base (--base)."
+                    f"{self.folder}: {name} is {list(tensor.shape)} in the adapter, but {list(shapes[name])} in the "
+                    "base. The adapter was trained on a model of another size, or with a resized vocabulary. Use "
+                    "that model as the base (--base)."
                 )
 
 

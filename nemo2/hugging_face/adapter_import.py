@@ -177,16 +177,18 @@ def _translated(
     linear = linear_layers(base.config) or {}
     if strange := [module for module in modules if _linear_name(module) not in linear]:
         raise ConfigError(
-            f"{folder}: {', '.join(strange[:_SHOWN])} has an adapter there, and nemo2's LoRA goes beside linear layers only: "
-            f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}. Merge the adapter in peft and import the model."
+            f"{folder}: {', '.join(strange[:_SHOWN])} has an adapter, but nemo2's LoRA supports linear layers only: "
+            f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}. Merge the adapter in peft, and "
+            "import the model."
         )
     apart = any(_has_parts(module, rows) for module, rows in modules.items())
     kind = (CanonicalDoRA if dora else CanonicalLoRA) if apart else DoRA if dora else LoRA
     experts = Counter(_linear_name(module) for module in modules if stored_module(module)[1])
     if some := [f"{name} ({count})" for name, count in experts.items() if count != base.config.num_moe_experts]:
         raise ConfigError(
-            f"{folder}: {', '.join(some[:_SHOWN])}: some of {base.config.num_moe_experts} experts have an adapter there, and in "
-            "nemo2 all experts of a layer have or none has. Merge the adapter in peft and import the model."
+            f"{folder}: {', '.join(some[:_SHOWN])}: only some of the {base.config.num_moe_experts} experts have an "
+            "adapter, but in nemo2 all experts of a layer have one, or none. Merge the adapter in peft, and import "
+            "the model."
         )
     made = _Made(kind, dict(_cut(modules, named, base.config, apart=apart)), named)
     if dora:
@@ -215,9 +217,9 @@ def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Iterable[Entry
         lengths = one.lengths if one.lengths is not None else one.second[:, 0]
         if (one.second.shape[0], one.first.shape[1], len(lengths)) != (outputs, inputs, outputs):
             raise CheckpointError(
-                f"{folder}: the adapter of {name} is for {one.first.shape[1]:,} inputs and {one.second.shape[0]:,} outputs, and "
-                f"the base has {inputs:,} and {outputs:,} there: it was trained over a model of another size. Give that as the "
-                "base (--base)."
+                f"{folder}: the adapter of {name} has {one.first.shape[1]:,} inputs and {one.second.shape[0]:,} "
+                f"outputs, but the base has {inputs:,} and {outputs:,}. The adapter was trained on a model of another "
+                "size. Use that model as the base (--base)."
             )
 
 

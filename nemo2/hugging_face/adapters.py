@@ -95,7 +95,7 @@ def export_adapter(
 
 def _described(checkpoint: Path) -> tuple[Any, LoRA]:
     if not checkpoint.is_dir():
-        raise CheckpointError(f"{checkpoint} is no checkpoint directory.")
+        raise CheckpointError(f"{checkpoint} is not a checkpoint directory.")
     refuse_links(checkpoint)
     if found := problems(checkpoint) if read_manifest(checkpoint) is not None else []:
         raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(found[:5])}.")
@@ -103,8 +103,9 @@ def _described(checkpoint: Path) -> tuple[Any, LoRA]:
     method = getattr(model, "model_transform", None)
     if not isinstance(method, LoRA):
         raise CheckpointError(
-            f"{checkpoint} has no adapters that peft knows: its model_transform is "
-            f"{'none' if method is None else type(method).__name__}, and known are LoRA, DoRA, CanonicalLoRA and CanonicalDoRA."
+            f"{checkpoint} has no adapters that peft supports: its model_transform is "
+            f"{'none' if method is None else type(method).__name__}. Supported are LoRA, DoRA, CanonicalLoRA and "
+            "CanonicalDoRA."
         )
     return model, method
 
@@ -171,8 +172,9 @@ def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]
             (released.T if piece.transposed else released)[piece.start : piece.stop : piece.step] = mine
     if some := sorted(name for name, tensor in found.items() if bool(tensor.isnan().any())):
         raise ConfigError(
-            f"{some[0]} is one tensor in the release, of which peft.modules_to_save trains a part, and peft saves all of it or "
-            "nothing: name the modules of all its parts, or merge (llm.peft.merge_lora) and export the model."
+            f"{some[0]} is one tensor in the release, but peft.modules_to_save trains only a part of it, and peft "
+            "saves all of a tensor or nothing. Name the modules of all its parts, or merge (llm.peft.merge_lora) and "
+            "export the model."
         )
     return found
 
@@ -184,7 +186,7 @@ def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, 
         if key in besides:
             continue
         if (match := _ADAPTER.match(key)) is None:
-            raise ConfigError(f"{stored.weights}: {key} is none of LoRA's tensors, and peft has nothing like it.")
+            raise ConfigError(f"{stored.weights}: {key} is not a LoRA tensor, and peft has no equivalent.")
         part, _, name = match["rest"].rpartition(".")
         for module, at in of_each_expert(match["module"], about.size[0]):
             entry = Entry(key=key, shape=tuple(about.size), at=at, pieces=())
@@ -207,7 +209,7 @@ def _released(
     if left := found.keys() - met:
         names = ", ".join(sorted(left)[:5])
         raise ConfigError(
-            f"{type(config).__name__}: adapters of {names} belong to no tensor that its Hugging Face model has."
+            f"{type(config).__name__}: adapters of {names} do not belong to any tensor of its Hugging Face model."
         )
     return modules
 
@@ -238,8 +240,9 @@ def _distribute(
 def _released_module(piece: Piece) -> str:
     if piece.at is not None:
         raise ConfigError(
-            f"{piece.name} holds all experts of a layer in one tensor, and peft has no adapters of a part of a tensor: leave the "
-            "experts out of peft.target_modules, or merge (llm.peft.merge_lora) and export the model."
+            f"{piece.name} contains all experts of a layer in one tensor, and peft does not support adapters of a "
+            "part of a tensor. Remove the experts from peft.target_modules, or merge (llm.peft.merge_lora) and "
+            "export the model."
         )
     assert piece.name is not None
     return module_name(piece.name)
@@ -256,8 +259,8 @@ def _tensors(modules: Mapping[str, _Released]) -> Iterator[tuple[str, Tensor]]:
         if module.lengths is not None:
             if bool(module.lengths.isnan().any()):
                 raise ConfigError(
-                    f"{name} is one tensor in the release, and only some of its rows have trained lengths: peft has lengths for "
-                    "all or none. Merge (llm.peft.merge_lora) and export the model."
+                    f"{name} is one tensor in the release, but only some of its rows have trained magnitudes. peft "
+                    "supports magnitudes for all rows or none. Merge (llm.peft.merge_lora) and export the model."
                 )
             yield f"{prefix}.lora_magnitude_vector", module.lengths
 

@@ -67,10 +67,10 @@ def import_ckpt(
         SecurityError: see `import_weights`.
     """
     if not source:
-        raise ConfigError("import_ckpt needs a source: hf://organisation/name, or a folder with weights.")
+        raise ConfigError("import_ckpt requires a source: hf://organisation/name, or a folder with weights.")
     target = Path(output_path).expanduser() if output_path is not None else models_home() / _name_of(source)
     if output_path is None and not overwrite and read_manifest(target) is not None:
-        _log.info("%s is in %s already; overwrite=True imports it again.", source, target)
+        _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)
         return target
     folder = folder_of(source) if source.startswith(HUGGING_FACE) else Path(source).expanduser()
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
@@ -79,11 +79,14 @@ def import_ckpt(
         config = None  # the family's class, with the source's sizes
     if is_adapter(folder):
         if model is not None:
-            raise ConfigError(f"{folder} holds an adapter, whose model is its base's: give base_model, and no model.")
+            raise ConfigError(
+                f"{folder} contains an adapter, whose model is the model of its base. Set base_model, and remove model."
+            )
         return import_adapter(folder, target, base_model=base_model, **options)
     if base_model is not None:
         raise ConfigError(
-            f"base_model={base_model!r}: {folder} holds a model and no adapter of peft (adapter_config.json), and has no base."
+            f"base_model={base_model!r}: {folder} contains a model and no adapter of peft (adapter_config.json). "
+            "Remove base_model."
         )
     if foreign_at(folder) is not None:
         released = open_foreign(folder, config)
@@ -177,7 +180,8 @@ def load_connector_from_trainer_ckpt(path: Union[str, Path], target: str = "hf")
     """
     if target not in TARGETS:
         raise ConfigError(
-            f"target={target!r}: a checkpoint is exported as {', '.join(map(repr, TARGETS))}{did_you_mean(target, TARGETS)}"
+            f"target={target!r}: must be one of "
+            f"{', '.join(map(repr, TARGETS))}{did_you_mean(target, TARGETS, listed=True)}"
         )
     return Connector(find_checkpoint(str(path)), target)
 
@@ -190,10 +194,10 @@ def find_checkpoint(path: str) -> Path:
     """
     folder = resolved(path)
     if not folder.is_dir():
-        raise CheckpointError(f"{path}: there is no folder {folder}.")
+        raise CheckpointError(f"{path}: the folder {folder} does not exist.")
     found = newest_in(folder) or foreign_at(folder)
     if found is None:
-        raise CheckpointError(f"{folder} holds no checkpoint. `nemo2 inspect {folder}` says what it is.")
+        raise CheckpointError(f"{folder} contains no checkpoint. Run `nemo2 inspect {folder}` to see what it contains.")
     return found
 
 

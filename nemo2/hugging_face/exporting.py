@@ -120,7 +120,7 @@ def export_weights(
 
 def _usable(checkpoint: Path) -> Optional[Manifest]:
     if not checkpoint.is_dir():
-        raise CheckpointError(f"{checkpoint} is no checkpoint directory.")
+        raise CheckpointError(f"{checkpoint} is not a checkpoint directory.")
     refuse_links(checkpoint)
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -129,9 +129,9 @@ def _usable(checkpoint: Path) -> Optional[Manifest]:
         raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(found[:5])}.")
     if manifest.part_of is not None:
         raise CheckpointError(
-            f"{checkpoint} holds a part of a model only, whose rest is in {manifest.part_of}. Of a PEFT run, "
-            "llm.peft.export_lora writes the adapters by themselves, and llm.peft.merge_lora a checkpoint of the whole model, "
-            "which can be exported; otherwise train with strategy.ckpt_save_part=None."
+            f"{checkpoint} contains only a part of a model, and the rest is in {manifest.part_of}. For a PEFT run, "
+            "write the adapters with llm.peft.export_lora, or merge them into the whole model with "
+            "llm.peft.merge_lora and export that model. For other runs, train with strategy.ckpt_save_part=None."
         )
     return manifest
 
@@ -141,8 +141,8 @@ def _described(checkpoint: Path) -> Any:
         return load_context(checkpoint, "model").config
     except (CheckpointError, AttributeError) as error:
         raise ConfigError(
-            f"{checkpoint} doesn't say what model it holds ({error}). Give its configuration: config=LlamaConfig(...), or a "
-            "recipe of it."
+            f"{checkpoint} does not describe its model ({error}). Give the configuration: config=LlamaConfig(...), or "
+            "a recipe of the model."
         ) from error
 
 
@@ -184,8 +184,8 @@ def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored:
     ]
     if found:
         raise CheckpointError(
-            f"{checkpoint} isn't the model that its configuration describes: {'; '.join(found)}. A model_transform's "
-            "parameters have to be merged into the model before it is exported."
+            f"{checkpoint} is not the model that its configuration describes: {'; '.join(found)}. Merge the "
+            "parameters of a model_transform into the model before you export it."
         )
 
 
@@ -228,7 +228,9 @@ class _Tensor:
         shape = self.shape if sources[0].piece.at is None else self.shape[1:]
         rows = shape[1] if sources[0].piece.transposed else shape[0]
         if sum(one.piece.rows for one in sources) != rows:
-            raise ConfigError(f"{self.name}: the table of its family doesn't give each of its {rows} rows once.")
+            raise ConfigError(
+                f"{self.name}: the conversion table of its family does not define each of its {rows} rows exactly once."
+            )
         if not any(one.piece.transposed or one.piece.step > 1 for one in sources):
             return [
                 stretch

@@ -99,8 +99,8 @@ def _described(found: Identified) -> Any:
     if found.kind == _NEMO and (found.path / CONTEXT_PATH).is_dir():
         return load_nemo_model(found.path).config
     raise ConfigError(
-        f"{found.path} is a checkpoint of {found.kind}, which doesn't say what model it holds in a way that nemo2 reads. Name a "
-        "recipe of the same model: --recipe llama3_8b, or model=LlamaModel(config=...)."
+        f"{found.path} is a checkpoint of {found.kind} that does not describe its model in a way that nemo2 can read. "
+        "Name a recipe of the same model: --recipe llama3_8b, or model=LlamaModel(config=...)."
     )
 
 

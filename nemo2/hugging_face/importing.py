@@ -165,7 +165,7 @@ def new_folder(target: Path, num_bytes: int, *, overwrite: bool) -> Iterator[Pat
         yield temporary
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(f"{target} can't be written: {reason}. Nothing of it was kept.") from error
+        raise CheckpointError(f"{target} can't be written: {reason}. The incomplete import was deleted.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

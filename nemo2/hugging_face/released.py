@@ -131,7 +131,8 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
         ours: Any = described(conversion, hf_config)
         if ours.mtp_num_layers and not _has_further_predictions(files, conversion, ours):
             _log.warning(
-                "%s has none of the %d layers of further predictions that config.json names: the model is read without.",
+                "%s lacks the %d multi-token prediction layers that config.json names. nemo2 reads the model without "
+                "them.",
                 folder,
                 ours.mtp_num_layers,
             )
@@ -161,7 +162,9 @@ def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
     for name in _COUNTS:
         if isinstance(count := text_config(hf_config).get(name), int | float) and count > _MOST:
             raise refusal(
-                hf_config, name, f"no model has more than {_MOST}, and so many would fill this machine's memory"
+                hf_config,
+                name,
+                (f"no model has more than {_MOST}, and this number would fill the memory of this machine"),
             )
     try:
         return conversion.config(hf_config)
@@ -170,7 +173,8 @@ def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
     except (ValueError, AssertionError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ConfigError(
-            f"config.json ({conversion.architectures[0]}) describes a model that can't be built ({reason}). Check its sizes."
+            f"config.json ({conversion.architectures[0]}) describes a model that cannot be built ({reason}). Check "
+            "its sizes."
         ) from error
 
 
@@ -184,8 +188,9 @@ def _refuse_another_family(folder: Path, hf_config: Mapping[str, Any], ours: Con
     names = hf_config.get("architectures") or []
     if not set(names) & set(ours.architectures):
         raise CheckpointError(
-            f"{folder} holds a {', '.join(names) or 'model of no name'}, and model.config={type(config).__name__} is made of "
-            f"{' or '.join(ours.architectures)}. Take the recipe of that family, or other weights."
+            f"{folder} contains a {', '.join(names) or 'model without a name'}, but "
+            f"model.config={type(config).__name__} is for {' or '.join(ours.architectures)}. Use the recipe of that "
+            "family, or other weights."
         )
 
 
@@ -211,8 +216,9 @@ def _without_copy_of_embedding(
     copy, own = tensors[output], tensors[embedding.pieces[0].name]
     if copy.shape != own.shape or not _equal(copy, own):
         raise CheckpointError(
-            f"{folder}: {output} isn't {embedding.pieces[0].name}, and config.json says tie_word_embeddings=true, with which it "
-            "would be left out. If the model has an output layer of its own, set tie_word_embeddings to false there."
+            f"{folder}: {output} differs from {embedding.pieces[0].name}, but config.json says "
+            "tie_word_embeddings=true, so it would be dropped. If the model has its own output layer, set "
+            "tie_word_embeddings to false in config.json."
         )
     return {name: source for name, source in tensors.items() if name != output}
 
@@ -231,8 +237,8 @@ def _entries(folder: Path, conversion: Conversion, config: Any, tensors: Mapping
     rows = config.vocab_size or there
     if rows < there:
         raise CheckpointError(
-            f"{folder}: {name} has {there} rows, and model.config.vocab_size={rows}: tokens would be lost. Set it to {there}, or "
-            "leave it unset."
+            f"{folder}: {name} has {there} rows, but model.config.vocab_size={rows}, so tokens would be lost. Set "
+            f"vocab_size={there}, or leave it unset."
         )
     yield from conversion.entries(config, vocab_rows=rows, released_rows=there)
 
@@ -276,12 +282,12 @@ def _without_zeros(folder: Path, wanted: Mapping[str, Shape], tensors: dict[str,
     extra = [name for name in extra if name.removesuffix("bias") + "weight" in weights]
     if filled := [name for name in extra if tensors[name].part(None, _ALL, _ALL).count_nonzero()]:
         raise CheckpointError(
-            f"{folder}: {_listed(filled)} {'is' if len(filled) == 1 else 'are'} not zero, and our model has no such "
-            f"{'bias' if len(filled) == 1 else 'biases'}: it would compute something else."
+            f"{folder}: {_listed(filled)} {'is' if len(filled) == 1 else 'are'} not zero, but nemo2's model has no "
+            f"such {'bias' if len(filled) == 1 else 'biases'} and would compute different values."
         )
     if extra:
         _log.warning(
-            "%s has %s, which are zero, and our model has no such biases: they are left out.", folder, _listed(extra)
+            "%s has %s, which are zero. nemo2's model has no such biases, so it drops them.", folder, _listed(extra)
         )
     return {name: source for name, source in tensors.items() if name not in extra}
 
@@ -303,7 +309,8 @@ def _refuse_what_does_not_fit(
     ]
     if problems:
         raise CheckpointError(
-            f"{folder} isn't the {conversion.architectures[0]} that its configuration describes: {'; '.join(problems)}."
+            f"{folder} is not the {conversion.architectures[0]} that its configuration describes: "
+            f"{'; '.join(problems)}."
         )
 
 
@@ -316,10 +323,10 @@ def _refuse_other_dtypes(
     kinds = sorted({str(tensors[name].dtype).removeprefix("torch.") for name in wrong})
     method = (hf_config.get("quantization_config") or {}).get("quant_method")
     raise CheckpointError(
-        f"{folder}: {_listed(wrong)} {'has' if len(wrong) == 1 else 'have'} dtype {', '.join(kinds)}"
-        f"{f', by quantization_config.quant_method={method!r}' if method else ''}: weights are read as bfloat16, float16, "
-        "float32 or float64, and of quantised ones those in FP8 with weight_scale_inv by blocks (DeepSeek V3) and in MXFP4 "
-        "(GPT-OSS). Take a release that isn't quantised."
+        f"{folder}: {_listed(wrong)} {'has' if len(wrong) == 1 else 'have'} dtype "
+        f"{', '.join(kinds)}{f', by quantization_config.quant_method={method!r}' if method else ''}. nemo2 reads "
+        "weights in bfloat16, float16, float32 or float64. It also reads two quantized formats: FP8 with "
+        "weight_scale_inv by blocks (DeepSeek V3) and MXFP4 (GPT-OSS). Use a release that is not quantized."
     )
 
 

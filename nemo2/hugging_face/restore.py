@@ -39,11 +39,11 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
     name = path.removeprefix(HUGGING_FACE)
     if name.startswith("/"):
         if not Path(name).is_dir():
-            raise CheckpointError(f"{path}: there is no folder {name}.")
+            raise CheckpointError(f"{path}: the folder {name} does not exist.")
         return Path(name)
     repository, _, revision = name.partition("@")
     if repository.count("/") != 1:
-        raise ConfigError(f"{path}: a repository is hf://organisation/name, and a folder hf:///path/to/it.")
+        raise ConfigError(f"{path}: write a repository as hf://organisation/name, and a folder as hf:///path/to/it.")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -61,8 +61,8 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
         )
     except Exception as error:  # whatever the hub's client raises: no network, no such repository, no right to it
         raise CheckpointError(
-            f"{path} can't be downloaded: {' '.join(str(error).split())[:300]}. Download it where there is a network, and name "
-            "the folder: hf:///path/to/it."
+            f"{path} cannot be downloaded: {' '.join(str(error).split())[:300]}. Download it on a machine with a "
+            "network, and name the folder: hf:///path/to/it."
         ) from error
 
 
@@ -94,7 +94,7 @@ def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = (
     if problems := list(_problems(wanted, by_key, released)):
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise CheckpointError(
-            f"{released.folder} doesn't fit this model: {'; '.join(problems[:_SHOWN])}{more}. Check model.config."
+            f"{released.folder} does not fit this model: {'; '.join(problems[:_SHOWN])}{more}. Check model.config."
         )
     with torch.no_grad():
         for piece in wanted:

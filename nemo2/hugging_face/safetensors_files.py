@@ -60,8 +60,8 @@ def open_folder(folder: Path) -> dict[str, Stored]:
         refuse_outside(folder, name)
     if lost := [name for name in files if not (folder / name).exists()]:
         raise CheckpointError(
-            f"{folder}: {_listed(lost)} {'is' if len(lost) == 1 else 'are'} missing, which {INDEX} names: the download is "
-            "incomplete. Download it again."
+            f"{folder}: {INDEX} names {_listed(lost)}, but {'this file is' if len(lost) == 1 else 'these files are'} "
+            "missing. The download is incomplete. Download it again."
         )
     found: dict[str, Stored] = {}
     for name in files:
@@ -103,25 +103,25 @@ def read_header(path: Path) -> dict[str, Stored]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(size - 8, _MOST_HEADER):
-                raise ValueError(f"its header would have {length} bytes, and the file has {size}")
+                raise ValueError(f"its header would have {length} bytes, but the file has {size}")
             header = parse_json(file.read(length))
             header.pop("__metadata__", None)
             found = {name: _stored(path, 8 + length, name, entry) for name, entry in header.items()}
     except UnusableFile as error:
-        raise CheckpointError(f"{path} {error}: weights are read from regular files.") from error
+        raise CheckpointError(f"{path} {error}, but weights must be in regular files.") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no safetensors file: {' '.join(str(error).split())[:300]}.") from error
+        raise CheckpointError(f"{path} is not a safetensors file: {' '.join(str(error).split())[:300]}.") from error
     end = 8 + length
     for name, stored in sorted(found.items(), key=lambda item: item[1].place):
         if stored.place != end:
             raise CheckpointError(
-                f"{path} is no safetensors file: {name} begins at byte {stored.place} and not at {end}."
+                f"{path} is not a safetensors file: {name} starts at byte {stored.place} instead of {end}."
             )
         end += num_bytes(stored)
     if size != end:
         raise CheckpointError(
-            f"{path} has {size} bytes, and its tensors need {end}: it was {'cut off' if size < end else 'changed'}. Download "
-            "or copy it again."
+            f"{path} has {size} bytes, but its tensors need {end}, so the file was "
+            f"{'cut off' if size < end else 'changed'}. Download or copy it again."
         )
     return found
 
@@ -139,7 +139,7 @@ def refuse_outside(folder: Path, name: str) -> None:
     why = why_not_inside(folder, name)
     if why is None or (why.startswith("is a link") and _in_blobs(folder, name)):
         return
-    raise SecurityError(f"{folder}: {name} {why}. Weights are read from their own folder only.")
+    raise SecurityError(f"{folder}: {name} {why}, but nemo2 reads weights from their own folder only.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +205,7 @@ def _named_in_index(folder: Path) -> dict[str, str] | None:
     for name in sorted(set(named.values())):
         refuse_outside(folder, name)
         if not name.endswith(".safetensors"):
-            raise CheckpointError(f"{folder / INDEX} names {name}, which is no safetensors file.")
+            raise CheckpointError(f"{folder / INDEX} names {name}, which is not a safetensors file.")
     return named
 
 
@@ -216,10 +216,10 @@ def _without_index(folder: Path) -> list[str]:
         raise CheckpointError(f"{folder} is no folder.")
     if pickles := sorted({file.name for pattern in _PICKLES for file in folder.glob(pattern)}):
         raise CheckpointError(
-            f"{folder}: the weights are pickles ({_listed(pickles)}), whose loading can run code; nemo2 reads safetensors. Where "
-            f"they are trusted, convert them with: {conversion_of_pickles(folder)}"
+            f"{folder}: the weights are pickles ({_listed(pickles)}), and loading a pickle can run code. nemo2 reads "
+            f"safetensors only. If you trust the files, convert them with: {conversion_of_pickles(folder)}"
         )
-    raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}: no weights that nemo2 reads.")
+    raise CheckpointError(f"{folder} contains neither {SINGLE} nor {INDEX}, so it has no weights that nemo2 can read.")
 
 
 def _in_blobs(folder: Path, name: str) -> bool:

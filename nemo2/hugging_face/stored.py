@@ -113,8 +113,8 @@ class StoredTensors:
             filled += piece.numel()
         if filled != wanted.numel():
             raise CheckpointError(
-                f"{self.weights}: of {found.key} {filled} of {wanted.numel()} numbers are in the files: the checkpoint is "
-                "damaged."
+                f"{self.weights}: the files contain only {filled} of the {wanted.numel()} numbers of {found.key}. The "
+                "checkpoint is damaged."
             )
         return wanted
 
@@ -169,8 +169,9 @@ class StoredTensors:
                     stored = locate(file, info.offset, info.length)
                 if stored is None or math.prod(stored.shape) != math.prod(chunk.sizes):
                     raise CheckpointError(
-                        f"{self.weights / info.relative_path}: {chunk.key} at byte {info.offset} is no plain tensor of "
-                        f"{list(chunk.sizes)}: the checkpoint is damaged, or of a format that isn't exported."
+                        f"{self.weights / info.relative_path}: {chunk.key} at byte {info.offset} is not a plain "
+                        f"tensor of {list(chunk.sizes)}. The checkpoint is damaged, or has a format that nemo2 cannot "
+                        "export."
                     )
                 # Its own shape may lack stacked axes of length 1.
                 self._located[chunk] = Stored(

@@ -31,7 +31,7 @@ def tokenizer_in(folder: Path) -> Optional[AutoTokenizer]:
     """
     names = [file.relative_to(folder).as_posix() for file in tokenizer_files(folder)]
     if not set(names) - {_GENERATION}:
-        _log.warning("%s holds no tokenizer: a run from these weights needs one of its own.", folder)
+        _log.warning("%s contains no tokenizer. A run from these weights must set its own tokenizer.", folder)
         return None
     for name in names:
         refuse_outside(folder, name)
@@ -40,8 +40,8 @@ def tokenizer_in(folder: Path) -> Optional[AutoTokenizer]:
         tokenizer.vocab_size  # noqa: B018  (reads the files)
     except DataError as error:
         _log.warning(
-            "The tokenizer in %s doesn't come along: nemo2 runs no code of a folder. A run from these weights needs one of its "
-            "own. (%s)",
+            "The tokenizer in %s is not copied, because nemo2 runs no code of a folder. A run from these weights must "
+            "set its own tokenizer. (%s)",
             folder,
             error,
         )
@@ -86,7 +86,7 @@ def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
             return str(error)
         files = {file.relative_to(cached).as_posix(): file for file in tokenizer_files(cached)}
     if not files:
-        return f"{tokenizer!r} has no form of Hugging Face's"
+        return f"{tokenizer!r} has no Hugging Face form"
     if isinstance(tokenizer, GPT2BPETokenizer):
         tokenizer._tokenizer.save(str(folder / _TOKENIZER))
     if list(files) == [Path(str(getattr(tokenizer, "path", ""))).name]:

@@ -82,11 +82,11 @@ def project_file() -> Optional[Path]:
         return None
     found = file.stat()
     if found.st_mode & stat.S_IWOTH:
-        raise SecurityError(f"{file} may be written by everybody, and what it says runs in jobs: chmod o-w {file}")
+        raise SecurityError(f"{file} is writable by everybody, and jobs run its contents. Run: chmod o-w {file}")
     if file.parent != here and found.st_uid not in (0, os.getuid()):
         raise SecurityError(
-            f"{file} belongs to another user (uid {found.st_uid}), and what it says runs in jobs: work in {file.parent} itself "
-            "where you trust it, or put a nemo2.toml of yours into your project."
+            f"{file} belongs to another user (uid {found.st_uid}), and jobs run its contents. If you trust the file, "
+            f"work in {file.parent} itself. Otherwise, put your own nemo2.toml into your project."
         )
     return file
 
@@ -134,8 +134,9 @@ def named(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
         if executor in functions:
             return nemo_run.import_executor(executor, str(file)), None
     raise ConfigError(
-        f"executor={executor!r}: no profile of that name in {user_file()} or {PROJECT_FILE} (`nemo2 cluster add {executor}` "
-        f"writes one), and no function in {file}{did_you_mean(executor, ['local', *known, *functions])}"
+        f"executor={executor!r}: there is neither a profile of this name in {user_file()} or {PROJECT_FILE} (`nemo2 "
+        f"cluster add {executor}` writes one) nor a function in "
+        f"{file}{did_you_mean(executor, ['local', *known, *functions])}"
     )
 
 
@@ -155,7 +156,7 @@ def built(profile: Profile) -> tuple[Any, ClusterSettings]:
     known = {*_OURS, *ours, *theirs}
     for key in profile.values:
         if key not in known:
-            raise ConfigError(f"{where} {key!r} is no field of kind {kind!r}{did_you_mean(key, sorted(known))}")
+            raise ConfigError(f"{where} {key!r} is not a field of kind {kind!r}{did_you_mean(key, sorted(known))}")
     values = {key: value for key, value in profile.values.items() if key in theirs and key not in _OURS}
     values["env_vars"] = {key: str(value) for key, value in profile.values.get("env", {}).items()}
     if kind == "slurm":
@@ -187,7 +188,7 @@ def _of_slurm(profile: Profile, where: str) -> dict[str, Any]:
     if not isinstance(ssh, dict) or not {"host", "user"} <= ssh.keys() <= {"host", "user", "port", "identity"}:
         raise ConfigError(f"{where} ssh={ssh!r}: must be a table with host and user, and may have port and identity.")
     if not job_dir:
-        raise ConfigError(f"{where} job_dir is missing: over ssh, name a directory that all nodes see.")
+        raise ConfigError(f"{where} job_dir is missing. For ssh, set a directory that all nodes share.")
     identity = ssh.get("identity")
     ssh = {**ssh, **({"identity": str(Path(identity).expanduser())} if identity else {})}
     return {"launcher": _STARTERS[starter], "tunnel": nemo_run.SSHTunnel(job_dir=job_dir, **ssh)}

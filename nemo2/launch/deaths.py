@@ -11,11 +11,11 @@ from typing import Optional
 # because a lost peer can cause it.
 DECISIVE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 _ADVICE = {
-    signal.SIGKILL: "the usual reason is that the machine ran out of memory",
-    signal.SIGSEGV: "a crash in native code; the last lines of its log may name it",
+    signal.SIGKILL: "most often because the machine ran out of memory",
+    signal.SIGSEGV: "a crash in native code; the last lines of its log may show where",
     **dict.fromkeys(
         (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT),
-        "it was asked to end before its first step or after its last, when there is nothing to save",
+        "it was asked to end before its first step or after its last step, so there was nothing to save",
     ),
 }
 _REPORTED = re.compile(r"rank\s*:\s*(?P<rank>\d+).*?exitcode\s*:\s*(?P<code>-?\d+)", re.DOTALL)
@@ -47,7 +47,7 @@ def killed_words(death: Death) -> str:
     """A clause that names the signal and its usual sender."""
     number = signal.Signals(-death.code)
     advice = f" ({_ADVICE[number]})" if number in _ADVICE else ""
-    return f"rank {death.rank} was killed by {number.name}{advice}; the other ranks were ended"
+    return f"rank {death.rank} was killed by {number.name}{advice}; nemo2 ended the other ranks"
 
 
 def killed_by(death: Death) -> Optional[str]:

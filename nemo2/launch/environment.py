@@ -97,30 +97,30 @@ def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
         given = environment.get(name)
         if given is not None and given != variable.value and variable.needed:
             said.append(
-                f"{name}={given} in the environment stays as it is, and this run wants {variable.value}: "
-                f"{variable.why}. Unset it."
+                f"{name}={given} in the environment contradicts {variable.value}, the value for this run: "
+                f"{variable.why}. nemo2 does not change it. Unset it."
             )
     if environment.get(CONNECTIONS) == "1" and CONNECTIONS not in wanted:
         if ranks.fsdp:
             said.append(
-                f"{CONNECTIONS}=1 in the environment stays as it is, and FSDP's gathers would wait in one queue with "
-                "computation. Unset it."
+                f"{CONNECTIONS}=1 in the environment makes FSDP's gathers wait in one queue with computation. nemo2 "
+                "does not change it. Unset it."
             )
         elif ranks.capability >= BLACKWELL:
             said.append(
-                f"{CONNECTIONS}=1 in the environment stays as it is; without tensor or context parallelism it only holds kernels "
-                "back on this GPU. Unset it."
+                f"{CONNECTIONS}=1 in the environment only delays kernels on this GPU without tensor or context "
+                "parallelism. nemo2 does not change it. Unset it."
             )
     expandable = EXPANDABLE in environment.get(ALLOCATOR, "")
     if expandable and ranks.graphs and environment.get(GRAPH_REGISTER) != "0" and GRAPH_REGISTER not in wanted:
         said.append(
-            f"{ALLOCATOR} in the environment has {EXPANDABLE}, and CUDA graphs (model.config.cuda_graph_impl) then need "
-            f"{GRAPH_REGISTER}=0: set it too."
+            f"{ALLOCATOR} in the environment has {EXPANDABLE}, so CUDA graphs (model.config.cuda_graph_impl) require "
+            f"{GRAPH_REGISTER}=0. Set it too."
         )
     if ranks.registered_buffers and expandable:
         said.append(
-            f"{ALLOCATOR} in the environment has {EXPANDABLE}, which buffers that are registered with "
-            "NCCL (strategy.ddp_config.nccl_ub=True) can't be made of. Take it out."
+            f"{ALLOCATOR} in the environment has {EXPANDABLE}, but buffers that are registered with NCCL "
+            f"(strategy.ddp_config.nccl_ub=True) cannot be in expandable segments. Remove {EXPANDABLE}."
         )
     return said
 

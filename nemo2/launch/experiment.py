@@ -146,8 +146,9 @@ def prepare_executor(
         given = {**executor.env_vars, **env}
         if written := sorted(split_secrets(given)[1]):
             print(
-                f"warning: {', '.join(written)} will stand in the job's script, where {type(executor).__name__} writes its "
-                "variables; have the cluster's own store of secrets set them instead.",
+                f"warning: {', '.join(written)} will be written into the job's script, because "
+                f"{type(executor).__name__} passes variables in this way. Store them in the cluster's secret store "
+                "instead.",
                 file=sys.stderr,
             )
         executor.env_vars = {VERSION_VARIABLE: ours[VERSION_VARIABLE], **given}

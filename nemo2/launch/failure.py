@@ -58,7 +58,7 @@ def explain_failure(*, fault_dir: Path, log_dir: Path) -> RankFailure:
         text = f"{who} failed first: {kind}: {message}" if message else f"{who} failed first: {kind}"
     else:
         details = "\n".join(output[-_TAIL_LINES:])
-        text = f"{who} ended{ended} without an error of its own; its last output was:\n{details}"
+        text = f"{who} ended{ended} without an error message. Its last output was:\n{details}"
     return RankFailure(_with_logs(text, log_dir), rank=rank, exit_code=code, details=details, log_dir=log_dir)
 
 

@@ -80,16 +80,16 @@ def launch(
     """
     if FAULT_DIR_VARIABLE in os.environ:
         raise RuntimeFault(
-            "launch() was called by a process that a launch has started. nemo-run loads the launching script in every "
-            'rank: put the launch under `if __name__ == "__main__":`.'
+            "A process of a launch called launch() again, because nemo-run loads the launching script in every rank. Put "
+            'the launch under `if __name__ == "__main__":`.'
         )
     recipe = copy.deepcopy(recipe)
     chosen = devices is not None
     executor, settings = named(executor)
     if isinstance(chain, bool) or not isinstance(chain, int) or chain < 1:
-        raise ConfigError(f"chain={chain!r} must be a positive whole number of jobs.")
+        raise ConfigError(f"chain={chain!r}: must be a whole number of at least 1.")
     if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
-        raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another; leave it out.")
+        raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another. Remove chain.")
     local = executor in (None, "local") or isinstance(executor, nemo_run.LocalExecutor)
     machine = machine_of(executor, gpu or (settings.gpu if settings else "") or None, local=local)
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
@@ -153,8 +153,8 @@ def run(
     if executor is None:
         if plugins:
             raise ConfigError(
-                "plugins edit an executor, and run() without one runs in this process: pass executor=run.LocalExecutor(launcher="
-                "'torchrun')."
+                "plugins also edit an executor, but run() without an executor runs in this process. Pass "
+                "executor=run.LocalExecutor(launcher='torchrun')."
             )
         nemo_run.run(recipe, name=name, dryrun=dryrun)
         return None
@@ -181,10 +181,10 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
     said = f"the run's memory: {quick.sentence()}."
     if quick.answer == "does not fit" and not quick.assumed and not force:
         raise ConfigError(
-            f"{said[0].upper()}{said[1:]} `nemo2 rehearse` counts it to the byte and looks for a change that makes it fit; "
-            "--force (launch(force=True)) starts it all the same."
+            f"{said[0].upper()}{said[1:]} `nemo2 rehearse` counts the memory exactly and searches for a change that "
+            "makes the run fit. To start it anyway, pass --force (launch(force=True))."
         )
-    print(f"warning: {said} `nemo2 rehearse` counts it to the byte.", file=sys.stderr)
+    print(f"warning: {said} `nemo2 rehearse` counts the memory exactly.", file=sys.stderr)
 
 
 def _say_random_data(recipe: Any) -> None:
@@ -194,8 +194,9 @@ def _say_random_data(recipe: Any) -> None:
     steps = _get(_get(recipe, "trainer"), "max_steps") or 0
     if getattr(_get(recipe, "data"), "__fn_or_cls__", None) is MockDataModule and (steps > _TRIAL or steps < 0):
         print(
-            f"note: {f'{steps:,}' if steps > 0 else 'all'} steps on random tokens (MockDataModule), in which there is nothing to "
-            "learn; --data PATH, or data=PreTrainingDataModule data.paths=PATH, trains on text.",
+            f"note: {f'{steps:,}' if steps > 0 else 'all'} steps on random tokens (MockDataModule), from which the "
+            "model can learn nothing. To train on text, pass --data PATH, or data=PreTrainingDataModule "
+            "data.paths=PATH.",
             file=sys.stderr,
         )
 
@@ -228,7 +229,7 @@ def apply_shape(
     """
     for field, value in (("devices", devices), ("nodes", nodes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{field}={value!r} must be a positive whole number.")
+            raise ConfigError(f"{field}={value!r}: must be a whole number of at least 1.")
     trainer = _get(recipe, "trainer")
     log = _get(recipe, "log")
     if trainer is not None:

@@ -64,7 +64,8 @@ def _made(one: Any) -> Any:
         plugin = fdl.build(plugin)
     if not isinstance(plugin, nemo_run.Plugin):
         raise ConfigError(
-            f"plugins: {plugin!r} is no plugin. Derive it from nemo_run.Plugin, whose method setup(task, executor) edits both."
+            f"plugins: {plugin!r} is not a plugin. Derive it from nemo_run.Plugin, whose method setup(task, executor) "
+            "edits both."
         )
     return plugin
 

@@ -31,7 +31,7 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
     kind = type(executor).__name__
     if kind == "KubeRayExecutor":
         raise ConfigError(
-            "KubeRayExecutor starts clusters of Ray, no ranks; use KubeflowExecutor, or an executor of Slurm or SkyPilot."
+            "KubeRayExecutor starts Ray clusters, not ranks. Use KubeflowExecutor, or an executor of Slurm or SkyPilot."
         )
     for field in _NODES:
         if hasattr(executor, field):
@@ -46,10 +46,10 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
         executor.gpus_per_node = devices
     carried = executor.nnodes(), executor.nproc_per_node()
     if carried != (nodes, devices):
-        one_node = " It starts containers on one machine: set trainer.num_nodes=1." if kind == "DockerExecutor" else ""
+        one_node = " It starts containers on one machine. Set trainer.num_nodes=1." if kind == "DockerExecutor" else ""
         raise ConfigError(
-            f"{kind} would start {carried[0]} nodes of {carried[1]} ranks, and the run has {nodes} of {devices} "
-            f"(trainer.num_nodes, trainer.devices).{one_node}"
+            f"{kind} would start {carried[0]} nodes of {carried[1]} ranks, but the run has {nodes} nodes of {devices} "
+            f"ranks (trainer.num_nodes, trainer.devices).{one_node}"
         )
 
 

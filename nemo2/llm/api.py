@@ -244,9 +244,11 @@ def generate(
         enable_flash_decode=(enable_flash_decode, True),
     )
     if encoder_prompts is not None:
-        raise ConfigError("encoder_prompts: there are no encoder-decoder models here. Leave it out.")
+        raise ConfigError("encoder_prompts: nemo2 has no encoder-decoder models. Remove this argument.")
     if trainer is not None and not isinstance(trainer, pl.Trainer):
-        raise ConfigError(f"trainer={trainer!r} is no trainer: NeMo's order is generate(path, trainer, prompts).")
+        raise ConfigError(
+            f"trainer={trainer!r} is not a trainer. NeMo's order of arguments is generate(path, trainer, prompts)."
+        )
     return generate_from_checkpoint(
         path,
         prompts_of(prompts, input_dataset),
@@ -341,8 +343,8 @@ def _say_where_nothing_is_saved(trainer: pl.Trainer) -> None:
     told = "enable_checkpointing" in (captured_arguments(trainer) or {})
     if not told and not any(isinstance(item, Checkpoint) for item in callbacks):
         _log.warning(
-            "This run saves no checkpoint: log=NeMoLogger(ckpt=ModelCheckpoint()) does, and "
-            "Trainer(enable_checkpointing=False) says that none is wanted."
+            "This run saves no checkpoint. Set log=NeMoLogger(ckpt=ModelCheckpoint()) to save checkpoints, or "
+            "Trainer(enable_checkpointing=False) if you want none."
         )
 
 

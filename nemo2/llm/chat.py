@@ -106,8 +106,8 @@ class Conversation:
             self._first = questions[-1]
             return ids
         raise ConfigError(
-            f"This message is {len(ids)} tokens long with its template, and the model reads {self.max_sequence_length}: "
-            "shorten it."
+            f"This message has {len(ids)} tokens with its template, but the model reads only "
+            f"{self.max_sequence_length}. Shorten the message."
         )
 
     def _system(self) -> list[dict[str, str]]:
@@ -145,8 +145,9 @@ def conversation(
             encoder.end_of_turn  # noqa: B018
         except ConfigError as error:
             raise ConfigError(
-                f"{path} can't be talked with: {error} Give the template that the model was trained with, --template FILE "
-                "(Jinja), train on conversations with one (ChatDataModule), or complete texts: nemo2 generate."
+                f"{path} cannot be used for chat: {error} Give the template that the model was trained with "
+                "(--template FILE, Jinja), train on conversations with a template (ChatDataModule), or complete "
+                "texts with nemo2 generate."
             ) from None
         return encoder
 

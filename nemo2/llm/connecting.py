@@ -50,8 +50,8 @@ def _share_what_data_decides(model: Any, data: Any) -> None:
         return
     if length is not None and "seq_length" in explicit_fields(config) and config.seq_length != length:
         raise ConfigError(
-            f"model.config.seq_length={config.seq_length} contradicts data.seq_length={length}: set it on the data only, and the "
-            "model follows."
+            f"model.config.seq_length={config.seq_length} contradicts data.seq_length={length}. Remove "
+            "model.config.seq_length: the model takes the sequence length from the data."
         )
     follow_the_data(config, data)
 

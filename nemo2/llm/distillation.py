@@ -61,7 +61,7 @@ def distill(
         ConfigError: both configurations are given, the vocabularies differ, or the layout doesn't divide the sizes.
     """
     if distillation_config_path is not None and distillation_config is not None:
-        raise ConfigError("distillation_config_path and distillation_config say the same: give one of them.")
+        raise ConfigError("distillation_config_path and distillation_config set the same thing. Keep one of them.")
     settings = distillation_config
     if distillation_config_path is not None:
         settings = DistillationConfig.from_file(Path(distillation_config_path))
@@ -77,8 +77,8 @@ def distill(
     given = resume.restore_config
     if given is not None and find_checkpoint(Path(given.path)) != start:
         raise ConfigError(
-            f"resume.restore_config.path={str(given.path)!r}: the student begins as "
-            f"student_model_path={str(student_model_path)!r}. Leave it out."
+            f"resume.restore_config.path={str(given.path)!r}: the student already starts from "
+            f"student_model_path={str(student_model_path)!r}. Remove resume.restore_config."
         )
     resume.restore_config = given or RestoreConfig(path=str(start))
     callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]

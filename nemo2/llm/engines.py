@@ -46,7 +46,7 @@ class Asked:
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
-            raise ConfigError(f"dtype={self.dtype!r} must be one of {', '.join(DTYPES)}.")
+            raise ConfigError(f"dtype={self.dtype!r}: must be one of {', '.join(DTYPES)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,14 @@ def chosen(engine: Optional[str], *, only_told: bool = False) -> Engine:
         ConfigError: it isn't one, or isn't installed.
     """
     if engine is not None and engine not in ENGINES:
-        raise ConfigError(f"engine={engine!r} must be one of {', '.join(ENGINES)}.")
+        raise ConfigError(f"engine={engine!r}: must be one of {', '.join(ENGINES)}.")
     for one in ENGINES:
         if engine == one and only_told or engine in (None, one) and _missing(one) is None:
             return one
     if only_told:
         return ENGINES[0]
     reasons = "; ".join(f"{_missing(one)}" for one in ENGINES if engine in (None, one))
-    raise ConfigError(f"Nothing can serve here: {reasons}. With --print the command is only told.")
+    raise ConfigError(f"This machine has no engine to serve with: {reasons}. To only see the command, pass --print.")
 
 
 def vllm_command(
@@ -107,7 +107,7 @@ def transformers_command(model: str, asked: Asked, *, dtype: str) -> list[str]:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_length", "model_name"):
         if (value := getattr(asked, name)) != getattr(default, name):
             raise ConfigError(
-                f"{name}={value}: `transformers serve` has no argument for it. Leave it out, or serve with vLLM "
+                f"{name}={value}: `transformers serve` has no such argument. Remove it, or serve with vLLM "
                 f"({_INSTALL['vllm']})."
             )
     where = "--host", asked.host, "--port", str(asked.port)
@@ -121,9 +121,9 @@ def why_vllm_takes_no_adapters(model: Any) -> Optional[str]:
     if type(method) is not LoRA:
         return f"vLLM doesn't load {type(method).__name__}"
     if method.dim > _LORA_RANKS[-1]:
-        return f"vLLM takes ranks up to {_LORA_RANKS[-1]}, and theirs is {method.dim}"
+        return f"vLLM supports ranks up to {_LORA_RANKS[-1]}, but these adapters have rank {method.dim}"
     if model.config.num_moe_experts:
-        return "vLLM puts additions beside experts of few models only"
+        return "vLLM supports adapters of experts for few models only"
     return None
 
 
@@ -136,8 +136,8 @@ def refuse_uneven_heads(model: Any, tensor_parallel_size: int) -> None:
     if heads and heads % tensor_parallel_size:
         fits = [size for size in (1, 2, 4, 8, 16) if heads % size == 0]
         raise ConfigError(
-            f"tensor_parallel_size={tensor_parallel_size} doesn't divide the model's {heads} attention heads, which vLLM "
-            f"splits: use {', '.join(map(str, fits))}."
+            f"tensor_parallel_size={tensor_parallel_size} does not divide the {heads} attention heads of the model, "
+            f"which vLLM splits. Set it to one of {', '.join(map(str, fits))}."
         )
 
 
@@ -145,7 +145,7 @@ def _missing(engine: Engine) -> Optional[str]:
     """Why an engine can't start here, and what installs it; None where it can."""
     program = Path(_program(engine))
     if shutil.which(program) is None:
-        return f"there is no program `{engine}` ({_INSTALL[engine]})"
+        return f"the program `{engine}` does not exist ({_INSTALL[engine]})"
     if engine == "vllm" or program.parent != Path(sys.executable).parent:
         return None
     version = importlib.metadata.version("transformers")

@@ -119,7 +119,7 @@ def perplexity(
     """
     texts = [text_of(Path(file)) for file in files]
     if not texts:
-        raise ConfigError("perplexity needs at least one text file.")
+        raise ConfigError("perplexity requires at least one text file.")
     with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
         found = perplexity_of(
             model,
@@ -152,4 +152,4 @@ def _report(checkpoint: Path, found: Mapping[str, float]) -> None:
         add_evaluation(run_dir, step=manifest.step - 1, checkpoint=checkpoint.name, figures=found)
         _log.info("report: %s", write_report(run_dir))
     except (OSError, Nemo2Error) as error:
-        _log.warning("The report of %s doesn't have these figures: %s", run_dir, error)
+        _log.warning("The report of %s does not contain these figures: %s", run_dir, error)

@@ -99,7 +99,7 @@ def _digest(checkpoint: Path) -> str:
     manifest = read_manifest(checkpoint)
     if manifest is None:
         raise CheckpointError(
-            f"{checkpoint} is no checkpoint of nemo2's: `nemo2 import {checkpoint} --output FOLDER` makes one of it."
+            f"{checkpoint} is not a checkpoint of nemo2. Convert it with `nemo2 import {checkpoint} --output FOLDER`."
         )
     return manifest.digest or hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
 
@@ -139,4 +139,4 @@ def tokenizer_trouble(checkpoint: Path) -> Optional[str]:
     tokenizer = model_of(checkpoint).tokenizer
     if files_of(tokenizer) or isinstance(tokenizer, AutoTokenizer):
         return None
-    return f"{checkpoint} was trained with {tokenizer!r}, which has no form of Hugging Face's"
+    return f"{checkpoint} was trained with {tokenizer!r}, which has no Hugging Face form"

@@ -43,11 +43,12 @@ class HowToGenerate(Sampling):
         if inference_params is None:
             return cls(**given)
         if given:
-            raise ConfigError(f"inference_params and {', '.join(given)} say the same: give one of them.")
+            raise ConfigError(f"inference_params and {', '.join(given)} set the same thing. Keep one of them.")
         for name in ("top_n_logprobs", "return_segments"):
             if getattr(inference_params, name, None):
                 raise ConfigError(
-                    f"inference_params.{name}={getattr(inference_params, name)!r}: each token's own is there (log_probs)."
+                    f"inference_params.{name}={getattr(inference_params, name)!r}: nemo2 returns only the "
+                    "log-probability of each generated token (log_probs)."
                 )
         return cls(
             max_new_tokens=inference_params.num_tokens_to_generate,
@@ -151,9 +152,7 @@ def refuse_no_place(output_path: Optional[str]) -> None:
         ConfigError: no file can be written there; said before the work whose results it would have.
     """
     if output_path is not None and (Path(output_path).is_dir() or not Path(output_path).absolute().parent.is_dir()):
-        raise ConfigError(
-            f"output_path={output_path!r} must be a file in a folder that is there: make the folder first."
-        )
+        raise ConfigError(f"output_path={output_path!r} must be a file in an existing folder. Create the folder first.")
 
 
 def _line(record: dict[str, Any], result: Generation) -> dict[str, Any]:
@@ -178,8 +177,8 @@ def _refuse_another_dtype(trainer: pl.Trainer, params_dtype: Optional[torch.dtyp
     own = getattr(getattr(trainer.strategy.precision_plugin, "dtype_config", None), "params_dtype", torch.float32)
     if params_dtype is not None and params_dtype is not own:
         raise ConfigError(
-            f"params_dtype={params_dtype} contradicts the trainer's precision, with which parameters are {own}: give the trainer "
-            "the precision, and leave params_dtype out."
+            f"params_dtype={params_dtype} contradicts the trainer's precision, which makes parameters {own}. Set the "
+            "precision on the trainer, and remove params_dtype."
         )
 
 
@@ -189,5 +188,6 @@ def _without_sequence_parallelism(strategy: Any, model: Any) -> None:
     if getattr(strategy, "sequence_parallel", False) and model.config.num_moe_experts is None:
         strategy.sequence_parallel = False
         _log.info(
-            "Generation goes on token by token, which strategy.sequence_parallel=True can't split: it is off here."
+            "Generation produces one token at a time, which strategy.sequence_parallel=True cannot split. Sequence "
+            "parallelism is off here."
         )

@@ -45,7 +45,7 @@ def track_io(target: type[_T], artifacts: Optional[list[Any]] = None) -> type[_T
     """
     if artifacts:
         raise ConfigError(
-            "track_io(artifacts=...): a context holds text, and files by their path and hash. Leave it out."
+            "track_io(artifacts=...): a context contains text, and files by their path and hash. Remove artifacts."
         )
     return configurable(target)
 
@@ -59,7 +59,7 @@ def reinit(obj: _T) -> _T:
     arguments = captured_arguments(obj)
     if arguments is None:
         raise ConfigError(
-            f"A {type(obj).__qualname__} doesn't say how it was made: derive its class from nl.io.IOMixin."
+            f"nemo2 cannot tell how a {type(obj).__qualname__} was created. Derive its class from nl.io.IOMixin."
         )
     return type(obj)(**arguments)
 
@@ -76,8 +76,8 @@ class TrainerContext:
     def trainer(self) -> Any:
         """Raises ConfigError: a checkpoint describes its contents, not the machine that wrote it."""
         raise ConfigError(
-            "TrainerContext.trainer: a checkpoint doesn't keep its trainer. recipe.json, in the run's directory, describes it: "
-            "`nemo2 show RUN`."
+            "TrainerContext.trainer: a checkpoint does not contain its trainer. recipe.json in the run's directory "
+            "describes the trainer: `nemo2 show RUN`."
         )
 
 
@@ -129,8 +129,8 @@ def _part(checkpoint: Path, name: Any, *, build: bool) -> Any:
 def _part_of_nemo(checkpoint: Path, part: str, *, build: bool) -> Any:
     if not build:
         raise ConfigError(
-            f"load_context({str(checkpoint)!r}, build=False): of a checkpoint of NeMo 2.0's objects are made. Its run as a "
-            f"recipe to edit: `nemo2 translate {checkpoint} --output recipe.py`."
+            f"load_context({str(checkpoint)!r}, build=False): nemo2 always builds the objects of a NeMo 2.0 "
+            f"checkpoint. To edit its run as a recipe, run `nemo2 translate {checkpoint} --output recipe.py`."
         )
     if part == "model":
         model = load_nemo_model(checkpoint)
@@ -139,6 +139,6 @@ def _part_of_nemo(checkpoint: Path, part: str, *, build: bool) -> Any:
     if part == "tokenizer" and (tokenizer := nemo_tokenizer(checkpoint)) is not None:
         return tokenizer
     raise CheckpointError(
-        f"{checkpoint} is NeMo 2.0's, of which the model and a tokenizer of Hugging Face's are read, and not {part!r}: "
-        f"`nemo2 translate {checkpoint}` writes its run as a recipe."
+        f"{checkpoint} is a NeMo 2.0 checkpoint. nemo2 reads its model and a Hugging Face tokenizer, but not "
+        f"{part!r}. `nemo2 translate {checkpoint}` writes its run as a recipe."
     )

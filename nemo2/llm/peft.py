@@ -72,13 +72,13 @@ def merge_lora(
     from nemo2.strategy import MegatronStrategy
     from nemo2.trainer import Trainer
 
-    only_defaults("checkpoints are read as they are.", legacy_ckpt=(legacy_ckpt, False))
+    only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))
     checkpoint, target = find_checkpoint(Path(lora_checkpoint_path)), Path(output_path)
     if target.exists() and not overwrite:
-        raise ConfigError(f"{target} is there already: give another output path, or overwrite=True to replace it.")
+        raise ConfigError(f"{target} already exists. Set another output path, or overwrite=True to replace it.")
     model: Any = model_of(checkpoint)
     if not isinstance(model.model_transform, PEFT):
-        raise CheckpointError(f"{checkpoint} is not of a PEFT run: its context names no method.")
+        raise CheckpointError(f"{checkpoint} does not come from a PEFT run: its context names no method.")
     trainer = trainer or Trainer(
         strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
     )

@@ -81,8 +81,8 @@ class Sizes:
         family = type(config).__module__.rpartition(".")[2]
         if family not in FAMILIES or config.num_moe_experts or getattr(config, "multi_latent_attention", False):
             raise ConfigError(
-                f"{type(config).__name__} isn't pruned: its layers differ, or have experts or latent attention. Pruned are dense "
-                f"models of {', '.join(FAMILIES)}."
+                f"{type(config).__name__} cannot be pruned, because its layers differ, or because it has experts or "
+                f"latent attention. nemo2 prunes dense models of {', '.join(FAMILIES)}."
             )
         groups = config.num_query_groups or config.num_attention_heads
         sizes = cls(
@@ -101,7 +101,7 @@ class Sizes:
     def _refuse(self) -> None:
         to = self.to
         if not any(value is not None for value in asdict(to).values()):
-            raise ConfigError("pruning_config sets no size: nothing would be pruned.")
+            raise ConfigError("pruning_config sets no size, so there is nothing to prune. Set a target size.")
         for name, there in (
             ("target_hidden_size", self.hidden),
             ("target_ffn_hidden_size", self.ffn),
@@ -111,21 +111,21 @@ class Sizes:
         ):
             value = getattr(to, name)
             if value is not None and not 1 <= value <= there:
-                raise ConfigError(f"pruning_config.{name}={value} must be from 1 to {there}, which the model has.")
+                raise ConfigError(f"pruning_config.{name}={value}: must be from 1 to {there}, the size of the model.")
         for name in ("target_mamba_num_heads", "target_mamba_head_dim"):
             if getattr(to, name) is not None:
                 raise ConfigError(f"pruning_config.{name}={getattr(to, name)}: the model has no Mamba layers.")
         if to.drop_layers is not None and to.target_num_layers is not None:
-            raise ConfigError("pruning_config.drop_layers and target_num_layers say the same: set one of them.")
+            raise ConfigError("pruning_config.drop_layers and target_num_layers set the same thing. Keep one of them.")
         if any(not 1 <= layer <= self.layers for layer in to.drop_layers or ()):
             raise ConfigError(
-                f"pruning_config.drop_layers={to.drop_layers}: layers are counted from 1 to {self.layers}."
+                f"pruning_config.drop_layers={to.drop_layers}: layer numbers must be from 1 to {self.layers}."
             )
         heads, groups = self.new_heads
         if heads % groups or heads // groups > self.heads // self.groups:
             raise ConfigError(
-                f"pruning_config keeps {heads} heads in {groups} groups of queries: each group needs as many, and has "
-                f"{self.heads // self.groups} of them now. Set target_num_query_groups too."
+                f"pruning_config keeps {heads} heads in {groups} query groups, but each group must have the same number of "
+                f"heads, and at most the {self.heads // self.groups} heads that it has now. Set target_num_query_groups too."
             )
 
     @property
@@ -153,12 +153,14 @@ class Sizes:
         """
         if tp_size > 1 and self.in_width:
             raise ConfigError(
-                f"tp_size={tp_size} splits each layer, and pruning_config makes layers narrower, which takes whole ones: set "
-                f"pp_size={tp_size * pp_size} and tp_size=1. In shards, layers can be dropped only."
+                f"tp_size={tp_size} splits each layer, but pruning_config makes layers narrower, which requires whole "
+                f"layers. Set pp_size={tp_size * pp_size} and tp_size=1. Tensor-parallel shards support only dropping "
+                "layers."
             )
         if pp_size > self.new_layers:
             raise ConfigError(
-                f"pp_size={pp_size} is more than the {self.new_layers} layers that stay: set pp_size={self.new_layers} at most."
+                f"pp_size={pp_size} is more than the {self.new_layers} layers that remain. Set pp_size to "
+                f"{self.new_layers} or less."
             )
 
     def config(self, config: Any) -> Any:

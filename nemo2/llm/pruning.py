@@ -77,13 +77,13 @@ def prune(
         ConfigError: the model can't be pruned to a size, its family isn't supported, or the layout isn't.
     """
     only_defaults(
-        "models are pruned with their own tokenizer.",
+        "nemo2 prunes models with their own tokenizer.",
         tokenizer_path=(tokenizer_path, None),
         legacy_ckpt=(legacy_ckpt, False),
     )
     target = Path(save_path)
     if target.exists() and not overwrite:
-        raise ConfigError(f"{target} is there already: give another save_path, or overwrite=True to replace it.")
+        raise ConfigError(f"{target} already exists. Set another save_path, or overwrite=True to replace it.")
     layout: dict[str, Any] = {"tensor_model_parallel_size": tp_size, "pipeline_model_parallel_size": pp_size}
     ends = {
         "num_layers_in_first_pipeline_stage": num_layers_in_first_pipeline_stage,
@@ -159,7 +159,7 @@ def _hand_over(weights: dict[str, Tensor], parameters: dict[str, Tensor]) -> Non
 def _samples(model: Any, data: Any, count: int) -> Iterator[Tensor]:
     """This replica's part of ``count`` samples of the data's training set, one by one, ``[1, sequence]``."""
     if data is None:
-        _log.warning("prune measures importances by random tokens: give data, samples of what the model is for.")
+        _log.warning("prune measures importances on random tokens. Set data to samples of the model's intended use.")
         data = MockDataModule(seq_length=model.config.seq_length, tokenizer=model.tokenizer, num_workers=0)
     own = captured_arguments(data) or {}
     if model.tokenizer is not None and not any(own.get(name) for name in ("tokenizer", "vocab_file")):

@@ -40,10 +40,10 @@ class QuantizationConfig:
 
     def __post_init__(self) -> None:
         if self.algorithm not in _CONFIGS:
-            raise ConfigError(f"QuantizationConfig.algorithm={self.algorithm!r} must be one of {', '.join(_CONFIGS)}.")
+            raise ConfigError(f"QuantizationConfig.algorithm={self.algorithm!r}: must be one of {', '.join(_CONFIGS)}.")
         for name in ("calibration_dataset_size", "calibration_batch_size", "calibration_seq_len"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"QuantizationConfig.{name}={getattr(self, name)} must be at least 1.")
+                raise ConfigError(f"QuantizationConfig.{name}={getattr(self, name)}: must be at least 1.")
 
 
 @configurable
@@ -61,8 +61,7 @@ class ExportConfig:
     def __post_init__(self) -> None:
         if self.export_format != "hf":
             raise ConfigError(
-                f"ExportConfig.export_format={self.export_format!r}: quantised models are written as 'hf', which TensorRT-LLM "
-                "reads too."
+                f"ExportConfig.export_format={self.export_format!r}: must be 'hf', which TensorRT-LLM reads too."
             )
         if self.dtype is not None and own_dtype(self.dtype) is None:
             raise ConfigError(f"ExportConfig.dtype={self.dtype!r} must be bf16, fp16 or fp32.")
@@ -110,7 +109,7 @@ def ptq(
         DataError: the calibration text is unreadable, or too short for one sequence.
     """
     only_defaults(
-        "ModelOpt gets transformers' model in one process, with the checkpoint's tokenizer.",
+        "ModelOpt runs on transformers' model in one process, with the checkpoint's tokenizer.",
         calibration_tp=(calibration_tp, 1),
         calibration_pp=(calibration_pp, 1),
         num_layers_in_first_pipeline_stage=(num_layers_in_first_pipeline_stage, None),
@@ -124,12 +123,13 @@ def ptq(
     settings = quantization_config or QuantizationConfig()
     if importlib.util.find_spec("modelopt") is None:
         raise ConfigError(
-            "Models are quantised by NVIDIA's ModelOpt, which isn't installed: pip install 'nemo2[quantize]' "
-            f"('nvidia-modelopt[hf]'). It can also be run by hand on what `nemo2 export {model_path} --output FOLDER` writes."
+            "Quantization requires NVIDIA's ModelOpt, which is not installed: pip install 'nemo2[quantize]' "
+            f"('nvidia-modelopt[hf]'). You can also run ModelOpt yourself on the output of `nemo2 export {model_path} "
+            "--output FOLDER`."
         )
     if forward_loop is None and settings.calibration_dataset is None:
         raise ConfigError(
-            "ptq measures activations on samples: set quantization_config.calibration_dataset, a text file."
+            "ptq measures activations on samples. Set quantization_config.calibration_dataset to a text file."
         )
     import modelopt.torch.quantization as quantization  # pyright: ignore[reportMissingImports]
     import transformers
@@ -161,6 +161,8 @@ def _batches(tokenizer: Any, settings: QuantizationConfig) -> Iterator[Any]:
     ids = tokenizer(text_of(file))["input_ids"]
     rows = min(len(ids) // settings.calibration_seq_len, settings.calibration_dataset_size)
     if rows == 0:
-        raise DataError(f"{file} has {len(ids)} tokens, and a sequence of calibration {settings.calibration_seq_len}.")
+        raise DataError(
+            f"{file} has {len(ids)} tokens, but one calibration sequence needs {settings.calibration_seq_len}."
+        )
     tokens = torch.tensor(ids[: rows * settings.calibration_seq_len]).view(rows, -1)
     yield from tokens.split(settings.calibration_batch_size)

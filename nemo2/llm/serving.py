@@ -74,13 +74,16 @@ def plan_serving(
     """
     checkpoint = find_checkpoint(Path(path).expanduser())
     if (trouble := tokenizer_trouble(checkpoint)) is not None:
-        raise ConfigError(f"{trouble}: a server gets texts and needs it. `nemo2 generate` completes prompts without.")
+        raise ConfigError(
+            f"{trouble}, but a server receives text and needs a tokenizer. `nemo2 generate` completes prompts without "
+            "one."
+        )
     chosen, model = engines.chosen(engine, only_told=only_told), model_of(checkpoint)
     dtype = asked.dtype or _stored_dtype(checkpoint)
     if (why := _why_whole(checkpoint, model, chosen, merge=merge)) is None:
         return _beside_the_base(checkpoint, model, asked, dtype)
     form = Form(checkpoint=checkpoint, kind="merged" if why else "model", dtype=dtype)
-    notes = (f"The additions of fine-tuning are merged into the weights: {why}.",) if why else ()
+    notes = (f"The adapters are merged into the weights, because {why}.",) if why else ()
     if chosen == "transformers":
         command = engines.transformers_command(str(form.folder), asked, dtype=dtype)
         return Serving(forms=(form,), command=tuple(command), model_name=str(form.folder), notes=notes)
@@ -145,7 +148,7 @@ def deploy(
         ConfigError: as in `plan_serving`, or an argument without a meaning here is set.
     """
     only_defaults(
-        "deploy starts vLLM's or transformers' server on this machine, which has nothing like it.",
+        "deploy starts the server of vLLM or transformers on this machine, which has no such option.",
         triton_model_version=(triton_model_version, 1),
         triton_http_port=(triton_http_port, 8000),
         triton_grpc_port=(triton_grpc_port, 8001),
@@ -196,16 +199,16 @@ def _why_whole(checkpoint: Path, model: Any, engine: Engine, *, merge: bool) -> 
     if _part_of(checkpoint) is None:
         return ""
     if merge:
-        return "--merge asks for it"
+        return "--merge requests it"
     if engine == "transformers":
-        return "`transformers serve` has no argument for them"
+        return "`transformers serve` has no argument for adapters"
     return engines.why_vllm_takes_no_adapters(model)
 
 
 def _beside_the_base(checkpoint: Path, model: Any, asked: Asked, dtype: str) -> Serving:
     adapters = Form(checkpoint=checkpoint, kind="adapters", dtype=dtype)
     name = asked.model_name or checkpoint.name
-    notes = (f"{name} is the base with its additions, {name}-base the base alone.",)
+    notes = (f"{name} is the base with its adapters, and {name}-base is the base alone.",)
     place, base = _part_of(checkpoint) or "", ()
     if place.startswith(HUGGING_FACE):
         place = str(folder_of(place))
@@ -231,7 +234,7 @@ def _by_vllm(
     _refuse_too_long(model.config, asked.max_length)
     length, name = asked.max_length or model.config.seq_length, asked.model_name or checkpoint.name
     if asked.max_length is None:
-        notes = (*notes, f"At most {length} tokens, the sequence length of the run; --max-length changes it.")
+        notes = (*notes, f"At most {length} tokens, the sequence length of the run. To change this, pass --max-length.")
     command = engines.vllm_command(place, asked, dtype=dtype, length=length, name=name, adapters=adapters)
     return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes)
 
@@ -245,7 +248,8 @@ def _refuse_too_long(config: Any, max_length: Optional[int]) -> None:
     positions = conversion_of(config).hf_config(config).get("max_position_embeddings")
     if max_length is not None and positions is not None and max_length > positions:
         raise ConfigError(
-            f"max_length={max_length}: the model reads {positions} tokens, prompt and answer together. Set {positions} at most."
+            f"max_length={max_length}: the model reads only {positions} tokens, prompt and answer together. Set "
+            f"max_length to {positions} or less."
         )
 
 

@@ -103,22 +103,23 @@ def pattern_problems(config: Any) -> Iterator[str]:
     decoder = found.decoder if found is not None else ""
     if len(decoder) != config.num_layers:
         yield (
-            f"model.config.hybrid_override_pattern names {len(decoder)} layers, and model.config.num_layers="
-            f"{config.num_layers}: make them agree."
+            f"model.config.hybrid_override_pattern names {len(decoder)} layers, but "
+            f"model.config.num_layers={config.num_layers}. Set both to the same number of layers."
         )
     if hasattr(allocation, "parse_hybrid_pattern"):
         return
     marks = [mark for mark in "|/" if mark in pattern]
     if marks:
         yield (
-            f"model.config.hybrid_override_pattern={pattern!r} has {' and '.join(map(repr, marks))}, which cuts it for pipeline "
-            "stages and further predictions from Megatron-Core 0.19 on: leave it out, or install that."
+            f"model.config.hybrid_override_pattern={pattern!r} contains {' and '.join(map(repr, marks))}, which "
+            "separates pipeline stages or prediction heads and requires Megatron-Core 0.19. Remove it from the "
+            "pattern, or install Megatron-Core 0.19."
         )
     unknown = sorted({*pattern} - {*allocation.Symbols.VALID} - {*marks})
     if unknown:
         yield (
-            f"model.config.hybrid_override_pattern={pattern!r} has layers {', '.join(map(repr, unknown))}, and the installed "
-            f"Megatron-Core knows {' '.join(sorted(allocation.Symbols.VALID))}."
+            f"model.config.hybrid_override_pattern={pattern!r} contains the layers {', '.join(map(repr, unknown))}, "
+            f"but the installed Megatron-Core knows only {' '.join(sorted(allocation.Symbols.VALID))}."
         )
 
 
@@ -129,8 +130,9 @@ def uncut_hybrid_problems(setting: Callable[[str], Any]) -> Iterator[str]:
     for name in (*names, "pipeline_model_parallel_layout"):
         if value := setting(name):
             yield (
-                f"strategy.{name}={value!r}: Megatron-Core shares a hybrid's layers out without it, and would build other stages "
-                "than were asked for. Unset it, and give num_layers_in_first_pipeline_stage or num_layers_in_last_pipeline_stage."
+                f"strategy.{name}={value!r}: Megatron-Core ignores this setting for hybrid models, and would build "
+                "other stages than requested. Leave it unset, and set num_layers_in_first_pipeline_stage or "
+                "num_layers_in_last_pipeline_stage."
             )
 
 
@@ -147,11 +149,11 @@ def left_out_layers(config: Any) -> Optional[str]:
     between, layers = stages - len(given), config.num_layers - sum(given)
     if layers >= 0 and (layers % between == 0 if between else layers == 0):
         return None
-    beside = f" beside the first and last stage's {given}" if given else ""
+    beside = f" after the first and last stages' {given}" if given else ""
     return (
-        f"strategy.pipeline_model_parallel_size={stages}: model.config.num_layers={config.num_layers} leaves {layers} layers for "
-        f"{between} stages{beside}, which can't be shared evenly. Choose a size that divides them, or other sizes of "
-        "num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage."
+        f"strategy.pipeline_model_parallel_size={stages}: model.config.num_layers={config.num_layers} leaves {layers} "
+        f"layers for {between} stages{beside}, which cannot be split evenly. Set a pipeline-parallel size that "
+        "divides them, or other values for num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage."
     )
 
 
@@ -236,8 +238,9 @@ class _Reader:
         if kind in ("-", "E"):
             return self.experts() if kind == "E" else self.mlp()
         raise ConfigError(
-            f"model.config.hybrid_override_pattern={self.config.hybrid_override_pattern!r} has a layer {kind!r}: known are M "
-            "(mixer), * + D (attention, latent, sparse), G (gated DeltaNet), - (feed-forward) and E (experts)."
+            f"model.config.hybrid_override_pattern={self.config.hybrid_override_pattern!r} contains an unknown layer "
+            f"{kind!r}. Known layers are M (mixer), * + D (attention, latent, sparse), G (gated DeltaNet), - "
+            "(feed-forward) and E (experts)."
         )
 
     def block(self, block: Any) -> list[Part]:
@@ -261,8 +264,8 @@ class _Reader:
         variant, latent = self("experimental_attention_variant"), self("multi_latent_attention", False)
         if variant not in (None, "gated_delta_net", "dsa"):
             raise ConfigError(
-                f"model.config.experimental_attention_variant={variant!r}: its layers have no formula in nemo2: known are "
-                "gated_delta_net and dsa."
+                f"model.config.experimental_attention_variant={variant!r}: nemo2 has no formula for its layers. Known "
+                "variants are gated_delta_net and dsa."
             )
         window = self.window(index)
         return (

@@ -302,7 +302,9 @@ def _dtype(name: str, value: Any, problems: list[str]) -> Optional[torch.dtype]:
     found = value if isinstance(value, torch.dtype) else _DTYPES.get(str(value).removeprefix("torch."))
     if found in _DTYPES.values():
         return found
-    problems.append(f"{name}={value!r}: must be fp32, bf16, fp16 or fp8{did_you_mean(str(value), _DTYPES)}")
+    problems.append(
+        f"{name}={value!r}: must be fp32, bf16, fp16 or fp8{did_you_mean(str(value), _DTYPES, listed=True)}"
+    )
     return None
 
 

@@ -138,8 +138,9 @@ def choose_userbuffers(facts: OverlapFacts, asked: Any) -> tuple[Any, str]:
 def _named(name: str) -> Preset:
     if name not in PRESETS:
         raise ConfigError(
-            f"MegatronCommOverlapCallback.tp_comm_overlap_cfg={name!r}: no such preset{did_you_mean(name, list(PRESETS))} "
-            "'auto' takes the one that fits, 'default' leaves it to Transformer Engine."
+            f"MegatronCommOverlapCallback.tp_comm_overlap_cfg={name!r}: there is no preset of this "
+            f"name{did_you_mean(name, list(PRESETS))} Set 'auto' for the preset that fits the run, or 'default' for "
+            "Transformer Engine's own settings."
         )
     return PRESETS[name]
 

@@ -74,12 +74,12 @@ def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
         (
             ("overlap_p2p_comm", True),
             ("batch_p2p_comm", True),
-            "batched sends and receives can't be waited for one by one",
+            "a rank cannot wait for batched sends and receives one by one",
         ),
         (
             ("overlap_param_gather", True),
             ("overlap_grad_reduce", False),
-            "without overlapped reduction there is one bucket, and nothing to gather ahead",
+            "without overlapped reduction there is only one bucket, so no bucket can be gathered ahead",
         ),
         (
             ("overlap_param_gather", True),
@@ -94,7 +94,7 @@ def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
         (
             ("overlap_param_gather_with_optimizer_step", True),
             ("overlap_param_gather", False),
-            "it overlaps that gather with the optimizer's step",
+            "it overlaps that gather with the optimizer step",
         ),
         (
             ("overlap_param_gather_with_optimizer_step", True),
@@ -110,19 +110,24 @@ def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
     overlapped = settings.get("overlap_p2p_comm")
     if overlapped is not None and overlapped.value and facts.pipeline_parallel > 1 and not facts.interleaved:
         found.append(
-            f"{overlapped} needs virtual pipeline stages, and strategy.pipeline_model_parallel_size={facts.pipeline_parallel} "
-            "has none: set strategy.virtual_pipeline_model_parallel_size, or leave overlap_p2p_comm unset."
+            f"{overlapped} requires virtual pipeline stages, but "
+            f"strategy.pipeline_model_parallel_size={facts.pipeline_parallel} has none. Set "
+            "strategy.virtual_pipeline_model_parallel_size, or leave overlap_p2p_comm unset."
         )
     for name in facts.always_overlapped:
         off = settings.get(name)
         if off is not None and off.value is False:
-            found.append(f"{off} contradicts strategy.fsdp='megatron', which always overlaps it. Remove it.")
+            found.append(
+                f"{off} contradicts strategy.fsdp='megatron', which always overlaps this communication. Remove {off.name}."
+            )
     asked = settings.get("overlap_grad_reduce")
     if facts.not_overlapped and asked is not None and asked.value:
-        found.append(f"{asked} contradicts strategy.fsdp='megatron': {facts.not_overlapped}. Remove it.")
+        found.append(f"{asked} contradicts strategy.fsdp='megatron': {facts.not_overlapped}. Remove {asked.name}.")
     bucket_size, num_buckets = settings.get("bucket_size"), settings.get("num_buckets")
     if bucket_size is not None and num_buckets is not None and None not in (bucket_size.value, num_buckets.value):
-        found.append(f"{bucket_size} contradicts {num_buckets}: one follows from the other. Remove one of them.")
+        found.append(
+            f"{bucket_size} contradicts {num_buckets}, because each of them determines the other. Remove one of them."
+        )
     if facts.interleaved and facts.pipeline_parallel == 2:
         off = settings.get("overlap_p2p_comm")
         batched = settings.get("batch_p2p_comm")
@@ -130,8 +135,9 @@ def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
         if wrong is not None:
             found.append(
                 f"{wrong} contradicts strategy.virtual_pipeline_model_parallel_size={facts.virtual_pipeline} with "
-                "pipeline_model_parallel_size=2: two interleaved stages post two messages to the same peer, in an order that "
-                "only overlapped ones keep. Remove it, use more stages, or no virtual ones."
+                "pipeline_model_parallel_size=2: two interleaved stages exchange two messages, and only overlapped "
+                f"messages keep their order. Remove {wrong.name}, use more stages, or leave "
+                "virtual_pipeline_model_parallel_size unset."
             )
     return found
 

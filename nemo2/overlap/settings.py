@@ -104,8 +104,8 @@ class Settings:
             first = self._by_name.setdefault(setting.name, setting)
             if first is not setting and not same(first.value, setting.value):
                 self.clashes.append(
-                    f"{first} contradicts {setting}: both were set, and they govern one thing. Remove one of them, or make "
-                    "them agree."
+                    f"{first} contradicts {setting}. Both control the same setting. Remove one of them, or set both "
+                    "to the same value."
                 )
 
     def __getitem__(self, name: str) -> Setting:

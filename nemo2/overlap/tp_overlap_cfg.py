@@ -169,8 +169,9 @@ def settings_per_mode(settings: Optional[dict[str, Any]], modes: int) -> Any:
     for gemm, entry in settings.items():
         if entry.get("atomic_gemm"):
             raise ConfigError(
-                f"{_NAME}.{gemm}.atomic_gemm=True with trainer.plugins.first_last_layers_bf16=True: layers in 16 bits can't have "
-                "it, and Transformer Engine knows no difference between layers. Set one of the two to False."
+                f"{_NAME}.{gemm}.atomic_gemm=True with trainer.plugins.first_last_layers_bf16=True: layers in 16 bits "
+                "do not support atomic GEMMs, and Transformer Engine uses one setting for all layers. Set one of the "
+                "two to False."
             )
     second = {gemm: dict(entry) for gemm, entry in settings.items()}
     for gemm in ("qkv_dgrad", "fc1_dgrad"):
@@ -211,16 +212,19 @@ def _problems(gemm: str, value: Optional[dict[str, Any]], layer: Mapping[str, An
     if gemm.endswith("dgrad") and gemm in BESIDE:
         allowed = ("bulk", "ring_exchange", "pipeline")
     if method is not None and method not in allowed:
-        found.append(f"{_NAME}.{gemm}: method {method!r} is not one that this GEMM can take: {', '.join(allowed)}.")
+        found.append(f"{_NAME}.{gemm}: this GEMM does not support method {method!r}. Set one of {', '.join(allowed)}.")
     wgrad = gemm.replace("dgrad", "wgrad")
     if gemm in BESIDE and wgrad != gemm and method not in (None, "bulk") and layer.get(wgrad) is not None:
         found.append(
-            f"{_NAME}.{wgrad} must be None where {gemm} uses {method!r}: its exchange no longer runs beside the other."
+            f"{_NAME}.{wgrad} must be None when {gemm} uses {method!r}, because their communication can no longer run "
+            f"at the same time. Set {wgrad}=None."
         )
     for name in ("num_sm", "cga_size", "num_splits"):
         number = value.get(name, 1)
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             found.append(f"{_NAME}.{gemm}.{name}={number!r} must be a positive whole number.")
     if value.get("atomic_gemm") and not quantized:
-        found.append(f"{_NAME}.{gemm}.atomic_gemm=True works in fp8 only: set trainer.plugins.fp8, or leave it False.")
+        found.append(
+            f"{_NAME}.{gemm}.atomic_gemm=True requires fp8. Set trainer.plugins.fp8, or set atomic_gemm=False."
+        )
     return found

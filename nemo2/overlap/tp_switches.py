@@ -77,21 +77,23 @@ def unswitchable(settings: Any) -> list[str]:
         if off and len(off) < len(gemms):
             on = next(gemm for gemm in gemms if asked.on(gemm))
             found.append(
-                f"{_CFG}.{off[0]}=None turns it off, and {on} is on: one switch, model.config.{switch}, turns both. Set both, or "
-                "neither."
+                f"{_CFG}.{off[0]}=None turns off one overlap, but {on} is on. One switch, model.config.{switch}, "
+                "controls both. Set both, or set neither."
             )
     switched = switches_of(settings)
     if switched["tp_comm_overlap_ag"] and not asked.on("proj_dgrad") and not asked.on("fc2_dgrad"):
         on = next(gemm for gemm in GATHERS if asked.on(gemm))
         found.append(
-            f"{_CFG}.proj_dgrad=None and fc2_dgrad=None turn them off, and {on} is on: one switch, "
-            "model.config.tp_comm_overlap_ag, turns all of them. Set both, or turn qkv_fprop and fc1_fprop off too."
+            f"{_CFG}.proj_dgrad=None and fc2_dgrad=None turn off two overlaps, but {on} is on. One switch, "
+            "model.config.tp_comm_overlap_ag, controls all of them. Set both, or also turn off qkv_fprop and "
+            "fc1_fprop."
         )
     for layer in asked.scattered:
         if switched["tp_comm_overlap_ag"] and not asked.on(f"{layer}_fprop"):
             found.append(
-                f"{_CFG}.{layer}_fprop=None turns it off, and {layer}_dgrad scatters: model.config.tp_comm_overlap_disable_"
-                f"{layer} turns both off. Set {layer}_fprop, or {layer}_dgrad to a BulkOverlapCfg."
+                f"{_CFG}.{layer}_fprop=None turns off one overlap, but {layer}_dgrad scatters. One switch, "
+                f"model.config.tp_comm_overlap_disable_{layer}, turns both off. Set {layer}_fprop, or set "
+                f"{layer}_dgrad to a BulkOverlapCfg."
             )
     return found
 
@@ -101,8 +103,9 @@ def left_out(settings: Any) -> list[str]:
     off. One sentence each."""
     asked, switched = _Asked(settings), switches_of(settings)
     return [
-        f"{_CFG}.{layer}_fprop is off: {other}_dgrad scatters and {layer}_dgrad doesn't, and what keeps {layer}_dgrad in bulk, "
-        f"model.config.tp_comm_overlap_disable_{layer}=True, turns {layer}_fprop's gather off too."
+        f"{_CFG}.{layer}_fprop is off, because {other}_dgrad scatters and {layer}_dgrad does not. To keep "
+        f"{layer}_dgrad in bulk, nemo2 sets model.config.tp_comm_overlap_disable_{layer}=True, and this switch also "
+        f"turns off the gather of {layer}_fprop."
         for layer, other in (_COLUMN, _COLUMN[::-1])
         if switched[f"tp_comm_overlap_disable_{layer}"]
         and asked.on(f"{layer}_fprop")
@@ -123,8 +126,9 @@ def contradictions(settings: Any, switched: Mapping[str, bool]) -> list[str]:
             continue
         gemms = " and ".join(SWITCHES[name])
         found.append(
-            f"model.config.{name}={value} contradicts tp_comm_overlap_cfg, whose settings of {gemms} make it {wanted}: leave the "
-            f"switch unset, and set {gemms} on MegatronCommOverlapCallback.tp_comm_overlap_cfg."
+            f"model.config.{name}={value} contradicts tp_comm_overlap_cfg, whose settings of {gemms} require "
+            f"{wanted}. Leave model.config.{name} unset, and set {gemms} on "
+            "MegatronCommOverlapCallback.tp_comm_overlap_cfg."
         )
     return found
 

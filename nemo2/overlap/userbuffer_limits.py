@@ -23,7 +23,7 @@ newest."""
 _TWO_SETS_SINCE = "2.8"
 _DELAYS_WGRAD_SINCE = "2.3"
 _MXFP8_BLOCK = 128
-_OFF = "or tp_comm_overlap=False (of MegatronCommOverlapCallback, or of model.config)"
+_OFF = "or set tp_comm_overlap=False (of MegatronCommOverlapCallback, or of model.config)"
 
 
 def without_buffers(config: Any) -> Optional[str]:
@@ -38,7 +38,7 @@ def without_buffers(config: Any) -> Optional[str]:
         return "Transformer Engine has no buffer for the projection of multi-token prediction (model.config.mtp_num_layers)"
     for block in getattr(config, "per_block_parameters", None) or ():
         if block.attention.replace_with_linear or block.mlp.replace_with_linear:
-            return "Transformer Engine has no buffers for layers that stand in for attention or an MLP"
+            return "Transformer Engine has no buffers for layers that replace attention or an MLP"
     return None
 
 
@@ -56,8 +56,8 @@ def uncarried(config: Any, *, version: str, tokens: Optional[int]) -> Iterator[t
     if getattr(config, "variable_seq_lengths", False):
         yield (
             "userbuffers-have-one-size",
-            "model.config.variable_seq_lengths=True with tp_comm_overlap=True: userbuffers have the size of one micro-batch. Pad "
-            f"samples to one length and leave variable_seq_lengths False, {_OFF}.",
+            "model.config.variable_seq_lengths=True with tp_comm_overlap=True: userbuffers have a fixed size, the "
+            f"size of one micro-batch. Pad samples to one length and set variable_seq_lengths=False, {_OFF}.",
         )
     reason = without_buffers(config)
     if reason is not None:
@@ -76,32 +76,33 @@ def _formats(config: Any, version: Version, tokens: Optional[int]) -> Iterator[s
         since = CARRIED_SINCE.get(recipe, "0")
         if since is None:
             yield (
-                f"{asked}: Transformer Engine exchanges no tensors of this format through userbuffers. Set "
+                f"{asked}: Transformer Engine does not support userbuffers for this format. Set "
                 f"trainer.plugins.fp8_recipe='tensorwise' with fp8, {_OFF}."
             )
         elif version < Version(since):
             yield (
-                f"{asked}: Transformer Engine {version} exchanges no tensors of this format through userbuffers. Install {since} "
+                f"{asked}: Transformer Engine {version} does not support userbuffers for this format. Install {since} "
                 f"or newer, {_OFF}."
             )
         elif recipe == "mxfp8" and tokens is not None:
             share = tokens // config.tensor_model_parallel_size
             if share % _MXFP8_BLOCK:
                 yield (
-                    f"{asked}: a rank's share of a micro-batch is {share} tokens, and userbuffers carry MXFP8 tensors in "
-                    f"multiples of {_MXFP8_BLOCK}. Change data.seq_length or data.micro_batch_size, {_OFF}."
+                    f"{asked}: a micro-batch has {share} tokens per rank, but userbuffers require a multiple of "
+                    f"{_MXFP8_BLOCK} tokens for MXFP8. Change data.seq_length or data.micro_batch_size, {_OFF}."
                 )
     if getattr(config, "fp8", None) and version < Version(_TWO_SETS_SINCE) and some_layers_in_16_bits(config):
         yield (
-            f"trainer.plugins.first_last_layers_bf16=True with tp_comm_overlap=True: Transformer Engine {version} has buffers of "
-            f"one dtype only. Install {_TWO_SETS_SINCE} or newer, or set one of the two to False."
+            f"trainer.plugins.first_last_layers_bf16=True with tp_comm_overlap=True: Transformer Engine {version} "
+            f"supports buffers of one dtype only. Install {_TWO_SETS_SINCE} or newer, or set one of the two to False."
         )
     bulk = getattr(config, "tp_comm_bulk_wgrad", False) and not getattr(config, "tp_comm_overlap_rs_dgrad", False)
     if getattr(config, "delay_wgrad_compute", False) and bulk and version >= Version(_DELAYS_WGRAD_SINCE):
         yield (
-            "model.config.delay_wgrad_compute=True with tp_comm_overlap=True: a weight gradient that is put off can't run beside "
-            "the exchange of the input's gradient. Set MegatronCommOverlapCallback.tp_comm_overlap_cfg.qkv_wgrad and fc1_wgrad "
-            "to None, or one of the two to False."
+            "model.config.delay_wgrad_compute=True with tp_comm_overlap=True: a delayed weight gradient cannot "
+            "overlap with the communication of the input gradient. Set "
+            "MegatronCommOverlapCallback.tp_comm_overlap_cfg.qkv_wgrad and fc1_wgrad to None, or set one of the two "
+            "to False."
         )
 
 

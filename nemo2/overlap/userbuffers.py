@@ -97,9 +97,10 @@ class OneSize:
             if tokens is None or tokens.numel() == has:
                 continue
             raise DataError(
-                f"A micro-batch of {step.stage} has {' x '.join(map(str, tokens.shape))} = {tokens.numel()} tokens, and the "
-                "userbuffers of model.config.tp_comm_overlap=True were made for data.micro_batch_size x data.seq_length = "
-                f"{has}. Pad samples to one length and give every loader the same micro-batch, or set tp_comm_overlap=False."
+                f"A micro-batch of {step.stage} has {' x '.join(map(str, tokens.shape))} = {tokens.numel()} tokens, "
+                "but the userbuffers of model.config.tp_comm_overlap=True have room for data.micro_batch_size x "
+                f"data.seq_length = {has}. Pad samples to one length and use the same micro-batch size in every data "
+                "loader, or set tp_comm_overlap=False."
             )
 
 
@@ -134,8 +135,8 @@ def _tokens(config: Any, data_sampler: Any) -> int:
     """The tokens of a micro-batch on this rank, before sequence parallelism shards them."""
     if data_sampler is None:
         raise ConfigError(
-            "model.config.tp_comm_overlap=True allocates buffers of a micro-batch's size, and the data has no data_sampler that "
-            "tells it: give the data module a MegatronDataSampler, or set tp_comm_overlap=False."
+            "model.config.tp_comm_overlap=True needs the size of a micro-batch for its buffers, but the data module "
+            "has no data_sampler. Give the data module a MegatronDataSampler, or set tp_comm_overlap=False."
         )
     return data_sampler.seq_len * data_sampler.micro_batch_size // config.context_parallel_size
 

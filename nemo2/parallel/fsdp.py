@@ -130,8 +130,9 @@ def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | Non
     model_parallel = layout.tp * layout.pp
     if world_size // model_parallel == 1:
         return (
-            f"{ranks}: there is one data-parallel rank, nothing to shard, and Megatron-FSDP may count gradients twice. "
-            f"Leave strategy.fsdp unset, or run on {2 * model_parallel} ranks (or another multiple of {model_parallel})."
+            f"{ranks}: this layout has one data-parallel rank, so Megatron-FSDP has nothing to shard and may count "
+            f"gradients twice. Leave strategy.fsdp unset, or run on {2 * model_parallel} ranks (or another multiple "
+            f"of {model_parallel})."
         )
     sizes = (layout.expert_tensor_size, layout.ep, layout.pp)
     expert_parallel = math.prod(sizes)
@@ -139,8 +140,8 @@ def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | Non
         smaller = "expert_model" if layout.ep > 1 else "expert_tensor"
         return (
             f"{ranks}: expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
-            f"{' * '.join(map(str, sizes))} = {expert_parallel} leaves one rank for each expert, nothing to shard, and "
-            f"Megatron-FSDP would sum the experts' gradients wrongly. Halve {smaller}_parallel_size, run on "
+            f"{' * '.join(map(str, sizes))} = {expert_parallel} leaves one rank per expert. Megatron-FSDP has nothing "
+            f"to shard there and would compute wrong gradients for the experts. Halve {smaller}_parallel_size, run on "
             f"{2 * expert_parallel} ranks, or leave strategy.fsdp unset."
         )
     return None
@@ -177,20 +178,22 @@ def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str],
     problems = []
     if ddp_config.data_parallel_sharding_strategy not in STRATEGIES:
         problems.append(
-            f"strategy.ddp_config.data_parallel_sharding_strategy={ddp_config.data_parallel_sharding_strategy!r}: with "
-            f"strategy.fsdp='megatron' it must be one of {', '.join(STRATEGIES)}. To shard nothing, leave strategy.fsdp unset."
+            f"strategy.ddp_config.data_parallel_sharding_strategy={ddp_config.data_parallel_sharding_strategy!r}: "
+            f"with strategy.fsdp='megatron' this field must be one of {', '.join(STRATEGIES)}. Set one of these, or "
+            "leave strategy.fsdp unset to shard nothing."
         )
     if "use_distributed_optimizer" in explicit and not ddp_config.use_distributed_optimizer:
         problems.append(
-            "strategy.ddp_config.use_distributed_optimizer=False with strategy.fsdp='megatron': its optimizer is the "
-            "distributed one. Set it to True, or leave it unset."
+            "strategy.ddp_config.use_distributed_optimizer=False with strategy.fsdp='megatron': Megatron-FSDP "
+            "requires the distributed optimizer. Set use_distributed_optimizer=True, or leave it unset."
         )
     settings = {"use_megatron_fsdp": True, "use_distributed_optimizer": True}
     # Megatron-Core switches these on itself when it wraps the model.
     settings |= dict.fromkeys(always_overlapped(ddp_config.data_parallel_sharding_strategy), True)
     problems += [
-        f"strategy.ddp_config.{name}=False with strategy.fsdp='megatron', which always overlaps it where "
-        f"data_parallel_sharding_strategy is {ddp_config.data_parallel_sharding_strategy!r}: leave it unset."
+        f"strategy.ddp_config.{name}=False with strategy.fsdp='megatron': Megatron-FSDP always overlaps this "
+        f"communication when data_parallel_sharding_strategy is {ddp_config.data_parallel_sharding_strategy!r}. Leave "
+        f"{name} unset."
         for name in settings
         if name.startswith("overlap_") and name in explicit and not getattr(ddp_config, name)
     ]

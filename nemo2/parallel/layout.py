@@ -163,20 +163,22 @@ class Layout:
         if world_size % size:
             up = -(-world_size // size) * size
             return (
-                f"tensor_model_parallel_size * pipeline_model_parallel_size * context_parallel_size = "
-                f"{self.tp} * {self.pp} * {self.cp} = {size} does not divide the world of {world_size} "
-                f"rank{'s' if world_size > 1 else ''}; run on {up} ranks (or another multiple of {size}), or use a smaller "
-                "layout."
+                f"tensor_model_parallel_size * pipeline_model_parallel_size * context_parallel_size = {self.tp} * "
+                f"{self.pp} * {self.cp} = {size} does not divide the world of {world_size} "
+                f"rank{'s' if world_size > 1 else ''}. Run on {up} ranks (or another multiple of {size}), or use a "
+                "smaller layout."
             )
         expert = self.expert_parallel_size
         if world_size % expert:
             origin = (
-                "" if self.etp is not None else " (expert_tensor_parallel_size is unset and so equals the tensor size)"
+                ""
+                if self.etp is not None
+                else (" (expert_tensor_parallel_size is unset and therefore equals the tensor-parallel size)")
             )
             return (
-                f"expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
-                f"{self.expert_tensor_size} * {self.ep} * {self.pp} = {expert}{origin} does not divide the world of "
-                f"{world_size} ranks; run on a multiple of {expert}, or use fewer expert ranks."
+                "expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
+                f"{self.expert_tensor_size} * {self.ep} * {self.pp} = {expert}{origin} does not divide the world "
+                f"of {world_size} ranks. Run on a multiple of {expert} ranks, or reduce the expert sizes."
             )
         return None
 

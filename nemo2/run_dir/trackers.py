@@ -109,7 +109,7 @@ def missing_login(kind: str, arguments: Mapping[str, Any]) -> Optional[str]:
         if offline or any(map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))) or _in_netrc():
             return None
         return (
-            "W&B has no key: run `wandb login`, set WANDB_API_KEY, or keep the run on this machine with "
+            "W&B has no API key. Run `wandb login`, set WANDB_API_KEY, or keep the run on this machine with "
             "`--tracker wandb:offline` (offline=True of its logger)"
         )
     if kind in ("CometLogger", "CometTracker"):
@@ -120,7 +120,7 @@ def missing_login(kind: str, arguments: Mapping[str, Any]) -> Optional[str]:
         if os.environ.get("COMET_API_KEY") or any(name and Path(name).expanduser().is_file() for name in files):
             return None
         return (
-            "Comet has no key: run `comet login`, set COMET_API_KEY, or keep the run on this machine with "
+            "Comet has no API key. Run `comet login`, set COMET_API_KEY, or keep the run on this machine with "
             "`--tracker comet:offline` (offline=True of its logger)"
         )
     return None

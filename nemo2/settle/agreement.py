@@ -49,8 +49,9 @@ def write_parallelism(
         current = getattr(config, field.name)
         if field.name in explicit and current not in (value, None):
             raise ConfigError(
-                f"model.config.{field.name}={current}{at(config, field.name)} contradicts strategy.{field.name}={value}: "
-                "parallel sizes are set on the strategy, which writes them into the model. Remove model.config's.",
+                f"model.config.{field.name}={current}{at(config, field.name)} contradicts "
+                f"strategy.{field.name}={value}. Parallel sizes are set on the strategy, which copies them to the "
+                f"model. Remove model.config.{field.name}.",
                 rule="sizes-on-the-strategy",
             )
         adjust(config, field.name, value, why=f"strategy.{field.name}")
@@ -74,7 +75,9 @@ def write_parallelism(
         ):
             config.__post_init__()
     except (ValueError, AssertionError) as error:
-        raise ConfigError(f"Megatron-Core refuses this model and layout ({layout.describe()}): {error}") from error
+        raise ConfigError(
+            f"Megatron-Core rejects this model with this layout ({layout.describe()}): {error}"
+        ) from error
 
 
 def send_what_stages_hold(model: TransformerConfig, parallelism: ParallelismConfig) -> None:
@@ -89,8 +92,8 @@ def send_what_stages_hold(model: TransformerConfig, parallelism: ParallelismConf
         adjust(parallelism, "pipeline_dtype", held, why=f"the dtype of activations between layers, by {why}")
     elif asked != held and parallelism.pipeline_model_parallel_size > 1:
         raise ConfigError(
-            f"strategy.pipeline_dtype={asked}: activations between layers are {held}, by {why}, and a stage would read what "
-            f"another one sends as {asked}. Set strategy.pipeline_dtype={held}, or leave it unset.",
+            f"strategy.pipeline_dtype={asked}: activations between layers are {held} (from {why}), but the next "
+            f"pipeline stage would read them as {asked}. Set strategy.pipeline_dtype={held}, or leave it unset.",
             rule="stages-send-what-they-hold",
         )
 
@@ -141,8 +144,9 @@ def align_distributed_optimizer(
     if theirs and ours and optimizer != ddp:
         one, other = (at(config, "use_distributed_optimizer") for config in (optimizer_config, ddp_config))
         raise ConfigError(
-            f"optim.config.use_distributed_optimizer={optimizer}{one} contradicts strategy.ddp_config.use_distributed_optimizer="
-            f"{ddp}{other}: it is one switch. Remove one of them, or make them agree.",
+            f"optim.config.use_distributed_optimizer={optimizer}{one} contradicts "
+            f"strategy.ddp_config.use_distributed_optimizer={ddp}{other}. Both are the same switch. Remove one of "
+            "them, or set both to the same value.",
             rule="one-switch-for-the-distributed-optimizer",
         )
     value = ddp if ours and not theirs else optimizer
@@ -152,8 +156,8 @@ def align_distributed_optimizer(
     if not value and ddp_config.overlap_param_gather:
         if "overlap_param_gather" in explicit_ddp:
             raise ConfigError(
-                "strategy.ddp_config.overlap_param_gather=True needs the distributed optimizer, whose parameters it gathers: "
-                "set optim.config.use_distributed_optimizer=True, or overlap_param_gather=False.",
+                "strategy.ddp_config.overlap_param_gather=True requires the distributed optimizer, whose parameters "
+                "it gathers. Set optim.config.use_distributed_optimizer=True, or set overlap_param_gather=False.",
                 rule="gathered-parameters-are-sharded",
             )
         adjust(ddp_config, "overlap_param_gather", False, why="optim.config.use_distributed_optimizer is off")
@@ -186,24 +190,28 @@ def prepare_graphs(
     """
     if getattr(optimizer_config, "optimizer_cuda_graph", False):
         raise ConfigError(
-            "optim.config.optimizer_cuda_graph=True: nemo2 doesn't capture the optimizer's step, whose learning rate and "
-            "gradient norm are read by Python. Leave it False; model.config.cuda_graph_impl captures forward and backward."
+            "optim.config.optimizer_cuda_graph=True: nemo2 cannot capture the optimizer step, because Python reads "
+            "its learning rate and gradient norm. Set optimizer_cuda_graph=False. To capture forward and backward "
+            "passes, set model.config.cuda_graph_impl."
         )
     kind = kind_of(model_config)
     if kind == "none":
         return
     asked = f"model.config.cuda_graph_impl={kind!r}{at(model_config, 'cuda_graph_impl')}"
     if kind == "transformer_engine" and machine.accelerator == "cuda" and machine.transformer_engine is None:
-        raise ConfigError(f"{asked}: {machine.te_missing}. 'local' needs none.")
+        raise ConfigError(
+            f"{asked}: {machine.te_missing}. Set cuda_graph_impl='local', which does not need Transformer Engine."
+        )
     if kind == "transformer_engine" and not model_config.bf16:
         raise ConfigError(
-            f"{asked} without bf16: Megatron-Core makes the inputs of its layers' graphs in bf16. Set trainer.plugins.precision="
-            "'bf16-mixed', or cuda_graph_impl='local'."
+            f"{asked} requires bf16, because Megatron-Core creates the inputs of the graphs in bf16. Set "
+            "trainer.plugins.precision='bf16-mixed', or set cuda_graph_impl='local'."
         )
     if ddp_config.use_megatron_fsdp:
         raise ConfigError(
-            f"{asked} with Megatron-FSDP, which gives parameters new places in every step: set cuda_graph_impl='none', or shard "
-            "the optimizer's state only (optim.config.use_distributed_optimizer=True)."
+            f"{asked} cannot be used with Megatron-FSDP, which moves parameters in every step. Set "
+            "cuda_graph_impl='none', or shard only the optimizer state (strategy.fsdp=None, "
+            "optim.config.use_distributed_optimizer=True)."
         )
     adjust(
         parallelism, "use_te_rng_tracker", True, why="model.config.cuda_graph_impl: a graph advances its random streams"
@@ -211,9 +219,10 @@ def prepare_graphs(
     if kind == "full_iteration" and ddp_config.check_for_nan_in_grad:
         if "check_for_nan_in_grad" in explicit_ddp:
             raise ConfigError(
-                f"{asked} captures the whole step, and strategy.ddp_config.check_for_nan_in_grad=True"
-                f"{at(ddp_config, 'check_for_nan_in_grad')} waits for the GPU inside it: set it to False, or capture layers "
-                "('transformer_engine')."
+                f"{asked} captures the whole step, but "
+                f"strategy.ddp_config.check_for_nan_in_grad=True{at(ddp_config, 'check_for_nan_in_grad')} waits for "
+                "the GPU inside the step. Set check_for_nan_in_grad=False, or capture layers with "
+                "cuda_graph_impl='transformer_engine'."
             )
         adjust(ddp_config, "check_for_nan_in_grad", False, why="a graph of the whole step can't wait for its gradients")
 
@@ -227,9 +236,10 @@ def keep_no_history_beside_pieces(precision: Any, ddp_config: DistributedDataPar
     dtypes = getattr(precision, "dtype_config", None)
     if dtypes is not None and dtypes.fp8 and dtypes.fp8_recipe == "delayed" and ddp_config.use_megatron_fsdp:
         raise ConfigError(
-            f"trainer.plugins.fp8={dtypes.fp8!r} with fp8_recipe='delayed' and strategy.fsdp='megatron': the scales of the last "
-            "steps aren't in its checkpoints, and a resumed run would compute otherwise. Use 'tensorwise', which has no "
-            "history, or shard the optimizer only (strategy.fsdp=None).",
+            f"trainer.plugins.fp8={dtypes.fp8!r} with fp8_recipe='delayed' and strategy.fsdp='megatron': checkpoints "
+            "of Megatron-FSDP do not contain the history of scales, so a resumed run would compute different values. "
+            "Set fp8_recipe='tensorwise', which has no history, or set strategy.fsdp=None to shard only the "
+            "optimizer state.",
             rule="scales-go-into-the-checkpoint",
         )
 
@@ -269,9 +279,10 @@ def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozens
     if not layout.vp or layout.vp == 1:
         if config.overlap_p2p_comm:
             raise ConfigError(
-                f"model.config.overlap_p2p_comm=True{at(config, 'overlap_p2p_comm')} with strategy.pipeline_model_parallel_size="
-                f"{layout.pp} and no virtual stages: between two passes of whole stages there is nothing to overlap with. "
-                "Unset it, or set strategy.virtual_pipeline_model_parallel_size.",
+                f"model.config.overlap_p2p_comm=True{at(config, 'overlap_p2p_comm')} with "
+                f"strategy.pipeline_model_parallel_size={layout.pp} and no virtual stages: without virtual stages "
+                "there is no computation to overlap with. Leave overlap_p2p_comm unset, or set "
+                "strategy.virtual_pipeline_model_parallel_size.",
                 rule="overlapped-messages-are-between-chunks",
             )
         return
@@ -280,15 +291,16 @@ def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozens
     if layout.pp == 2 and (off or batched):
         name, value = ("overlap_p2p_comm", False) if off else ("batch_p2p_comm", True)
         raise ConfigError(
-            f"model.config.{name}={value}{at(config, name)} with strategy.virtual_pipeline_model_parallel_size={layout.vp} and "
-            f"pipeline_model_parallel_size=2: two interleaved stages need overlapped messages, which aren't batched. Set it to "
-            f"{not value}, unset it, or use more stages.",
+            f"model.config.{name}={value}{at(config, name)} with "
+            f"strategy.virtual_pipeline_model_parallel_size={layout.vp} and pipeline_model_parallel_size=2: two "
+            f"interleaved stages require messages that overlap and are not batched. Set {name}={not value}, leave it "
+            "unset, or use more stages.",
             rule="two-interleaved-stages-overlap-messages",
         )
     if config.overlap_p2p_comm and batched:
         raise ConfigError(
-            f"model.config.overlap_p2p_comm=True and batch_p2p_comm=True{at(config, 'batch_p2p_comm')} exclude each other: "
-            "batched sends and receives can't be waited for one by one. Leave batch_p2p_comm unset.",
+            f"model.config.overlap_p2p_comm=True and batch_p2p_comm=True{at(config, 'batch_p2p_comm')} exclude each "
+            "other, because a rank cannot wait for batched sends and receives one by one. Leave batch_p2p_comm unset.",
             rule="messages-overlap-or-batch",
         )
     if layout.pp == 2:

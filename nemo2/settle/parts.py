@@ -47,7 +47,7 @@ class Refusal(NamedTuple):
     def told(self) -> str:
         """The message, preceded by the part if the message names none."""
         if self.path == "model.config":
-            return f"model.config: Megatron-Core refuses it: {self.message}"
+            return f"model.config: Megatron-Core rejects it: {self.message}"
         words = self.path, f"{self.path.rpartition('.')[2]}.", f"{self.path.partition('.')[0]}."
         return self.message if any(word in self.message for word in words) else f"{self.path}: {self.message}"
 

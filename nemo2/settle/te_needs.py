@@ -94,8 +94,8 @@ def refuse_an_older_transformer_engine(model: Any, ddp_config: Any, version: str
                 f"model.config.{name}={getattr(model, name)!r}{at(model, name)}" for name in need.fields
             )
             told.append(
-                f"{settings} needs Transformer Engine {need.since} or newer, and this is {version}. Install one, or set "
-                f"{need.instead}."
+                f"{settings} requires Transformer Engine {need.since} or newer, but {version} is installed. Install a "
+                f"newer version, or set {need.instead}."
             )
     if told:
         raise ConfigError("\n".join(told))

@@ -45,7 +45,7 @@ def world_of(recipe: Any, machine: Machine) -> World:
     per_node = asked if machine.count % asked == 0 else min(machine.count, machine.per_node)
     if machine.count % per_node:
         raise ConfigError(
-            f"--gpus: {machine.count} GPUs are not whole nodes of {per_node}; use a multiple of {per_node}."
+            f"--gpus: {machine.count} GPUs are not whole nodes of {per_node} GPUs. Use a multiple of {per_node}."
         )
     return World(machine.count // per_node, per_node)
 
@@ -88,7 +88,7 @@ def devices_problem(devices: Any) -> Optional[str]:
     if named is None or (0 < len(named) <= MOST_DEVICES and len(set(named)) == len(named) and min(named) >= 0):
         return None
     return (
-        f"trainer.devices={devices!r}: must be at least 1 and at most {MOST_DEVICES}, or a list of different indices such as "
+        f"trainer.devices={devices!r}: must be a number from 1 to {MOST_DEVICES}, a list of different indices such as "
         "[0, 1], or 'auto' or -1 for all devices of a node."
     )
 
@@ -97,7 +97,7 @@ def nodes_problem(nodes: Any) -> Optional[str]:
     """Why ``trainer.num_nodes`` is invalid. None: it is valid, or it is None, which means 1."""
     if nodes is None or (isinstance(nodes, int) and not isinstance(nodes, bool) and 1 <= nodes <= MOST_NODES):
         return None
-    return f"trainer.num_nodes={nodes!r}: must be at least 1 and at most {MOST_NODES:,}."
+    return f"trainer.num_nodes={nodes!r}: must be a number from 1 to {MOST_NODES:,}."
 
 
 def _indices(devices: Any) -> Optional[range | list[int]]:

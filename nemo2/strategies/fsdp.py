@@ -74,8 +74,8 @@ class FSDPStrategy(TorchShardedStrategy):
             )
         if sharding_strategy not in _SHARDING:
             problems.append(
-                f"strategy.sharding_strategy={sharding_strategy!r}: what isn't sharded at all is MegatronStrategy's; must be one "
-                f"of {', '.join(_SHARDING)}{did_you_mean(str(sharding_strategy), _SHARDING)}"
+                f"strategy.sharding_strategy={sharding_strategy!r}: must be one of {', '.join(_SHARDING)}; to shard "
+                f"nothing, use MegatronStrategy{did_you_mean(str(sharding_strategy), _SHARDING, listed=True)}"
             )
         if problems:
             raise ConfigError(" ".join(problems))

@@ -12,21 +12,26 @@ from nemo2.names import did_you_mean
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 
 MAIN_PARAMETERS_TWICE = (
-    "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer's state holds the main parameters "
-    "already. Set one of them to False."
+    "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer state already contains "
+    "the main parameters. Set one of them to False."
 )
 
-_OPTIMIZER_STATE = "ckpt_load_optimizer and ckpt_save_optimizer say whether optimizer state takes part in checkpoints"
-_PRECISION = "dtypes are the precision's: nl.Trainer(plugins=nl.MegatronMixedPrecision({})); leave it out here"
+_OPTIMIZER_STATE = "ckpt_load_optimizer and ckpt_save_optimizer control whether checkpoints contain optimizer state"
+_PRECISION = (
+    "dtypes belong to the precision plugin: set nl.Trainer(plugins=nl.MegatronMixedPrecision({})), and leave this "
+    "argument out"
+)
 register_gone(
     "nemo2.strategy:MegatronStrategy",
-    store_optimizer_states=f"NeMo 2.0 takes it and does nothing with it; {_OPTIMIZER_STATE}. Leave it out.",
-    ckpt_include_optimizer=f"NeMo 2.0 takes it and does nothing with it; {_OPTIMIZER_STATE}.",
-    enable_nemo_ckpt_io="NeMo 2.0 takes it and does nothing with it; checkpoint_io is the writer. Leave it out.",
-    always_save_context="it is of nl.ModelCheckpoint(always_save_context=...).",
-    ckpt_type="it is save_ckpt_format now, 'torch_dist'.",
+    store_optimizer_states=f"NeMo 2.0 accepts this argument and ignores it; {_OPTIMIZER_STATE}. Leave it out.",
+    ckpt_include_optimizer=f"NeMo 2.0 accepts this argument and ignores it; {_OPTIMIZER_STATE}. Leave it out.",
+    enable_nemo_ckpt_io=(
+        "NeMo 2.0 accepts this argument and ignores it; checkpoint_io writes checkpoints. Leave it out."
+    ),
+    always_save_context="set nl.ModelCheckpoint(always_save_context=...) instead.",
+    ckpt_type="set save_ckpt_format='torch_dist' instead.",
     no_ddp_communication_hook="Megatron-Core's buffers have no such hooks. Leave it out.",
-    plugins="they are the trainer's: nl.Trainer(plugins=...).",
+    plugins="plugins belong to the trainer: set nl.Trainer(plugins=...).",
     params_dtype=_PRECISION.format("params_dtype=...") + ".",
     autocast_dtype=_PRECISION.format("autocast_dtype=...") + ".",
     precision=_PRECISION.format("precision=...") + ".",
@@ -46,7 +51,8 @@ def strictness_of(asked: Optional[Union[str, bool]]) -> Optional[str]:
     known = [item.value for item in StrictHandling]
     if asked not in known:
         raise ConfigError(
-            f"strategy.ckpt_load_strictness={asked!r}: must be one of {', '.join(known)}, or None{did_you_mean(asked, known)}"
+            f"strategy.ckpt_load_strictness={asked!r}: must be None or one of "
+            f"{', '.join(known)}{did_you_mean(asked, known, listed=True)}"
         )
     return asked
 
@@ -63,8 +69,9 @@ def ddp_config_of(ddp: Any) -> DistributedDataParallelConfig:
         return config
     if ddp == "pytorch":
         raise ConfigError(
-            "strategy.ddp='pytorch': Megatron-Core's optimizer needs Megatron-Core's gradient buffers. Use 'megatron' or a "
-            "DistributedDataParallelConfig here; for a model without Megatron parallelism use Lightning's strategy='ddp'."
+            "strategy.ddp='pytorch': Megatron-Core's optimizer requires Megatron-Core's gradient buffers. Set "
+            "'megatron' or a DistributedDataParallelConfig. For a model without Megatron parallelism, use Lightning's "
+            "strategy='ddp'."
         )
     raise ConfigError(
         f"strategy.ddp={ddp!r}: must be 'megatron' or a DistributedDataParallelConfig, not {type(ddp).__name__}."
@@ -83,8 +90,8 @@ def one_number_of_instances(
     if name in explicit_ddp and theirs != instances:
         if instances != 1:
             raise ConfigError(
-                f"strategy.{name}={instances} contradicts strategy.ddp_config.{name}={theirs}: both were set, and they govern "
-                "one thing. Remove one of them, or make them agree."
+                f"strategy.{name}={instances} contradicts strategy.ddp_config.{name}={theirs}. Both control the same "
+                "setting. Remove one of them, or set both to the same value."
             )
         return theirs
     adjust(ddp_config, name, instances, why=f"strategy.{name}")
@@ -108,12 +115,18 @@ def refuse_out_of_range(**arguments: Any) -> None:
 def refuse_what_is_gone(**arguments: Any) -> None:
     """Raise an error for each argument that Megatron-Core has removed or that nemo2 replaces."""
     why = {
-        "moe_extended_tp": "Megatron-Core has dropped it; shard experts with expert_tensor_parallel_size",
-        "encoder_tensor_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",
-        "encoder_pipeline_model_parallel_size": "Megatron-Core has dropped encoder-decoder layouts; leave it unset",
-        "lazy_init": "models are built once, in their place; leave it unset",
-        "find_unused_parameters": "Megatron-Core's gradient buffers reduce every parameter, used or not; leave it unset",
-        "gradient_as_bucket_view": "Megatron-Core's gradients are views of its buffers; leave it unset",
+        "moe_extended_tp": "Megatron-Core no longer supports it. Set expert_tensor_parallel_size to shard experts",
+        "encoder_tensor_model_parallel_size": (
+            "Megatron-Core no longer supports encoder-decoder layouts. Leave it unset"
+        ),
+        "encoder_pipeline_model_parallel_size": (
+            "Megatron-Core no longer supports encoder-decoder layouts. Leave it unset"
+        ),
+        "lazy_init": "nemo2 builds models once, at their place in memory. Leave it unset",
+        "find_unused_parameters": (
+            "Megatron-Core's gradient buffers reduce every parameter, used or not. Leave it unset"
+        ),
+        "gradient_as_bucket_view": "in Megatron-Core, gradients are always views of its buffers. Leave it unset",
     }
     harmless = {"gradient_as_bucket_view": True}
     problems = [

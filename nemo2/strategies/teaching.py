@@ -244,7 +244,7 @@ def _teacher(checkpoint: Path, trainer: pl.Trainer, student: Any) -> Any:
         io = strategy.checkpoint_io
         wanted = {"model": parallel.sharded_state_dict(io.load_content_metadata(checkpoint))}
         parallel.load_chunks_state_dict(io.load_checkpoint(checkpoint, sharded_state_dict=wanted)["model"])
-        _log.info("The teacher of %s is loaded.", checkpoint)
+        _log.info("The teacher %s is loaded.", checkpoint)
     parallel.eval().requires_grad_(False)
     return core_of(teacher)
 
@@ -263,7 +263,8 @@ def refuse_additions(checkpoint: Path) -> None:
     manifest = read_manifest(checkpoint)
     if manifest is not None and manifest.part_of is not None:
         raise ConfigError(
-            f"{checkpoint} holds additions only: merge them first, nemo2 merge {checkpoint} --output FOLDER."
+            f"{checkpoint} contains adapters only. Merge them into their base model first: nemo2 merge {checkpoint} "
+            "--output FOLDER."
         )
 
 
@@ -274,8 +275,8 @@ def _refuse_another_vocabulary(student: Any, teacher: Any) -> None:
         told.append((getattr(model.tokenizer, "unique_identifiers", None), rows, f"{model.tokenizer!r}, {rows}"))
     if told[0][:2] != told[1][:2]:
         raise ConfigError(
-            f"The teacher's distributions are over another vocabulary ({told[1][2]}) than the student's ({told[0][2]}): "
-            "both models need one tokenizer and as many rows."
+            f"The teacher has another vocabulary ({told[1][2]}) than the student ({told[0][2]}). Use two models with "
+            "the same tokenizer and the same number of rows."
         )
 
 
@@ -288,7 +289,10 @@ def _refuse_what_has_no_layout(strategy: Any, teacher: Any, checkpoint: Path) ->
     refuse_additions(checkpoint)
     sizes = getattr(strategy, "layout", None)
     if sizes is None:
-        raise ConfigError(f"distill needs a MegatronStrategy, and trainer.strategy is a {type(strategy).__name__}.")
+        raise ConfigError(
+            f"distill requires a MegatronStrategy, but trainer.strategy is a {type(strategy).__name__}. Set "
+            "trainer.strategy to a MegatronStrategy."
+        )
     if (sizes.vp or 1) > 1:
         raise ConfigError(no_virtual_stages(sizes.vp))
     config = teacher.config
@@ -300,6 +304,6 @@ def _refuse_what_has_no_layout(strategy: Any, teacher: Any, checkpoint: Path) ->
         value = getattr(config, what, None)
         if value and parts and value % parts:
             raise ConfigError(
-                f"{name}={parts} doesn't divide the teacher's {what}={value}: teacher and student are laid out alike, so "
-                f"that it has to divide both."
+                f"{name}={parts} does not divide the teacher's {what}={value}. Teacher and student have the same "
+                f"layout, so {name} must divide {what} of both models. Set {name} to a divisor of both."
             )

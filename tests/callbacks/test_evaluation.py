@@ -113,7 +113,7 @@ def test_figures_stand_in_the_report_beside_the_loss(runs: dict[str, Any]) -> No
     [
         ({}, "nothing to measure"),
         ({"texts": ["a"], "every_n_steps": 0}, "every_n_steps=0 must be a whole number"),
-        ({"texts": ["a"], "at_end": False}, "would never measure"),
+        ({"texts": ["a"], "at_end": False}, "would never run"),
         ({"texts": ["a"], "max_batch_size": 0}, "max_batch_size=0"),
     ],
 )

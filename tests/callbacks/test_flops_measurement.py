@@ -56,7 +56,7 @@ def test_a_shape_that_cannot_be_read_stops_the_run_before_its_first_step(
 
 
 def test_a_peak_and_data_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="peak_tflops=0 must be positive"):
+    with pytest.raises(ConfigError, match="peak_tflops=0: must be positive"):
         FLOPsMeasurementCallback(peak_tflops=0)
     with pytest.raises(ConfigError, match="has no seq_length"):
         logged(monkeypatch, FLOPsMeasurementCallback(SHAPE, SimpleNamespace(global_batch_size=8)))

@@ -58,7 +58,7 @@ def that_fails(folder: str) -> tuple[int, list[str]]:
 def test_an_export_that_fails_is_said_and_ends_nothing(run_on_ranks: Any, tmp_path: Path) -> None:
     [(steps, told)] = run_on_ranks(that_fails, 1, str(tmp_path), timeout=300.0)
     [failure] = [message for message in told if "failed" in message]
-    assert steps == 6 and "training goes on" in failure and "Not a directory" in failure
+    assert steps == 6 and "training continues" in failure and "Not a directory" in failure
     assert not list((tmp_path / "checkpoints").glob(".tmp*"))
 
 
@@ -97,7 +97,7 @@ def that_is_killed(folder: str) -> dict[str, Any]:
 
 def test_an_export_that_is_killed_leaves_nothing_and_the_next_is_made(run_on_ranks: Any, tmp_path: Path) -> None:
     [found] = run_on_ranks(that_is_killed, 1, str(tmp_path), timeout=300.0)
-    assert any("step=2 failed, and training goes on: exit code -9" in message for message in found["told"]), found
+    assert any("step=2 failed, and training continues: exit code -9" in message for message in found["told"]), found
     assert any("unfinished" in name for name in found["half"]) and found["exports"] == ["step=3"]
 
 

@@ -87,7 +87,7 @@ def test_two_callbacks_count_as_one_with_the_arguments_of_both() -> None:
 
 def test_another_strategy_is_refused() -> None:
     trainer: Any = SimpleNamespace(strategy=object())
-    with pytest.raises(ConfigError, match="works with MegatronStrategy only"):
+    with pytest.raises(ConfigError, match="requires MegatronStrategy"):
         MegatronCommOverlapCallback().setup(trainer, SimpleNamespace(), "fit")  # pyright: ignore[reportArgumentType]
 
 

@@ -284,7 +284,7 @@ def test_the_table_has_a_row_for_each_parameter_with_its_gradient(one_rank: Any)
 def test_modules_left_in_evaluation_mode_are_named(one_rank: Any) -> None:
     assert one_rank["quiet"] == []
     assert len(one_rank["warned"]) == 1 and "decoder.layers.1.self_attention" in one_rank["warned"][0]
-    assert "have another mode than before validation" in one_rank["strict"]
+    assert "have a different mode than before validation" in one_rank["strict"]
 
 
 def test_chosen_modules_are_compiled_and_train_the_same(one_rank: Any) -> None:
@@ -308,7 +308,7 @@ def test_token_dropping_sets_the_models_fields_and_refuses_what_cannot_drop() ->
     assert (model.config.moe_expert_capacity_factor, model.config.moe_pad_expert_input_to_capacity) == (1.5, True)
     MegatronTokenDropCallback(-1.0, False).setup(Trainer(), model, "fit")  # pyright: ignore[reportArgumentType]
     assert model.config.moe_expert_capacity_factor is None and not model.config.moe_pad_expert_input_to_capacity
-    with pytest.raises(ConfigError, match="needs a capacity"):
+    with pytest.raises(ConfigError, match="requires a capacity"):
         MegatronTokenDropCallback(-1.0)
     with pytest.raises(ConfigError, match="moe_token_dispatcher_type='allgather'.*alltoall"):
         MegatronTokenDropCallback().setup(Trainer(), experts(moe_token_dispatcher_type="allgather"), "fit")  # pyright: ignore
@@ -340,7 +340,7 @@ def test_deepep_is_for_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch, caplog
         (lambda: DdpParityChecker(-1), "interval=-1"),
         (
             lambda: ParameterDebugger(log_on_hooks="on_train_strat"),
-            "no hook with a model; did you mean 'on_train_start'",
+            "not a hook with access to the model; did you mean 'on_train_start'",
         ),
         (lambda: ModelTrainingStateCallback(0), "val_check_interval=0"),
         (lambda: JitConfig(use_thunder=True), "nemo2 compiles with torch"),

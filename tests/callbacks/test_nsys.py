@@ -74,7 +74,7 @@ def test_without_a_gpu_the_run_goes_on_and_says_why_nothing_is_recorded(caplog: 
     with caplog.at_level(logging.WARNING, logger="nemo2"):
         run(NsysCallback(start_step=0, end_step=2))
     assert [r.getMessage() for r in caplog.records if "NsysCallback" in r.getMessage()] == [
-        "NsysCallback records GPUs, and this machine has none: nothing is recorded."
+        "NsysCallback records GPUs, but this machine has no GPU. It records nothing."
     ]
 
 

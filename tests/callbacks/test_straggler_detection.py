@@ -71,7 +71,7 @@ def test_a_gpu_without_the_package_is_an_error_that_names_it(monkeypatch: pytest
 def test_without_a_gpu_it_says_so_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="nemo2"):
         run(StragglerDetectionCallback(), steps=1)
-    assert "this machine has none: nothing is compared" in caplog.text
+    assert "this machine has no GPU. It compares nothing" in caplog.text
 
 
 def test_settings_that_cannot_be_are_refused_together() -> None:

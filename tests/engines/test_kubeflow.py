@@ -209,7 +209,7 @@ def test_a_cluster_that_is_away_or_refuses_is_one_sentence(
         launch(recipe_of(tmp_path), executor_of(tmp_path), nodes=1, devices=1)
     file = Path(cluster.kubeconfig())
     file.write_text(file.read_text().replace("http://127.0.0.1:", "http://127.0.0.1:1"))
-    with pytest.raises(ConfigError, match="can't be reached"):
+    with pytest.raises(ConfigError, match="cannot be reached"):
         launch(recipe_of(tmp_path), executor_of(tmp_path), nodes=1, devices=1)
 
 

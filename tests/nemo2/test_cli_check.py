@@ -59,7 +59,7 @@ def test_devices_and_nodes_are_the_trainers(capsys):
 def test_a_gpu_that_lacks_a_format_is_told_and_an_unknown_one_gets_the_nearest_name(capsys):
     assert verdict(capsys, "llama3_8b", "trainer.plugins.fp8=hybrid", "--gpu", "H100x64")[0] == 0
     code, told = verdict(capsys, "llama3_8b", "trainer.plugins.fp8=hybrid", "--gpu", "A100")
-    assert code == 2 and "8.9 or newer; this one has 8.0" in told["problems"][0]["message"]
+    assert code == 2 and "8.9 or newer, but this GPU has 8.0" in told["problems"][0]["message"]
     assert main(["check", "llama3_8b", "--gpu", "H1000"]) == 2
     assert "did you mean 'H100'" in capsys.readouterr().err
 

@@ -61,7 +61,7 @@ def test_a_rank_says_what_it_is(capsys):
         "rank 13 on node 1" in text and "experts 5 of each MoE layer" in text and "expert parallel group: 8-15" in text
     )
     assert main(["show-layout", "mixtral_8x7b", "--rank", "64"]) == 2
-    assert "ranks 0 to 63" in capsys.readouterr().err
+    assert "must be 0 to 63" in capsys.readouterr().err
 
 
 def test_json_has_every_group_and_every_pass(capsys):
@@ -87,7 +87,7 @@ def test_a_picture_holds_ranks_experts_and_timeline(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["llama3_70b", "--world-size", "36"], "does not divide the world of 36 ranks; run on 64 ranks"),
+        (["llama3_70b", "--world-size", "36"], "does not divide the world of 36 ranks. Run on 64 ranks"),
         (["llama3_8b", "--output", "layout.png"], "must end in .html or .svg"),
         (["llama3_70b", "--microbatches", "6"], "use 4 or 8"),
     ],

@@ -181,7 +181,7 @@ def test_what_is_not_known_is_told_by_its_path_with_its_value_and_the_reason(the
     told = {one.path: one for one in done.left}
     assert told["model.config.of_another_age"].value == "7"
     assert "LlamaConfig has no of_another_age" in told["model.config.of_another_age"].reason
-    assert "does nothing" in told["trainer.strategy.store_optimizer_states"].reason
+    assert "ignores it" in told["trainer.strategy.store_optimizer_states"].reason
     assert "nemo.lightning.run.plugins.Unheard: nemo2 has no such class" in told["trainer.callbacks[2]"].reason
     assert "needs gc_interval_train" in told["trainer.callbacks[3]"].reason
     assert "it runs code" in told["data.tokenizer.trust_remote_code"].reason
@@ -258,8 +258,8 @@ def _deep(levels: int) -> Any:
         ({"root": _ref("a"), "a": _list(_ref("a"))}, f"more than {MOST_VALUES} values"),
         ({"root": _ref("a0"), **{f"a{n}": _list(*[_ref(f"a{n + 1}")] * 10) for n in range(9)}, "a9": 1}, "more than"),
         ({"root": _deep(101)}, "levels deep"),
-        ({"root": _ref("no")}, "there is no object no"),
-        ({"root": {"type": "strange"}}, "isn't a configuration of fiddle's"),
+        ({"root": _ref("no")}, "it has no object no"),
+        ({"root": {"type": "strange"}}, "is not a fiddle configuration"),
         ({"root": {"type": {"module": 1, "name": "x"}}}, "without module and name"),
         ({"root": 3}, "doesn't describe a run"),
         ({"root": {"type": {"module": "os", "name": "system"}, "items": 5}}, "without items"),

@@ -148,7 +148,7 @@ def test_functions_of_a_script_are_found_by_their_names(monkeypatch) -> None:
     executor = fdl.build(context.parse_executor("my_executor", "nodes=2"))
     assert (executor.ntasks_per_node, executor.nodes, executor.env_vars) == (3, 2, {"A": "1"})
     assert fdl.build(context.parse_executor("as_config", "nodes=2")).nodes == 2 and made == [1]
-    with pytest.raises(ConfigError, match="run.executor=somewhere: no such executor. There are torchrun"):
+    with pytest.raises(ConfigError, match="run.executor=somewhere: this executor does not exist. Use torchrun"):
         context.parse_executor("somewhere")
 
 

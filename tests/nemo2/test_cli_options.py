@@ -296,8 +296,8 @@ def test_explain_tells_its_layers_as_json(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["max_steps=100"], "max_steps=100: pretrain has no parameter 'max_steps'; write trainer.max_steps=100"),
-        (["seq_length=16"], "write data.seq_length=16"),
+        (["max_steps=100"], "max_steps=100: pretrain has no parameter 'max_steps'. Write trainer.max_steps=100"),
+        (["seq_length=16"], "Write data.seq_length=16"),
         (["--trainer.max_steps=100"], "write a change of the recipe without dashes: trainer.max_steps=100"),
         (["--trainer.max_steps", "100"], "write a change of the recipe without dashes: trainer.max_steps=100"),
         (["--max-steps", "100"], "To change a field of the recipe, write its path, for example trainer.max_steps=100"),

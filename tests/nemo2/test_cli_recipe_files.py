@@ -59,11 +59,11 @@ def test_its_mode_and_its_method() -> None:
         ("recipe: llama_tiny\nperformance: 1", "show run.yaml", "run.yaml:2: performance: takes true or false"),
         ("recipe: llama3_8b:dora", "finetune run.yaml --peft lora", "run.yaml sets dora, and --peft sets lora"),
         ("recipe: llama3_8b:dora", "show run.yaml:lora", "says lora, and run.yaml is of llama3_8b:dora"),
-        ("recipe: a\nrecipe: b", "show run.yaml", "the key 'recipe' stands twice"),
+        ("recipe: a\nrecipe: b", "show run.yaml", "the key 'recipe' occurs twice"),
         ("model: {_target_: os.system}", "show run.yaml", "names os.system"),
         ("recipe: llama_tiny\nmodel: {_target_: os.system}", "show run.yaml", "names os.system"),
         ("_target_: nemo2.llm.api.generate\npath: x", "show run.yaml", "is a configuration of generate"),
-        ("just: text", "show run.yaml", "a recipe in YAML is a mapping"),
+        ("just: text", "show run.yaml", "a recipe in YAML must be a mapping"),
         ("", "show missing.yaml", "missing.yaml: there is no such file"),
     ],
 )

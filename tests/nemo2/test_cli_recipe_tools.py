@@ -219,7 +219,7 @@ def test_a_new_page_is_its_parent_until_it_is_changed(parent: str, capsys: pytes
     [
         (["new-recipe", "llama3_8b", "--from", "llama_tiny"], "'llama3_8b' is a shipped recipe"),
         (["new-recipe", "json", "--from", "llama_tiny"], "'json' is an installed Python module"),
-        (["new-recipe", "a-b", "--from", "llama_tiny"], "'a-b' can't name a recipe"),
+        (["new-recipe", "a-b", "--from", "llama_tiny"], "'a-b' is not a valid recipe name"),
         (["new-recipe", "own_x", "--from", "llama3-8b"], "did you mean 'llama3_8b'"),
         (["new-recipe", "taken", "--from", "llama_tiny"], "taken.py already exists"),
         (["freeze", "llama_tiny", "-o", "taken.py"], "taken.py already exists"),

@@ -91,7 +91,8 @@ def test_what_a_tracker_reads_of_the_environment_goes_with_a_run_to_a_cluster(mo
 
 def test_an_unknown_tracker_is_told_the_nearest() -> None:
     with pytest.raises(
-        ConfigError, match=r"--tracker wandbb: no such tracker; did you mean .wandb.*tensorboard, wandb, mlflow, comet"
+        ConfigError,
+        match=r"--tracker wandbb: there is no tracker of this name; did you mean .wandb.*tensorboard, wandb, mlflow, comet",
     ):
         tracker_called("wandbb")
 

@@ -107,8 +107,8 @@ def test_what_nemo_took_without_using_it_is_taken_out_and_told(tmp_path) -> None
     done = CliRunner().invoke(app, ["translate", str(file), "--output", str(new)])
     assert done.exit_code == 0, "nothing is left to do"
     for words in (
-        ":4: removed MegatronStrategy(store_optimizer_states=...): NeMo 2.0 takes it",
-        ":5: removed MegatronStrategy(precision=...): dtypes are the precision's",
+        ":4: removed MegatronStrategy(store_optimizer_states=...): NeMo 2.0 accepts this argument",
+        ":5: removed MegatronStrategy(precision=...): dtypes belong to the precision plugin",
         ":10: removed MegatronStrategy(find_unused_parameters=...)",
         ":13: removed the base class ConnectorMixin of Own: llm.import_ckpt",
     ):

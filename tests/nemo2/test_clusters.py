@@ -69,7 +69,7 @@ def test_a_projects_file_that_others_can_write_is_refused(monkeypatch):
     """Its setup_lines run in jobs of whoever works below its folder, /tmp/nemo2.toml above /tmp/mine."""
     file = write('[clusters.mine]\nkind = "local"\n', project=True)
     file.chmod(0o666)
-    with pytest.raises(SecurityError, match=r"may be written by everybody.*chmod o-w .*nemo2\.toml"):
+    with pytest.raises(SecurityError, match=r"is writable by everybody.*chmod o-w .*nemo2\.toml"):
         profiles()
     file.chmod(0o644)
     os.chown(file, 12345, 12345)  # the tests run as root
@@ -92,16 +92,16 @@ def test_a_projects_profile_wins_over_the_users():
         ("[clusters.mine]\nkind = 'slrum'", "mine. kind='slrum'; did you mean 'slurm'"),
         (
             "[clusters.mine]\nkind = 'slurm'\npartiton = 'x'",
-            "'partiton' is no field of kind 'slurm'; did you mean 'partition'",
+            "'partiton' is not a field of kind 'slurm'; did you mean 'partition'",
         ),
         ("[clusters.mine]\nkind = 'slurm'\nstarter = 'mpirun'", "starter='mpirun': must be 'torchrun' or 'srun'"),
-        ("[clusters.mine]\nkind = 'slurm'\nnodes = 4", "'nodes' is no field"),
+        ("[clusters.mine]\nkind = 'slurm'\nnodes = 4", "'nodes' is not a field"),
         ("[clusters.mine]\nkind = 'slurm'\ncode = 'all'", "code='all': must be one of"),
         ("[clusters.mine]\nkind = 'slurm'\nssh = {host='h', user='u'}", "job_dir is missing"),
         ("[clusters.mine]\nkind = 'slurm'\nssh = 'h'", "must be a table with host and user"),
         ("[clusters.mine]\nkind = 'dgxcloud'", "DGXCloudExecutor refuses it: .*base_url"),
         ("[clusters]\nmine = 3", "must be a table"),
-        ("[clusters.'a b']\nkind = 'local'", "can't name a directory"),
+        ("[clusters.'a b']\nkind = 'local'", "is not a valid directory name"),
         ("[clusters", "can't be read"),
     ],
 )
@@ -165,14 +165,14 @@ def test_the_shape_arrives_on_every_kind(kind, with_gpus, kubernetes):
 def test_a_kind_that_cant_carry_the_shape_is_refused():
     give_shape(made("docker"), devices=2, nodes=1)
     with pytest.raises(
-        ConfigError, match="DockerExecutor would start 1 nodes of 2 ranks, and the run has 2 of 2.*one machine"
+        ConfigError, match="DockerExecutor would start 1 nodes of 2 ranks, but the run has 2 nodes of 2.*one machine"
     ):
         give_shape(made("docker"), devices=2, nodes=2)
 
     class KubeRayExecutor:
         pass
 
-    with pytest.raises(ConfigError, match="Ray, no ranks"):
+    with pytest.raises(ConfigError, match="Ray clusters, not ranks"):
         give_shape(KubeRayExecutor(), devices=2, nodes=2)
 
 

@@ -88,8 +88,8 @@ def test_the_check_knows_which_generation_has_which_recipe(factory: str, gpu: st
         assert broken == []
     else:
         [message] = broken
-        assert f"with recipe '{name}' needs a GPU of compute capability" in message
-        assert f"this one has {capability[0]}.{capability[1]}" in message
+        assert f"with recipe '{name}' requires a GPU of compute capability" in message
+        assert f"this GPU has {capability[0]}.{capability[1]}" in message
 
 
 @pytest.mark.parametrize("gpu", GENERATIONS)
@@ -106,7 +106,7 @@ def test_a_machine_refuses_what_its_gpu_lacks_before_any_process_group(
     if name in GENERATIONS[gpu]:
         plugin.check_hardware()
     else:
-        with pytest.raises(ConfigError, match=f"recipe '{name}' needs a GPU of compute capability"):
+        with pytest.raises(ConfigError, match=f"recipe '{name}' requires a GPU of compute capability"):
             plugin.check_hardware()
 
 
@@ -128,7 +128,7 @@ def test_what_megatron_core_refuses_is_a_refusal_of_the_run(edit: dict[str, Any]
     for name, value in edit.items():
         setattr(recipe.trainer.plugins, name, value)
     [refusal] = settle(recipe, Machine.named("h100")).messages
-    assert "Megatron-Core refuses this model" in refusal and words in refusal
+    assert "Megatron-Core rejects this model" in refusal and words in refusal
 
 
 def test_one_setting_of_the_buffers_reaches_the_model() -> None:

@@ -230,7 +230,7 @@ def test_clusters_that_write_secrets_down_are_warned_of(tmp_path, capsys):
     far = nemo_run.LeptonExecutor(container_image="i", nemo_run_dir="/jobs")
     used, secrets = prepare_executor(far, devices=2, nodes=1, staging=tmp_path, env=given)
     assert secrets == {} and used.env_vars["WANDB_API_KEY"] == "canary"
-    assert "warning: WANDB_API_KEY will stand in the job's script" in capsys.readouterr().err
+    assert "warning: WANDB_API_KEY will be written into the job's script" in capsys.readouterr().err
 
 
 def test_an_executor_that_is_passed_in_is_not_changed(tmp_path):
@@ -262,7 +262,7 @@ def test_devices_nodes_and_name_are_written_into_the_recipe():
 @pytest.mark.parametrize(("field", "value"), [("devices", 0), ("devices", True), ("nodes", -1), ("devices", "2")])
 def test_a_shape_that_is_no_number_of_processes_is_refused(field, value):
     shape = {"devices": None, "nodes": None, "name": None} | {field: value}
-    with pytest.raises(ConfigError, match=f"{field}=.* must be a positive whole number"):
+    with pytest.raises(ConfigError, match=f"{field}=.*must be a whole number of at least 1"):
         apply_shape(Partial(entry), Machine(), **shape)
 
 

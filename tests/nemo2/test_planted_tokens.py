@@ -158,7 +158,7 @@ def test_executors_that_write_variables_down_do_so_in_private(kind, tmp_path, mo
     recipe = llama_tiny.pretrain_recipe()
     launch(recipe, executor, devices=1, dryrun=True, check=False, env={"HF_TOKEN": PLANTED})
     out, err = capsys.readouterr()
-    assert "warning: HF_TOKEN will stand in the job's script" in err
+    assert "warning: HF_TOKEN will be written into the job's script" in err
     assert PLANTED not in out + err
     assert leaks(tmp_path) == [], "a dry run needs no secrets"
     (settings,) = tmp_path.glob("home/experiments/*")
@@ -175,7 +175,7 @@ def test_a_manifest_of_kubernetes_has_none(monkeypatch, capsys):
     executor = nemo_run.KubeflowExecutor(image="i", volume_mounts=[{"name": "data", "mountPath": "/data"}])
     launch(recipe, executor, devices=1, dryrun=True, check=False, env={"HF_TOKEN": PLANTED, "PLAIN": "kept"})
     out, err = capsys.readouterr()
-    assert "warning: HF_TOKEN would stand in the manifest" in err
+    assert "warning: HF_TOKEN would be readable in the manifest" in err
     assert PLANTED not in out + err
     assert "name: PLAIN\n      value: kept" in out
 

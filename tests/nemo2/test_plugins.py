@@ -289,7 +289,7 @@ def test_the_resiliency_extensions_launcher_hears_the_ranks(deadly, tmp_path) ->
     result = launch(recipe, nemo_run.LocalExecutor(launcher="ft"), devices=1)
     assert result.status == "succeeded"
     said = "".join(path.read_text(errors="replace") for path in Path(result.log_dir).rglob("combined.log"))
-    assert "nobody watches" not in said
+    assert "no process watches" not in said
 
 
 def test_a_wrong_setting_is_not_tried_again(deadly, tmp_path) -> None:

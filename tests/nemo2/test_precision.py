@@ -208,7 +208,7 @@ def test_a_contradicting_optimizer_dtype_is_named_by_the_argument_that_causes_it
         ({"precision": "bf17-mixed"}, "trainer.plugins.precision='bf17-mixed'.*did you mean.*bf16-mixed"),
         ({"fp8": "banana"}, "trainer.plugins.fp8='banana': must be 'hybrid', 'e4m3' or None"),
         ({"fp8": "hybrid", "fp8_recipe": "blockwize"}, "fp8_recipe='blockwize'.*blockwise"),
-        ({"fp8_params": True, "fp8_param_gather": False}, "old spelling"),
+        ({"fp8_params": True, "fp8_param_gather": False}, "old name of fp8_param_gather"),
     ],
 )
 def test_unknown_values_are_answered_with_the_known_ones(arguments, words):

@@ -243,7 +243,12 @@ def test_what_is_asked_to_stop_at_one_step_again_and_again_needs_more_time(tmp_p
 
 def test_a_run_that_a_lost_life_has_trained_to_the_end_is_done_and_one_submitted_in_vain_is_not(tmp_path):
     """A node that is cut off trains on until its job begins another life, and may come to the end before."""
-    finished = {"kind": "RunFinished", "step": None, "explained": True, "message": "is at step 30: this run is done."}
+    finished = {
+        "kind": "RunFinished",
+        "step": None,
+        "explained": True,
+        "message": "is at step 30: this run is complete.",
+    }
     for number, verdict in enumerate(("failed", "done")):
         life(tmp_path, number, faults=[finished])
         assert judge(tmp_path, life=number, code=1)["verdict"] == verdict
@@ -560,7 +565,7 @@ def test_states_are_known_with_accounting_and_without():
 def test_a_job_that_slurm_holds_is_told_with_what_releases_it():
     held = Answers(squeue=(0, "launch failed requeued held\n", ""))
     assert queue.with_hold(held, "7", "PENDING") == (
-        "PENDING, held (launch failed requeued held): `scontrol release 7` lets it go on"
+        "PENDING, held (launch failed requeued held): `scontrol release 7` releases it"
     )
     assert queue.with_hold(Answers(squeue=(0, "Priority\n", "")), "7", "PENDING") == "PENDING"
     assert queue.with_hold(held, "7", "RUNNING") == "RUNNING"
@@ -599,7 +604,7 @@ def test_the_tree_is_shipped_as_it_is_or_the_commit(tmp_path):
     (source / "__pycache__" / "a.pyc").write_text("x")
     assert ship.ship(source, tmp_path / "one" / "code")["files"] == 1
     assert (tmp_path / "one" / "code" / "pkg" / "a.py").read_text() == "1"
-    with pytest.raises(ConfigError, match="no git repository"):
+    with pytest.raises(ConfigError, match="not in a git repository"):
         ship.ship(source, tmp_path / "two" / "code", code="commit")
     git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@x"]
     for arguments in (["init", "-q"], ["add", "pkg"], ["commit", "-qm", "m"]):
@@ -673,7 +678,7 @@ def test_a_cluster_without_fault_has_no_findings_and_a_silent_node_is_said():
     assert not list(probing.judge(both, nodes=2, token="t", python="python3", folder="/j"))
     text = f"{probed(0, sum=1)}\nbash: line 1: /opt/python: No such file or directory\n"
     found = [one.message for one in probing.judge(text, nodes=2, token="t", python="/opt/python", folder="/j")]
-    assert "1 of 2 nodes said nothing" in found[0] and "/opt/python isn't there" in found[0]
+    assert "1 of 2 nodes said nothing" in found[0] and "/opt/python does not exist there" in found[0]
 
 
 @pytest.mark.parametrize(
@@ -721,7 +726,7 @@ def test_a_launch_that_follows_can_be_left_and_the_run_goes_on(slurm, tmp_path, 
     finally:
         process.kill()
     assert process.returncode == code
-    assert number != signal.SIGINT or "left: the run goes on. `scancel 7` ends it" in said
+    assert number != signal.SIGINT or "The run continues. `scancel 7` saves and ends it" in said
     assert not (slurm / "scancel.asked").exists()
 
 

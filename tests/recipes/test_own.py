@@ -63,7 +63,7 @@ def test_a_function_alone_is_a_recipe_and_wins_over_that_of_the_facts(folder: Pa
     assert recipes.get("own_function").RECIPE is None
     assert recipes.get("own_function").pretrain_recipe().trainer.max_steps == 7
     assert recipes.get("own_both").pretrain_recipe().trainer.max_steps == 8
-    with pytest.raises(ConfigError, match=r"defines no model\(\) and no RECIPE"):
+    with pytest.raises(ConfigError, match=r"defines neither model\(\) nor RECIPE"):
         recipes.get("own_function").model()
 
 
@@ -100,7 +100,7 @@ def test_names_that_are_taken_are_told_and_the_first_stays(
     assert recipes.get("own_same").pretrain_recipe().trainer.max_steps == 1
     assert recipes.get("llama3_8b").RECIPE.seq_length == 8192
     told = "\n".join(problems)
-    assert "'llama3_8b' is a shipped recipe's name" in told and "'own_same' is already that of" in told
+    assert "'llama3_8b' is the name of a shipped recipe" in told and "'own_same' is already the name of" in told
     assert f"{folder}/nowhere, which does not exist" in told
     # Both can still be had by their paths, at once.
     assert recipes.get(f"{second}/own_same.py").pretrain_recipe().trainer.max_steps == 2
@@ -110,11 +110,11 @@ def test_names_that_are_taken_are_told_and_the_first_stays(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("import no_such_module", r"own_broken.py can't be imported: ModuleNotFoundError: .*no_such_module.*own_broken.py:1"),
+        ("import no_such_module", r"own_broken.py cannot be imported: ModuleNotFoundError: .*no_such_module.*own_broken.py:1"),
         ("def f(:\n", r"SyntaxError: invalid syntax .*\(line 1\)"),
-        ("raise SystemExit(3)", "can't be imported: SystemExit: 3"),
-        ("x = 3", "is no recipe: it has neither RECIPE"),
-        ("RECIPE = 3", "RECIPE is a int, and must be a PretrainRecipe"),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+        ("x = 3", "is not a recipe: it has neither RECIPE"),
+        ("RECIPE = 3", "RECIPE is a int, but must be a PretrainRecipe"),
         ("from nemo2.recipes import llama_tiny\nRECIPE = llama_tiny.RECIPE.but(seq_len=3)", "did you mean 'seq_length'"),
     ],
 )  # fmt: skip
@@ -141,9 +141,9 @@ def test_a_function_that_fails_is_told_with_its_line(folder: Path, body: str, wo
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("own-recipe.py", "name it like a Python module, own_recipe.py"),
-        ("json.py", "'json' is the name of an installed module"),
-        ("missing.py", "missing.py: there is no such file"),
+        ("own-recipe.py", "Give the file the name of a Python module, for example own_recipe.py"),
+        ("json.py", "would import the installed module 'json'"),
+        ("missing.py", "missing.py: this file does not exist"),
     ],
 )
 def test_a_file_must_be_there_under_a_name_that_ranks_can_import(tmp_path: Path, name: str, words: str) -> None:
@@ -199,7 +199,7 @@ def test_an_installed_package_announces_recipes(tmp_path: Path, monkeypatch: pyt
         "own_module": "own-package",
         "own_one": "own-package",
     }
-    assert "own_package" not in sys.modules and "'llama3_8b' is a shipped recipe's name" in problems[0]
+    assert "own_package" not in sys.modules and "'llama3_8b' is the name of a shipped recipe" in problems[0]
     assert recipes.get("own_module").pretrain_recipe().data.seq_length == 256
     assert recipes.get("own_one").pretrain_recipe().data.seq_length == 512
     assert _own.trusted_modules() == ["own_package.mine", "own_package"]

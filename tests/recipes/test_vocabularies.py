@@ -123,7 +123,7 @@ def test_experts_are_shared_out_as_asked() -> None:
 
 
 def test_an_unknown_precision_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"precision='fp8': one of 'bf16-mixed', '16-mixed', '32'"):
+    with pytest.raises(ConfigError, match=r"precision='fp8': must be one of 'bf16-mixed', '16-mixed', '32'"):
         qwen25_7b.pretrain_recipe(precision="fp8")
 
 
@@ -149,9 +149,9 @@ def test_a_tokenizer_is_given_by_either_name_and_none_is_fetched_unasked() -> No
     assert asked.data.tokenizer.pretrained_model_name == "/models/tokenizer"
     assert nemotronh_8b.model(vocab_file="mine").tokenizer.pretrained_model_name == "mine"
     assert mamba2_130m.tokenizer().pretrained_model_name == "EleutherAI/gpt-neox-20b"
-    with pytest.raises(ConfigError, match="two names of one argument"):
+    with pytest.raises(ConfigError, match="two names of the same argument"):
         mamba2_130m.pretrain_recipe(tokenizer_model="a", vocab_file="b")
-    with pytest.raises(ConfigError, match="mamba2_8b: its tokenizer is not published by name"):
+    with pytest.raises(ConfigError, match="mamba2_8b: its tokenizer is not published under a name"):
         mamba2_8b.tokenizer()
 
 

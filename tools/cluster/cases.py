@@ -332,7 +332,7 @@ def odd_values(cluster: Cluster, curves: Curves, times: int, told: list[str]) ->
     if ran := [str(file) for file in [*cluster.folder.rglob("ran"), *Path().glob("ran")]]:
         found.append(f"run: {ran}")
     said = cluster.run(*run.command, "--name", ODD, check=False, cwd=run.place)
-    return found + ([] if "can't name a directory" in said else [f"as a name: {said}"])
+    return found + ([] if "is not a valid directory name" in said else [f"as a name: {said}"])
 
 
 def _toml(text: str) -> str:

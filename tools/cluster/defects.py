@@ -21,7 +21,7 @@ def defects(cluster: Cluster, told: list[str]) -> list[str]:
     """Nine of the ten, one after the other, and none at first; `no_accounting` is the tenth."""
     found = _tested(cluster, "well", "2 nodes add up; runs can start", stops=False)
     found += _tested(cluster, "partition", r"invalid partition.*sinfo", partition="nowhere")
-    found += _tested(cluster, "python", "no/python isn't there", python="/no/python")
+    found += _tested(cluster, "python", "no/python does not exist there", python="/no/python")
     found += _tested(cluster, "image", "no pyxis", container_image="a/b:c")
     for defect in (_version, _clock, _loopback, _unshared, _port, _full):
         found += defect(cluster)
@@ -84,7 +84,7 @@ def _unshared(cluster: Cluster) -> list[str]:
     jobs = cluster.folder / "test-unshared" / "jobs"
     jobs.mkdir(parents=True)
     with _mounted(cluster, "node2", jobs):
-        return _tested(cluster, "unshared", "node2.*not shared|isn't shared|is not seen there")
+        return _tested(cluster, "unshared", "node2.*not shared|is not shared|is not visible there")
 
 
 def _full(cluster: Cluster) -> list[str]:

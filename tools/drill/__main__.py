@@ -117,7 +117,7 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
             "a background writer killed",
             survived(_once(signal.SIGKILL), "step=6.* was killed by SIGKILL.*another process"),
         ),
-        ("a background writer stopped", survived(_once(signal.SIGSTOP), "step=6.* no sign of life.*another process")),
+        ("a background writer stopped", survived(_once(signal.SIGSTOP), "step=6.* has not responded.*another process")),
         ("every background writer stopped", survived(_always(signal.SIGSTOP), "this process writes them")),
         (f"{saves} background saves in a row, writers stopped and killed at any point", in_a_row(saves, seed)),
         ("a rank stopped for good (SIGSTOP)", hung),

@@ -14,26 +14,32 @@ _WHERE_SET = re.compile(r" \([^()\s]+:\d+\)")
 """Lines of files, which messages name, move."""
 
 _HEAD = """\
-# What is checked before a run
+# Checks before a run
 
 <!-- Written by `python -m tools.rules.page > docs/checks.md`; a test compares. -->
 
-Every launch looks at the whole recipe first, before a process group exists or a GPU is touched, and tells everything that is
-wrong at once: the field, its value, the arithmetic, what would do, and the nearest legal layouts for the same GPUs. Ask
-beforehand with
+`nemo2 check` finds the mistakes in a recipe before a run starts, and reports how to fix them:
 
 ```console
 $ nemo2 check llama3_8b strategy.tensor_model_parallel_size=4 --nodes 2
 $ nemo2 check llama31_405b --gpus H100x1152
-$ nemo2 check llama_tiny --here          # also the files, packages and variables of this machine
-$ nemo2 check llama3_8b --json           # for scripts; the exit code is 2 where a rule is broken
+$ nemo2 check llama_tiny --here          # also checks the files, packages and variables of this machine
+$ nemo2 check llama3_8b --json           # for scripts; the exit code is 2 if a rule is broken
 ```
 
-or in Python: `nemo2.checks.check_recipe(recipe)` raises, `nemo2.checks.find_problems(recipe)` lists.
+Every launch runs the same checks before it creates a process group or touches a GPU. The report lists all broken rules
+at once. Each message names the field, its value, the arithmetic and the fix. If another layout would solve the
+problem, the report ends with the nearest valid layouts for the same GPUs.
 
-The rules follow the installed Megatron-Core. What it refuses is refused earlier here, and in words; what it lets pass and then
-trains wrongly is refused too, and each such rule says so. A layout that is legal is never refused: behind each rule stand the
-example below, which must be refused, and its nearest legal neighbour, which must pass and which Megatron-Core must build.
+In Python, `nemo2.checks.check_recipe(recipe)` raises one error with all messages. `nemo2.checks.find_problems(recipe)`
+returns the messages as a list.
+
+The rules follow the installed Megatron-Core. Most rules report early what Megatron-Core would reject later, on every
+rank. Some rules reject settings that Megatron-Core accepts and then trains wrongly. The "Otherwise" sentence of each
+rule says what would happen without the rule.
+
+The rules reject no valid layout. Tests run two examples for each rule: the example below, which the rule must reject, and the
+nearest valid recipe, which all rules must accept and Megatron-Core must build.
 
 There are {count} rules."""
 
@@ -63,7 +69,7 @@ def _entry(rule: Rule) -> list[str]:
         "",
         *(f"> {_WHERE_SET.sub('', message)}" for message in told),
         "",
-        f"Legal: `{'`, `'.join(rule.mended.lines())}`",
+        f"Valid: `{'`, `'.join(rule.mended.lines())}`",
     ]
 
 

@@ -122,8 +122,8 @@ class Form(ABC):
         released = rest.startswith(HUGGING_FACE)
         if not released and not Path(rest).is_dir():
             raise CheckpointError(
-                f"{path} holds a part of the model only, and the checkpoint with the rest isn't at {rest}. Set "
-                "resume.restore_config.path to where it is."
+                f"{path} contains only a part of the model, and the checkpoint with the rest is not at {rest}. Set "
+                "resume.restore_config.path to its location."
             )
         self._refuse_another_base(path, manifest, rest)
         self._reads_the_rest = True
@@ -156,16 +156,17 @@ class Form(ABC):
         if there.startswith(OF_RELEASE) != trained_on.startswith(OF_RELEASE):
             if self.owner.is_global_zero:
                 _log.warning(
-                    "%s began as %s, and goes on from %s: a release and a checkpoint can't be compared, and nothing but shapes "
-                    "was.",
+                    "%s started from %s and now continues from %s. nemo2 cannot compare a release with a checkpoint, "
+                    "so it compared only shapes.",
                     path,
                     manifest.part_of,
                     rest,
                 )
             return
         raise CheckpointError(
-            f"{path} holds a part of a model that began as {manifest.part_of}, and {rest} holds other weights: their digests "
-            f"differ ({_short(trained_on)} and {_short(there)}). Set resume.restore_config.path to what it was trained on."
+            f"{path} contains a part of a model that started from {manifest.part_of}, but {rest} holds other weights: "
+            f"their digests differ ({_short(trained_on)} and {_short(there)}). Set resume.restore_config.path to the "
+            "weights that it was trained on."
         )
 
     @abstractmethod
@@ -218,13 +219,15 @@ class Form(ABC):
         lacking = added - there
         if lacking and lacking != added:
             raise CheckpointError(
-                f"{path} has some of what model_transform adds to the model, and lacks {', '.join(sorted(lacking)[:3])}"
-                f"{' ...' if len(lacking) > 3 else ''}: it was saved with another transform. Give the transform it was saved "
-                "with, or a checkpoint of the model without any."
+                f"{path} has some of the parameters that model_transform adds to the model, but lacks "
+                f"{', '.join(sorted(lacking)[:3])}{' ...' if len(lacking) > 3 else ''}, so it was saved with another "
+                "transform. Use that transform, or a checkpoint of the model without a transform."
             )
         if lacking and self.owner.is_global_zero:
             _log.info(
-                "%s has none of what model_transform adds to the model, which starts as the transform made it.", path
+                "%s has none of the parameters that model_transform adds to the model. They start with the values "
+                "that the transform gave them.",
+                path,
             )
         return lacking
 
@@ -254,14 +257,14 @@ class Form(ABC):
         unknown = there - set().union(*(keys for keys, _ in parts))
         missing = set().union(*(added for _, added in parts)) - there
         for names, fault in (
-            (unknown, "has {} that this model hasn't"),
-            (missing, "lacks {} of what model_transform adds"),
+            (unknown, "has {} that this model does not have"),
+            (missing, "lacks {} that model_transform adds"),
         ):
             if names:
                 shown = f"{', '.join(sorted(names)[:3])}{' ...' if len(names) > 3 else ''}"
                 raise CheckpointError(
-                    f"{path}, a part of a model, {fault.format(f'{len(names)} parameters')}: {shown}. Give the model the same "
-                    "model_transform and configuration that it was saved with."
+                    f"{path}, a part of a model, {fault.format(f'{len(names)} parameters')}: {shown}. Use the same "
+                    "model_transform and configuration as the run that saved it."
                 )
         return there & set(here)
 

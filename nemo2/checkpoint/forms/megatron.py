@@ -193,9 +193,9 @@ class MegatronForm(Form):
         here = {value.global_shape[0] for value in padded}
         if there - here - paddings(self.owner.lightning_module, read_manifest(path)):
             _log.warning(
-                "%s has %s rows of vocabulary, and this model %s, which isn't the same vocabulary padded for another "
-                "tensor-parallel size: of the model's rows those that aren't there are zero, and those beyond its own are left "
-                "out. Check the tokenizer and model.config.vocab_size.",
+                "%s has a vocabulary of %s rows, but this model has %s, and the difference is not the padding for "
+                "another tensor-parallel size. Rows that the checkpoint lacks are zero, and rows beyond the model's "
+                "are dropped. Check the tokenizer and model.config.vocab_size.",
                 path,
                 max(there),
                 max(here),
@@ -227,9 +227,9 @@ class MegatronForm(Form):
         own = [item for item in self.owner.optimizers if not isinstance(item, MegatronOptimizer)]
         if written_by and optimizer and self.load_optimizer and own:
             raise CheckpointError(
-                f"{path} was saved under {written_by}, whose optimizer state {type(own[0]).__name__} of this module can't take "
-                "over under MegatronStrategy; the weights it can. Set strategy.ckpt_load_optimizer=False, or start a new run "
-                "from them with resume.restore_config."
+                f"{path} was saved under {written_by}. MegatronStrategy with the optimizer {type(own[0]).__name__} of "
+                "this module can load its weights, but not its optimizer state. Set "
+                "strategy.ckpt_load_optimizer=False, or start a new run from its weights with resume.restore_config."
             )
 
     def take(self, checkpoint: Mapping[str, Any], *, strict: bool) -> None:

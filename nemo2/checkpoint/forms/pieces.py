@@ -165,12 +165,12 @@ class PieceForm(Form):
         refuse_nemo(saved, path)
         metadata = load_content_metadata(preloaded_state_dict=dict(plain)) or {}
         if saved is None:
-            why = "holds no optimizer state of Megatron-Core's"
+            why = "holds no optimizer state of Megatron-Core"
         elif metadata.get("distrib_optim_sharding_type", "fully_reshardable") != "fully_reshardable":
-            why = "was saved with strategy.ckpt_parallel_save_optim=False, for its own layout only"
+            why = "was saved with strategy.ckpt_parallel_save_optim=False, which only its own layout can load"
         if why:
             raise CheckpointError(
-                f"{path} {why}: {type(self.owner).__name__} can't take its optimizer state over; the weights it can. Set "
-                "strategy.ckpt_load_optimizer=False, or start a new run from them with resume.restore_config."
+                f"{path} {why}. {type(self.owner).__name__} can load its weights, but not its optimizer state. Set "
+                "strategy.ckpt_load_optimizer=False, or start a new run from its weights with resume.restore_config."
             )
         return {"step": step_of(saved), "loss_scaler": scaler_of(saved) or {}}

@@ -16,9 +16,10 @@ _BACKEND = "model.config.attention_backend"
 
 @ATTENTION.rule(
     "back-end-is-left",
-    says="The back end that `attention_backend` asks for does what stands beside it: flash no learnt sinks and no heads of sizes "
-    "that 8 doesn't divide, fused nothing deterministic, unfused no context parallelism, and none but unfused fp32.",
-    otherwise="Transformer Engine finds no back end in the first step.",
+    says="The attention backend must support the other settings. `flash` supports neither learned sinks nor head "
+    "sizes that are not multiples of 8. `fused` has no deterministic mode. `unfused` does not support context "
+    "parallelism. Only `unfused` supports fp32.",
+    otherwise="Transformer Engine finds no attention backend in the first step.",
     broken=f"{_BACKEND}=unfused {CP}=2",
     mended=f"{_BACKEND}=fused {CP}=2",
 )
@@ -34,8 +35,8 @@ def _left(facts: Facts) -> Iterator[str]:
         if name in ("local", *_NAMES) and name not in left:
             instead = " or ".join(map(repr, left))
             yield (
-                f"{_BACKEND}={name} {setting}: Transformer Engine has no such back end. Use {instead}, or 'auto', which "
-                "takes the fastest that is left."
+                f"{_BACKEND}={name} {setting}: Transformer Engine does not support this combination. Set {_BACKEND} "
+                f"to {instead}, or to 'auto' for the fastest backend that works."
             )
             return
 
@@ -55,7 +56,7 @@ def _beside(
     if config.softmax_type != "vanilla":
         yield f"with model.config.softmax_type={config.softmax_type!r}", ("fused", "unfused")
     if config.kv_channels and config.kv_channels % 8:
-        yield f"with model.config.kv_channels={config.kv_channels}, no multiple of 8", ("fused", "unfused")
+        yield f"with model.config.kv_channels={config.kv_channels}, which is not a multiple of 8", ("fused", "unfused")
     if getattr(config, "multi_latent_attention", False) and version < _FLASH_TAKES_TWO_SIZES_SINCE:
         yield "with heads of two sizes (multi-latent attention)", ("fused", "unfused")
     if getattr(config, "deterministic_mode", False):

@@ -17,8 +17,8 @@ GROUP = "strategy.microbatch_group_size_per_vp_stage"
 
 @BATCHES.rule(
     "batches-are-counts",
-    says="Batch sizes and sequence length are whole numbers of at least 1.",
-    otherwise="Megatron-Core's index builder divides by the sequence length and takes the process down.",
+    says="Batch sizes and the sequence length must be whole numbers of at least 1.",
+    otherwise="Megatron-Core's index builder divides by the sequence length and crashes the process.",
     broken="data.micro_batch_size=0",
     mended="data.micro_batch_size=1",
 )
@@ -28,8 +28,8 @@ def _counts(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "batch-over-replicas",
-    says="Micro-batch size * data-parallel size divides the global batch size.",
-    otherwise="Megatron-Core refuses to count micro-batches.",
+    says="Micro-batch size * data-parallel size must divide the global batch size.",
+    otherwise="Megatron-Core cannot compute the number of micro-batches and raises an error.",
     broken="data.global_batch_size=510 data.micro_batch_size=2",
     mended="data.global_batch_size=512 data.micro_batch_size=2",
     megatron_refuses=True,
@@ -38,15 +38,16 @@ def _global_batch(facts: Facts) -> Iterator[str]:
     gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
     if gbs and mbs and dp and gbs > 0 and mbs > 0 and gbs % (mbs * dp):
         yield (
-            f"data.global_batch_size={gbs} is not a multiple of data.micro_batch_size * data-parallel size = {mbs} * {dp} = "
-            f"{mbs * dp}; nearest: {nearest(gbs, mbs * dp)}."
+            f"data.global_batch_size={gbs} is not a multiple of data.micro_batch_size * data-parallel size = {mbs} * "
+            f"{dp} = {mbs * dp}. Set it to a multiple; nearest: {nearest(gbs, mbs * dp)}."
         )
 
 
 @BATCHES.rule(
     "ramp-up-over-replicas",
-    says="Every batch size on the way of `rampup_batch_size` is a multiple of micro-batch size * data-parallel size.",
-    otherwise="The run stops at the first step of another size.",
+    says="Every batch size of the ramp-up (`rampup_batch_size`) must be a multiple of micro-batch size * "
+    "data-parallel size.",
+    otherwise="The run stops at the first step with a batch size that is not a multiple.",
     broken="data.rampup_batch_size=[30,2,1000]",
     mended="data.rampup_batch_size=[32,16,1000]",
 )
@@ -65,16 +66,17 @@ def _ramp_up(facts: Facts) -> Iterator[str]:
     for name, value in (("start", ramp[0]), ("increment", ramp[1])):
         if value % unit:
             yield (
-                f"data.rampup_batch_size={list(ramp)}: its {name} {value} is not a multiple of data.micro_batch_size * "
-                f"data-parallel size = {mbs} * {dp} = {unit}; nearest: {nearest(value, unit)}."
+                f"data.rampup_batch_size={list(ramp)}: the {name} of {value} is not a multiple of "
+                f"data.micro_batch_size * data-parallel size = {mbs} * {dp} = {unit}. Set it to a multiple; nearest: "
+                f"{nearest(value, unit)}."
             )
 
 
 @BATCHES.rule(
     "micro-batches-in-groups",
-    says="Interleaved stages run micro-batches in groups, of at least as many as there are stages, and so is what the last group "
-    "has.",
-    otherwise="Megatron-Core raises in the first step.",
+    says="The interleaved schedule runs micro-batches in groups. Every group, including the last one, must have at "
+    "least as many micro-batches as there are pipeline stages.",
+    otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=12",
     mended=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=16",
 )
@@ -88,15 +90,17 @@ def _groups(facts: Facts) -> Iterator[str]:
     # Megatron-Core's forward_backward_pipelining_with_interleaving: range of the group, and of what is left over.
     if group >= layout.pp and (count < group or 0 < count % group < layout.pp):
         yield (
-            f"The interleaved schedule runs micro-batches in groups of {group}, and there are {count} per step "
-            f"(data.global_batch_size={gbs} / ({mbs} * {dp})); nearest global batch sizes: {nearest(gbs, mbs * dp * group)}."
+            f"data.global_batch_size={gbs} gives {gbs} / ({mbs} * {dp}) = {count} micro-batches per step, but the "
+            f"interleaved schedule runs micro-batches in groups of {group}. Set data.global_batch_size to a multiple "
+            f"of {mbs * dp * group}; nearest: {nearest(gbs, mbs * dp * group)}."
         )
 
 
 @BATCHES.rule(
     "groups-fill-the-stages",
-    says="A group of micro-batches (`microbatch_group_size_per_vp_stage`) is at least the pipeline size.",
-    otherwise="Megatron-Core raises in the first step.",
+    says="A group of micro-batches (`microbatch_group_size_per_vp_stage`) must be at least as large as the "
+    "pipeline-parallel size.",
+    otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 {VP}=2 {GROUP}=2",
     mended=f"{PP}=4 {VP}=2 {GROUP}=4",
 )
@@ -104,15 +108,15 @@ def _group_size(facts: Facts) -> Iterator[str]:
     layout, group = facts.layout, _group(facts)
     if layout.pp > 1 and layout.vp and layout.vp > 1 and group < layout.pp:
         yield (
-            f"{GROUP}={group} is less than strategy.pipeline_model_parallel_size={layout.pp}: use {layout.pp} or more, or "
-            "unset it."
+            f"{GROUP}={group} is less than strategy.pipeline_model_parallel_size={layout.pp}. Set it to {layout.pp} "
+            "or more, or leave it unset."
         )
 
 
 @BATCHES.rule(
     "one-sequence-length",
-    says="The sequence length is written on the data; the model follows.",
-    otherwise="Positions, FLOPs and buffers would be of another length than the samples.",
+    says="The sequence length must be set on the data module. The model takes it from there.",
+    otherwise="Positions, FLOPs and buffers are computed for a sequence length that the samples do not have.",
     broken="model.config.seq_length=4096",
     mended="data.seq_length=4096",
 )
@@ -120,14 +124,16 @@ def _one_length(facts: Facts) -> Iterator[str]:
     model, data = getattr(facts.model, "__arguments__", {}).get("seq_length"), facts.seq_length
     if model and data and model != data:
         yield (
-            f"model.config.seq_length={model} contradicts data.seq_length={data}: set it on the data only, and the model follows."
+            f"model.config.seq_length={model} contradicts data.seq_length={data}. Remove model.config.seq_length: the "
+            "model takes the sequence length from the data."
         )
 
 
 @BATCHES.rule(
     "accumulation-is-micro-batches",
-    says="`accumulate_grad_batches` stays 1.",
-    otherwise="It would count one batch several times: micro-batches are the accumulation.",
+    says="`accumulate_grad_batches` must stay 1.",
+    otherwise="Lightning counts one batch several times, because the micro-batches of a step already accumulate "
+    "gradients.",
     broken="trainer.accumulate_grad_batches=4",
     mended="data.global_batch_size=2048",
 )
@@ -135,15 +141,16 @@ def _accumulation(facts: Facts) -> Iterator[str]:
     batches = getattr(facts.trainer, "accumulate_grad_batches", None)
     if facts.sizes and isinstance(batches, int) and batches != 1:
         yield (
-            f"trainer.accumulate_grad_batches={batches}: a step runs data.global_batch_size / (data.micro_batch_size * "
-            "data-parallel size) micro-batches already. Set it to 1, and change data.global_batch_size."
+            f"trainer.accumulate_grad_batches={batches}: a step already accumulates gradients over "
+            "data.global_batch_size / (data.micro_batch_size * data-parallel size) micro-batches. Set "
+            "accumulate_grad_batches=1, and change data.global_batch_size instead."
         )
 
 
 @BATCHES.rule(
     "samples-for-every-step",
-    says="`num_train_samples`, where it is set on files, is enough for `max_steps`.",
-    otherwise="The data module refuses on the ranks.",
+    says="With a data module that reads files, `num_train_samples` must be None or enough for `max_steps`.",
+    otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
     broken="",
     mended="",
@@ -174,15 +181,16 @@ def _samples(facts: Facts) -> Iterator[str]:
         return
     if samples < steps * gbs:
         yield (
-            f"data.num_train_samples={samples} is less than trainer.max_steps={steps} * data.global_batch_size={gbs} = "
-            f"{steps * gbs}: raise it to that, or leave it None."
+            f"data.num_train_samples={samples} is less than trainer.max_steps * data.global_batch_size = {steps} * "
+            f"{gbs} = {steps * gbs}. Set it to {steps * gbs} or more, or to None."
         )
 
 
 @BATCHES.rule(
     "samples-for-a-step",
-    says="Mock data has the samples of one global batch, for training and, where the trainer validates, for validation.",
-    otherwise="The sampler refuses on the ranks.",
+    says="Mock data must have enough samples for one global batch, for training and, if the trainer validates, for "
+    "validation.",
+    otherwise="The sampler raises an error on every rank.",
     broken="data.num_train_samples=100",
     mended="data.num_train_samples=512",
 )
@@ -194,7 +202,7 @@ def _step(facts: Facts) -> Iterator[str]:
     for name in ("num_train_samples", "num_val_samples")[: 1 + validates]:
         samples = getattr(data, name, None)
         if is_count(samples) and samples < gbs:
-            yield f"data.{name}={samples} is less than data.global_batch_size={gbs}: raise it to that or more."
+            yield f"data.{name}={samples} is less than data.global_batch_size={gbs}. Set it to {gbs} or more."
 
 
 def _group(facts: Facts) -> int:

@@ -11,21 +11,24 @@ CADENCE = Topic("Steps, validation, checkpoints", needs_sizes=False)
 
 @CADENCE.rule(
     "run-has-steps",
-    says="`max_steps` is at least 1, or -1 for no limit of its own.",
-    otherwise="Lightning refuses on every rank, or the run ends before its first step.",
+    says="`max_steps` must be at least 1, or -1 for no limit on steps.",
+    otherwise="Lightning raises an error on every rank, or the run ends before its first step.",
     broken="trainer.max_steps=-10",
     mended="trainer.max_steps=10",
 )
 def _steps(facts: Facts) -> Iterator[str]:
     steps = getattr(facts.trainer, "max_steps", None)
     if isinstance(steps, int) and (steps < -1 or steps == 0):
-        yield f"trainer.max_steps={steps}: must be at least 1, or -1 to go by max_epochs or max_time."
+        yield (
+            f"trainer.max_steps={steps}: must be at least 1, or -1. Set the number of steps, or set -1 to limit the "
+            "run by max_epochs or max_time."
+        )
 
 
 @CADENCE.rule(
     "validation-interval-is-a-count",
-    says="`val_check_interval` is at least 1 step, or a share of an epoch above 0 and at most 1.",
-    otherwise="A ZeroDivisionError at the first step, or Lightning refuses on every rank.",
+    says="`val_check_interval` must be at least 1 step, or a fraction of an epoch above 0 and at most 1.0.",
+    otherwise="The first step raises ZeroDivisionError, or Lightning raises an error on every rank.",
     broken="trainer.val_check_interval=0",
     mended="trainer.val_check_interval=1",
 )
@@ -36,19 +39,20 @@ def _interval(facts: Facts) -> Iterator[str]:
         return
     if isinstance(interval, int) and interval < 1:
         yield (
-            f"trainer.val_check_interval={interval}: must be at least 1 step. Set trainer.limit_val_batches=0 to never validate."
+            f"trainer.val_check_interval={interval}: must be at least 1 step. Set a number of steps, or set "
+            "trainer.limit_val_batches=0 to skip validation."
         )
     elif isinstance(interval, float) and not 0 < interval <= 1:
         yield (
-            f"trainer.val_check_interval={interval}: as a share of an epoch it lies above 0 and at most at 1; whole numbers "
-            "are steps."
+            f"trainer.val_check_interval={interval}: a fraction of an epoch must be above 0 and at most 1.0. Set such "
+            "a fraction, or a whole number of steps."
         )
 
 
 @CADENCE.rule(
     "limits-are-counts-or-shares",
-    says="`limit_..._batches` are whole numbers of 0 or more, or shares between 0 and 1.",
-    otherwise="Lightning refuses on every rank.",
+    says="Each `limit_..._batches` must be a whole number of at least 0, or a fraction between 0 and 1.",
+    otherwise="Lightning raises an error on every rank.",
     broken="trainer.limit_val_batches=1.5",
     mended="trainer.limit_val_batches=0.5",
 )
@@ -58,13 +62,16 @@ def _limits(facts: Facts) -> Iterator[str]:
         if value is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         if value < 0 or (value > 1 and value % 1):
-            yield f"trainer.limit_{split}_batches={value}: must be a whole number of 0 or more, or a share between 0 and 1."
+            yield (
+                f"trainer.limit_{split}_batches={value}: must be a whole number of at least 0, or a fraction between 0 "
+                "and 1."
+            )
 
 
 @CADENCE.rule(
     "intervals-within-an-epoch-fit-it",
-    says="An interval within an epoch (`check_val_every_n_epoch` is set) is at most `limit_train_batches`.",
-    otherwise="Lightning refuses when training starts.",
+    says="If `check_val_every_n_epoch` is set, `val_check_interval` must be at most `limit_train_batches`.",
+    otherwise="Lightning raises an error when training starts.",
     broken="trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
     mended="trainer.limit_train_batches=100",
 )
@@ -77,18 +84,19 @@ def _within_epoch(facts: Facts) -> Iterator[str]:
     if interval > batches:
         yield (
             f"trainer.val_check_interval={interval} is more than trainer.limit_train_batches={batches}, and "
-            f"trainer.check_val_every_n_epoch={epochs} counts within an epoch: set that to None to count over the whole run."
+            f"trainer.check_val_every_n_epoch={epochs} counts the interval within an epoch. Set val_check_interval to "
+            f"{batches} or less, or set check_val_every_n_epoch=None to count over the whole run."
         )
 
 
 @CADENCE.rule(
     "logging-interval-is-a-count",
-    says="`log_every_n_steps` is 0 (never) or more.",
-    otherwise="Lightning would log at every step, or never.",
+    says="`log_every_n_steps` must be at least 1, or 0 to log nothing.",
+    otherwise="Lightning logs at every step, or never.",
     broken="trainer.log_every_n_steps=-1",
     mended="trainer.log_every_n_steps=1",
 )
 def _logging(facts: Facts) -> Iterator[str]:
     steps = getattr(facts.trainer, "log_every_n_steps", None)
     if isinstance(steps, int) and steps < 0:
-        yield f"trainer.log_every_n_steps={steps}: must be 0 (never) or more."
+        yield f"trainer.log_every_n_steps={steps}: must be at least 1, or 0 to log nothing."

@@ -18,8 +18,9 @@ CONTEXT = Topic("Context parallelism")
 
 @CONTEXT.rule(
     "sequence-in-twice-the-context-ranks",
-    says="2 * context size divides the sequence.",
-    otherwise="The first batch fails: every rank takes two of 2 * context size equal chunks, for a balanced causal load.",
+    says="2 * context-parallel size must divide the sequence length.",
+    otherwise="The first batch fails, because every rank takes two of 2 * context-parallel size equal chunks to "
+    "balance the causal load.",
     broken=f"{CP}=4 data.seq_length=8188",
     mended=f"{CP}=4 data.seq_length=8192",
 )
@@ -27,15 +28,16 @@ def _chunks(facts: Facts) -> Iterator[str]:
     cp, seq = facts.layout.cp, facts.seq_length
     if cp > 1 and seq and seq % (2 * cp):
         yield (
-            f"data.seq_length={seq} is not a multiple of 2 * context_parallel_size = {2 * cp}, into which each sequence is split "
-            f"for a balanced causal load; nearest: {nearest(seq, 2 * cp)}."
+            f"data.seq_length={seq} is not a multiple of 2 * context_parallel_size = {2 * cp}, the number of chunks "
+            f"that balances the causal load. Set it to a multiple; nearest: {nearest(seq, 2 * cp)}."
         )
 
 
 @CONTEXT.rule(
     "yarn-positions-in-twice-the-context-ranks",
-    says="2 * context size divides the positions that YaRN stretches.",
-    otherwise="Megatron-Core fails when the first layer is built: it splits its cache of these positions among the ranks.",
+    says="With YaRN, 2 * context-parallel size must divide the original number of positions.",
+    otherwise="Megatron-Core fails when it builds the first layer, because it splits its cache of these positions "
+    "over the ranks.",
     recipe="deepseek_v2_lite",
     broken=f"{CP}=4 model.config.original_max_position_embeddings=4092",
     mended=f"{CP}=4 model.config.original_max_position_embeddings=4096",
@@ -50,15 +52,16 @@ def _yarn(facts: Facts) -> Iterator[str]:
     )
     if cp > 1 and kind == "yarn" and is_count(positions) and positions % (2 * cp):
         yield (
-            f"model.config.{name}={positions} is not a multiple of 2 * context_parallel_size = {2 * cp}; nearest: "
-            f"{nearest(positions, 2 * cp)}."
+            f"model.config.{name}={positions} is not a multiple of 2 * context_parallel_size = {2 * cp}. Set it to a "
+            f"multiple; nearest: {nearest(positions, 2 * cp)}."
         )
 
 
 @CONTEXT.rule(
     "exchange-for-every-layer",
-    says="A list of `cp_comm_type` has one entry per layer.",
-    otherwise="Megatron-Core asserts when the configuration is finished; without context parallelism it never reads the list.",
+    says="If `cp_comm_type` is a list, the list must have one entry per layer.",
+    otherwise="Megatron-Core raises an AssertionError when it finishes the configuration. Without context parallelism "
+    "it ignores the list.",
     broken="model.config.cp_comm_type=['p2p','a2a']",
     mended="model.config.cp_comm_type=p2p",
     megatron_refuses=True,
@@ -68,16 +71,16 @@ def _exchange_per_layer(facts: Facts) -> Iterator[str]:
     # On one rank too: the same recipe is to run where the sequence is split.
     if isinstance(kinds, list) and len(kinds) != layers_:
         yield (
-            f"model.config.cp_comm_type lists {len(kinds)} layers, and model.config.num_layers={layers_}: give one kind for all, "
-            "or a list with one per layer."
+            f"model.config.cp_comm_type has {len(kinds)} entries, but model.config.num_layers={layers_}. Set one type "
+            "for all layers, or a list with one type per layer."
         )
 
 
 @CONTEXT.rule(
     "exchange-is-known",
-    says="`cp_comm_type` is p2p, all_gather or a2a.",
-    otherwise="The attention raises in the first step; with 'a2a+p2p', whose groups nobody makes, each rank would attend to its "
-    "own slice only.",
+    says="`cp_comm_type` must be p2p, all_gather or a2a.",
+    otherwise="The attention raises an error in the first step. With 'a2a+p2p' each rank would attend only to its own "
+    "part of the sequence, because no process groups exist for it.",
     broken="model.config.cp_comm_type=a2a+p2p",
     mended="model.config.cp_comm_type=a2a",
 )
@@ -88,8 +91,8 @@ def _exchange(facts: Facts) -> Iterator[str]:
             continue
         if kind == "a2a+p2p":
             yield (
-                "model.config.cp_comm_type='a2a+p2p' needs groups of context-parallel ranks within groups, which "
-                "MegatronStrategy does not make: use one of 'p2p', 'all_gather', 'a2a'."
+                "model.config.cp_comm_type='a2a+p2p' needs hierarchical context-parallel groups, which "
+                "MegatronStrategy does not create. Set it to one of 'p2p', 'all_gather', 'a2a'."
             )
         elif kind is not None and kind not in layers.CP_COMM_TYPES:
             yield f"model.config.cp_comm_type={kind!r}: must be one of {', '.join(map(repr, layers.CP_COMM_TYPES))}."
@@ -97,8 +100,9 @@ def _exchange(facts: Facts) -> Iterator[str]:
 
 @CONTEXT.rule(
     "heads-over-context-ranks",
-    says="With `cp_comm_type=a2a`, tensor size * context size divides heads and query groups.",
-    otherwise="The attention raises in the first step: it shares heads out instead of the sequence.",
+    says="With `cp_comm_type=a2a`, tensor-parallel size * context-parallel size must divide the attention heads and "
+    "the query groups.",
+    otherwise="The attention raises an error in the first step, because it splits heads instead of the sequence.",
     broken=f"model.config.cp_comm_type=a2a {CP}=4 {TP}=2 model.config.num_query_groups=4",
     mended=f"model.config.cp_comm_type=a2a {CP}=2 {TP}=2 model.config.num_query_groups=4",
 )
@@ -113,8 +117,9 @@ def _all_to_all(facts: Facts) -> Iterator[str]:
 
 @CONTEXT.rule(
     "exchange-goes-with-the-attention",
-    says="Transformer Engine exchanges windows over context-parallel ranks by all_gather and a2a, learnt sinks by a2a.",
-    otherwise="Transformer Engine refuses in the first step.",
+    says="Over context-parallel ranks, Transformer Engine supports sliding windows with all_gather and a2a, and "
+    "learned sinks with a2a only.",
+    otherwise="Transformer Engine raises an error in the first step.",
     recipe="gemma3_1b",
     broken=f"{CP}=2",
     mended=f"{CP}=2 model.config.cp_comm_type=all_gather",
@@ -148,14 +153,14 @@ def _exchange_of_attention(facts: Facts) -> Iterator[str]:
             and getattr(facts.parts.get("data"), "packed", False)
         ):
             yield (
-                f"model.config.cp_comm_type={kind!r} with packed samples needs Transformer Engine {since} or newer, and this is "
-                f"{machine.transformer_engine}: use 'p2p'."
+                f"model.config.cp_comm_type={kind!r} with packed samples requires Transformer Engine {since} or "
+                f"newer, but {machine.transformer_engine} is installed. Set cp_comm_type='p2p', or install {since}."
             )
             return
     for (setting, kind, instead), number in found.items():
         yield (
-            f"model.config.{setting} in layer {number}, whose cp_comm_type is {kind!r}, over "
-            f"context_parallel_size={facts.layout.cp} ranks: Transformer Engine doesn't do that. Set "
+            f"model.config.{setting} in layer {number} with cp_comm_type={kind!r} and "
+            f"context_parallel_size={facts.layout.cp}: Transformer Engine does not support this combination. Set "
             f"model.config.cp_comm_type={instead}, or strategy.context_parallel_size=1."
         )
 
@@ -166,8 +171,8 @@ _PACKED_SINCE = {"all_gather": "2.18", "a2a": "2.10"}
 
 @CONTEXT.rule(
     "mixers-see-whole-sequences",
-    says="Without Mamba's kernels (mamba-ssm, causal-conv1d) the sequence is not split.",
-    otherwise="The model is refused when it is built.",
+    says="Without the Mamba kernels (mamba-ssm, causal-conv1d), the context-parallel size must be 1.",
+    otherwise="The model raises an error when it is built.",
     recipe="mamba2_130m",
     broken=f"{CP}=2 trainer.devices=2 trainer.accelerator=auto",
     mended=f"{CP}=1 trainer.devices=2 trainer.accelerator=auto",
@@ -182,6 +187,6 @@ def _mixers(facts: Facts) -> Iterator[str]:
         return
     if not (facts.machine.transformer_engine and has("mamba_ssm") and has("causal_conv1d")):
         yield (
-            f"strategy.context_parallel_size={facts.layout.cp}: Mamba layers without mamba-ssm see whole sequences only; set "
-            "it to 1, or train on a GPU with mamba-ssm and causal-conv1d."
+            f"strategy.context_parallel_size={facts.layout.cp}: without mamba-ssm, Mamba layers need whole sequences. "
+            "Set context_parallel_size=1, or train on a GPU with mamba-ssm and causal-conv1d."
         )

@@ -20,8 +20,9 @@ _WANTED = {
 
 @ENVIRONMENT.rule(
     "attention-is-chosen-once",
-    says="`NVTE_FLASH_ATTN` and its like agree with `attention_backend`, or are unset.",
-    otherwise="Megatron-Core asserts when the model is built.",
+    says="`NVTE_FLASH_ATTN`, `NVTE_FUSED_ATTN` and `NVTE_UNFUSED_ATTN` must agree with `attention_backend` or be "
+    "unset.",
+    otherwise="Megatron-Core raises an AssertionError when it builds the model.",
     broken="",
     mended="",
     broken_environment={"NVTE_FLASH_ATTN": "0"},
@@ -35,9 +36,9 @@ def _attention(facts: Facts) -> Iterator[str]:
         given = facts.environment.get(variable)
         if given is not None and given != value and not left_by_a_model(variable, given):
             yield (
-                f"{variable}={given} contradicts model.config.attention_backend={name}, for which Megatron-Core sets it to "
-                f"{value}: "
-                "unset the variable, and choose by model.config.attention_backend (flash, fused, unfused, local or auto)."
+                f"{variable}={given} contradicts model.config.attention_backend={name}, for which Megatron-Core sets "
+                f"this variable to {value}. Unset the variable, and choose the backend with "
+                "model.config.attention_backend (flash, fused, unfused, local or auto)."
             )
 
 
@@ -56,8 +57,8 @@ def _segments_may_not_be_registered() -> bool:
 
 @ENVIRONMENT.rule(
     "registered-buffers-do-not-move",
-    says="Registered communication buffers (`nccl_ub`) are not combined with expandable segments.",
-    otherwise="Megatron-Core refuses the gradient buffers' configuration.",
+    says="Registered communication buffers (`nccl_ub`) cannot be used with expandable memory segments.",
+    otherwise="Megatron-Core rejects the configuration of the gradient buffers.",
     broken="strategy.ddp.nccl_ub=True",
     mended="strategy.ddp.nccl_ub=True",
     broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
@@ -68,15 +69,16 @@ def _segments(facts: Facts) -> Iterator[str]:
         return
     if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", "").split(","):
         yield (
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with strategy.ddp_config.nccl_ub=True: registered buffers can't "
-            "grow. Take expandable_segments out, or set strategy.ddp.nccl_ub=False."
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with strategy.ddp_config.nccl_ub=True: registered "
+            "buffers cannot be in memory that grows. Remove expandable_segments:True, or set "
+            "strategy.ddp.nccl_ub=False."
         )
 
 
 @ENVIRONMENT.rule(
     "ucc-overlaps-over-several-connections",
-    says="Pipeline messages over UCC need `CUDA_DEVICE_MAX_CONNECTIONS` other than 1.",
-    otherwise="Megatron-Core asserts when it makes its groups.",
+    says="Pipeline communication over UCC requires that `CUDA_DEVICE_MAX_CONNECTIONS` is not 1.",
+    otherwise="Megatron-Core raises an AssertionError when it creates the process groups.",
     broken="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
     mended="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
     broken_environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
@@ -86,15 +88,15 @@ def _ucc(facts: Facts) -> Iterator[str]:
     over = facts.of_strategy("pipeline_model_parallel_comm_backend")
     if over == "ucc" and facts.layout.pp > 1 and facts.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         yield (
-            "CUDA_DEVICE_MAX_CONNECTIONS=1 with strategy.pipeline_model_parallel_comm_backend='ucc': its messages need a "
-            "queue of their own. Unset the variable, or leave the backend None."
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 with strategy.pipeline_model_parallel_comm_backend='ucc': UCC needs a "
+            "separate queue for its messages. Unset the variable, or set the backend to None."
         )
 
 
 @ENVIRONMENT.rule(
     "timeout-is-a-number",
-    says="`TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` is a whole number of seconds.",
-    otherwise="A ValueError on every rank.",
+    says="`TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` must be a whole number of seconds.",
+    otherwise="Every rank raises ValueError.",
     broken="",
     mended="",
     broken_environment={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10min"},
@@ -108,8 +110,9 @@ def _timeout(facts: Facts) -> Iterator[str]:
 
 @ENVIRONMENT.rule(
     "deterministic-everywhere",
-    says="`deterministic_mode` needs `NVTE_ALLOW_NONDETERMINISTIC_ALGO=0` where Transformer Engine computes the attention.",
-    otherwise="Megatron-Core raises when the first attention is built.",
+    says="Where Transformer Engine computes the attention, `deterministic_mode` requires "
+    "`NVTE_ALLOW_NONDETERMINISTIC_ALGO=0`.",
+    otherwise="Megatron-Core raises an error when it builds the first attention layer.",
     broken="model.config.deterministic_mode=True",
     mended="model.config.deterministic_mode=True",
     gpu=("H100", "H100"),
@@ -121,6 +124,7 @@ def _deterministic(facts: Facts) -> Iterator[str]:
     value = facts.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")
     if value != "0":
         yield (
-            f"model.config.deterministic_mode=True with NVTE_ALLOW_NONDETERMINISTIC_ALGO={value}: Transformer Engine would "
-            "choose algorithms that differ from run to run. Export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0."
+            f"model.config.deterministic_mode=True with NVTE_ALLOW_NONDETERMINISTIC_ALGO={value}: Transformer Engine "
+            "may use algorithms whose results differ from run to run. Set the environment variable "
+            "NVTE_ALLOW_NONDETERMINISTIC_ALGO=0."
         )

@@ -29,8 +29,8 @@ def _packed(facts: Facts) -> bool:
 
 @FINETUNING.rule(
     "packs-one-by-one",
-    says="A packed row is a micro-batch of its own.",
-    otherwise="The data module refuses on every rank.",
+    says="With packed samples, the micro-batch size must be 1.",
+    otherwise="The data module raises an error on every rank.",
     broken=_data(micro_batch_size=2),
     mended=_data(),
 )
@@ -40,8 +40,9 @@ def _one_by_one(facts: Facts) -> Iterator[str]:
 
 @FINETUNING.rule(
     "packs-are-as-long-as-sequences",
-    says="A packed row is as long as a sequence of the model.",
-    otherwise="The data module refuses on every rank: stages of a pipeline would exchange buffers of another length.",
+    says="The length of a packed row must equal the sequence length of the model.",
+    otherwise="The data module raises an error on every rank, because pipeline stages would exchange buffers of a "
+    "different length.",
     broken=_data(size=8192),
     mended=_data(),
 )
@@ -51,8 +52,9 @@ def _as_long(facts: Facts) -> Iterator[str]:
 
 @FINETUNING.rule(
     "packs-count-tokens",
-    says="Packed samples are trained on with `calculate_per_token_loss`.",
-    otherwise="Each row would weigh the same, with one long sample in it or with twenty short ones: another loss than unpacked.",
+    says="Packed samples require `calculate_per_token_loss`.",
+    otherwise="Every row has the same weight, whether it holds one long sample or twenty short samples. The loss "
+    "differs from training without packing.",
     broken=f"{_data()} model.config.calculate_per_token_loss=False",
     mended=_data(),
 )
@@ -63,15 +65,17 @@ def _count_tokens(facts: Facts) -> Iterator[str]:
         and not facts.of_model("calculate_per_token_loss")
     ):
         yield (
-            "model.config.calculate_per_token_loss=False with packed samples: the loss would be a mean over rows, which hold "
-            "different numbers of samples. Leave it unset: the data sets it to True."
+            "model.config.calculate_per_token_loss=False with packed samples: the loss would be a mean over rows that "
+            "hold different numbers of samples. Leave calculate_per_token_loss unset, and the data module sets it to "
+            "True."
         )
 
 
 @FINETUNING.rule(
     "packs-are-not-captured",
-    says="CUDA graphs don't go with packed samples.",
-    otherwise="The first step refuses: where samples begin changes from row to row, and a captured kernel can't.",
+    says="CUDA graphs cannot be used with packed samples.",
+    otherwise="The first step raises an error, because the sample boundaries change from row to row and a captured "
+    "kernel cannot change.",
     broken=f"{_data()} model.config.cuda_graph_impl=transformer_engine",
     mended=f"{_data()} model.config.cuda_graph_impl=none",
 )
@@ -79,15 +83,16 @@ def _not_captured(facts: Facts) -> Iterator[str]:
     config = facts.config if facts.config is not None else facts.model
     if _packed(facts) and config is not None and kind_of(config) != "none":
         yield (
-            f"model.config.cuda_graph_impl={kind_of(config)!r} with packed samples: where they begin changes from row to row. "
-            "Set cuda_graph_impl='none', or data.packed_sequence_specs=None."
+            f"model.config.cuda_graph_impl={kind_of(config)!r} with packed samples: the sample boundaries change from "
+            "row to row, and a captured graph cannot change. Set cuda_graph_impl='none', or "
+            "data.packed_sequence_specs=None."
         )
 
 
 @FINETUNING.rule(
     "packs-reset-the-state",
-    says="Without Mamba's kernels (mamba-ssm, causal-conv1d) samples aren't packed.",
-    otherwise="The first step refuses: one sample's state would run into the next.",
+    says="Packed samples with Mamba layers require the Mamba kernels (mamba-ssm, causal-conv1d).",
+    otherwise="The first step raises an error, because the state of one sample would leak into the next sample.",
     recipe="mamba2_130m",
     broken=f"'data={_BROUGHT},packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=512))' {_HERE}",
     mended=f"'data={_BROUGHT})' {_HERE}",
@@ -99,15 +104,15 @@ def _reset(facts: Facts) -> Iterator[str]:
         return
     if not (facts.machine.transformer_engine and has("mamba_ssm") and has("causal_conv1d")):
         yield (
-            "data.packed_sequence_specs: Mamba layers without mamba-ssm carry their state from one sample into the next. Set it "
-            "to None, or train on a GPU with mamba-ssm and causal-conv1d."
+            "data.packed_sequence_specs: without mamba-ssm, Mamba layers carry their state from one sample into the "
+            "next. Set packed_sequence_specs=None, or train on a GPU with mamba-ssm and causal-conv1d."
         )
 
 
 @FINETUNING.rule(
     "training-samples-are-there",
-    says="`dataset_root` has a training.jsonl, unless the data module brings it.",
-    otherwise="The data module refuses on every rank.",
+    says="`dataset_root` must contain a training.jsonl, unless the data module downloads the data.",
+    otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
     broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
     mended="'data=SquadDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8)'",
@@ -120,6 +125,6 @@ def _there(facts: Facts) -> Iterator[str]:
         return
     if not (Path(root).expanduser() / "training.jsonl").is_file():
         yield (
-            f"data.dataset_root={root}: there is no training.jsonl in it. Write one JSON object per line, or name the folder "
-            "that has it."
+            f"data.dataset_root={root}: this folder has no training.jsonl. Create the file with one JSON object per "
+            "line, or set dataset_root to the folder that contains it."
         )

@@ -23,9 +23,9 @@ def _kind(facts: Facts) -> str:
 
 @GRAPHS.rule(
     "graphs-go-with-the-rest",
-    says="CUDA graphs are not combined with Megatron-FSDP; Transformer Engine's need bf16; one of the whole step doesn't look "
-    "for NaN inside it; the optimizer's step isn't captured.",
-    otherwise="Megatron-Core asserts on the ranks, or CUDA refuses the capture after the first steps.",
+    says="CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. A graph of the "
+    "whole step cannot check gradients for NaN. The optimizer step cannot be captured.",
+    otherwise="Megatron-Core raises an AssertionError on the ranks, or CUDA rejects the capture after the first steps.",
     broken=f"{_IMPL}=transformer_engine strategy.fsdp=megatron {CP}=1",
     mended=f"{_IMPL}=transformer_engine {CP}=1",
 )
@@ -35,8 +35,8 @@ def _settings(facts: Facts) -> Iterator[str]:
 
 @GRAPHS.rule(
     "experts-are-captured-in-part",
-    says="A graph holds whole layers of experts only where every expert gets equally many tokens.",
-    otherwise="The host reads how many tokens each expert gets, and CUDA refuses that during a capture.",
+    says="A graph can capture whole expert layers only if every expert gets the same number of tokens.",
+    otherwise="The host reads the number of tokens of each expert, and CUDA rejects such a read during a capture.",
     recipe="deepseek_v2_lite",
     broken=f"{_IMPL}=transformer_engine",
     mended=f"{_IMPL}=transformer_engine model.config.moe_pad_expert_input_to_capacity=True "
@@ -51,17 +51,17 @@ def _experts(facts: Facts) -> Iterator[str]:
     if whole and not facts.of_model("moe_pad_expert_input_to_capacity"):
         instead = "" if kind == "transformer_engine" else "cuda_graph_impl='transformer_engine' and "
         yield (
-            f"{_asked(facts)} captures whole layers, and the number of tokens of each of the "
-            f"{facts.of_model('num_moe_experts')} experts changes from batch to batch. Capture parts of them (model.config: "
-            f"{instead}{_PARTS}), or give every expert as many (moe_pad_expert_input_to_capacity=True and "
-            "moe_expert_capacity_factor), which drops tokens."
+            f"{_asked(facts)} captures whole layers, but the number of tokens of each of the "
+            f"{facts.of_model('num_moe_experts')} experts changes from batch to batch. Capture parts of the layers "
+            f"(model.config: {instead}{_PARTS}). Or give every expert the same number of tokens, which drops tokens: "
+            "set moe_pad_expert_input_to_capacity=True and moe_expert_capacity_factor."
         )
 
 
 @GRAPHS.rule(
     "captured-steps-are-alike",
-    says="A graph of the whole step, and graphs of layers in a pipeline, need a constant batch size.",
-    otherwise="The run stops at the first step that has more micro-batches than were captured.",
+    says="A graph of the whole step, and graphs of layers with pipeline parallelism, require a constant batch size.",
+    otherwise="The run stops at the first step with more micro-batches than were captured.",
     broken=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1 data.rampup_batch_size=[32,32,1024]",
     mended=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1",
 )
@@ -70,15 +70,16 @@ def _constant(facts: Facts) -> Iterator[str]:
     kind = _kind(facts)
     if ramp and (kind == "full_iteration" or (kind != "none" and facts.layout.pp > 1)):
         yield (
-            f"data.rampup_batch_size={list(ramp)} changes the number of micro-batches, and {_asked(facts)} captures a step with "
-            f"a fixed number of them. Leave it unset, or set {_IMPL}='none'."
+            f"data.rampup_batch_size={list(ramp)} changes the number of micro-batches, but {_asked(facts)} captures a "
+            f"step with a fixed number. Leave rampup_batch_size unset, or set {_IMPL}='none'."
         )
 
 
 @GRAPHS.rule(
     "captured-segments-stay",
-    says="CUDA graphs with expandable memory segments need `NCCL_GRAPH_REGISTER=0`.",
-    otherwise="Megatron-Core asserts when the model is built, for NCCL would read memory that has moved.",
+    says="CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.",
+    otherwise="Megatron-Core raises an AssertionError when it builds the model, because NCCL would read memory that "
+    "has moved.",
     broken=f"{_IMPL}=transformer_engine",
     mended=f"{_IMPL}=transformer_engine",
     broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
@@ -90,6 +91,6 @@ def _segments(facts: Facts) -> Iterator[str]:
         return
     if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
         yield (
-            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with {_asked(facts)}: set NCCL_GRAPH_REGISTER=0 beside it, or "
-            "take expandable_segments out."
+            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with {_asked(facts)} requires NCCL_GRAPH_REGISTER=0. "
+            "Set this variable, or remove expandable_segments:True."
         )

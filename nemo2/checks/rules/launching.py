@@ -15,12 +15,13 @@ from nemo2.settle.world import devices_problem, nodes_problem, world_of
 
 LAUNCH = Topic("The launch", needs_sizes=False)
 FILES = Topic("Files of this machine", needs_sizes=False, recipe="llama_tiny")
+_UNITS = {"devices": "processes per node", "num_nodes": "nodes"}
 
 
 @LAUNCH.rule(
     "executor-starts-what-the-trainer-expects",
-    says="The executor starts as many processes per node, on as many nodes, as the trainer expects.",
-    otherwise="The strategy refuses on every rank, or the ranks wait for others that never come.",
+    says="The executor must start as many nodes, and as many processes per node, as the trainer expects.",
+    otherwise="The strategy raises an error on every rank, or the ranks wait forever for processes that never start.",
     broken="",
     mended="",
     assigned=({"trainer.devices": 8}, {"trainer.devices": 8}),
@@ -35,15 +36,16 @@ def _executor(facts: Facts) -> Iterator[str]:
     ):
         if launched is not None and asked != launched:
             yield (
-                f"trainer.{name}={getattr(facts.trainer, name)}, and the executor starts {launched}: they must be equal. Set "
-                f"trainer.{name}={launched}, or launch {asked}."
+                f"trainer.{name}={getattr(facts.trainer, name)}, but the executor starts {launched} {_UNITS[name]}. "
+                f"Both must be equal. Set trainer.{name}={launched}, or start {asked} {_UNITS[name]}."
             )
 
 
 @LAUNCH.rule(
     "accelerator-is-here",
-    says="A run on this machine asks for the accelerator it has, and for processes that somebody launches.",
-    otherwise="Lightning refuses on every rank.",
+    says="A run on this machine must request an accelerator that the machine has, and no more CPU processes than were "
+    "launched.",
+    otherwise="Lightning raises an error on every rank.",
     broken="trainer.accelerator=gpu trainer.devices=2",
     mended="trainer.accelerator=auto trainer.devices=2",
     launched=(2, 2),
@@ -68,8 +70,9 @@ def _accelerator(facts: Facts) -> Iterator[str]:
 
 @LAUNCH.rule(
     "run-name-is-a-folder",
-    says="The run's name, and its version, can be one folder on any file system, and a word in any command line.",
-    otherwise="The run stops before its first step, or the launcher before it.",
+    says="The name and version of the run must be valid as a folder name on any file system and as a word on any "
+    "command line.",
+    otherwise="The launcher fails, or the run stops before its first step.",
     broken="log.name='a run'",
     mended="log.name=a_run",
 )
@@ -87,7 +90,7 @@ def _name(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "log-directory-is-writable",
-    says="The directory of runs can be written.",
+    says="The directory of runs must be writable.",
     otherwise="The run stops before its first step.",
     broken="log.log_dir=/dev/null/runs",
     mended="log.log_dir=/tmp",
@@ -99,12 +102,15 @@ def _log_directory(facts: Facts) -> Iterator[str]:
     for field in ("explicit_log_dir", "log_dir"):
         directory = getattr(log, field, None)
         if facts.here and directory and not _writable(Path(str(directory)).expanduser()):
-            yield f"log.{field}={directory}: this directory can't be written. Name one that this user may write to."
+            yield (
+                f"log.{field}={directory}: this directory cannot be created or written. Set log.{field} to "
+                "a writable directory."
+            )
 
 
 @FILES.rule(
     "checkpoint-to-resume-exists",
-    says="A checkpoint that is named exists.",
+    says="The checkpoint to resume from or to restore must exist.",
     otherwise="The run stops before its first step.",
     broken="resume.resume_from_path=/dev/null/checkpoint",
     mended="resume.resume_from_path=None",
@@ -125,8 +131,8 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "released-weights-fit",
-    says="Released weights to start from (`hf:///folder`) are whole, and those of the recipe's model.",
-    otherwise="The run stops once the model is built, on every rank.",
+    says="Released weights to start from (`hf:///folder`) must be complete and must belong to the recipe's model.",
+    otherwise="The run stops on every rank after it has built the model.",
     broken="resume.restore_config.path=hf:///dev/null/weights",
     mended="resume.restore_config=None",
     here=True,
@@ -141,8 +147,8 @@ def _released(facts: Facts) -> Iterator[str]:
     named = str(getattr(resume, "resume_from_path", None) or "")
     if named.startswith(HUGGING_FACE):
         yield (
-            f"resume.resume_from_path={named}: a release has no optimizer's state to go on with. Name it in "
-            "resume.restore_config.path, to start from its weights."
+            f"resume.resume_from_path={named}: a Hugging Face release contains no optimizer state to resume from. To "
+            f"start from its weights, set resume.restore_config.path={named}."
         )
     for name, owner in (("resume", resume), ("strategy", facts.strategy)):
         path = str(getattr(getattr(owner, "restore_config", None), "path", None) or "")
@@ -156,8 +162,8 @@ def _released(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "communicator-settings-exist",
-    says="`nccl_communicator_config_path` names a file.",
-    otherwise="Megatron-Core raises when it makes its groups.",
+    says="`nccl_communicator_config_path` must be the path of an existing file.",
+    otherwise="Megatron-Core raises an error when it creates the process groups.",
     broken="strategy.nccl_communicator_config_path=/dev/null/nccl.yaml",
     mended="strategy.nccl_communicator_config_path=None",
     here=True,
@@ -166,13 +172,16 @@ def _released(facts: Facts) -> Iterator[str]:
 def _communicators(facts: Facts) -> Iterator[str]:
     path = facts.of_strategy("nccl_communicator_config_path")
     if facts.here and path and not Path(str(path)).expanduser().is_file():
-        yield f"strategy.nccl_communicator_config_path={path}: no such file."
+        yield (
+            f"strategy.nccl_communicator_config_path={path}: this file does not exist. Set the path of an existing "
+            "file, or set it to None."
+        )
 
 
 @FILES.rule(
     "data-is-there",
-    says="Every dataset has its .bin and its .idx file.",
-    otherwise="The data module refuses on every rank.",
+    says="Every dataset must have both its .bin and its .idx file.",
+    otherwise="The data module raises an error on every rank.",
     broken="",
     mended="",
     corpus=({"paths": "/dev/null/corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}, None),
@@ -190,8 +199,9 @@ def _data(facts: Facts) -> Iterator[str]:
         missing = [suffix for suffix in (".bin", ".idx") if not Path(f"{prefix}{suffix}").is_file()]
         if missing and "://" not in prefix:
             yield (
-                f"data.paths names {prefix}, and {' and '.join(f'{prefix}{suffix}' for suffix in missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} not there: `nemo2 prepare-data` makes them from text."
+                f"data.paths lists {prefix}, but {' and '.join(f'{prefix}{suffix}' for suffix in missing)} "
+                f"{'does' if len(missing) == 1 else 'do'} not exist. Correct the path, or create the files from text "
+                "with `nemo2 prepare-data`."
             )
 
 
@@ -208,7 +218,8 @@ def too_many_for_this_machine(devices: Optional[int]) -> Iterator[str]:
     cores = os.cpu_count() or 1
     if devices is not None and devices > cores and not torch.cuda.is_available():
         yield (
-            f"trainer.devices={devices}: this recipe is laid out for {devices} GPUs, and this machine has none, and {cores} CPU "
-            f"core{'s' if cores > 1 else ''}. Run it where the GPUs are; to try a shrunken one here on CPU processes, say how "
-            f"many (`--devices {min(2, cores)}`, or devices={min(2, cores)} in launch())."
+            f"trainer.devices={devices}: this recipe needs {devices} GPUs per node, but this machine has no GPU and {cores} "
+            f"CPU core{'s' if cores > 1 else ''}. Run the recipe on a machine with GPUs. To run a smaller version "
+            f"here on CPU processes, pass `--devices {min(2, cores)}` (in Python: launch(..., "
+            f"devices={min(2, cores)}))."
         )

@@ -17,8 +17,8 @@ _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq
 
 @OPTIMIZER.rule(
     "learning-rate-is-set",
-    says="`optim.config.lr`, the peak of the schedule, is set.",
-    otherwise="The optimizer refuses on every rank.",
+    says="`optim.config.lr`, the peak learning rate of the schedule, must be set.",
+    otherwise="The optimizer raises an error on every rank.",
     broken="optim.config.lr=None",
     mended="optim.config.lr=3e-4",
 )
@@ -27,13 +27,13 @@ def _rate(facts: Facts) -> Iterator[str]:
     if config is None:
         return
     if getattr(config, "lr", None) is None:
-        yield "optim.config.lr is unset: set the peak learning rate, e.g. optim.config.lr=3e-4."
+        yield "optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4."
 
 
 @OPTIMIZER.rule(
     "schedule-ends-below-its-peak",
-    says="`min_lr` is at most the peak.",
-    otherwise="The schedule refuses on every rank.",
+    says="`min_lr` must be at most the peak learning rate.",
+    otherwise="The schedule raises an error on every rank.",
     broken="optim.config.lr=1e-5",
     mended="optim.config.lr=1e-5 optim.lr_scheduler.min_lr=1e-6",
 )
@@ -45,13 +45,17 @@ def _end(facts: Facts) -> Iterator[str]:
             continue
         if least > rate:
             peak = f"optim.config.{name}={rate:g}"
-            yield f"optim.lr_scheduler.min_lr={least:g} is above the peak {peak}: lower it, or raise the peak."
+            yield (
+                f"optim.lr_scheduler.min_lr={least:g} is above the peak learning rate {peak}. Lower min_lr, or raise "
+                "the peak."
+            )
 
 
 @OPTIMIZER.rule(
     "schedule-has-a-length",
-    says="A schedule that ends knows when: `trainer.max_steps`, or its own.",
-    otherwise="The schedule refuses on every rank.",
+    says="A schedule that depends on the length of the run must get this length from `trainer.max_steps` or from its "
+    "own `max_steps`.",
+    otherwise="The schedule raises an error on every rank.",
     broken="trainer.max_steps=-1",
     mended="trainer.max_steps=-1 trainer.max_epochs=1 optim.lr_scheduler.max_steps=100000",
 )
@@ -62,17 +66,17 @@ def _length(facts: Facts) -> Iterator[str]:
     steps = getattr(facts.trainer, "max_steps", None)
     if schedule.max_steps is None and (not isinstance(steps, int) or steps <= 0):
         yield (
-            f"{type(schedule).__name__}.max_steps is None and the trainer has no max_steps: this schedule is a fraction of the "
-            "run's length. Set trainer.max_steps, or the schedule's max_steps."
+            f"{type(schedule).__name__}.max_steps is None and trainer.max_steps is not set, but this schedule depends "
+            "on the length of the run. Set trainer.max_steps, or the schedule's max_steps."
         )
 
 
 @OPTIMIZER.rule(
     "phases-fit-the-schedule",
-    says="A schedule with a length of its own (`lr_scheduler.max_steps`) is longer than its warm-up, hold and constant end; "
-    "shares of its length add up to at most 1; a warm-up is no share of 1; "
-    "warm-up, hold and decay (WSD) has a warm-up or a hold.",
-    otherwise="The rate never reaches its peak or jumps to its end, and nothing is said.",
+    says="A schedule with its own length (`lr_scheduler.max_steps`) must be longer than its warm-up, hold and "
+    "constant phases together. Phases that are set as shares must add up to at most 1, and the warm-up share must be "
+    "less than 1. A warm-up, hold and decay (WSD) schedule must have a warm-up or a hold.",
+    otherwise="The learning rate never reaches its peak or jumps to its end, without an error.",
     broken="optim.lr_scheduler.max_steps=1000",
     mended="optim.lr_scheduler.max_steps=100000",
 )
@@ -85,14 +89,17 @@ def _phases(facts: Facts) -> Iterator[str]:
     shares = {name: given[name] for name in ("warmup_ratio", "hold_ratio") if given[name] is not None}
     shown = " + ".join(f"{name}={value:g}" for name, value in shares.items())
     if sum(shares.values()) > 1:
-        yield f"{path}: {shown} add up to {sum(shares.values()):g}: shares of max_steps add up to at most 1."
+        yield (
+            f"{path}: {shown} add up to {sum(shares.values()):g}, but shares of max_steps must add up to at most 1. "
+            "Lower one of them."
+        )
     elif shares.get("warmup_ratio") == 1:
-        yield f"{path}.warmup_ratio=1: the warm-up is the whole run. Use less than 1."
+        yield f"{path}.warmup_ratio=1: the warm-up takes the whole run. Set warmup_ratio below 1."
     name = getattr(class_of(node), "__name__", "")
     if name == "WarmupHoldAnnealScheduler" and not shares:
         yield (
-            f"{path}: {name} has neither a warm-up nor a hold: set warmup_ratio and hold_ratio, e.g. 0.01 and 0.8, or use "
-            "PolynomialDecayAnnealingScheduler, which decays from the first step."
+            f"{path}: {name} has neither a warm-up nor a hold. Set warmup_ratio and hold_ratio, e.g. to 0.01 and 0.8, "
+            "or use PolynomialDecayAnnealingScheduler, which decays from the first step."
         )
     length = given["max_steps"]
     # T5's constant steps stand for its warm-up; they are no phase at the end.
@@ -103,43 +110,45 @@ def _phases(facts: Facts) -> Iterator[str]:
     if length is not None and steps and sum(steps.values()) >= length:
         listed = " + ".join(f"{phase}={value:g}" for phase, value in steps.items())
         yield (
-            f"{path}.max_steps={length:g} leaves no steps beside {listed}: raise it, or shorten the "
-            f"phases to less than {length:g} steps together."
+            f"{path}.max_steps={length:g} leaves no steps for the decay after {listed}. Raise max_steps, or shorten "
+            f"these phases to less than {length:g} steps together."
         )
 
 
 @OPTIMIZER.rule(
     "optimizer-is-known",
-    says="`optim.config.optimizer` is one that Megatron-Core has: adam or sgd, and in newer versions muon, lion and their like.",
-    otherwise="Megatron-Core raises when the optimizer is made.",
+    says="`optim.config.optimizer` must be an optimizer of the installed Megatron-Core: adam or sgd, and in newer "
+    "versions also muon, lion and others.",
+    otherwise="Megatron-Core raises an error when it creates the optimizer.",
     broken="optim.config.optimizer=adamw",
     mended="optim.config.optimizer=adam",
 )
 def _known(facts: Facts) -> Iterator[str]:
     name, known = facts.of_optimizer("optimizer"), known_optimizers()
     if isinstance(name, str) and name not in known:
-        yield f"optim.config.optimizer={name!r}: must be one of {', '.join(known)}{did_you_mean(name, known)}"
+        yield f"optim.config.optimizer={name!r}: must be one of {', '.join(known)}{did_you_mean(name, known, listed=True)}"
 
 
 @OPTIMIZER.rule(
     "distributed-optimizer-is-adams",
-    says="`use_distributed_optimizer` shards the state of Adam, and sgd has none that it knows.",
-    otherwise="Megatron-Core asserts when the optimizer is made.",
+    says="`use_distributed_optimizer` requires Adam. Megatron-Core cannot shard the state of sgd.",
+    otherwise="Megatron-Core raises an AssertionError when it creates the optimizer.",
     broken="optim.config.optimizer=sgd",
     mended="optim.config.optimizer=adam",
 )
 def _sharded(facts: Facts) -> Iterator[str]:
     if facts.of_optimizer("optimizer") == "sgd" and facts.distributed_optimizer:
         yield (
-            "optim.config.optimizer='sgd' with use_distributed_optimizer=True: Megatron-Core shards only Adam's state. Use "
-            "'adam', or set optim.config.use_distributed_optimizer=False."
+            "optim.config.optimizer='sgd' with use_distributed_optimizer=True: Megatron-Core can shard the state of "
+            "Adam only. Set optim.config.optimizer='adam', or set optim.config.use_distributed_optimizer=False."
         )
 
 
 @OPTIMIZER.rule(
     "clipping-is-the-optimizers",
-    says="Gradients are clipped by `optim.config.clip_grad`.",
-    otherwise="Lightning's clipping sees one rank's shards only; the precision plugin refuses in the first step.",
+    says="Gradient clipping must be set with `optim.config.clip_grad`.",
+    otherwise="The precision plugin raises an error in the first step, because Lightning would clip only the shards "
+    "of one rank.",
     broken="trainer.gradient_clip_val=1.0",
     mended="optim.config.clip_grad=1.0",
 )
@@ -147,15 +156,16 @@ def _clipping(facts: Facts) -> Iterator[str]:
     value = getattr(facts.trainer, "gradient_clip_val", None)
     if facts.sizes and value:
         yield (
-            f"trainer.gradient_clip_val={value}: Megatron-Core clips inside its optimizer step. Set "
-            f"optim.config.clip_grad={value} and leave trainer.gradient_clip_val unset."
+            f"trainer.gradient_clip_val={value}: Megatron-Core clips gradients in its optimizer step. Set "
+            f"optim.config.clip_grad={value}, and leave trainer.gradient_clip_val unset."
         )
 
 
 @OPTIMIZER.rule(
     "small-states-need-the-aware-optimizer",
-    says="Gradients, parameters and moments of the optimizer in other formats than fp32 need `use_precision_aware_optimizer`.",
-    otherwise="Megatron-Core asserts when the optimizer's configuration is made.",
+    says="Gradients, main parameters and moments of the optimizer in a format other than fp32 require "
+    "`use_precision_aware_optimizer`.",
+    otherwise="Megatron-Core raises an AssertionError when it creates the optimizer configuration.",
     broken="optim.config.exp_avg_dtype=torch.bfloat16",
     mended="optim.config.exp_avg_dtype=torch.float32",
 )
@@ -166,15 +176,15 @@ def _states(facts: Facts) -> Iterator[str]:
         dtype = facts.of_optimizer(name)
         if dtype is not None and str(dtype) != "torch.float32":
             yield (
-                f"optim.config.{name}={dtype} needs optim.config.use_precision_aware_optimizer=True: set that, or leave it "
-                "torch.float32."
+                f"optim.config.{name}={dtype} requires optim.config.use_precision_aware_optimizer=True. Set it to "
+                f"True, or set {name}=torch.float32."
             )
 
 
 @OPTIMIZER.rule(
     "aware-optimizer-is-sharded-adam",
-    says="`use_precision_aware_optimizer` needs Adam and the distributed optimizer.",
-    otherwise="Megatron-Core asserts when the optimizer's configuration is made.",
+    says="`use_precision_aware_optimizer` requires Adam and the distributed optimizer.",
+    otherwise="Megatron-Core raises an AssertionError when it creates the optimizer configuration.",
     broken="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=sgd",
     mended="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=adam",
 )
@@ -183,20 +193,21 @@ def _aware(facts: Facts) -> Iterator[str]:
         return
     if facts.of_optimizer("optimizer") != "adam":
         yield (
-            f"optim.config.use_precision_aware_optimizer=True with optim.config.optimizer={facts.of_optimizer('optimizer')!r}: "
-            "it is made for 'adam'. Use that, or unset it."
+            "optim.config.use_precision_aware_optimizer=True does not support "
+            f"optim.config.optimizer={facts.of_optimizer('optimizer')!r}. Set optim.config.optimizer='adam', or set "
+            "use_precision_aware_optimizer=False."
         )
     if not facts.distributed_optimizer:
         yield (
-            "optim.config.use_precision_aware_optimizer=True needs the sharded state of "
-            "optim.config.use_distributed_optimizer=True: set both, or neither."
+            "optim.config.use_precision_aware_optimizer=True requires optim.config.use_distributed_optimizer=True. "
+            "Set both to True, or both to False."
         )
 
 
 @OPTIMIZER.rule(
     "offloaded-optimizer-decouples-decay",
-    says="`optimizer_cpu_offload` needs `decoupled_weight_decay`.",
-    otherwise="Megatron-Core asserts when the optimizer is made.",
+    says="`optimizer_cpu_offload` requires `decoupled_weight_decay`.",
+    otherwise="Megatron-Core raises an AssertionError when it creates the optimizer.",
     broken="optim.config.optimizer_cpu_offload=True optim.config.decoupled_weight_decay=False",
     mended="optim.config.optimizer_cpu_offload=True optim.config.decoupled_weight_decay=True",
 )
@@ -205,16 +216,17 @@ def _offload(facts: Facts) -> Iterator[str]:
         return
     if facts.of_optimizer("decoupled_weight_decay", True) is False:
         yield (
-            "optim.config.optimizer_cpu_offload=True with decoupled_weight_decay=False: Megatron-Core's offloaded Adam is AdamW. "
-            "Set decoupled_weight_decay=True."
+            "optim.config.optimizer_cpu_offload=True with decoupled_weight_decay=False: Megatron-Core can offload "
+            "only AdamW, which decouples weight decay. Set decoupled_weight_decay=True."
         )
 
 
 @OPTIMIZER.rule(
     "optimizer-numbers-are-in-range",
-    says="Each number of the optimizer's configuration is one that it can compute with: a learning rate above 0, decay rates "
-    "from 0 to below 1, a norm to clip at that is not negative; none is NaN or infinite.",
-    otherwise="torch refuses on every rank, the moments grow without bound, or the weights are NaN after the first step.",
+    says="Each number of the optimizer configuration must be in its valid range and must not be NaN or infinite: for "
+    "example, a learning rate above 0, decay rates from 0 to below 1, and a clipping norm that is not negative.",
+    otherwise="PyTorch raises an error on every rank, the moments grow without bound, or the weights are NaN after "
+    "the first step.",
     broken="optim.config.adam_beta2=1.5 optim.config.clip_grad=-1",
     mended="optim.config.adam_beta2=0.95 optim.config.clip_grad=0",
 )

@@ -18,8 +18,8 @@ _TWO = (2, 2)
 
 @PARTS.rule(
     "low-precision-needs-transformer-engine",
-    says="fp8 and fp4 need Transformer Engine and a GPU.",
-    otherwise="The precision plugin refuses on every rank.",
+    says="fp8 and fp4 require Transformer Engine and a GPU.",
+    otherwise="The precision plugin raises an error on every rank.",
     broken="trainer.plugins.fp8=hybrid",
     mended="trainer.plugins.fp8=None",
     here=True,
@@ -32,15 +32,15 @@ def _low_precision(facts: Facts) -> Iterator[str]:
     for name, value in (("fp8", config.fp8), ("fp4", config.fp4)):
         if value is not None:
             yield (
-                f"trainer.plugins.{name}={value!r}: it exists on GPUs with Transformer Engine only "
-                f"({facts.machine.te_missing}). Leave it unset here (bf16-mixed runs anywhere)."
+                f"trainer.plugins.{name}={value!r}: {name} requires a GPU with Transformer Engine "
+                f"({facts.machine.te_missing}). Leave {name} unset on this machine. bf16-mixed runs on any machine."
             )
 
 
 @PARTS.rule(
     "aware-optimizer-needs-transformer-engine",
-    says="`use_precision_aware_optimizer` needs Transformer Engine's fused Adam.",
-    otherwise="Megatron-Core raises when the optimizer's configuration is made.",
+    says="`use_precision_aware_optimizer` requires Transformer Engine's fused Adam.",
+    otherwise="Megatron-Core raises an error when it creates the optimizer configuration.",
     broken="optim.config.use_precision_aware_optimizer=True",
     mended="optim.config.use_precision_aware_optimizer=False",
     here=True,
@@ -51,16 +51,16 @@ def _aware_optimizer(facts: Facts) -> Iterator[str]:
         return
     if not facts.of_optimizer("optimizer_cpu_offload"):
         yield (
-            "optim.config.use_precision_aware_optimizer=True needs Transformer Engine's fused Adam "
-            f"({why_missing('transformer_engine')}). Set it to False here."
+            "optim.config.use_precision_aware_optimizer=True requires Transformer Engine's fused Adam "
+            f"({why_missing('transformer_engine')}). Set use_precision_aware_optimizer=False on this machine."
         )
 
 
 @PARTS.rule(
     "plain-layers-can-do-it",
-    says="A model on layers without Transformer Engine asks for nothing that only its kernels have: QK clipping, flex dispatch, "
-    "latent experts, cached latents, experimental attention.",
-    otherwise="The model is refused when it is built.",
+    says="A model without Transformer Engine must not use features that only its kernels have: QK clipping, the flex "
+    "dispatcher, latent experts, cached latents and experimental attention.",
+    otherwise="The model raises an error when it is built.",
     broken="model.config.qk_clip=True",
     mended="model.config.qk_clip=False",
     here=True,
@@ -86,8 +86,8 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
 
 @PARTS.rule(
     "logger-is-installed",
-    says="The packages of the loggers are installed.",
-    otherwise="A ModuleNotFoundError on every rank.",
+    says="The packages of the loggers must be installed.",
+    otherwise="Every rank raises ModuleNotFoundError.",
     broken="log.wandb=lightning.pytorch.loggers.wandb.WandbLogger",
     mended="log.wandb=None",
     here=True,
@@ -96,13 +96,16 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
 def _loggers(facts: Facts) -> Iterator[str]:
     for path, kind, _ in _loggers_of(facts):
         if package := missing_package(kind):
-            yield f"{path}: {kind} needs {package}, which is not installed. Run: pip install {package}, or take the logger away."
+            yield (
+                f"{path}: {kind} requires {package}, which is not installed. Run `pip install {package}`, or remove "
+                "the logger."
+            )
 
 
 @PARTS.rule(
     "tracker-can-log-in",
-    says="W&B and Comet have a key on this machine, or stay offline.",
-    otherwise="The service's client asks for a key, and every rank ends.",
+    says="W&B and Comet must have an API key on this machine, or must be offline.",
+    otherwise="The client of the service asks for a key, and every rank ends.",
     broken="log.extra_loggers=[lightning.pytorch.loggers.comet.CometLogger]",
     mended="log.extra_loggers=[]",
     here=True,

@@ -13,8 +13,8 @@ PEFT = Topic("Fine-tuning", needs_sizes=False, recipe="llama3_8b:lora")
 
 @PEFT.rule(
     "fine-tuning-begins-with-weights",
-    says="A run of `llm.finetune` names the weights that it begins with.",
-    otherwise="It would train additions to random weights, or all of them from the beginning.",
+    says="A run of `llm.finetune` must name the weights to start from.",
+    otherwise="The run would train adapters on random weights, or train the whole model from random weights.",
     recipe="mamba2_130m:full",
     broken="trainer.devices=2 trainer.accelerator=auto",
     mended="trainer.devices=2 trainer.accelerator=auto resume.restore_config.path=hf://organisation/name",
@@ -32,15 +32,16 @@ def _weights(facts: Facts) -> Iterator[str]:
     parameters = getattr(getattr(facts.recipe, "__signature_info__", None), "parameters", {})
     if facts.here and "peft" in parameters and not any(named):
         yield (
-            "resume.restore_config=None: llm.finetune goes on from weights, and none are named. Set "
-            "resume.restore_config.path to a checkpoint, an imported model (nemo://organisation/name) or a release (hf:///folder, hf://organisation/name)."
+            "resume.restore_config=None: llm.finetune starts from existing weights, but the recipe names none. Set "
+            "resume.restore_config.path to a checkpoint, to an imported model (nemo://organisation/name) or to a "
+            "Hugging Face release (hf:///folder, hf://organisation/name)."
         )
 
 
 @PEFT.rule(
     "peft-settings-are-in-range",
-    says="Rank, scale and dropout of a PEFT method are in range.",
-    otherwise="The method refuses on every rank.",
+    says="The rank, scale and dropout of a PEFT method must be in range.",
+    otherwise="The PEFT method raises an error on every rank.",
     broken="peft.dim=0",
     mended="peft.dim=1",
 )
@@ -50,8 +51,8 @@ def _range(facts: Facts) -> Iterator[str]:
 
 @PEFT.rule(
     "peft-fits-the-layers",
-    says="The layers that a PEFT method names are there, and at least as wide as its rank.",
-    otherwise="The run stops before the model is built, on every rank.",
+    says="The layers that a PEFT method targets must exist and must be at least as wide as its rank.",
+    otherwise="The run stops on every rank before it builds the model.",
     broken="peft.target_modules=[linear_qvk]",
     mended="peft.target_modules=[linear_qkv]",
 )

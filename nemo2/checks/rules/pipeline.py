@@ -16,8 +16,8 @@ SPLIT = "strategy.account_for_embedding_in_pipeline_split"
 
 @PIPELINE.rule(
     "virtual-stages-need-stages",
-    says="Virtual stages need a pipeline size of 2 or more.",
-    otherwise="Megatron-Core refuses to make its groups.",
+    says="Virtual stages require a pipeline-parallel size of at least 2.",
+    otherwise="Megatron-Core raises an error when it creates the process groups.",
     broken=f"{VP}=2",
     mended=f"{VP}=2 {PP}=4",
     megatron_refuses=True,
@@ -26,15 +26,16 @@ def _virtual(facts: Facts) -> Iterator[str]:
     layout = facts.layout
     if layout.vp and layout.vp > 1 and layout.pp == 1:
         yield (
-            f"strategy.virtual_pipeline_model_parallel_size={layout.vp} with pipeline_model_parallel_size=1: virtual stages "
-            "interleave the stages of a pipeline. Unset it, or raise the pipeline size to 2 or more."
+            f"strategy.virtual_pipeline_model_parallel_size={layout.vp} with pipeline_model_parallel_size=1: virtual "
+            "stages require pipeline parallelism. Leave virtual_pipeline_model_parallel_size unset, or set "
+            "pipeline_model_parallel_size to 2 or more."
         )
 
 
 @PIPELINE.rule(
     "mixers-have-no-virtual-stages",
-    says="Hybrid and Mamba models are not split into virtual stages.",
-    otherwise="The model is refused when it is built.",
+    says="Hybrid and Mamba models cannot have virtual stages.",
+    otherwise="The model raises an error when it is built.",
     recipe="mamba2_2_7b",
     broken=f"{PP}=2 {VP}=2",
     mended=f"{PP}=2",
@@ -43,15 +44,16 @@ def _virtual(facts: Facts) -> Iterator[str]:
 def _hybrid(facts: Facts) -> Iterator[str]:
     if hasattr(facts.model, "mamba_stack_spec") and facts.layout.pp > 1 and facts.layout.vp is not None:
         yield (
-            f"strategy.virtual_pipeline_model_parallel_size={facts.layout.vp}: Megatron-Core does not split hybrid models into "
-            "virtual pipeline stages. Set it to None."
+            f"strategy.virtual_pipeline_model_parallel_size={facts.layout.vp}: Megatron-Core cannot split hybrid "
+            "models into virtual pipeline stages. Set virtual_pipeline_model_parallel_size=None."
         )
 
 
 @PIPELINE.rule(
     "mixers-are-cut-by-number",
-    says="Stages of a hybrid hold equal numbers of layers, but for the first and the last one.",
-    otherwise="Megatron-Core takes no notice, and builds stages that weren't asked for.",
+    says="All pipeline stages of a hybrid model must have the same number of layers, except the first and the last "
+    "stage.",
+    otherwise="Megatron-Core ignores the setting and builds stages with other layers than requested.",
     recipe="mamba2_2_7b",
     broken=f"{PP}=4 {SPLIT}=True",
     mended=f"{PP}=4",
@@ -65,8 +67,10 @@ def _cut_by_number(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "layers-over-stages",
-    says="The pipeline size divides the layers, embedding and loss counted where they are accounted for.",
-    otherwise="Megatron-Core asserts when the model is built; of a hybrid with Mamba layers it leaves the last layers out.",
+    says="The pipeline-parallel size must divide the number of layers. If `account_for_embedding_in_pipeline_split` "
+    "or `account_for_loss_in_pipeline_split` is set, the embedding or the loss counts as one layer.",
+    otherwise="Megatron-Core raises an AssertionError when it builds the model. For a hybrid model with Mamba layers, "
+    "it leaves out the last layers.",
     broken=f"{PP}=3 trainer.devices=6 data.global_batch_size=510",
     mended=f"{PP}=4 trainer.devices=8",
     megatron_refuses=True,
@@ -78,16 +82,18 @@ def _layers(facts: Facts) -> Iterator[str]:
     total = facts.of_model("num_layers")
     uneven = total - layers
     yield (
-        f"model.config.num_layers={total}{f' minus {uneven}' if uneven else ''}{f' plus {extra}' if extra else ''} = "
-        f"{layers + extra} layers can't be split evenly into {stages} pipeline stages; pipeline sizes that divide {total}: "
-        f"{divisors(total)}, or set num_layers_in_first_pipeline_stage / num_layers_in_last_pipeline_stage."
+        f"model.config.num_layers={total}{f' minus {uneven}' if uneven else ''}{f' plus {extra}' if extra else ''}: "
+        f"{layers + extra} layers cannot be split evenly into {stages} pipeline stages. Set the pipeline-parallel "
+        f"size to a divisor of {total}: {divisors(total)}. Or set num_layers_in_first_pipeline_stage or "
+        "num_layers_in_last_pipeline_stage."
     )
 
 
 @PIPELINE.rule(
     "layers-for-every-stage",
-    says="Uneven first and last stages leave layers for the stages between them, and none where there are none.",
-    otherwise="Megatron-Core builds more layers than the model has, or stages without any.",
+    says="If the first and last stages have their own sizes, the remaining layers must fill the stages between them. "
+    "Without stages between them, no layers may remain.",
+    otherwise="Megatron-Core builds more layers than the model has, or builds stages without layers.",
     broken=f"{PP}=2 {FIRST}=40",
     mended=f"{PP}=2 {FIRST}=20",
 )
@@ -104,16 +110,21 @@ def _enough_layers(facts: Facts) -> Iterator[str]:
     uneven = [size for size in uneven if size is not None]
     if uneven and (layers < 0 or bool(layers) != bool(stages)):
         yield (
-            f"model.config.num_layers={total} leaves {layers} layers for {stages} pipeline stages beside the first and last "
-            f"stage's {uneven}; "
-            + ("they must add up to it." if not stages else "use smaller stages, or fewer of them.")
+            f"model.config.num_layers={total} leaves {layers} layers for {stages} pipeline stages after the first and "
+            f"last stages' {uneven}. "
+            + (
+                "Set sizes that add up to all layers."
+                if not stages
+                else "Set smaller first and last stages, or fewer of them."
+            )
         )
 
 
 @PIPELINE.rule(
     "one-way-to-cut-unevenly",
-    says="Uneven first and last stages are not combined with stages that count the embedding or the loss as a layer.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="Sizes of the first and last stages cannot be used with stages that count the embedding or the loss as a "
+    "layer.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{PP}=4 {FIRST}=8 {LAST}=8 {SPLIT}=True",
     mended=f"{PP}=4 {FIRST}=8 {LAST}=8",
     megatron_refuses=True,
@@ -124,18 +135,21 @@ def _two_ways(facts: Facts) -> Iterator[str]:
     names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
     counted = [f"strategy.{name}=True" for name in names if facts.of_strategy(name)]
     if uneven and counted:
-        yield f"{', '.join(uneven)} and {', '.join(counted)} cut the layers in two ways: keep one of them."
+        yield (
+            f"{', '.join(uneven)} and {', '.join(counted)} split the layers in two different ways. Keep only one of "
+            "them."
+        )
     if facts.of_strategy("pipeline_model_parallel_layout") is not None and (uneven or counted):
         yield (
-            "strategy.pipeline_model_parallel_layout says which layers each stage holds, and so do "
-            f"{', '.join([*uneven, *counted])}: keep one of them."
+            "strategy.pipeline_model_parallel_layout defines the layers of each stage, and so does "
+            f"{', '.join([*uneven, *counted])}. Keep only one of them."
         )
 
 
 @PIPELINE.rule(
     "layers-over-virtual-stages",
-    says="The virtual size divides the layers of every stage.",
-    otherwise="Megatron-Core asserts when the model is built.",
+    says="The virtual-pipeline size must divide the number of layers of every stage.",
+    otherwise="Megatron-Core raises an AssertionError when it builds the model.",
     broken=f"{PP}=4 {VP}=3",
     mended=f"{PP}=4 {VP}=4",
     megatron_refuses=True,
@@ -148,15 +162,17 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
     per_stage = (layers + extra) // stages
     if per_stage % vp:
         yield (
-            f"{per_stage} layers per pipeline stage can't be split into strategy.virtual_pipeline_model_parallel_size={vp} "
-            f"chunks; sizes that divide them: {divisors(per_stage)}."
+            f"{per_stage} layers per pipeline stage cannot be split into "
+            f"strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set virtual_pipeline_model_parallel_size to "
+            f"one of {divisors(per_stage)}."
         )
 
 
 @PIPELINE.rule(
     "uneven-layers-over-virtual-stages",
-    says="The virtual size divides the layers of uneven first and last stages too.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="The virtual-pipeline size must also divide the number of layers in first and last stages of a different "
+    "size.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{PP}=4 {VP}=2 {FIRST}=9 {LAST}=7",
     mended=f"{PP}=4 {VP}=2 {FIRST}=8 {LAST}=8",
     megatron_refuses=True,
@@ -169,16 +185,16 @@ def _uneven_virtual(facts: Facts) -> Iterator[str]:
         size = facts.of_strategy(name.removeprefix("strategy."))
         if is_count(size) and size % vp:
             yield (
-                f"{name}={size} can't be split into strategy.virtual_pipeline_model_parallel_size={vp} chunks; "
-                f"nearest: {nearest(size, vp)}."
+                f"{name}={size} cannot be split into strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set "
+                f"it to a multiple of {vp}; nearest: {nearest(size, vp)}."
             )
 
 
 @PIPELINE.rule(
     "layout-of-stages-fits",
-    says="`pipeline_model_parallel_layout` names every layer once, the embedding first and the loss last, for a multiple of the "
-    "stages.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="`pipeline_model_parallel_layout` must name every layer once, with the embedding first and the loss last. "
+    "Its number of chunks must be a multiple of the number of stages.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*15|t*16L'",
     mended=f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*16|t*16L'",
     megatron_refuses=True,
@@ -197,22 +213,26 @@ def _stage_layout(facts: Facts) -> Iterator[str]:
             num_layers=facts.of_model("num_layers"), mtp_num_layers=facts.of_model("mtp_num_layers")
         )
     except (AssertionError, ValueError, NotImplementedError, KeyError) as error:
-        yield f"{shown} with pipeline_model_parallel_size={pp}: Megatron-Core says: {' '.join(str(error).split())}."
+        yield (
+            f"{shown} with pipeline_model_parallel_size={pp}: Megatron-Core rejects this layout: "
+            f"{' '.join(str(error).split())}."
+        )
         return
     found = stages.virtual_pipeline_model_parallel_size
     if vp is not None and vp != found:
         yield (
-            f"{shown} has {pp * found} chunks, {found} for each of {pp} stages, and "
-            f"strategy.virtual_pipeline_model_parallel_size={vp}: unset that, or make it {found}."
+            f"{shown} has {pp * found} chunks, which are {found} for each of {pp} stages, but "
+            f"strategy.virtual_pipeline_model_parallel_size={vp}. Leave virtual_pipeline_model_parallel_size unset, "
+            f"or set it to {found}."
         )
 
 
 @PIPELINE.rule(
     "stages-send-what-they-hold",
-    says="`pipeline_dtype` is the dtype of activations between layers: the parameters', or float32 where Megatron-Core keeps "
-    "an fp32 residual (`fp32_residual_connection`).",
-    otherwise="The first message has another size than its receiver expects, which ends or stops the ranks; or the bits of one "
-    "format are read as another's.",
+    says="`pipeline_dtype` must be the dtype of the activations between layers. This is the dtype of the parameters, "
+    "or float32 if Megatron-Core keeps an fp32 residual (`fp32_residual_connection`).",
+    otherwise="The first message has a size that its receiver does not expect, so the ranks fail or hang. Or the "
+    "receiver reads the bits of one format as another format.",
     broken=f"{PP}=2 strategy.pipeline_dtype=torch.float32",
     mended=f"{PP}=2 strategy.pipeline_dtype=torch.bfloat16",
 )
@@ -222,9 +242,9 @@ def _messages(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "two-interleaved-stages-overlap-messages",
-    says="Two interleaved stages overlap their messages.",
-    otherwise="Both stages post two sends to the same peer in another order than it expects, and train on the wrong activations "
-    "without a word.",
+    says="A pipeline of two interleaved stages must overlap its messages.",
+    otherwise="Each stage posts two sends in an order that the other stage does not expect. The model trains on wrong "
+    "activations, without an error.",
     broken=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False",
     mended=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
 )
@@ -235,8 +255,8 @@ def _two_stages(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "overlapped-messages-are-between-chunks",
-    says="`overlap_p2p_comm`, set on the model, needs virtual stages.",
-    otherwise="Megatron-Core raises in the first step.",
+    says="`overlap_p2p_comm` on the model requires virtual stages.",
+    otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 model.config.overlap_p2p_comm=True",
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True",
 )
@@ -247,8 +267,8 @@ def _whole_stages(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "messages-overlap-or-batch",
-    says="Messages between interleaved stages are overlapped or batched, not both.",
-    otherwise="Megatron-Core raises in the first step.",
+    says="Messages between interleaved stages can be overlapped or batched, but not both.",
+    otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=True",
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
 )
@@ -259,8 +279,8 @@ def _overlap_or_batch(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "warm-up-overlap-needs-overlap",
-    says="`overlap_p2p_comm_warmup_flush` needs overlapped messages that are not batched.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="`overlap_p2p_comm_warmup_flush` requires overlapped messages that are not batched.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm_warmup_flush=True model.config.overlap_p2p_comm=False",
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm_warmup_flush=True model.config.overlap_p2p_comm=True "
     "model.config.batch_p2p_comm=False",
@@ -274,15 +294,16 @@ def _warm_up(facts: Facts) -> Iterator[str]:
     overlap, batch = bool(model.overlap_p2p_comm), bool(model.batch_p2p_comm)
     if not overlap or batch:
         yield (
-            f"model.config.overlap_p2p_comm_warmup_flush=True with overlap_p2p_comm={overlap} and batch_p2p_comm={batch}: it "
-            "needs model.config.overlap_p2p_comm=True and model.config.batch_p2p_comm=False."
+            f"model.config.overlap_p2p_comm_warmup_flush=True with overlap_p2p_comm={overlap} and "
+            f"batch_p2p_comm={batch}: the warm-up can overlap only with overlap_p2p_comm=True and "
+            "batch_p2p_comm=False. Set model.config.overlap_p2p_comm=True and model.config.batch_p2p_comm=False."
         )
 
 
 @PIPELINE.rule(
     "deferred-gradient-needs-stages",
-    says="`defer_embedding_wgrad_compute` needs a pipeline and gradient accumulation fusion.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="`defer_embedding_wgrad_compute` requires pipeline parallelism and gradient accumulation fusion.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken="model.config.defer_embedding_wgrad_compute=True model.config.gradient_accumulation_fusion=True",
     mended="model.config.defer_embedding_wgrad_compute=False",
     megatron_refuses=True,
@@ -293,13 +314,14 @@ def _deferred_gradient(facts: Facts) -> Iterator[str]:
         return
     if facts.layout.pp == 1:
         yield (
-            "model.config.defer_embedding_wgrad_compute=True moves work into the drain of a pipeline, and "
-            "strategy.pipeline_model_parallel_size=1: set it to False."
+            "model.config.defer_embedding_wgrad_compute=True with strategy.pipeline_model_parallel_size=1: the "
+            "deferred work fills the end of a pipeline, and this layout has no pipeline. Set "
+            "defer_embedding_wgrad_compute=False."
         )
     if not model.gradient_accumulation_fusion:
         yield (
-            "model.config.defer_embedding_wgrad_compute=True needs model.config.gradient_accumulation_fusion=True, whose "
-            "kernel it calls later: set both, or neither."
+            "model.config.defer_embedding_wgrad_compute=True requires model.config.gradient_accumulation_fusion=True, "
+            "because it calls the fused kernel later. Set both to True, or both to False."
         )
 
 

@@ -15,9 +15,11 @@ _FP8 = "trainer.plugins.fp8=hybrid"
 
 @PRECISION.rule(
     "gpu-has-the-format",
-    says="The GPU has the number format: bf16 from Ampere on, fp8 from Ada and Hopper on (blockwise: Hopper), mxfp8 and fp4 from "
-    "Blackwell on (mxfp8: not on 12.0). So has Transformer Engine: blockwise from 2.3 on, on Blackwell from 2.9; fp4 from 2.8.",
-    otherwise="Transformer Engine refuses on every rank; bf16 is emulated, slowly.",
+    says="The GPU and Transformer Engine must support the number format. On GPUs: bf16 requires Ampere or newer, fp8 "
+    "requires Ada, Hopper or newer, and mxfp8 and fp4 require Blackwell. The blockwise recipe requires Hopper or "
+    "newer, and mxfp8 does not run on compute capability 12.0. In Transformer Engine: the blockwise recipe requires "
+    "2.3 (2.9 on Blackwell), and fp4 requires 2.8.",
+    otherwise="Transformer Engine raises an error on every rank. bf16 is emulated and slow.",
     broken=f"{_FP8}",
     mended=f"{_FP8}",
     gpu=("A100", "H100"),
@@ -36,8 +38,8 @@ def _generation(facts: Facts) -> Iterator[str]:
             and Version(version) < Version(SINCE.get(recipe, "0"))
         ):
             yield (
-                f"trainer.plugins.{name}_recipe={recipe!r}: Transformer Engine {version} doesn't have it. Install "
-                f"{SINCE[recipe]} or newer, or choose another recipe."
+                f"trainer.plugins.{name}_recipe={recipe!r}: Transformer Engine {version} does not support this "
+                f"recipe. Install Transformer Engine {SINCE[recipe]} or newer, or choose another recipe."
             )
     if capability is None:
         return
@@ -48,15 +50,15 @@ def _generation(facts: Facts) -> Iterator[str]:
             yield f"trainer.plugins.{name}={value!r} with recipe {recipe!r} {lacking}"
     if config.bf16 and capability < (8, 0):
         yield (
-            "trainer.plugins.precision='bf16-mixed' needs a GPU of compute capability 8.0 or newer; this one has "
-            f"{capability[0]}.{capability[1]}. Use '16-mixed' there."
+            "trainer.plugins.precision='bf16-mixed' requires a GPU of compute capability 8.0 or newer, but this GPU "
+            f"has {capability[0]}.{capability[1]}. Set trainer.plugins.precision='16-mixed' on this GPU."
         )
 
 
 @PRECISION.rule(
     "one-low-precision",
-    says="fp8 and fp4 are not combined.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="fp8 and fp4 cannot be used together.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{_FP8} trainer.plugins.fp4=e2m1",
     mended="trainer.plugins.fp4=e2m1",
 )
@@ -64,15 +66,15 @@ def _one(facts: Facts) -> Iterator[str]:
     config = facts.precision
     if config is not None and config.fp8 and config.fp4:
         yield (
-            f"trainer.plugins.fp8={config.fp8!r} and trainer.plugins.fp4={config.fp4!r}: matrix products have one format. "
-            "Unset one."
+            f"trainer.plugins.fp8={config.fp8!r} and trainer.plugins.fp4={config.fp4!r}: matrix products can use only "
+            "one format. Leave one of them unset."
         )
 
 
 @PRECISION.rule(
     "low-precision-parameters-need-the-format",
-    says="Parameters in fp8 (`fp8_param_gather`) need `fp8`.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="fp8 parameters (`fp8_param_gather`) require `fp8`.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken="trainer.plugins.fp8_param_gather=True",
     mended=f"trainer.plugins.fp8_param_gather=True {_FP8}",
     megatron_refuses=True,
@@ -81,15 +83,16 @@ def _parameters(facts: Facts) -> Iterator[str]:
     config = facts.precision
     if config is not None and config.fp8_param and not config.fp8:
         yield (
-            "trainer.plugins.fp8_param_gather=True without trainer.plugins.fp8: set it ('hybrid' or 'e4m3'), or unset the "
-            "parameters'."
+            "trainer.plugins.fp8_param_gather=True requires trainer.plugins.fp8. Set trainer.plugins.fp8 to 'hybrid' "
+            "or 'e4m3', or set fp8_param_gather=False."
         )
 
 
 @PRECISION.rule(
     "products-in-whole-blocks",
-    says="In fp8 and fp4 the tokens of a rank's micro-batch and the widths of its layers are multiples of the format's blocks.",
-    otherwise="Transformer Engine refuses in the first step.",
+    says="With fp8 and fp4, the number of tokens in a rank's micro-batch and the widths of its layers must be "
+    "multiples of the block size of the format.",
+    otherwise="Transformer Engine raises an error in the first step.",
     broken=f"{_FP8} {CP}=2 data.seq_length=8180",
     mended=f"{_FP8} {CP}=2 data.seq_length=8192",
 )
@@ -106,24 +109,26 @@ def _blocks(facts: Facts) -> Iterator[str]:
         tokens = facts.seq_length * facts.micro_batch_size
         if tokens % cuts == 0 and tokens // cuts % of_tokens:
             yield (
-                f"data.seq_length={facts.seq_length} * data.micro_batch_size={facts.micro_batch_size} over {cuts} ranks of a "
-                f"sequence are {tokens // cuts} tokens, and trainer.plugins.{format_}_recipe={recipe!r} multiplies blocks of "
-                f"{of_tokens}: choose lengths of a multiple of {of_tokens * cuts}."
+                f"data.seq_length={facts.seq_length} * data.micro_batch_size={facts.micro_batch_size} over {cuts} "
+                f"sequence ranks gives {tokens // cuts} tokens per rank, but "
+                f"trainer.plugins.{format_}_recipe={recipe!r} multiplies blocks of {of_tokens}. Set lengths that are "
+                f"a multiple of {of_tokens * cuts}."
             )
     for name, cut in (("hidden_size", 1), ("ffn_hidden_size", layout.tp)):
         width = facts.of_model(name)
         if isinstance(width, int) and width % cut == 0 and width // cut % of_width:
             over = f" over {cut} tensor-parallel ranks" if cut > 1 else ""
             yield (
-                f"model.config.{name}={width}{over} is no multiple of {of_width}, in blocks of which "
-                f"trainer.plugins.{format_}_recipe={recipe!r} multiplies: choose a multiple of {of_width * cut}."
+                f"model.config.{name}={width}{over} is not a multiple of {of_width}, the block size of "
+                f"trainer.plugins.{format_}_recipe={recipe!r}. Set it to a multiple of {of_width * cut}."
             )
 
 
 @PRECISION.rule(
     "first-and-last-layers-in-bf16",
-    says="First and last layers in bf16 need another fp8 recipe than delayed, and at most a stage's layers of them.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="First and last layers in bf16 require an fp8 recipe other than delayed. Each end can have at most as many "
+    "bf16 layers as one pipeline stage.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{_FP8} trainer.plugins.first_last_layers_bf16=True trainer.plugins.fp8_recipe=delayed",
     mended=f"{_FP8} trainer.plugins.first_last_layers_bf16=True trainer.plugins.fp8_recipe=tensorwise",
 )
@@ -133,23 +138,24 @@ def _first_last(facts: Facts) -> Iterator[str]:
         return
     if config.fp8_recipe == "delayed":
         yield (
-            "trainer.plugins.first_last_layers_bf16=True with fp8_recipe='delayed': delayed scaling has one state for all "
-            "layers. Use 'tensorwise', or unset it."
+            "trainer.plugins.first_last_layers_bf16=True with fp8_recipe='delayed': delayed scaling keeps one state "
+            "for all layers. Set fp8_recipe='tensorwise', or set first_last_layers_bf16=False."
         )
     most = layers // facts.layout.pp if isinstance(layers, int) else None
     for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
         count = getattr(config, name)
         if most is not None and not 0 <= count <= most:
             yield (
-                f"trainer.plugins.{name}={count}: must be 0 to {most}, the layers of a pipeline stage "
-                f"({layers} / {facts.layout.pp})."
+                f"trainer.plugins.{name}={count}: must be 0 to {most}, because a pipeline stage has {layers} / "
+                f"{facts.layout.pp} layers."
             )
 
 
 @PRECISION.rule(
     "scales-go-into-the-checkpoint",
-    says="Delayed scaling and Megatron-FSDP are not combined: its checkpoints hold parameters, and no history of scales.",
-    otherwise="A resumed run begins its history anew, and computes otherwise than the run it goes on with.",
+    says="Delayed scaling cannot be used with Megatron-FSDP, because its checkpoints hold parameters but no history "
+    "of scales.",
+    otherwise="A resumed run starts with an empty history and computes different values than the original run.",
     broken=f"{_FP8} trainer.plugins.fp8_recipe=delayed strategy.fsdp=megatron {CP}=1",
     mended=f"{_FP8} trainer.plugins.fp8_recipe=tensorwise strategy.fsdp=megatron {CP}=1",
 )
@@ -159,8 +165,8 @@ def _scales(facts: Facts) -> Iterator[str]:
 
 @PRECISION.rule(
     "shared-buffer-needs-fp8-parameters",
-    says="`reuse_grad_buf_for_mxfp8_param_ag` needs parameters in fp8 and the mxfp8 recipe.",
-    otherwise="Megatron-Core asserts when the gradient buffers are configured.",
+    says="`reuse_grad_buf_for_mxfp8_param_ag` requires fp8 parameters and the mxfp8 recipe.",
+    otherwise="Megatron-Core raises an AssertionError when it configures the gradient buffers.",
     broken="trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True",
     mended=f"trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True trainer.plugins.fp8_param_gather=True {_FP8} "
     "trainer.plugins.fp8_recipe=mxfp8",
@@ -172,15 +178,15 @@ def _shared_buffer(facts: Facts) -> Iterator[str]:
     if not config.fp8_param or config.fp8_recipe != "mxfp8":
         yield (
             f"trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True with fp8_param_gather={config.fp8_param} and "
-            f"fp8_recipe={config.fp8_recipe!r}: it gathers MXFP8 parameters into the gradient buffers. Set "
-            "fp8_param_gather=True and fp8_recipe='mxfp8', or unset it."
+            f"fp8_recipe={config.fp8_recipe!r}: only MXFP8 parameters can be gathered into the gradient buffers. Set "
+            "fp8_param_gather=True and fp8_recipe='mxfp8', or set reuse_grad_buf_for_mxfp8_param_ag=False."
         )
 
 
 @PRECISION.rule(
     "quantised-tokens-are-padded-for-a-format",
-    says="`moe_router_padding_for_fp8` (or `..._for_quantization`) needs fp8 or fp4.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="`moe_router_padding_for_fp8` (or `..._for_quantization`) requires fp8 or fp4.",
+    otherwise="Megatron-Core rejects the model configuration.",
     recipe="mixtral_8x7b",
     broken="model.config.moe_router_padding_for_fp8=True",
     mended="model.config.moe_router_padding_for_fp8=False",
@@ -191,15 +197,16 @@ def _padding(facts: Facts) -> Iterator[str]:
     for name in ("moe_router_padding_for_fp8", "moe_router_padding_for_quantization"):
         if getattr(facts.model, name, False) and config is not None and not (config.fp8 or config.fp4):
             yield (
-                f"model.config.{name}=True pads tokens for fp8 or fp4, and neither is set: unset it, or set "
+                f"model.config.{name}=True pads tokens for fp8 or fp4, but neither is set. Set {name}=False, or set "
                 "trainer.plugins.fp8."
             )
 
 
 @PRECISION.rule(
     "loss-scale-is-positive",
-    says="fp16's loss scales and windows are positive, and a scale that moves starts at its least or above.",
-    otherwise="The scaler asserts, or gradients vanish.",
+    says="The loss scales and windows of fp16 must be positive, and a dynamic loss scale must start at its minimum or "
+    "above.",
+    otherwise="The loss scaler raises an AssertionError, or gradients vanish.",
     broken="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0",
     mended="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=65536",
 )
@@ -216,5 +223,5 @@ def _loss_scale(facts: Facts) -> Iterator[str]:
     if not config.loss_scale and config.initial_loss_scale < config.min_loss_scale:
         yield (
             f"trainer.plugins.fp16_initial_loss_scale={config.initial_loss_scale:g} is below "
-            f"fp16_min_loss_scale={config.min_loss_scale:g}: start above the least."
+            f"fp16_min_loss_scale={config.min_loss_scale:g}. Set the initial scale to the minimum or above."
         )

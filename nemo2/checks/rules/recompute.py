@@ -25,8 +25,8 @@ _SELECTIVE = "model.config.recompute_granularity=selective"
 
 @RECOMPUTE.rule(
     "recomputation-is-known",
-    says="`recompute_granularity` is full or selective, `recompute_method` uniform or block.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="`recompute_granularity` must be full or selective, and `recompute_method` must be uniform or block.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken="",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
     assigned=({"model.config.recompute_granularity": "everything"}, {}),
@@ -39,14 +39,17 @@ def _known(facts: Facts) -> Iterator[str]:
     for name, known in (("recompute_granularity", ("full", "selective")), ("recompute_method", ("uniform", "block"))):
         value = getattr(facts.model, name, None)
         if value is not None and value not in known:
-            yield f"model.config.{name}={value!r}: must be one of {', '.join(known)}{did_you_mean(str(value), known)}"
+            yield (
+                f"model.config.{name}={value!r}: must be one of "
+                f"{', '.join(known)}{did_you_mean(str(value), known, listed=True)}"
+            )
 
 
 @RECOMPUTE.rule(
     "partial-checkpoints-have-a-reader",
-    says="`num_microbatches_with_partial_activation_checkpoints` stays None.",
-    otherwise="Megatron-Core's pipelined schedules hand it to the forward step, and no model of its own takes it: a TypeError in "
-    "the first step; without pipelining nobody reads it.",
+    says="`num_microbatches_with_partial_activation_checkpoints` must stay None.",
+    otherwise="With pipeline parallelism, the first step raises TypeError, because no model of Megatron-Core accepts "
+    "the argument. Without pipeline parallelism, Megatron-Core ignores the setting.",
     broken="model.config.num_microbatches_with_partial_activation_checkpoints=1",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
 )
@@ -54,15 +57,16 @@ def _partial(facts: Facts) -> Iterator[str]:
     name = "num_microbatches_with_partial_activation_checkpoints"
     if (value := facts.of_model(name)) is not None:
         yield (
-            f"model.config.{name}={value}: no model of Megatron-Core's recomputes in some micro-batches only. Leave it None, and "
-            "set recompute_granularity for all of them."
+            f"model.config.{name}={value}: no model of Megatron-Core can recompute in some micro-batches only. Set "
+            f"{name}=None, and set recompute_granularity to recompute in all micro-batches."
         )
 
 
 @RECOMPUTE.rule(
     "full-recomputation-says-how",
-    says="Full recomputation has a method and a number of layers, selective recomputation neither number.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="Full recomputation requires a method and a number of layers. Selective recomputation does not accept a "
+    "number of layers.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{_FULL}",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
     megatron_refuses=True,
@@ -73,20 +77,20 @@ def _how(facts: Facts) -> Iterator[str]:
     if granularity == "full" and (model.recompute_method is None or model.recompute_num_layers is None):
         yield (
             f"model.config.recompute_granularity='full' with recompute_method={model.recompute_method!r} and "
-            f"recompute_num_layers={model.recompute_num_layers!r}: say how ('uniform' or 'block') and how many layers at a "
-            "time (1 or more)."
+            f"recompute_num_layers={model.recompute_num_layers!r}: full recomputation requires both. Set "
+            "recompute_method to 'uniform' or 'block', and set recompute_num_layers to 1 or more."
         )
     if granularity == "selective" and model.recompute_num_layers is not None:
         yield (
-            f"model.config.recompute_num_layers={model.recompute_num_layers} has no meaning for "
-            "recompute_granularity='selective', which goes by recompute_modules: set it to None."
+            f"model.config.recompute_num_layers={model.recompute_num_layers} has no effect with "
+            "recompute_granularity='selective', which uses recompute_modules. Set recompute_num_layers=None."
         )
 
 
 @RECOMPUTE.rule(
     "recomputation-is-asked-for",
-    says="A method or a number of recomputed layers comes with `recompute_granularity`.",
-    otherwise="Nothing is computed again, and the activations need the memory that they should not.",
+    says="`recompute_method` and `recompute_num_layers` require `recompute_granularity`.",
+    otherwise="Nothing is recomputed, and the activations use the memory that recomputation should have saved.",
     broken="model.config.recompute_method=block model.config.recompute_num_layers=4",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
 )
@@ -97,15 +101,16 @@ def _asked(facts: Facts) -> Iterator[str]:
     for name, value in given.items():
         if value is not None:
             yield (
-                f"model.config.{name}={value!r} has no meaning without model.config.recompute_granularity: set that to 'full', "
-                f"or {name} to None."
+                f"model.config.{name}={value!r} has no effect without model.config.recompute_granularity. Set "
+                f"recompute_granularity='full', or set {name}=None."
             )
 
 
 @RECOMPUTE.rule(
     "recomputed-layers-exist",
-    says="`recompute_num_layers` is at most the number of layers.",
-    otherwise="An IndexError in the first step, or each layer is computed again, and not as many as were asked for.",
+    says="`recompute_num_layers` must be at most the number of layers.",
+    otherwise="The first step raises IndexError, or Megatron-Core recomputes all layers instead of the requested "
+    "number.",
     broken=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=99",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=32",
 )
@@ -113,15 +118,17 @@ def _exist(facts: Facts) -> Iterator[str]:
     count, layers = _recomputed(facts), facts.of_model("num_layers")
     if count is not None and is_count(layers) and count > layers:
         yield (
-            f"model.config.recompute_num_layers={count} is more than model.config.num_layers={layers}: use {layers} or less; "
-            "it counts the layers of one pipeline chunk."
+            f"model.config.recompute_num_layers={count} is more than model.config.num_layers={layers}. Set it to "
+            f"{layers} or less: recompute_num_layers counts the layers of one pipeline chunk."
         )
 
 
 @RECOMPUTE.rule(
     "recomputed-units-fill-the-chunks",
-    says="With `recompute_method=uniform`, `recompute_num_layers` divides the layers of every pipeline chunk.",
-    otherwise="An IndexError in the first step: Megatron-Core's last unit goes on behind the chunk's last layer.",
+    says="With `recompute_method=uniform`, `recompute_num_layers` must divide the number of layers of every pipeline "
+    "chunk.",
+    otherwise="The first step raises IndexError, because Megatron-Core's last unit continues after the last layer of "
+    "the chunk.",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=5",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=4",
     in_force=lambda: find_spec("megatron.core.recompute") is None,  # whose loop ends at the last layer
@@ -139,16 +146,16 @@ def _units(facts: Facts) -> Iterator[str]:
     for chunk in sorted(set(_chunk_layers(facts, config))):
         if chunk % count:
             yield (
-                f"model.config.recompute_num_layers={count} does not divide the {chunk} layers of a pipeline chunk, which "
-                f"recompute_method='uniform' splits into units of it: use one of {divisors(chunk)}, or recompute_method='block'."
+                f"model.config.recompute_num_layers={count} does not divide the {chunk} layers of a pipeline chunk, "
+                "but recompute_method='uniform' recomputes in units of this size. Set recompute_num_layers to one of "
+                f"{divisors(chunk)}, or set recompute_method='block'."
             )
 
 
 @RECOMPUTE.rule(
     "mtp-recomputes-each-layer",
-    says="With `recompute_method=uniform` and multi-token prediction, layers are recomputed one by one "
-    "(`recompute_num_layers=1`).",
-    otherwise="Megatron-Core asserts in the first step.",
+    says="With `recompute_method=uniform` and multi-token prediction, `recompute_num_layers` must be 1.",
+    otherwise="Megatron-Core raises an AssertionError in the first step.",
     recipe="deepseek_v3",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=2",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
@@ -158,14 +165,14 @@ def _mtp(facts: Facts) -> Iterator[str]:
     if count is not None and count != 1 and heads and facts.model.recompute_method == "uniform":
         yield (
             f"model.config.recompute_num_layers={count} with recompute_method='uniform' and mtp_num_layers={heads}: "
-            "Megatron-Core recomputes the layers of multi-token prediction one by one. Set recompute_num_layers=1."
+            "Megatron-Core recomputes the layers of multi-token prediction one at a time. Set recompute_num_layers=1."
         )
 
 
 @RECOMPUTE.rule(
     "hybrid-stacks-recompute-nothing",
-    says="A stack of Mamba layers isn't recomputed as a whole (`recompute_granularity=full`) before Megatron-Core 0.19.",
-    otherwise="Nothing is computed again, and the activations need the memory that they should not.",
+    says="Full recomputation (`recompute_granularity=full`) of a stack with Mamba layers requires Megatron-Core 0.19.",
+    otherwise="Nothing is recomputed, and the activations use the memory that recomputation should have saved.",
     recipe="nemotronh_8b",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
     mended="model.config.recompute_granularity=None model.config.recompute_method=None model.config.recompute_num_layers=None",
@@ -174,9 +181,10 @@ def _mtp(facts: Facts) -> Iterator[str]:
 def _hybrid(facts: Facts) -> Iterator[str]:
     if _is_hybrid(facts) and getattr(facts.model, "recompute_granularity", None) == "full":
         yield (
-            "model.config.recompute_granularity='full': this Megatron-Core's stack of Mamba, attention and feed-forward layers "
-            "doesn't recompute. Set it, recompute_method and recompute_num_layers to None, or use 'selective' for the attention "
-            "layers; Megatron-Core 0.19 recomputes all."
+            "model.config.recompute_granularity='full': this Megatron-Core does not recompute stacks of Mamba, "
+            "attention and feed-forward layers. Set recompute_granularity, recompute_method and recompute_num_layers "
+            "to None, set recompute_granularity='selective' to recompute the attention layers only, or install "
+            "Megatron-Core 0.19."
         )
 
 
@@ -186,8 +194,8 @@ def _is_hybrid(facts: Facts) -> bool:
 
 @RECOMPUTE.rule(
     "recomputed-modules-exist",
-    says="`recompute_modules` names parts that this model has.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="`recompute_modules` must list only parts that the model has.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{_SELECTIVE} model.config.recompute_modules=['mla_up_proj']",
     mended=f"{_SELECTIVE} model.config.recompute_modules=['core_attn','mlp']",
     megatron_refuses=True,
@@ -205,13 +213,16 @@ def _modules(facts: Facts) -> Iterator[str]:
     for module in modules:
         there, need = needs.get(module, (True, ""))
         if not there:
-            yield f"model.config.recompute_modules has {module!r}, which needs {need}: leave it out."
+            yield (
+                f"model.config.recompute_modules contains {module!r}, which requires {need}. Remove {module!r} from "
+                "the list."
+            )
 
 
 @RECOMPUTE.rule(
     "saved-activations-are-cut-once",
-    says="`distribute_saved_activations` is not combined with sequence parallelism.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="`distribute_saved_activations` cannot be used with sequence parallelism.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4 "
     f"model.config.distribute_saved_activations=True {TP}=2 strategy.sequence_parallel=True",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4 "
@@ -224,15 +235,17 @@ def _distributed(facts: Facts) -> Iterator[str]:
         return
     if facts.layout.sp:
         yield (
-            "model.config.distribute_saved_activations=True with strategy.sequence_parallel=True: activations are split over the "
-            "tensor-parallel ranks already. Set it to False."
+            "model.config.distribute_saved_activations=True with strategy.sequence_parallel=True: sequence "
+            "parallelism already splits the activations over the tensor-parallel ranks. Set "
+            "distribute_saved_activations=False."
         )
 
 
 @RECOMPUTE.rule(
     "offloading-alone",
-    says="`cpu_offloading` is not combined with a pipeline or recomputation, and leaves a layer on the GPU.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="`cpu_offloading` cannot be used with pipeline parallelism or recomputation, and it must leave at least one "
+    "layer on the GPU.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"model.config.cpu_offloading=True model.config.cpu_offloading_num_layers=4 {PP}=2 {CP}=1",
     mended="model.config.cpu_offloading=True model.config.cpu_offloading_num_layers=4",
 )
@@ -247,13 +260,15 @@ def _offloading(facts: Facts) -> Iterator[str]:
         )
     if facts.layout.pp > 1:
         yield (
-            f"model.config.cpu_offloading=True with strategy.pipeline_model_parallel_size={facts.layout.pp}: Megatron-Core "
-            "offloads without a pipeline only. Set one of them to its default."
+            f"model.config.cpu_offloading=True with strategy.pipeline_model_parallel_size={facts.layout.pp}: "
+            "Megatron-Core cannot offload activations with pipeline parallelism. Set cpu_offloading=False, or set "
+            "pipeline_model_parallel_size=1."
         )
     if model.recompute_granularity is not None:
         yield (
-            f"model.config.cpu_offloading=True with recompute_granularity={model.recompute_granularity!r}: activations are kept "
-            "elsewhere or computed again, not both. Unset one of them."
+            f"model.config.cpu_offloading=True with recompute_granularity={model.recompute_granularity!r}: "
+            "activations can be offloaded or recomputed, but not both. Set cpu_offloading=False, or set "
+            "recompute_granularity=None."
         )
 
 

@@ -15,15 +15,16 @@ from nemo2.data.blend import parse_split
 from nemo2.run_dir.environment import holds_secret, is_secret_field
 
 SETTINGS = Topic("Settings", needs_sizes=False)
-AGREEMENT = Topic("Settings that govern one thing")
-LAST = Topic("Megatron-Core's own word")
+AGREEMENT = Topic("Settings that must agree")
+LAST = Topic("Megatron-Core's own checks")
 _CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
 
 
 @SETTINGS.rule(
     "parts-are-no-text",
-    says="Where a plugin, callback, optimizer, schedule, logger, model or data module belongs there is one, and not its name.",
-    otherwise="Whoever first asks something of it fails, on every rank.",
+    says="A plugin, callback, optimizer, schedule, logger, model or data module must be an object or its "
+    "configuration, not its name as text.",
+    otherwise="The first call on the text fails on every rank.",
     broken="",
     mended="trainer.plugins=bf16_mixed",
     assigned=({"trainer.plugins": "bf16_mixed"}, {}),
@@ -35,8 +36,10 @@ def _text(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "secrets-stay-in-the-environment",
-    says="A recipe holds no token, key or password: libraries take them from the environment (HF_TOKEN, WANDB_API_KEY).",
-    otherwise="The secret is written to the launcher's folder, the run's recipe.json and every checkpoint's context.",
+    says="A recipe must not contain a token, key or password. Libraries read secrets from environment variables "
+    "(HF_TOKEN, WANDB_API_KEY).",
+    otherwise="The secret is written to the launcher's folder, to the run's recipe.json and to the context of every "
+    "checkpoint.",
     broken="",
     mended="",
     assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {}),
@@ -57,8 +60,8 @@ def _secrets_in(values: Any, path: str) -> Iterator[str]:
         place = f"{path}.{name}" if path else str(name)
         if isinstance(value, str) and value and (is_secret_field(str(name)) or holds_secret(value)):
             yield (
-                f"{place} holds a secret, which would be written down with the recipe: leave it out, and set the library's "
-                "variable in the environment (HF_TOKEN, WANDB_API_KEY, COMET_API_KEY)."
+                f"{place} holds a secret, and nemo2 saves the recipe in several files. Remove it from the recipe, and "
+                "set the library's environment variable instead (HF_TOKEN, WANDB_API_KEY, COMET_API_KEY)."
             )
         else:
             yield from _secrets_in(value, place)
@@ -66,8 +69,8 @@ def _secrets_in(values: Any, path: str) -> Iterator[str]:
 
 @SETTINGS.rule(
     "strategy-has-what-it-is-asked",
-    says="The strategy is asked for nothing that Megatron-Core has dropped.",
-    otherwise="The strategy refuses on every rank.",
+    says="The strategy must not use arguments that Megatron-Core no longer supports.",
+    otherwise="The strategy raises an error on every rank.",
     broken="strategy.moe_extended_tp=True",
     mended="strategy.moe_extended_tp=False",
 )
@@ -78,8 +81,8 @@ def _strategy(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "precision-is-known",
-    says="The precision plugin gets a known precision, fp8 format and recipe.",
-    otherwise="The plugin refuses on every rank.",
+    says="The precision plugin must get a known precision, fp8 format and fp8 recipe.",
+    otherwise="The plugin raises an error on every rank.",
     broken="trainer.plugins.precision=bf61-mixed",
     mended="trainer.plugins.precision=bf16-mixed",
 )
@@ -89,8 +92,8 @@ def _precision(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "schedule-is-one-curve",
-    says="The learning-rate schedule's steps and shares are in range, and each phase is set once.",
-    otherwise="The schedule refuses on every rank.",
+    says="The steps and shares of the learning-rate schedule must be in range, and each phase must be set only once.",
+    otherwise="The schedule raises an error on every rank.",
     broken="optim.lr_scheduler.warmup_steps=-5",
     mended="optim.lr_scheduler.warmup_steps=0",
 )
@@ -103,8 +106,8 @@ def _schedule(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "checkpoints-are-kept-as-asked",
-    says="The checkpoint callback knows its mode, and its intervals are positive.",
-    otherwise="The callback refuses on every rank.",
+    says="The checkpoint callback must get a known mode and positive intervals.",
+    otherwise="The callback raises an error on every rank.",
     broken="log.ckpt.save_top_k=-2",
     mended="log.ckpt.save_top_k=-1",
 )
@@ -114,8 +117,8 @@ def _checkpoints(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "data-module-accepts-its-arguments",
-    says="The data module's paths, split, samples, seed, workers and ramp-up can be meant.",
-    otherwise="The data module refuses on every rank.",
+    says="The paths, split, samples, seed, workers and ramp-up of the data module must be valid.",
+    otherwise="The data module raises an error on every rank.",
     broken="data.num_workers=-1",
     mended="data.num_workers=0",
 )
@@ -127,8 +130,8 @@ def _data(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "splits-have-data",
-    says="`split` leaves data to train on, and to validate on where the trainer validates.",
-    otherwise="The run ends before its first step, with exit code 0, or trains and never validates.",
+    says="`split` must leave data for training, and for validation if the trainer validates.",
+    otherwise="The run ends before its first step with exit code 0, or it trains and never validates.",
     recipe="llama_tiny",
     broken="",
     mended="",
@@ -143,18 +146,18 @@ def _splits(facts: Facts) -> Iterator[str]:
     train, validation, _ = (float(share) for share in parse_split(split).split(","))
     trains = getattr(class_of(facts.recipe), "__name__", "") != "validate"
     if trains and not train:
-        yield f"data.split={split!r} leaves nothing to train on: make its first number larger than 0."
+        yield f"data.split={split!r} leaves no training data. Set its first number above 0."
     if not validation and getattr(facts.trainer, "limit_val_batches", None) != 0:
         yield (
-            f"data.split={split!r} leaves nothing to validate on: make its second number larger than 0, or set "
-            "trainer.limit_val_batches=0 to never validate."
+            f"data.split={split!r} leaves no validation data. Set its second number above 0, or set "
+            "trainer.limit_val_batches=0 to skip validation."
         )
 
 
 @SETTINGS.rule(
     "callbacks-have-their-arguments",
-    says="Each callback has the arguments that its class has no defaults for.",
-    otherwise="The callback can't be made on any rank.",
+    says="Each callback must have all arguments for which its class has no default.",
+    otherwise="No rank can create the callback.",
     broken="trainer.callbacks=GarbageCollectionCallback",
     mended="trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",
 )
@@ -168,27 +171,31 @@ def _callbacks(facts: Facts) -> Iterator[str]:
             name = getattr(class_of(node), "__name__", str(class_of(node)))
             yield (
                 f"{path}: {name} has no default for {' and '.join(missing)}. Set "
-                f"{', '.join(f'{path}.{one}' for one in missing)}, or leave the callback out."
+                f"{' and '.join(f'{path}.{one}' for one in missing)}, or remove the callback."
             )
 
 
 @SETTINGS.rule(
     "one-precision-setting",
-    says="Precision is set on the plugin, or by `trainer.precision`, not by both.",
-    otherwise="The trainer refuses on every rank.",
+    says="Precision must be set either on the precision plugin or by `trainer.precision`, not in both places.",
+    otherwise="The trainer raises an error on every rank.",
     broken="trainer.precision=bf16-mixed",
     mended="trainer.precision=None",
 )
 def _two_precisions(facts: Facts) -> Iterator[str]:
     precision, plugins = getattr(facts.trainer, "precision", None), getattr(facts.trainer, "plugins", None)
     if facts.sizes and precision is not None and plugins is not None and facts.precision is not None:
-        yield f"trainer.precision={precision!r} and a precision plugin in trainer.plugins govern one thing: remove one of them."
+        yield (
+            f"trainer.precision={precision!r} and a precision plugin in trainer.plugins both set the precision. Remove "
+            "one of them."
+        )
 
 
 @AGREEMENT.rule(
     "sizes-on-the-strategy",
-    says="Parallel sizes are set on the strategy, which writes them into the model.",
-    otherwise="The strategy refuses on every rank: a model can't be laid out one way and run another.",
+    says="Parallel sizes must be set on the strategy, which copies them to the model configuration.",
+    otherwise="The strategy raises an error on every rank, because the model would be built for one layout and run in "
+    "another.",
     broken="model.config.tensor_model_parallel_size=4",
     mended=f"{TP}=4 {CP}=1",
 )
@@ -198,8 +205,9 @@ def _sizes(facts: Facts) -> Iterator[str]:
 
 @AGREEMENT.rule(
     "one-switch-for-the-distributed-optimizer",
-    says="`use_distributed_optimizer` is one switch: on the optimizer, on the gradient buffers, or on both alike.",
-    otherwise="The strategy refuses on every rank.",
+    says="`use_distributed_optimizer` is one switch. Set it on the optimizer or on the gradient buffers, or set both "
+    "to the same value.",
+    otherwise="The strategy raises an error on every rank.",
     broken="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
     mended="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=True",
 )
@@ -209,8 +217,8 @@ def _switch(facts: Facts) -> Iterator[str]:
 
 @AGREEMENT.rule(
     "one-precision",
-    says="What the precision plugin sets is not set otherwise on the model, the optimizer or the gradient buffers.",
-    otherwise="The strategy refuses on every rank.",
+    says="The model, the optimizer and the gradient buffers must not contradict the precision plugin.",
+    otherwise="The strategy raises an error on every rank.",
     broken="trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False",
     mended="trainer.plugins.grad_reduce_in_fp32=True",
 )
@@ -221,10 +229,10 @@ def _one_precision(facts: Facts) -> Iterator[str]:
 @AGREEMENT.rule(
     "one-source-of-optimizer-state",
     says=(
-        "The optimizer's state is loaded whole (`ckpt_load_optimizer`) or only its main parameters are "
+        "Load either the whole optimizer state (`ckpt_load_optimizer`) or only its main parameters "
         "(`ckpt_load_main_params`)."
     ),
-    otherwise="The strategy refuses on every rank.",
+    otherwise="The strategy raises an error on every rank.",
     broken="strategy.ckpt_load_main_params=True",
     mended="strategy.ckpt_load_main_params=True strategy.ckpt_load_optimizer=False",
 )
@@ -237,8 +245,9 @@ def _main_params(facts: Facts) -> Iterator[str]:
 
 @LAST.rule(
     "megatron-core-agrees",
-    says="Whatever the rules above do not know, the installed Megatron-Core has the last word on the finished configuration.",
-    otherwise="Megatron-Core refuses it on every rank.",
+    says="The installed Megatron-Core must accept the finished configuration. This rule reports errors that no other "
+    "rule covers.",
+    otherwise="Megatron-Core raises an error on every rank.",
     broken="model.config.rotary_interleaved=True model.config.multi_latent_attention=True",
     mended="model.config.rotary_interleaved=False",
     megatron_refuses=True,

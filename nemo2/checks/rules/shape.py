@@ -17,9 +17,10 @@ SHAPE = Topic("The model", needs_sizes=False)
 
 @SHAPE.rule(
     "model-numbers-are-in-range",
-    says="Each number of the model's configuration is one that Megatron-Core can compute with: widths, layers and heads of at "
-    "least 1, an epsilon that is not negative, a rotary base above 0; none is NaN or infinite.",
-    otherwise="A ZeroDivisionError or TypeError from inside Megatron-Core, a model of nothing, or NaN in the first step.",
+    says="Each number of the model configuration must be in its valid range and must not be NaN or infinite: for "
+    "example, widths, layers and heads of at least 1, an epsilon that is not negative, and a rotary base above 0.",
+    otherwise="Megatron-Core raises ZeroDivisionError or TypeError, builds an empty model, or computes NaN in the "
+    "first step.",
     broken="model.config.num_layers=0 model.config.layernorm_epsilon=-1",
     mended="model.config.num_layers=1 model.config.layernorm_epsilon=0",
     megatron_refuses=True,
@@ -30,8 +31,8 @@ def _numbers(facts: Facts) -> Iterator[str]:
 
 @SHAPE.rule(
     "heads-in-groups",
-    says="The query groups divide the attention heads.",
-    otherwise="Megatron-Core rounds down and builds projections of other shapes than the heads need.",
+    says="The number of query groups must divide the number of attention heads.",
+    otherwise="Megatron-Core rounds down and builds projections with the wrong shapes.",
     broken="model.config.num_query_groups=3",
     mended="model.config.num_query_groups=4",
 )
@@ -39,14 +40,14 @@ def _groups(facts: Facts) -> Iterator[str]:
     heads, groups = facts.of_model("num_attention_heads"), facts.of_model("num_query_groups")
     if is_count(heads) and is_count(groups) and heads % groups:
         yield (
-            f"model.config.num_attention_heads={heads} is not a multiple of model.config.num_query_groups={groups}; groups that "
-            f"divide them: {divisors(heads)}."
+            f"model.config.num_attention_heads={heads} is not a multiple of model.config.num_query_groups={groups}. "
+            f"Set num_query_groups to one of {divisors(heads)}."
         )
 
 
 @SHAPE.rule(
     "hidden-over-heads",
-    says="The heads divide the hidden size, where the width of a head (`kv_channels`) is not set.",
+    says="The number of heads must divide the hidden size, unless the width of a head (`kv_channels`) is set.",
     otherwise="Megatron-Core rounds the width of a head down.",
     broken="model.config.hidden_size=4100",
     mended="model.config.hidden_size=4100 model.config.kv_channels=128",
@@ -56,13 +57,16 @@ def _hidden(facts: Facts) -> Iterator[str]:
     latent = facts.of_model("multi_latent_attention") or hasattr(facts.model, "mamba_stack_spec")
     # Read off the node: the built configuration has derived the width by rounding.
     if is_count(hidden) and is_count(heads) and hidden % heads and not latent and facts.model.kv_channels is None:
-        yield f"model.config.hidden_size={hidden} is not a multiple of num_attention_heads={heads}, and kv_channels is unset."
+        yield (
+            f"model.config.hidden_size={hidden} is not a multiple of num_attention_heads={heads}, and kv_channels is "
+            f"unset. Set hidden_size to a multiple of {heads}, or set kv_channels."
+        )
 
 
 @SHAPE.rule(
     "rotary-width-is-even",
-    says="The rotated part of a head (`kv_channels` * `rotary_percent`) is even.",
-    otherwise="The first step fails: channels are rotated in pairs.",
+    says="The number of rotated channels of a head (`kv_channels` * `rotary_percent`) must be even.",
+    otherwise="The first step fails, because channels are rotated in pairs.",
     broken="model.config.kv_channels=127",
     mended="model.config.kv_channels=128",
 )
@@ -72,15 +76,16 @@ def _rotary(facts: Facts) -> Iterator[str]:
     width, share = facts.of_model("kv_channels"), facts.of_model("rotary_percent", 1.0)
     if is_count(width) and int(width * share) % 2:
         yield (
-            f"model.config.kv_channels={width} * rotary_percent={share} = {int(width * share)} channels are rotated in pairs, so "
-            "they must be even."
+            f"model.config.kv_channels={width} * rotary_percent={share} gives {int(width * share)} rotated channels, "
+            "but channels are rotated in pairs. Set kv_channels or rotary_percent so that the product is even."
         )
 
 
 @SHAPE.rule(
     "vocabulary-holds-the-tokenizer",
-    says="A vocabulary size that is set holds every token of the data.",
-    otherwise="With tensor parallelism the other tokens are embedded as zeros, and the loss looks lower than it is.",
+    says="If the vocabulary size is set, it must be at least the number of tokens of the tokenizer.",
+    otherwise="With tensor parallelism, all tokens beyond the vocabulary are embedded as zeros, and the loss looks "
+    "lower than it is.",
     broken="model.config.vocab_size=32000",
     mended="model.config.vocab_size=50304",
 )
@@ -88,15 +93,15 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
     rows, tokens = facts.of_model("vocab_size"), tokenizer_size(facts)
     if is_count(rows) and tokens is not None and rows < tokens:
         yield (
-            f"model.config.vocab_size={rows} is smaller than the tokenizer's {tokens} tokens: raise it, or leave it unset to "
-            "have it derived."
+            f"model.config.vocab_size={rows} is less than the {tokens} tokens of the tokenizer. Set vocab_size to "
+            f"{tokens} or more, or leave it unset to derive it from the tokenizer."
         )
 
 
 @SHAPE.rule(
     "normalization-is-known",
-    says="The norm is LayerNorm or RMSNorm.",
-    otherwise="Megatron-Core raises when the first layer is built.",
+    says="The normalization must be LayerNorm or RMSNorm.",
+    otherwise="Megatron-Core raises an error when it builds the first layer.",
     broken="model.config.normalization=RMSnorm",
     mended="model.config.normalization=RMSNorm",
     megatron_refuses=True,
@@ -107,8 +112,9 @@ def _normalization(facts: Facts) -> Iterator[str]:
 
 @SHAPE.rule(
     "position-embedding-is-known",
-    says="The position embedding is learned_absolute, rope or none (mrope and yarn where Megatron-Core has them).",
-    otherwise="Megatron-Core builds a model without positions.",
+    says="The position embedding must be learned_absolute, rope or none, or mrope or yarn if the installed "
+    "Megatron-Core has them.",
+    otherwise="Megatron-Core builds a model without position embeddings.",
     broken="",
     mended="",
     assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
@@ -121,8 +127,9 @@ def _positions(facts: Facts) -> Iterator[str]:
 
 @SHAPE.rule(
     "fused-activation-is-known",
-    says="`bias_activation_fusion` needs an activation that has a fused kernel: gelu, gated silu (SwiGLU) or quick_gelu.",
-    otherwise="Megatron-Core refuses the model's configuration, or, for silu without a gate, the first step.",
+    says="`bias_activation_fusion` requires an activation with a fused kernel: gelu, gated silu (SwiGLU) or "
+    "quick_gelu.",
+    otherwise="Megatron-Core rejects the model configuration. With silu without a gate, the first step fails instead.",
     recipe="nemotron3_4b",
     broken="model.config.bias_activation_fusion=True",
     mended="model.config.bias_activation_fusion=False",
@@ -138,18 +145,18 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
     name = getattr(activation, "__name__", activation)
     if activation not in (F.gelu, F.silu, quick_gelu):
         yield (
-            f"model.config.bias_activation_fusion=True with activation_func={name}: Megatron-Core has fused kernels for gelu, "
-            "silu and quick_gelu. Set bias_activation_fusion=False."
+            f"model.config.bias_activation_fusion=True with activation_func={name}: Megatron-Core has fused kernels "
+            "for gelu, silu and quick_gelu only. Set bias_activation_fusion=False."
         )
     elif activation is F.gelu and not facts.of_model("gated_linear_unit") and not facts.of_model("add_bias_linear"):
         yield (
-            "model.config.bias_activation_fusion=True with a plain gelu needs a bias to add: set "
-            "bias_activation_fusion=False, or add_bias_linear=True."
+            "model.config.bias_activation_fusion=True with ungated gelu requires a bias. Set "
+            "bias_activation_fusion=False, or set add_bias_linear=True."
         )
     elif activation is F.silu and not facts.of_model("gated_linear_unit") and not _only_experts(facts):
         yield (
-            "model.config.bias_activation_fusion=True with silu: the fused kernel is SwiGLU's. Set gated_linear_unit=True, or "
-            "bias_activation_fusion=False."
+            "model.config.bias_activation_fusion=True with ungated silu: the fused kernel is SwiGLU's and requires a "
+            "gate. Set gated_linear_unit=True, or set bias_activation_fusion=False."
         )
 
 
@@ -161,8 +168,8 @@ def _only_experts(facts: Facts) -> bool:
 
 @SHAPE.rule(
     "layer-pattern-has-every-layer",
-    says="A pattern of layers names as many as there are.",
-    otherwise="The model is refused when it is built.",
+    says="A pattern of layers must have one entry per layer.",
+    otherwise="The model raises an error when it is built.",
     recipe="mamba2_130m",
     broken="model.config.num_layers=12",
     mended="model.config.num_layers=12 model.config.hybrid_override_pattern=MMMMMMMMMMMM",
@@ -177,7 +184,8 @@ def _pattern(facts: Facts) -> Iterator[str]:
         pattern = facts.of_model(name)
         if isinstance(pattern, list) and is_count(layers) and len(pattern) != layers:
             yield (
-                f"model.config.{name} names {len(pattern)} layers, and model.config.num_layers={layers}: make them agree."
+                f"model.config.{name} has {len(pattern)} entries, but model.config.num_layers={layers}. Set a pattern "
+                "with one entry per layer."
             )
 
 
@@ -194,4 +202,4 @@ def tokenizer_size(facts: Facts) -> int | None:
 def _one_of(facts: Facts, name: str, known: tuple[str, ...]) -> Iterator[str]:
     value: Any = facts.of_model(name)
     if isinstance(value, str) and value not in known:
-        yield f"model.config.{name}={value!r}: must be one of {', '.join(known)}{did_you_mean(value, known)}"
+        yield f"model.config.{name}={value!r}: must be one of {', '.join(known)}{did_you_mean(value, known, listed=True)}"

@@ -15,8 +15,8 @@ SP = "strategy.sequence_parallel=True"
 
 @TENSOR.rule(
     "heads-over-tensor-ranks",
-    says="The tensor size divides the attention heads.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="The tensor-parallel size must divide the number of attention heads.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{TP}=3 {CP}=1 trainer.devices=6 data.global_batch_size=510 model.config.ffn_hidden_size=14352 "
     "model.config.num_query_groups=1 model.config.vocab_size=129024",
     mended=f"{TP}=2 {CP}=1 trainer.devices=6 data.global_batch_size=510",
@@ -26,15 +26,15 @@ def _heads(facts: Facts) -> Iterator[str]:
     heads, tp = facts.of_model("num_attention_heads"), facts.layout.tp
     if heads and heads % tp:
         yield (
-            f"model.config.num_attention_heads={heads} is not a multiple of strategy.tensor_model_parallel_size={tp}; sizes that "
-            f"divide it: {divisors(heads)}."
+            f"model.config.num_attention_heads={heads} is not a multiple of strategy.tensor_model_parallel_size={tp}. "
+            f"Set tensor_model_parallel_size to one of {divisors(heads)}."
         )
 
 
 @TENSOR.rule(
     "groups-over-tensor-ranks",
-    says="The query groups are a multiple or a divisor of the tensor size.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="The number of query groups must be a multiple or a divisor of the tensor-parallel size.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=12 "
     "model.config.kv_channels=128",
     mended=f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=8 "
@@ -46,14 +46,15 @@ def _groups(facts: Facts) -> Iterator[str]:
     if groups and groups % tp and tp % groups:
         yield (
             f"model.config.num_query_groups={groups} is neither a multiple nor a divisor of "
-            f"strategy.tensor_model_parallel_size={tp}; sizes that work: {divisors(groups)}, or a multiple of {groups}."
+            f"strategy.tensor_model_parallel_size={tp}. Set tensor_model_parallel_size to one of {divisors(groups)}, "
+            f"or to a multiple of {groups}."
         )
 
 
 @TENSOR.rule(
     "feed-forward-over-tensor-ranks",
-    says="The tensor size divides the feed-forward width.",
-    otherwise="Megatron-Core asserts when the first layer is built.",
+    says="The tensor-parallel size must divide the width of the feed-forward layers.",
+    otherwise="Megatron-Core raises an AssertionError when it builds the first layer.",
     broken=f"{TP}=2 model.config.ffn_hidden_size=14335",
     mended=f"{TP}=2 model.config.ffn_hidden_size=14336",
     megatron_refuses=True,
@@ -62,15 +63,16 @@ def _feed_forward(facts: Facts) -> Iterator[str]:
     ffn, tp = facts.of_model("ffn_hidden_size"), facts.layout.tp
     if ffn and ffn % tp:
         yield (
-            f"model.config.ffn_hidden_size={ffn} is not a multiple of strategy.tensor_model_parallel_size={tp}; "
-            f"nearest: {nearest(ffn, tp)}."
+            f"model.config.ffn_hidden_size={ffn} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "
+            f"ffn_hidden_size to a multiple; nearest: {nearest(ffn, tp)}."
         )
 
 
 @TENSOR.rule(
     "vocabulary-over-tensor-ranks",
-    says="A vocabulary size that is set is a multiple of the tensor size; an unset one is padded.",
-    otherwise="Megatron-Core asserts when the embedding is built.",
+    says="If the vocabulary size is set, it must be a multiple of the tensor-parallel size. If it is unset, it is "
+    "padded.",
+    otherwise="Megatron-Core raises an AssertionError when it builds the embedding.",
     broken=f"{TP}=8 {CP}=1 {SP} model.config.vocab_size=128260",
     mended=f"{TP}=8 {CP}=1 {SP} model.config.vocab_size=128264",
     megatron_refuses=True,
@@ -79,15 +81,15 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
     rows, tp = facts.of_model("vocab_size"), facts.layout.tp
     if is_count(rows) and rows % tp:
         yield (
-            f"model.config.vocab_size={rows} is not a multiple of strategy.tensor_model_parallel_size={tp}: use "
-            f"{-(-rows // tp) * tp}, or leave it unset to have it padded."
+            f"model.config.vocab_size={rows} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "
+            f"vocab_size={-(-rows // tp) * tp}, or leave it unset to have it padded."
         )
 
 
 @TENSOR.rule(
     "sequence-parallel-needs-tensor-ranks",
-    says="Sequence parallelism needs a tensor size of 2 or more.",
-    otherwise="Megatron-Core refuses the model's configuration.",
+    says="Sequence parallelism requires a tensor-parallel size of at least 2.",
+    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{SP}",
     mended=f"{SP} {TP}=2",
     megatron_refuses=True,
@@ -95,15 +97,16 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
 def _sequence_parallel(facts: Facts) -> Iterator[str]:
     if facts.layout.sp and facts.layout.tp == 1:
         yield (
-            "strategy.sequence_parallel=True with strategy.tensor_model_parallel_size=1: it splits the sequence over the "
-            "tensor-parallel ranks, and there is one. Set sequence_parallel=False, or raise the tensor size."
+            "strategy.sequence_parallel=True with strategy.tensor_model_parallel_size=1: sequence parallelism splits "
+            "the sequence over tensor-parallel ranks, and this layout has only one. Set sequence_parallel=False, or "
+            "set tensor_model_parallel_size to 2 or more."
         )
 
 
 @TENSOR.rule(
     "sequence-over-tensor-ranks",
-    says="With sequence parallelism, tensor size * context size divides the sequence.",
-    otherwise="Megatron-Core asserts in the first step.",
+    says="With sequence parallelism, tensor-parallel size * context-parallel size must divide the sequence length.",
+    otherwise="Megatron-Core raises an AssertionError in the first step.",
     broken=f"{TP}=8 {CP}=1 {SP} data.seq_length=8188",
     mended=f"{TP}=8 {CP}=1 {SP} data.seq_length=8184",
 )
@@ -112,15 +115,16 @@ def _sequence(facts: Facts) -> Iterator[str]:
     if layout.sp and layout.tp > 1 and seq and seq % (layout.tp * layout.cp):
         yield (
             f"data.seq_length={seq} is not a multiple of tensor_model_parallel_size * context_parallel_size = "
-            f"{layout.tp} * {layout.cp}, over which sequence parallelism splits it; "
-            f"nearest: {nearest(seq, layout.tp * layout.cp * (2 if layout.cp > 1 else 1))}."
+            f"{layout.tp} * {layout.cp}, the number of parts that sequence parallelism needs. Set seq_length to a "
+            f"multiple; nearest: {nearest(seq, layout.tp * layout.cp * (2 if layout.cp > 1 else 1))}."
         )
 
 
 @TENSOR.rule(
     "latent-attention-over-tensor-ranks",
-    says="Multi-latent attention over tensor ranks needs sequence parallelism.",
-    otherwise="Megatron-Core trains, with the query norm's gradient too large by the tensor size.",
+    says="Multi-latent attention with tensor parallelism requires sequence parallelism.",
+    otherwise="The model trains with a gradient of the query norm that is too large by a factor of the "
+    "tensor-parallel size, without an error.",
     recipe="deepseek_v2_lite",
     broken=f"{TP}=2 strategy.expert_tensor_parallel_size=1",
     mended=f"{TP}=2 strategy.expert_tensor_parallel_size=1 {SP}",
@@ -132,8 +136,8 @@ def _latent_attention(facts: Facts) -> Iterator[str]:
 
 @TENSOR.rule(
     "mixers-over-tensor-ranks",
-    says="The tensor size divides the heads and the groups of Mamba mixers.",
-    otherwise="Megatron-Core asserts when the first mixer is built.",
+    says="The tensor-parallel size must divide the numbers of heads and groups of Mamba mixers.",
+    otherwise="Megatron-Core raises an AssertionError when it builds the first mixer.",
     recipe="mamba2_8b",
     broken=f"{TP}=8 {SP} model.config.mamba_num_groups=4",
     mended=f"{TP}=8 {SP} model.config.mamba_num_groups=8",
@@ -148,6 +152,6 @@ def _mixers(facts: Facts) -> Iterator[str]:
     for name, value in (("mamba_num_heads", heads), ("mamba_num_groups", facts.of_model("mamba_num_groups"))):
         if value and value % tp:
             yield (
-                f"model.config.{name}={value} is not a multiple of strategy.tensor_model_parallel_size={tp}; sizes that divide "
-                f"it: {divisors(value)}."
+                f"model.config.{name}={value} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "
+                f"tensor_model_parallel_size to one of {divisors(value)}."
             )

@@ -23,8 +23,9 @@ TP, PP, CP, EP, ETP = (
 
 @SIZES.rule(
     "sizes-are-counts",
-    says="Every parallel size is a whole number of at least 1.",
-    otherwise="Megatron-Core divides by it: a ZeroDivisionError, or a group that was never made.",
+    says="Every parallel size must be a whole number of at least 1.",
+    otherwise="Megatron-Core divides by the size and raises ZeroDivisionError, or uses a process group that does not "
+    "exist.",
     broken=f"{TP}=0",
     mended=f"{TP}=1",
 )
@@ -34,8 +35,9 @@ def _sizes(facts: Facts) -> Iterator[str]:
 
 @SIZES.rule(
     "nodes-and-devices-are-counts",
-    says="`trainer.num_nodes` is at least 1, and `trainer.devices` a number, a list of indices, or all of a node's.",
-    otherwise="Nothing could be launched.",
+    says="`trainer.num_nodes` must be at least 1. `trainer.devices` must be a number of devices, a list of device "
+    "indices, or 'auto' for all devices of a node.",
+    otherwise="The run cannot be launched.",
     broken="trainer.num_nodes=0",
     mended="trainer.num_nodes=1",
 )
@@ -49,8 +51,8 @@ def _launch_counts(facts: Facts) -> Iterator[str]:
 
 @WORLD.rule(
     "dense-sizes-divide-the-world",
-    says="Tensor size * pipeline size * context size divides nodes * devices.",
-    otherwise="Megatron-Core refuses to make its groups.",
+    says="The product of tensor, pipeline and context parallel size must divide the number of ranks (nodes * devices).",
+    otherwise="Megatron-Core raises an error when it creates the process groups.",
     broken=f"{TP}=3",
     mended=f"{TP}=4 {CP}=1 strategy.sequence_parallel=True",
     megatron_refuses=True,
@@ -63,8 +65,9 @@ def _dense_world(facts: Facts) -> Iterator[str]:
 
 @WORLD.rule(
     "expert-sizes-divide-the-world",
-    says="Expert tensor size * expert size * pipeline size divides nodes * devices.",
-    otherwise="Megatron-Core refuses to make its groups.",
+    says="The product of expert tensor, expert and pipeline parallel size must divide the number of ranks (nodes * "
+    "devices).",
+    otherwise="Megatron-Core raises an error when it creates the process groups.",
     recipe="deepseek_v2_lite",
     broken=f"{EP}=16",
     mended=f"{EP}=8",
@@ -78,8 +81,10 @@ def _expert_world(facts: Facts) -> Iterator[str]:
 
 @WORLD.rule(
     "replicas-before-stages",
-    says="With `use_tp_pp_dp_mapping` and a pipeline, the experts have as many replicas as the dense layers.",
-    otherwise="Megatron-Core refuses: dense layers and experts would have other pipeline neighbours.",
+    says="With `use_tp_pp_dp_mapping` and pipeline parallelism, experts must have as many replicas as the dense "
+    "layers.",
+    otherwise="Megatron-Core raises an error, because dense layers and experts would have different neighbors in the "
+    "pipeline.",
     broken=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=2",
     mended=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=1",
     megatron_refuses=True,
@@ -92,17 +97,18 @@ def _rank_order(facts: Facts) -> Iterator[str]:
     expert = world // layout.expert_parallel_size
     if dense != expert:
         yield (
-            f"strategy.use_tp_pp_dp_mapping=True numbers the replicas inside a pipeline stage, so dense layers and experts need "
-            f"equally many: {world} / (tensor {layout.tp} * pipeline {layout.pp} * context {layout.cp}) = {dense}, and "
-            f"{world} / (expert tensor {layout.expert_tensor_size} * expert {layout.ep} * pipeline {layout.pp}) = {expert}. "
-            "Unset it, or choose sizes with tensor * context = expert tensor * expert."
+            "strategy.use_tp_pp_dp_mapping=True requires equal numbers of replicas of the dense layers and of the "
+            f"experts. Dense layers have {world} / (tensor {layout.tp} * pipeline {layout.pp} * context {layout.cp}) "
+            f"= {dense}, and experts have {world} / (expert tensor {layout.expert_tensor_size} * expert {layout.ep} * "
+            f"pipeline {layout.pp}) = {expert}. Set use_tp_pp_dp_mapping=False, or choose sizes for which tensor * "
+            "context = expert tensor * expert."
         )
 
 
 @WORLD.rule(
     "optimizer-instances-divide-the-replicas",
-    says="`num_distributed_optimizer_instances` divides data size * context size.",
-    otherwise="Megatron-Core refuses to make its groups.",
+    says="`num_distributed_optimizer_instances` must divide data-parallel size * context-parallel size.",
+    otherwise="Megatron-Core raises an error when it creates the process groups.",
     broken="strategy.num_distributed_optimizer_instances=3",
     mended="strategy.num_distributed_optimizer_instances=2",
     megatron_refuses=True,
@@ -114,16 +120,16 @@ def _optimizer_instances(facts: Facts) -> Iterator[str]:
     shards = replicas * facts.layout.cp
     if instances < 1 or shards % instances:
         yield (
-            f"strategy.num_distributed_optimizer_instances={instances} does not divide the data-parallel size * context size = "
-            f"{replicas} * {facts.layout.cp} = {shards}, over which the optimizer's state is sharded; what does: "
-            f"{divisors(shards)}."
+            f"strategy.num_distributed_optimizer_instances={instances} does not divide data-parallel size * "
+            f"context-parallel size = {replicas} * {facts.layout.cp} = {shards}, the number of ranks that share the "
+            f"optimizer state. Set it to one of {divisors(shards)}."
         )
 
 
 @WORLD.rule(
     "optimizer-instances-need-shards",
-    says="Several optimizer instances need the distributed optimizer.",
-    otherwise="Megatron-Core asserts when the model is wrapped.",
+    says="More than one optimizer instance requires the distributed optimizer.",
+    otherwise="Megatron-Core raises an AssertionError when it wraps the model.",
     broken="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=False "
     "strategy.ddp.overlap_param_gather=False",
     mended="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=True",
@@ -132,15 +138,17 @@ def _instances_of_what(facts: Facts) -> Iterator[str]:
     instances = facts.of_strategy("num_distributed_optimizer_instances")
     if isinstance(instances, int) and instances > 1 and not facts.distributed_optimizer:
         yield (
-            f"strategy.num_distributed_optimizer_instances={instances} is for the distributed optimizer, which is off: set "
-            "optim.config.use_distributed_optimizer=True, or leave the instances at 1."
+            f"strategy.num_distributed_optimizer_instances={instances} requires the distributed optimizer, which is "
+            "off. Set optim.config.use_distributed_optimizer=True, or set num_distributed_optimizer_instances=1."
         )
 
 
 @WORLD.rule(
     "something-to-shard",
-    says="Megatron-FSDP (`strategy.fsdp`) has two ranks or more to shard over, for experts too.",
-    otherwise="Megatron-FSDP trains, with gradients counted twice or summed wrongly.",
+    says="Megatron-FSDP (`strategy.fsdp`) must have at least two ranks to shard over, for dense layers and for "
+    "experts.",
+    otherwise="Megatron-FSDP trains with wrong gradients: it counts some of them twice or sums them over the wrong "
+    "ranks.",
     recipe="deepseek_v2_lite",
     broken=f"strategy.fsdp=megatron {PP}=1 {EP}=8",
     mended=f"strategy.fsdp=megatron {PP}=1 {EP}=4",

@@ -89,8 +89,8 @@ class SampleDataModule(MegatronDataModule):
         self._samples: dict[str, Optional[Samples]] = {}
         if self.packed and micro_batch_size != 1:
             raise ConfigError(
-                f"data.micro_batch_size={micro_batch_size} with packed sequences: a row of several samples already is a "
-                "micro-batch. Set data.micro_batch_size=1.",
+                f"data.micro_batch_size={micro_batch_size} with packed sequences: a packed row of several samples is "
+                "already a micro-batch. Set data.micro_batch_size=1.",
                 rule="packs-one-by-one",
             )
         if (
@@ -99,8 +99,9 @@ class SampleDataModule(MegatronDataModule):
             and packed_sequence_specs.packed_sequence_size != seq_length
         ):
             raise ConfigError(
-                f"data.packed_sequence_specs.packed_sequence_size={packed_sequence_specs.packed_sequence_size} and "
-                f"data.seq_length={seq_length}: a packed row is a sequence of the model's, so both must be the same.",
+                f"data.packed_sequence_specs.packed_sequence_size={packed_sequence_specs.packed_sequence_size} "
+                f"differs from data.seq_length={seq_length}, but a packed row is one sequence of the model. Set both "
+                "to the same value.",
                 rule="packs-are-as-long-as-sequences",
             )
 
@@ -129,7 +130,7 @@ class SampleDataModule(MegatronDataModule):
     def tokenizer_of_the_model(self) -> Tokenizer:
         """``tokenizer``, after a check that it is set."""
         if self.tokenizer is None:
-            raise ConfigError(f"{type(self).__name__}.tokenizer is None: give the tokenizer of the model.")
+            raise ConfigError(f"{type(self).__name__}.tokenizer is None. Set it to the tokenizer of the model.")
         return self.tokenizer
 
     @property

@@ -72,9 +72,7 @@ class ChatEncoder(Encoder):
 
     def __post_init__(self) -> None:
         if self.turns not in ("all", "last"):
-            raise ConfigError(
-                f"turns={self.turns!r}: must be 'all' or 'last', the assistant's turns that are trained on."
-            )
+            raise ConfigError(f"turns={self.turns!r}: must be 'all' or 'last', the turns of the assistant to train on.")
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -95,15 +93,15 @@ class ChatEncoder(Encoder):
         if given is not None:
             looks_like_a_path = "{" not in given and "\n" not in given
             if looks_like_a_path and not Path(given).expanduser().is_file():
-                raise ConfigError(f"chat_template={given!r} is neither a template nor a file that is there.")
+                raise ConfigError(f"chat_template={given!r} is neither a template nor an existing file.")
             return Path(given).expanduser().read_text("utf-8") if looks_like_a_path else given
         own = getattr(self._hf, "chat_template", None)
         if isinstance(own, Mapping):
             own = own.get("default")
         if not own:
             raise ConfigError(
-                f"{self.tokenizer!r} has no chat template: take the tokenizer of the chat model, or give one as "
-                "dataset_kwargs={'chat_template': ...}, its text or a file."
+                f"{self.tokenizer!r} has no chat template. Use the tokenizer of the chat model, or set "
+                f"dataset_kwargs={{'chat_template': ...}} to a template or its file."
             )
         return str(own)
 
@@ -115,15 +113,13 @@ class ChatEncoder(Encoder):
             return found
         if not isinstance(self.tokenizer, BPETokenizer):
             raise ConfigError(
-                f"data.tokenizer={self.tokenizer!r}: chat templates are rendered by a Hugging Face tokenizer; use "
+                f"data.tokenizer={self.tokenizer!r}: chat templates require a Hugging Face tokenizer. Use "
                 "AutoTokenizer, or BPETokenizer with the model's tokenizer.json."
             )
         try:
             from transformers import PreTrainedTokenizerFast
         except ImportError as error:
-            raise ConfigError(
-                "Chat templates are rendered by the package transformers: pip install 'nemo2[hf]'."
-            ) from error
+            raise ConfigError("Chat templates require the package transformers: pip install 'nemo2[hf]'.") from error
         backend = self.tokenizer.backend
         named = {
             "eos_token": self.tokenizer.eos_id,
@@ -150,9 +146,9 @@ class ChatEncoder(Encoder):
             missing = [token for token in ("<extra_id_0>", "<extra_id_1>") if token not in vocabulary]
             if missing:
                 raise ConfigError(
-                    f"{self.tokenizer!r} has no token {' and no token '.join(missing)}, with which NeMo's own format of "
-                    "conversations marks turns. Set use_hf_tokenizer_chat_template=True for the template that the tokenizer "
-                    "brings, or give one as dataset_kwargs={'chat_template': ...}."
+                    f"{self.tokenizer!r} has no token {' and no token '.join(missing)}, which NeMo's own conversation "
+                    "format uses to mark turns. Set use_hf_tokenizer_chat_template=True to use the tokenizer's "
+                    f"template, or set dataset_kwargs={{'chat_template': ...}}."
                 )
         return _GENERATION.search(self.template) is not None
 
@@ -169,7 +165,7 @@ class ChatEncoder(Encoder):
         found = self._by_blocks if self._has_blocks else self._by_prefixes
         ids, trained = found(messages, tools, answers, chosen)
         if not any(trained):
-            raise Empty("the chat template shows nothing of what the assistant says")
+            raise Empty("the chat template shows no text of the assistant")
         return Whole(Sample(ids, trained))
 
     def question(self, messages: list[Any]) -> list[int]:
@@ -181,7 +177,7 @@ class ChatEncoder(Encoder):
         try:
             text = self._render(messages, None, tokenize=False, add_generation_prompt=True)
         except Malformed as error:
-            raise ConfigError(f"These turns can't be shown to the model: {error}.") from error
+            raise ConfigError(f"These turns cannot be shown to the model: {error}.") from error
         return list(self._hf(text, add_special_tokens=False)["input_ids"])
 
     @cached_property
@@ -209,7 +205,7 @@ class ChatEncoder(Encoder):
         if len(runs) != len(answers):
             raise Malformed(
                 f"the template's {{% generation %}} blocks mark {len(runs)} pieces for {len(answers)} turns of the "
-                "assistant, so that some of the turns can't be picked"
+                "assistant, so nemo2 cannot select some of the turns"
             )
         for place, (start, end) in zip(answers, runs, strict=True):
             if place not in chosen:
@@ -254,10 +250,10 @@ class ChatEncoder(Encoder):
         past = whole if place + 1 == len(messages) else self._render(messages[: place + 1], tools, tokenize=False)
         if not whole.startswith(before) or not whole.startswith(past):
             raise Malformed(
-                f"the chat template renders turn {place + 1} of {len(messages)} in another way once the conversation goes on, so "
-                "that the assistant's tokens can't be told (templates that drop earlier reasoning do so). Give a template "
-                "with {% generation %} blocks (dataset_kwargs={'chat_template': ...}), or train on the last turn of each "
-                "conversation only (dataset_kwargs={'turns': 'last'})"
+                f"the chat template renders turn {place + 1} of {len(messages)} differently when the conversation "
+                "continues, as templates that drop earlier reasoning do, so nemo2 cannot tell which tokens are the "
+                f"assistant's. Use a template with {{% generation %}} blocks (dataset_kwargs={{'chat_template': "
+                f"...}}), or train only on the last turn of each conversation (dataset_kwargs={{'turns': 'last'}})"
             )
         return len(before), len(past)
 
@@ -273,7 +269,9 @@ class ChatEncoder(Encoder):
         for span in spans:
             first, last = (list(self._hf(whole[:at], add_special_tokens=False)["input_ids"]) for at in span)
             if ids[: len(first)] != first or ids[: len(last)] != last:
-                raise Malformed("the tokenizer joins the assistant's text and what stands before it in one token")
+                raise Malformed(
+                    "the tokenizer merges the start of the assistant's text with the text before it into one token"
+                )
             trained[len(first) : len(last)] = [True] * (len(last) - len(first))
         return ids, trained
 
@@ -322,7 +320,7 @@ def messages_of(record: Any) -> tuple[list[dict[str, Any]], Optional[list[Any]]]
         try:
             tools = json.loads(tools)
         except ValueError as error:
-            raise Malformed(f"'tools' is text that isn't JSON ({error})") from error
+            raise Malformed(f"'tools' is text that is not JSON ({error})") from error
     return messages, tools or None
 
 

@@ -99,12 +99,13 @@ class HFDatasetDataModule(SampleDataModule):
         )
         if use_dist_sampler:
             raise ConfigError(
-                "use_dist_sampler=True: this data module's own sampler shares samples out over replicas. Leave it False."
+                "use_dist_sampler=True: this data module's own sampler already distributes samples over replicas. Set "
+                "use_dist_sampler=False."
             )
         if pad_seq_len_divisible is not None and seq_length % pad_seq_len_divisible:
             raise ConfigError(
-                f"seq_length={seq_length} is not a multiple of pad_seq_len_divisible={pad_seq_len_divisible}: the longest batch "
-                "could not be padded to one."
+                f"seq_length={seq_length} is not a multiple of pad_seq_len_divisible={pad_seq_len_divisible}, so the "
+                "longest batch could not be padded. Set seq_length to a multiple."
             )
         self.path_or_dataset = path_or_dataset
         self.split = split
@@ -125,7 +126,7 @@ class HFDatasetDataModule(SampleDataModule):
         names = list(dataset_dict)
         lengths = {name: len(dataset_dict[name]) for name in names}
         if len(set(lengths.values())) > 1:
-            raise ConfigError(f"from_dict: the columns are of different lengths: {lengths}.")
+            raise ConfigError(f"from_dict: the columns have different lengths: {lengths}.")
         records = [dict(zip(names, row, strict=True)) for row in zip(*dataset_dict.values(), strict=True)]
         return cls({split: records}, split=split, **settings)
 
@@ -153,7 +154,10 @@ class HFDatasetDataModule(SampleDataModule):
             ConfigError: an unknown split, or ``batched``.
         """
         if batched:
-            raise ConfigError("map(batched=True): the function is given a record at a time. Write it of a record.")
+            raise ConfigError(
+                "map(batched=True): nemo2 passes one record at a time. Write a function of one record, and set "
+                "batched=False."
+            )
         names = [split_names] if isinstance(split_names, str) else split_names
         if unknown := set(names or ()) - set(SPLITS):
             raise ConfigError(f"split_names={sorted(unknown)}: the splits are {', '.join(SPLITS)}.")
@@ -167,8 +171,8 @@ class HFDatasetDataModule(SampleDataModule):
         source = open_split(self.path_or_dataset, names, streaming=self.streaming)
         if source is None and split == "train":
             raise ConfigError(
-                f"data.path_or_dataset has no split called {' or '.join(map(repr, names))}: name it with data.split=..., or "
-                "data.train_aliases."
+                f"data.path_or_dataset has no split {' or '.join(map(repr, names))}. Name the split with "
+                "data.split=..., or data.train_aliases."
             )
         functions = [function for function, splits in self._maps if splits is None or split in splits]
         return Mapped(source, functions) if source is not None and functions else source

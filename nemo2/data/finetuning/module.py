@@ -91,8 +91,8 @@ class FineTuningDataModule(SampleDataModule):
             return JsonLines(file)
         if split == "train":
             raise DataError(
-                f"data.dataset_root={self.dataset_root}: there is no {FILES['train']} in it. Write one JSON object per "
-                'line, such as {"input": "...", "output": "..."}, or name the folder that has it.'
+                f"data.dataset_root={self.dataset_root}: this folder has no {FILES['train']}. Create it with one JSON object per "
+                'line, such as {"input": "...", "output": "..."}, or set dataset_root to another folder.'
             )
         return None
 

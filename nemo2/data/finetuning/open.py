@@ -38,7 +38,7 @@ def open_split(held: Any, names: Sequence[str], *, streaming: bool = False) -> O
         return None if found is None else Records(held[found], found)
     if not isinstance(held, Iterable):
         raise ConfigError(
-            f"data.path_or_dataset is a {type(held).__name__}: give records, splits of records by name, or a path."
+            f"data.path_or_dataset is a {type(held).__name__}: must be records, splits of records by name, or a path."
         )
     return Records(held, names[0]) if "train" in names else None
 
@@ -51,7 +51,7 @@ def _of_path(path: str | Path, names: Sequence[str], *, streaming: bool) -> Opti
         files = _files_of_split(place, names)
         return _of_files(files, streaming=streaming) if files else None
     if place.is_absolute() or str(path).startswith((".", "~")):
-        raise DataError(f"data.path_or_dataset={str(path)!r}: there is no such file or folder.")
+        raise DataError(f"data.path_or_dataset={str(path)!r}: this file or folder does not exist.")
     splits = load(str(path), streaming=streaming)
     found = next((name for name in names if name in splits), None)
     return None if found is None else Records(splits[found], found)
@@ -86,7 +86,8 @@ def _of_files(files: list[Path], *, streaming: bool) -> Source:
     kinds = {file.suffix for file in files}
     if len(kinds) > 1 or not kinds <= set(_TABLES):
         raise DataError(
-            f"{files[0].parent} holds files of several kinds for one split ({', '.join(sorted(kinds))}): use one kind."
+            f"{files[0].parent} contains files of several types for one split ({', '.join(sorted(kinds))}). Use one "
+            "type."
         )
     name = f"{files[0].parent}/*{files[0].suffix}"
     package = _datasets(name)
@@ -108,15 +109,16 @@ def load(name: str, *, streaming: bool = False, **options: Any) -> Mapping[str, 
         return package.load_dataset(name, streaming=streaming, **options)
     except Exception as error:  # the package passes on whatever its readers and the network raise
         raise DataError(
-            f"The dataset {name!r} can't be loaded here or from the Hugging Face hub ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:300]}). Check the name; without a network, bring the files and give their folder."
+            f"The dataset {name!r} cannot be loaded from this machine or from the Hugging Face hub "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Check the name. Without a network, copy "
+            "the files to this machine and name their folder."
         ) from error
 
 
 def _datasets(what: str) -> Any:
     if not has("datasets"):
         raise ConfigError(
-            f"{what} is read by the package datasets: {why_missing('datasets')}. JSON lines need no package."
+            f"{what} requires the package datasets: {why_missing('datasets')}. JSON lines need no package."
         )
     import datasets
 

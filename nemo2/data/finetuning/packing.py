@@ -50,14 +50,12 @@ class PackedSequenceSpecs:
     def __post_init__(self) -> None:
         size = self.packed_sequence_size
         if isinstance(size, bool) or not isinstance(size, int) or size < -1:
-            raise ConfigError(
-                f"packed_sequence_size={size!r}: must be a number of tokens, or -1 for samples by themselves."
-            )
+            raise ConfigError(f"packed_sequence_size={size!r}: must be a number of tokens, or -1 for no packing.")
         for name in ("packed_train_data_path", "packed_val_data_path"):
             if str(getattr(self, name) or "").endswith(".npy"):
                 raise ConfigError(
-                    f"{name}={getattr(self, name)!r}: NeMo's packed files are pickles, which run code when they are read, and "
-                    "are not read here. Name a folder instead; packing again takes seconds."
+                    f"{name}={getattr(self, name)!r}: NeMo's packed files are pickles, and loading a pickle can run "
+                    "code, so nemo2 does not read them. Name a folder instead. Packing again takes seconds."
                 )
 
     @property
@@ -86,7 +84,8 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, *, align: int = 1, 
     if len(taken) and int(taken.max()) > capacity:
         longest = int(taken.argmax())
         raise DataError(
-            f"Sample {longest} takes {int(taken[longest])} tokens of a row, which has {capacity}: raise data.seq_length."
+            f"Sample {longest} has {int(taken[longest])} tokens, but a row holds only {capacity}. Raise "
+            "data.seq_length."
         )
     random = np.random.default_rng(seed)
     order = np.lexsort((random.permutation(len(taken)), -taken))

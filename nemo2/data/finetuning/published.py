@@ -56,7 +56,7 @@ class PublishedDataModule(FineTuningDataModule):
                 shutil.rmtree(self.root / _RAW, ignore_errors=True)
         except OSError as error:
             raise DataError(
-                f"{self.root} can't be written to: {error}. Set data.dataset_root to a folder that can."
+                f"{self.root} is not writable: {error}. Set data.dataset_root to a writable folder."
             ) from error
 
     def download(self) -> Splits:

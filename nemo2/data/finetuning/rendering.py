@@ -40,13 +40,15 @@ def render(tokenizer: Any, messages: list[Any], *, template: str, source: str, *
             return tokenizer.apply_chat_template(messages, chat_template=template, **options)
     except (Reached, _TooMuch) as error:
         raise SecurityError(
-            f"The chat template of {source} was stopped: {_told(error)}. A template shows messages and does nothing else: read "
-            "it before you use this tokenizer, or give one of your own (dataset_kwargs={'chat_template': ...})."
+            f"The chat template of {source} was stopped: {_told(error)}. A chat template should only render messages. "
+            f"Read it before you use this tokenizer, or set your own template (dataset_kwargs={{'chat_template': "
+            f"...}})."
         ) from error
     except (MemoryError, OverflowError, RecursionError) as error:
         raise SecurityError(
-            f"The chat template of {source} asks for more than a text can be ({type(error).__name__}: {_told(error)}): it is "
-            "no template of a conversation. Give another (dataset_kwargs={'chat_template': ...})."
+            f"The chat template of {source} produces more than any text needs ({type(error).__name__}: "
+            f"{_told(error)}), so it is not a template of a conversation. Set another template "
+            f"(dataset_kwargs={{'chat_template': ...}})."
         ) from error
     except Exception as error:  # whatever else a template raises, Jinja's own errors among them
         raise Malformed(f"the chat template fails: {type(error).__name__}: {_told(error)}") from error
@@ -91,7 +93,7 @@ def _within(seconds: float) -> Iterator[None]:
     def over(number: int, frame: Any) -> None:
         del number, frame
         if time.thread_time() >= end:  # other threads' time counts for the timer too
-            raise _TooMuch(f"it was still at work after {seconds:.0f} s")
+            raise _TooMuch(f"it was still running after {seconds:.0f} s")
         signal.setitimer(signal.ITIMER_VIRTUAL, max(0.01, end - time.thread_time()))
 
     before = signal.signal(signal.SIGVTALRM, over)

@@ -50,7 +50,7 @@ class JsonLines(Source):
     def __init__(self, *files: Path) -> None:
         for file in files:
             if not file.is_file():
-                raise DataError(f"{file} is not there, or is no file.")
+                raise DataError(f"{file} does not exist or is not a file.")
         self.files = files
         self.name = ", ".join(map(str, files))
 

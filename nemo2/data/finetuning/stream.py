@@ -72,8 +72,8 @@ class StreamedSteps(IterableDataset[Any]):
                     yield self.collate([batch[place] for place in places.tolist()])
             if steps == 0:
                 raise DataError(
-                    f"A pass over the stream gives {len(batch)} rows, less than one global batch of {size}: use more data, or a "
-                    "smaller global_batch_size."
+                    f"One pass over the stream gives {len(batch)} rows, fewer than one global batch of {size}. Use "
+                    "more data, or a smaller global_batch_size."
                 )
             if self.position is None:
                 return

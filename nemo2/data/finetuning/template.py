@@ -52,11 +52,11 @@ class TemplateEncoder(Encoder):
         names = [name for _, name in self._pieces if name is not None]
         if self.label_key not in names:
             raise ConfigError(
-                f"prompt_template={self.prompt_template!r} has no {{{self.label_key}}}, which label_key={self.label_key!r} says "
-                "is the answer: name it in the template, or set label_key."
+                f"prompt_template={self.prompt_template!r} does not contain {{{self.label_key}}}, the answer "
+                f"according to label_key={self.label_key!r}. Add it to the template, or set label_key."
             )
         if len(set(names)) < len(names):
-            raise ConfigError(f"prompt_template={self.prompt_template!r} names a field twice: name each once.")
+            raise ConfigError(f"prompt_template={self.prompt_template!r} contains a field twice. Name each field once.")
         if self.truncation_method not in ("left", "right"):
             raise ConfigError(f"truncation_method={self.truncation_method!r}: must be 'left' or 'right'.")
 

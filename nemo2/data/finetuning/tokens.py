@@ -35,8 +35,8 @@ class TokenEncoder(Encoder):
             wrong = next((at for at, label in enumerate(labels) if label not in (IGNORED, ids[at])), None)
             if wrong is not None:
                 raise Malformed(
-                    f"labels[{wrong}]={labels[wrong]} and input_ids[{wrong}]={ids[wrong]}: a label is the token at its own "
-                    f"place, or {IGNORED}; labels that are shifted by one, as for Megatron-Core, are not"
+                    f"labels[{wrong}]={labels[wrong]} and input_ids[{wrong}]={ids[wrong]}: a label must be the token "
+                    f"at the same position, or {IGNORED}. Do not shift labels by one, as Megatron-Core's labels are"
                 )
             return Whole(Sample(ids, [label != IGNORED for label in labels]))
         if record.get("loss_mask") is not None:
@@ -75,7 +75,7 @@ class AnyEncoder(Encoder):
     @property
     def _needed(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise Malformed("text, and data.tokenizer is None: give the tokenizer of the model")
+            raise Malformed("text, but data.tokenizer is None. Set it to the tokenizer of the model")
         return self.tokenizer
 
     def encode(self, record: Any) -> Parts:
@@ -92,7 +92,7 @@ def _numbers(record: Mapping[str, Any], name: str, length: int | None = None) ->
     value = record[name]
     value = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(value, Sequence) or not all(isinstance(one, int) for one in value):
-        raise Malformed(f"{name!r} is no list of whole numbers")
+        raise Malformed(f"{name!r} is not a list of whole numbers")
     if length is not None and len(value) != length:
         raise Malformed(f"{name!r} has {len(value)} entries for {length} tokens")
     return list(value)

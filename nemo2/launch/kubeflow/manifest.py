@@ -110,8 +110,9 @@ def _command(recipe: Any) -> list[str]:
     for what, argument in zip(("recipe", "recipe", "launching script"), arguments, strict=True):
         if len(argument.encode()) > _MOST_BYTES:
             raise ConfigError(
-                f"The {what} takes {len(argument.encode()) // 1024} KiB, and a pod's command carries {_MOST_BYTES // 1024}: "
-                "keep long lists in files that the image or a volume has, and name the file in the recipe."
+                f"The {what} has {len(argument.encode()) // 1024} KiB, but a pod's command can have only "
+                f"{_MOST_BYTES // 1024}. Put long lists into files in the image or on a volume, and name the file in "
+                "the recipe."
             )
     return ["python3", "-m", "nemo2.launch.kubeflow.pod", *arguments]
 
@@ -138,6 +139,6 @@ def _refuse_lost_files(recipe: Any, executor: Any) -> None:
             return
     there = f" (mounted: {', '.join(mounts)})" if mounts else ""
     raise ConfigError(
-        f"{field}={directory!r} lies on no volume of the pods{there}: their own files are gone when they end. Set {field}="
-        f"{mounts[0] if mounts else '/VOLUME'}/runs."
+        f"{field}={directory!r} is not on a volume of the pods{there}, so its files are lost when the pods end. Set "
+        f"{field}={mounts[0] if mounts else '/VOLUME'}/runs."
     )

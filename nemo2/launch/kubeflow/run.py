@@ -48,12 +48,14 @@ def on_kubeflow(
     warned = list(reasons[1])
     if written := sorted(split_secrets(variables)[1]):
         warned.append(
-            f"{', '.join(written)} would stand in the manifest for all who may read it, and is left out: name a secret of the "
-            "cluster in env_list = [{ name = ..., valueFrom = { secretKeyRef = { name = ..., key = ... } } }]."
+            f"{', '.join(written)} would be readable in the manifest, so nemo2 leaves it out. Use a secret of the "
+            f"cluster: env_list = [{{ name = ..., valueFrom = {{ secretKeyRef = {{ name = ..., key = ... }} }} }}]."
         )
         variables = split_secrets(variables)[0]
     if modules := own_modules(recipe):
-        warned.append(f"{', '.join(modules)}: the recipe names code of this machine, which the image must have.")
+        warned.append(
+            f"{', '.join(modules)}: the recipe uses code of this machine. Make sure that the image contains it."
+        )
     for sentence in warned:
         print(f"warning: {sentence}", file=sys.stderr)
     job = job_name(name, experiment_id)
@@ -76,13 +78,13 @@ def on_kubeflow(
     try:
         state = follow(executor, job)
     except KeyboardInterrupt:
-        print(f"\nleft: the run goes on. `kubectl delete trainjob {job} {where}` ends it, saved.", file=sys.stderr)
+        print(f"\nThe run continues. `kubectl delete trainjob {job} {where}` saves and ends it.", file=sys.stderr)
         raise
     result["seconds"] = time.monotonic() - started
     if state == "Succeeded":
         return RunResult(status="succeeded", exit_code=0, **result)
     words = first_words(executor, job)
-    said = "no pod has left a word" if words is None else f"{words['kind']}: {words['message']}".removeprefix(": ")
+    said = "no pod has written output" if words is None else f"{words['kind']}: {words['message']}".removeprefix(": ")
     rank = None if words is None else words["rank"]
     who = "the job failed" if rank is None else f"rank {rank} failed first"
     code = EXIT_PREEMPTED if words is not None and words["kind"] == Preempted.__name__ else 1
@@ -137,15 +139,15 @@ def _create(executor: Any, body: Any) -> None:
                 break
         except OSError as error:
             raise ConfigError(
-                f"The cluster can't be reached: {error}. The kubeconfig's current context says where."
+                f"The cluster cannot be reached: {error}. Check the current context of the kubeconfig."
             ) from error
         except Exception as error:  # urllib3's, which kubernetes passes on
             if type(error).__module__.partition(".")[0] != "urllib3":
                 raise
             raise ConfigError(
-                f"The cluster can't be reached: {error}. The kubeconfig's current context says where."
+                f"The cluster cannot be reached: {error}. Check the current context of the kubeconfig."
             ) from error
-    raise ConfigError(f"The cluster refuses the TrainJob: {said}")
+    raise ConfigError(f"The cluster rejects the TrainJob: {said}")
 
 
 def _reason(error: Any) -> str:

@@ -83,7 +83,7 @@ def judge(
         at = "before its first step" if told["step"] is None else f"at step {told['step']}"
         return {**told, "verdict": "failed", "message": f"{message} It failed {at} before: no further start."}
     if _stalled([*earlier, told]):
-        return {**told, "verdict": "failed", "message": f"{message} {STALLED} starts in a row came no further."}
+        return {**told, "verdict": "failed", "message": f"{message} {STALLED} starts in a row made no progress."}
     return {**told, "failed": True}
 
 
@@ -107,7 +107,7 @@ def _asked(told: dict[str, Any], folder: Path) -> dict[str, Any]:
     before = history(folder)[1 - ASKED :]
     if sum(one.get("asked", False) and one["step"] == told["step"] for one in before) < ASKED - 1:
         return told
-    said = f"{told['message']} {ASKED} starts in a row were asked to stop at that step: a longer time limit is needed."
+    said = f"{told['message']} {ASKED} starts in a row were asked to stop at this step. Set a longer time limit."
     return {**told, "verdict": "failed", "message": said}
 
 
@@ -159,7 +159,7 @@ def _first_words(life: Path, faults: list[Fault], code: int) -> tuple[str, Optio
         ), fault.rank
     lines = [line for text in output for line in text.splitlines() if line.strip()]
     last = f"; its last words: {' / '.join(lines[-3:])}" if lines else ""
-    return f"the ranks ended with exit code {code} and no error of their own{last}.", None
+    return f"the ranks ended with exit code {code} and no error message{last}.", None
 
 
 def main() -> None:

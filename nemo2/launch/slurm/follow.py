@@ -114,7 +114,7 @@ class _Shown:
         for told in state.get("lives", [])[self._told :]:
             self._told += 1
             if told["verdict"] == "again":
-                self.say(f"{told['message']} The job goes on by itself.")
+                self.say(f"{told['message']} The job continues by itself.")
 
     def queue(self, words: list[str]) -> None:
         if words != self._queued:

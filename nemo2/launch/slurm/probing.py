@@ -64,7 +64,7 @@ def test_cluster(
     if word in queue.WAITING:
         _, why, _ = shell.run(f"squeue --noheader --format=%r --jobs={number}")
         yield Finding(
-            f"the job waited {wait_seconds:.0f} s in the queue ({why.strip() or word}); `--wait` waits longer."
+            f"the job waited {wait_seconds:.0f} s in the queue ({why.strip() or word}). To wait longer, pass `--wait`."
         )
         return
     _, text, _ = shell.run(f"cat {quote(job.folder)}/lives/*/task-*.out {quote(job.folder)}/job-*.out 2>/dev/null")
@@ -87,14 +87,15 @@ def _before(shell: Shell) -> Iterator[Finding]:
     if code != 0:
         words = " ".join(err.split())
         raise ConfigError(
-            f"Slurm's commands don't answer there ({words or 'not on the PATH'}): log in where sbatch works."
+            f"Slurm's commands don't answer there ({words or 'not on the PATH'}). Log in on a machine where sbatch "
+            "works."
         )
     code, _, err = shell.run("sacct --noheader --jobs=1")
     if code != 0:
         words = " ".join(err.split())
         yield Finding(
-            f"no accounting ({words}): states come from squeue and scontrol, and are forgotten some minutes after a job's end "
-            "(MinJobAge). Runs are not touched by it.",
+            f"no accounting ({words}): nemo2 reads job states from squeue and scontrol, which forget them some "
+            "minutes after a job ends (MinJobAge). Runs are not affected.",
             stops=False,
         )
 
@@ -148,7 +149,8 @@ def judge(
         if data["token"] != token:
             seen = "another folder under this name" if data["sees_folder"] else "nothing there"
             yield Finding(
-                f"{host} sees {seen}: {folder} is not shared. Set job_dir and runs to a file system that all nodes mount."
+                f"{host} sees {seen}, so {folder} is not shared. Set job_dir and runs to a file system that all nodes "
+                "mount."
             )
         if data["free_gb"] is not None and data["free_gb"] < LEAST_FREE_GB:
             yield Finding(
@@ -156,8 +158,8 @@ def judge(
             )
         if loopback := [address for address in data["addresses"] if address.startswith("127.")]:
             yield Finding(
-                f"{host}: its own name resolves to {', '.join(loopback)} (a line of /etc/hosts). nemo2 goes by Slurm's "
-                "address and picks gloo's interface, but other programs won't: have the line removed.",
+                f"{host}: its own name resolves to {', '.join(loopback)} (a line of /etc/hosts). nemo2 uses Slurm's "
+                "address and picks gloo's interface, but other programs do not. Ask for the line to be removed.",
                 stops=False,
             )
         if data["versions"]["nemo2"] is None:
@@ -168,20 +170,20 @@ def judge(
             why = data.get("no_gpu") or "`nvidia-smi` there tells what Slurm gives a job"
             build = f"of CUDA {data['cuda']}" if data["cuda"] else "without CUDA"
             yield Finding(
-                f"{host}: torch {build} sees {seen} of {gpus} GPUs ({why}). "
-                "Install a torch of a CUDA that the node's driver has, ask for a newer driver, or correct gpus_per_node, gres or "
-                "gpu."
+                f"{host}: torch {build} sees {seen} of {gpus} GPUs ({why}). Install a torch for a CUDA version that "
+                "the node's driver supports, ask for a newer driver, or correct gpus_per_node, gres or gpu."
             )
     for port, host in dict(re.findall(r"^port (\d+) of (\S+) is in use$", text, re.MULTILINE)).items():
         yield Finding(
-            f"port {port} of {host} is in use by another program: the run takes the next free one, which no firewall must close.",
+            f"port {port} of {host} is in use by another program, so the run takes the next free port. Make sure that "
+            "no firewall blocks it.",
             stops=False,
         )
     yield from _differences(told, hosts)
     if sums := [data.get("error") or data.get("sum") for data in told.values() if data.get("sum") != len(told)]:
         yield Finding(
-            f"the ranks can't add up one number over {len(told)} nodes: {sums[0]}. A firewall between nodes, or the wrong "
-            "network interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME in env)?"
+            f"the ranks can't add up one number over {len(told)} nodes: {sums[0]}. Check for a firewall between the "
+            "nodes and for a wrong network interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME in env)."
         )
 
 
@@ -193,14 +195,14 @@ def _differences(told: dict[int, dict[str, Any]], hosts: dict[int, str]) -> Iter
             missing = package == "nemo2" and None in (version, at_first)  # told already
             if version != at_first and not missing:
                 yield Finding(
-                    f"{package} is {version} on {hosts[rank]} and {at_first} on {hosts[first]}: have one environment on a shared "
-                    "file system, or one image."
+                    f"{package} is {version} on {hosts[rank]} and {at_first} on {hosts[first]}. Use one environment "
+                    "on a shared file system, or one image."
                 )
         apart = told[rank]["time"] - told[first]["time"]
         if abs(apart) > MOST_SECONDS_APART + _START_SECONDS:
             yield Finding(
-                f"the clock of {hosts[rank]} is {apart:+.0f} s off that of {hosts[first]}: Slurm's credentials expire, and "
-                "files look new or old. Ask for NTP."
+                f"the clock of {hosts[rank]} is {apart:+.0f} s off the clock of {hosts[first]}. Slurm's "
+                "credentials may expire, and files may look newer or older than they are. Ask for NTP."
             )
 
 
@@ -212,19 +214,19 @@ def _silent(text: str, told: dict[int, dict[str, Any]], *, nodes: int, python: s
     lowered = text.lower()
     last = " / ".join(line.strip() for line in text.splitlines() if line.strip() and "probe {" not in line)[-400:]
     if "no such file or directory" in lowered and python in text:
-        why = f"{python} isn't there: set python, set-up lines or container_image"
+        why = f"{python} does not exist there. Set python, set-up lines or container_image"
     elif "unrecognized option '--container" in lowered or "unrecognized option: --container" in lowered:
-        why = "this Slurm has no pyxis, which brings containers: leave container_image out, or ask for it"
+        why = "this Slurm has no pyxis, which containers require. Leave container_image unset, or ask for pyxis"
     elif "pyxis" in lowered or "enroot" in lowered:
-        why = "the container's image can't be had: check container_image and the credentials of its registry"
+        why = "the container image cannot be downloaded. Check container_image and the credentials of its registry"
     elif "no space left" in lowered:
         why = f"the disk of {folder} is full"
     elif "no such file or directory" in lowered or "can't open" in lowered or "could not connect io" in lowered:
-        why = f"{folder} is not seen there: set job_dir and runs to a file system that all nodes mount"
+        why = f"{folder} is not visible there. Set job_dir and runs to a file system that all nodes mount"
     elif not text.strip():
-        why = f"nothing was written to {folder}: it isn't shared, or its disk is full"
+        why = f"nothing was written to {folder}. It is not shared, or its disk is full"
     else:
-        why = "see its last words"
+        why = "see its last output"
     said = f"; last words: {last}" if last else ""
     return Finding(f"{nodes - len(told)} of {nodes} nodes said nothing (job {word}): {why}{said}.")
 

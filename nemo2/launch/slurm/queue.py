@@ -19,15 +19,17 @@ WAITING = frozenset(
 RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
 _HELP = {
     "invalid partition": "check partition; `sinfo -s` lists them",
-    "invalid account": "check account and partition; `sacctmgr show assoc user=$USER` lists those that are yours",
-    "time limit": "lower time, or choose another partition; `sinfo -o '%P %l'` tells their limits",
-    "node count": "lower nodes, or choose another partition; `sinfo -o '%P %D'` tells their sizes",
+    "invalid account": "check account and partition; `sacctmgr show assoc user=$USER` lists yours",
+    "time limit": "lower time, or choose another partition; `sinfo -o '%P %l'` shows the limits",
+    "node count": "lower nodes, or choose another partition; `sinfo -o '%P %D'` shows the sizes",
     "invalid qos": "check qos",
-    "container-image": "the cluster has no pyxis, which brings --container-image to Slurm: leave container_image out",
-    "command not found": "there is no Slurm on this machine: log in where there is, or set ssh in the profile",
-    "configuration source": "this machine knows no cluster: log in where sinfo answers, or set ssh in the profile",
-    "contact slurm controller": "the controller is down; `scontrol ping` tells when it is back",
-    "gres": "the partition has no such GPUs: check gpus_per_node; `sinfo -o '%P %G'` tells them",
+    "container-image": "the cluster has no pyxis, which --container-image requires; leave container_image unset",
+    "command not found": "this machine has no Slurm; log in on a machine that has it, or set ssh in the profile",
+    "configuration source": (
+        "this machine knows no cluster; log in on a machine where sinfo answers, or set ssh in the profile"
+    ),
+    "contact slurm controller": "the controller is down; `scontrol ping` shows when it is back",
+    "gres": "the partition has no such GPUs; check gpus_per_node (`sinfo -o '%P %G'` shows the GPUs)",
 }
 
 
@@ -75,7 +77,7 @@ def with_hold(shell: Shell, job: str, word: str) -> str:
         return word
     _, why, _ = shell.run(f"squeue --noheader --states=all --format=%r --jobs={shlex.quote(job)}")
     why = why.strip()
-    return f"{word}, held ({why}): `scontrol release {job}` lets it go on" if "held" in why.lower() else word
+    return f"{word}, held ({why}): `scontrol release {job}` releases it" if "held" in why.lower() else word
 
 
 def lives(word: str) -> bool:

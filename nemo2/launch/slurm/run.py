@@ -55,7 +55,7 @@ def on_slurm(
     try:
         ending = follow(submission, shell)
     except KeyboardInterrupt:
-        print(f"\nleft: the run goes on. `scancel {' '.join(submission.jobs)}` ends it, saved.", file=sys.stderr)
+        print(f"\nThe run continues. `scancel {' '.join(submission.jobs)}` saves and ends it.", file=sys.stderr)
         raise
     directory = run_directory(shell, submission.folder)
     result |= {"run_dir": Path(directory) if directory else None, "seconds": time.monotonic() - started}

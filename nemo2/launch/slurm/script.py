@@ -97,7 +97,8 @@ def _directive(name: str, value: Optional[str]) -> str:
         return f"#SBATCH --{name}"
     if any(character in value for character in '\n\r"\\'):
         raise ConfigError(
-            f"--{name}={value!r}: a line of #SBATCH can't hold line breaks, double quotes or backslashes; take them out."
+            f"--{name}={value!r}: a line of #SBATCH cannot contain line breaks, double quotes or backslashes. Remove "
+            "them."
         )
     plain = all(character.isalnum() or character in "_-./:@,=%+[]" for character in value)
     return f"#SBATCH --{name}={value}" if plain else f'#SBATCH --{name}="{value}"'

@@ -108,7 +108,7 @@ class TunnelShell:
         except SystemExit as error:  # nemo-run's reaction to a refused login
             raise ConfigError(f"ssh {where} was refused: check host, user and identity of the tunnel.") from error
         except (OSError, EOFError) as error:
-            raise RuntimeFault(f"ssh {where} failed: {error}. Jobs that were submitted go on.") from error
+            raise RuntimeFault(f"ssh {where} failed: {error}. Jobs that were already submitted continue.") from error
 
 
 def shell_of(tunnel: Any) -> Shell:

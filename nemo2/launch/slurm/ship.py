@@ -39,7 +39,7 @@ def ship(source: Path, target: Path, *, code: Code = "tree", packager: Any = Non
         _unpack(packager.package(source, str(target.parent), "code"), target)
     elif code == "commit":
         if root is None:
-            raise ConfigError(f"code='commit': {source} is in no git repository; use code='tree'.")
+            raise ConfigError(f"code='commit': {source} is not in a git repository. Set code='tree'.")
         archive = subprocess.run(["git", "-C", str(source), "archive", "HEAD"], capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", str(target)], input=archive.stdout, check=True)
     elif code == "tree":

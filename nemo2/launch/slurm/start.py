@@ -40,7 +40,7 @@ _DIRECTIVES = (
     "gpus_per_node", "gpus_per_task", "cpus_per_task", "cpus_per_gpu", "segment", "network", "signal",
 )  # fmt: skip
 _REFUSED = {
-    "array": "every task of an array would write to one run directory; launch once per value instead",
+    "array": "every task of an array would write to the same run directory. Launch once per value instead",
     "heterogeneous": "all ranks of a run do the same",
     "het_group_indices": "all ranks of a run do the same",
     "dependencies": "set additional_parameters={'dependency': 'afterok:123'} instead",
@@ -134,11 +134,11 @@ def prepare(
     given = {**executor.env_vars, **env}
     for key in given:
         if not _NAME.match(key):
-            raise ConfigError(f"env: {key!r} is no name of a variable: letters, digits and underscores.")
+            raise ConfigError(f"env: {key!r} is not a valid variable name. Use letters, digits and underscores.")
     plain, secrets = split_secrets(given)
     resumes = _resumes(recipe)
     if not resumes and (settings.requeue or chain > 1):
-        _warn("resume.resume_if_exists is not set, so the job is not started again when it is interrupted.")
+        _warn("resume.resume_if_exists is not set, so the job does not restart when it is interrupted.")
     paths = _import_path(folder, plain, shell, settings)
     job = job_of(executor, settings, name=name, experiment_id=experiment_id, devices=devices, nodes=nodes)
     return replace(
@@ -231,7 +231,7 @@ def refuse_unusable(executor: Any) -> None:
     """Raise ConfigError for fields of ``SlurmExecutor`` that a run of ranks can't have."""
     for key, why in _REFUSED.items():
         if getattr(executor, key, None):
-            raise ConfigError(f"SlurmExecutor.{key}={getattr(executor, key)!r} is not for training: {why}.")
+            raise ConfigError(f"SlurmExecutor.{key}={getattr(executor, key)!r} is not supported for training: {why}.")
     starter_of(executor)
 
 
@@ -248,8 +248,8 @@ def starter_of(executor: Any) -> Starter:
     if launcher in ("torchrun", "ft") or isinstance(launcher, Torchrun | FaultTolerance):
         return "torchrun"
     raise ConfigError(
-        f"SlurmExecutor.launcher={launcher!r}: ranks are started by 'torchrun', by 'ft' (nvidia-resiliency-ext) or, with None, "
-        "by srun; set one of these."
+        f"SlurmExecutor.launcher={launcher!r}: must be 'torchrun', 'ft' (nvidia-resiliency-ext) or None (srun starts "
+        "the ranks)."
     )
 
 
@@ -338,11 +338,11 @@ def _jobs_dir(executor: Any, shell: Shell) -> str:
     if given:
         if not given.startswith("/"):
             raise ConfigError(
-                f"tunnel.job_dir={given!r}: must be an absolute path on a file system that all nodes see."
+                f"tunnel.job_dir={given!r}: must be an absolute path on a file system that all nodes share."
             )
         return given.rstrip("/")
     if not shell.local:
-        raise ConfigError("tunnel.job_dir is empty: name a directory there that all nodes see.")
+        raise ConfigError("tunnel.job_dir is empty. Set a directory on the cluster that all nodes share.")
     return str(Path(get_nemorun_home()) / "experiments")
 
 
@@ -359,7 +359,10 @@ def _own_mounts(recipe: Any, runs: str) -> tuple[str, ...]:
 def _time_limit(executor: Any) -> str:
     limit = executor.time or ""
     if limit == _NEMO_RUNS_TIME:
-        _warn("SlurmExecutor.time is 00:10:00, nemo-run's default: that often the job saves and is queued again.")
+        _warn(
+            "SlurmExecutor.time is 00:10:00, nemo-run's default, so the job saves and is queued again every 10 "
+            "minutes. Set a longer time."
+        )
     _seconds(limit)
     return limit
 

@@ -24,8 +24,8 @@ def layer_problems(config: Any) -> list[str]:
     problems += mla_problems(config) + moe_problems(config)
     if getattr(config, "experimental_attention_variant", None) is not None:
         problems.append(
-            f"experimental_attention_variant={config.experimental_attention_variant!r}: its kernels need a GPU with "
-            f"Transformer Engine ({why_missing('transformer_engine')}); set it to None."
+            f"experimental_attention_variant={config.experimental_attention_variant!r}: its kernels require a GPU "
+            f"with Transformer Engine ({why_missing('transformer_engine')}). Set experimental_attention_variant=None."
         )
     return list(dict.fromkeys(problems))
 
@@ -35,15 +35,16 @@ def attention_problems(config: Any, *, cp_comm_type: Optional[str] = None) -> li
     problems = []
     if getattr(config, "qk_clip", False):
         problems.append(
-            "qk_clip=True: QK clipping needs the largest scores from Transformer Engine's attention, which is not in use "
-            "here; set qk_clip=False, or train on a GPU with Transformer Engine installed."
+            "qk_clip=True: QK clipping uses the largest scores of Transformer Engine's attention, which this machine "
+            "does not use. Set qk_clip=False, or train on a GPU with Transformer Engine."
         )
     cp = config.context_parallel_size
     if cp == 1 or cp_comm_type is None:
         return problems
     if cp_comm_type not in CP_COMM_TYPES:
         problems.append(
-            f"cp_comm_type={cp_comm_type!r}: without Transformer Engine one of {', '.join(map(repr, CP_COMM_TYPES))}."
+            f"cp_comm_type={cp_comm_type!r}: without Transformer Engine, must be one of "
+            f"{', '.join(map(repr, CP_COMM_TYPES))}."
         )
     elif cp_comm_type == "a2a":
         problems += heads_over_context_ranks(config)
@@ -57,8 +58,9 @@ def heads_over_context_ranks(config: Any) -> list[str]:
     for name, heads in (("num_attention_heads", config.num_attention_heads), ("num_query_groups", groups)):
         if heads % (tp * cp):
             return [
-                f"cp_comm_type='a2a' shares heads out: {name} = {heads} must be a multiple of "
-                f"tensor_model_parallel_size * context_parallel_size = {tp} * {cp} = {tp * cp}; use 'p2p' or 'all_gather'."
+                f"cp_comm_type='a2a' splits attention heads over ranks, but {name} = {heads} is not a multiple of "
+                f"tensor_model_parallel_size * context_parallel_size = {tp} * {cp} = {tp * cp}. Set cp_comm_type to "
+                "'p2p' or 'all_gather'."
             ]
     return []
 
@@ -69,9 +71,9 @@ def mla_problems(config: Any) -> list[str]:
         return []
     problems = mla_needs_sequence_parallel(config)
     if getattr(config, "mla_down_proj_fusion", False):
-        problems.append("mla_down_proj_fusion=True needs Transformer Engine's layers; set it to False.")
+        problems.append("mla_down_proj_fusion=True requires Transformer Engine. Set mla_down_proj_fusion=False.")
     if getattr(config, "cache_mla_latents", False):
-        problems.append("cache_mla_latents=True is for inference with Transformer Engine; set it to False.")
+        problems.append("cache_mla_latents=True is for inference with Transformer Engine. Set cache_mla_latents=False.")
     return problems
 
 
@@ -82,8 +84,8 @@ def mla_needs_sequence_parallel(config: Any) -> list[str]:
     if not config.multi_latent_attention or tp == 1 or config.sequence_parallel:
         return []
     return [
-        f"multi_latent_attention=True with tensor_model_parallel_size={tp} needs sequence_parallel=True: without it "
-        "the gradient of the query norm is counted once per tensor-parallel rank."
+        f"multi_latent_attention=True with tensor_model_parallel_size={tp} requires sequence_parallel=True. Without "
+        "it, the gradient of the query norm is summed once per tensor-parallel rank. Set sequence_parallel=True."
     ]
 
 
@@ -95,16 +97,17 @@ def moe_problems(config: Any) -> list[str]:
     problems += experts_need_sequence_parallel(config) + whole_bias_on_one_rank(config)
     if config.moe_token_dispatcher_type == "flex":
         problems.append(
-            "moe_token_dispatcher_type='flex' needs the kernels of DeepEP or HybridEP on GPUs; use 'alltoall'."
+            "moe_token_dispatcher_type='flex' requires the GPU kernels of DeepEP or HybridEP. Set "
+            "moe_token_dispatcher_type='alltoall'."
         )
     if getattr(config, "moe_latent_size", None) is not None:
         problems.append(
-            f"moe_latent_size={config.moe_latent_size}: Megatron-Core builds latent projections from Transformer Engine's "
-            f"layers ({why_missing('transformer_engine')}); set it to None."
+            f"moe_latent_size={config.moe_latent_size}: Megatron-Core builds latent projections from layers of "
+            f"Transformer Engine ({why_missing('transformer_engine')}). Set moe_latent_size=None."
         )
     if getattr(config, "post_sublayer_layernorm", False):
         problems.append(
-            "post_sublayer_layernorm=True normalises the output of dense layers; it has no meaning for single experts. "
+            "post_sublayer_layernorm=True normalizes the output of dense layers and does not apply to single experts. "
             "Set num_moe_experts=None or post_sublayer_layernorm=False."
         )
     return problems
@@ -118,9 +121,9 @@ def experts_cut_only_where_shared(config: Any) -> list[str]:
     if not config.num_moe_experts or config.expert_model_parallel_size > 1 or etp in (None, tp):
         return []
     return [
-        f"expert_tensor_parallel_size={etp} with tensor_model_parallel_size={tp} needs "
-        f"expert_model_parallel_size > 1: with 1, Megatron-Core sums the experts' gradients over the wrong ranks. "
-        f"Leave expert_tensor_parallel_size unset (it is then {tp}), or share the experts out."
+        f"expert_tensor_parallel_size={etp} with tensor_model_parallel_size={tp} requires expert_model_parallel_size "
+        "> 1. With 1, Megatron-Core sums the gradients of the experts over the wrong ranks. Leave "
+        f"expert_tensor_parallel_size unset (it then equals {tp}), or set expert_model_parallel_size to 2 or more."
     ]
 
 
@@ -136,8 +139,9 @@ def best_of_group_needs_plain_router(config: Any) -> list[str]:
     ):
         return []
     return [
-        f"moe_router_fusion=True ranks groups of experts by the sum of their best {topk // groups} scores, and "
-        "moe_router_group_score='max' (DeepSeek V2's rule) by the best one: set moe_router_fusion=False."
+        f"moe_router_fusion=True ranks groups of experts by the sum of their best {topk // groups} scores, but "
+        "moe_router_group_score='max' (the rule of DeepSeek V2) ranks groups by their best score. Set "
+        "moe_router_fusion=False."
     ]
 
 
@@ -147,8 +151,9 @@ def experts_need_sequence_parallel(config: Any) -> list[str]:
     if not config.num_moe_experts or tp == 1 or config.sequence_parallel:
         return []
     return [
-        f"num_moe_experts={config.num_moe_experts} with tensor_model_parallel_size={tp} needs sequence_parallel=True: "
-        "Megatron-Core's dispatchers send each tensor-parallel rank's own part of the sequence."
+        f"num_moe_experts={config.num_moe_experts} with tensor_model_parallel_size={tp} requires "
+        "sequence_parallel=True, because Megatron-Core's dispatchers expect a different part of the sequence on each "
+        "tensor-parallel rank. Set sequence_parallel=True."
     ]
 
 
@@ -158,8 +163,8 @@ def whole_bias_on_one_rank(config: Any) -> list[str]:
     if not config.num_moe_experts or not getattr(config, "add_bias_linear", False) or (tp if etp is None else etp) == 1:
         return []
     return [
-        f"num_moe_experts={config.num_moe_experts} with add_bias_linear=True needs expert_tensor_parallel_size=1: "
-        "each rank that holds a part of an expert would add the whole bias."
+        f"num_moe_experts={config.num_moe_experts} with add_bias_linear=True requires expert_tensor_parallel_size=1, "
+        "because each rank with a part of an expert would add the whole bias. Set expert_tensor_parallel_size=1."
     ]
 
 

@@ -60,7 +60,7 @@ def test_checkpoints_that_cannot_be_used_are_never_a_reason_to_start_anew(tmp_pa
     torn = saved(run / "checkpoints" / "step=9", 9)
     (torn / "manifest.json").write_text("{")
     resume = AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=ignore)
-    with pytest.raises(CheckpointError, match=r"none of them is usable: .*step=9 \(manifest\.json can't be read\)"):
+    with pytest.raises(CheckpointError, match=r"none of them is usable: .*step=9 \(manifest\.json cannot be read\)"):
         resume.setup(trainer(run / "checkpoints"))
     assert newest_run(tmp_path) == run, "a new folder would hide it"
     # With a good one beside it, that one is taken.
@@ -107,7 +107,9 @@ def test_a_checkpoint_of_another_run_is_refused_unless_it_is_named(tmp_path):
     named = AutoResume(resume_if_exists=True, resume_from_directory=str(tmp_path))
     assert named.setup(trainer(tmp_path / "elsewhere")) == stranger
     shutil.rmtree(own)
-    with pytest.raises(CheckpointError, match=r"step=9 \(is of run stranger.*own's; resume\.resume_from_path takes it"):
+    with pytest.raises(
+        CheckpointError, match=r"step=9 \(belongs to run stranger.*run own; resume\.resume_from_path accepts it"
+    ):
         resume.setup(trainer(tmp_path))
 
 
@@ -115,7 +117,7 @@ def test_a_path_is_taken_as_it_is_or_refused(tmp_path):
     saved(tmp_path / "step=9", 9)
     chosen = saved(tmp_path / "step=5", 5)
     assert AutoResume(resume_from_path=str(chosen), resume_if_exists=True).setup(trainer(tmp_path)) == chosen
-    with pytest.raises(CheckpointError, match="resume.resume_from_path=/no/such: no such checkpoint directory"):
+    with pytest.raises(CheckpointError, match="resume.resume_from_path=/no/such: this checkpoint directory does not"):
         AutoResume(resume_from_path="/no/such").setup(trainer(tmp_path))
 
 
@@ -141,12 +143,12 @@ def test_a_finished_run_goes_on_with_more_steps_or_its_first_error_says_how(tmp_
     whole = saved(tmp_path / "step=8", 8)
     saved(tmp_path / "step=10-last", 10, weights_only=True)
     resume = AutoResume(resume_if_exists=True)
-    with pytest.raises(RunFinished, match=r"this run is done\. Raise trainer\.max_steps to go on from step 8"):
+    with pytest.raises(RunFinished, match=r"so this run is complete\. To train further from step 8"):
         resume.setup(trainer(tmp_path, max_steps=10))
     assert resume.setup(trainer(tmp_path, max_steps=20)) == whole
     shutil.rmtree(whole)
     with pytest.raises(
-        CheckpointError, match=r"can't go on from it: start a run from it with resume\.restore_config\.path"
+        CheckpointError, match=r"cannot continue from it. To start a run from it, set resume\.restore_config\.path"
     ):
         resume.setup(trainer(tmp_path, max_steps=10))
 
@@ -172,7 +174,9 @@ def test_a_launch_of_a_finished_run_is_one_error_before_processes_start(tmp_path
         recipe.resume.resume_past_end = settings.get("past_end", False)
         return launch(recipe, devices=2)
 
-    with pytest.raises(CheckpointError, match=r"this run is done\. It holds weights only.*can't go on from it"):
+    with pytest.raises(
+        CheckpointError, match=r"so this run is complete\. It holds weights only.*cannot continue from it"
+    ):
         launched()
     for settings in ({"name": "second"}, {"past_end": True}):
         with pytest.raises(Started):
@@ -240,4 +244,4 @@ def test_a_run_started_from_weights_has_those_and_nothing_else(run_on_ranks, tmp
     assert weights["consumed"] == [8]
     assert weights["losses"][0] not in first["losses"]
     assert found["with the optimizer"]["losses"] == weights["losses"]
-    assert "no such checkpoint directory" in found["missing"]
+    assert "this checkpoint directory does not exist" in found["missing"]

@@ -91,7 +91,7 @@ def test_a_writer_that_dies_or_stops_is_replaced_and_told_by_the_checkpoints_nam
     assert whole(tmp_path, write)
     (told,) = write.warnings
     assert told.startswith("step=6: on rank 0, the process that writes its files in the background ")
-    assert ("killed by SIGKILL" if number == signal.SIGKILL else "no sign of life") in told
+    assert ("killed by SIGKILL" if number == signal.SIGKILL else "has not responded for") in told
     assert "another process writes them" in told
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)

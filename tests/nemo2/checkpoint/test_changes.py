@@ -116,4 +116,4 @@ def test_another_tokenizer_of_the_same_size_is_noticed_by_its_files(tmp_path):
     (tmp_path / "vocab.json").write_text("b")
     _compare_files(other, kept, tmp_path)
     _compare_files(gone, kept, tmp_path / "nowhere")
-    assert not same and "isn't the file" in other.unfit[0] and "isn't in" in gone.unfit[0]
+    assert not same and "is not the file" in other.unfit[0] and "no longer exists in" in gone.unfit[0]

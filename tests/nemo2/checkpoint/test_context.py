@@ -62,11 +62,11 @@ class Plain:
 
 def test_what_cannot_be_described_is_named_with_the_reason(tmp_path):
     write_context(tmp_path, trainer(Plain()))
-    with pytest.raises(CheckpointError, match=r"doesn't describe the model: .*Plain"):
+    with pytest.raises(CheckpointError, match=r"does not describe the model: .*Plain"):
         load_context(tmp_path, "model")
-    with pytest.raises(CheckpointError, match="doesn't describe the data: the run had none"):
+    with pytest.raises(CheckpointError, match="does not describe the data: the run had none"):
         load_context(tmp_path, "data")
-    with pytest.raises(CheckpointError, match="doesn't describe the model: there is no such file"):
+    with pytest.raises(CheckpointError, match="does not describe the model: this file does not exist"):
         load_context(tmp_path / "nowhere", "model")
 
 
@@ -117,7 +117,7 @@ def test_the_tokenizer_of_the_weights_to_start_from_becomes_the_models_and_the_s
     own = NullTokenizer(7)
     model, data = restored(checkpoint, own)
     assert isinstance(model, ByteTokenizer) and data is model
-    assert "ByteTokenizer(), takes the place of the run's own, NullTokenizer(7)" in caplog.text
+    assert "ByteTokenizer(), replaces the run's own tokenizer, NullTokenizer(7)" in caplog.text
     model, data = restored(checkpoint, own, data_too=False)
     assert isinstance(model, ByteTokenizer) and data is None
     assert isinstance(restored(checkpoint, None)[1], ByteTokenizer)

@@ -195,7 +195,7 @@ def test_a_file_whose_hash_cannot_be_taken_is_no_good_one(tmp_path, monkeypatch,
     checkpoint = saved(tmp_path / "step=3", 3)
     monkeypatch.setattr("nemo2.checkpoint.directory.sha256", failing)
     [problem] = changed(checkpoint)
-    assert problem.startswith("weights/part can't be read") and told in problem
+    assert problem.startswith("weights/part cannot be read") and told in problem
 
 
 def test_hashes_that_the_writers_took_are_believed_and_the_others_are_taken(tmp_path):
@@ -226,7 +226,7 @@ def test_what_is_set_aside_is_neither_found_nor_cleaned_up_but_told(tmp_path):
     aside = set_aside(saved(tmp_path / "step=3", 3))
     assert [read.step for _, read in finished(tmp_path)] == [1]
     assert clean_up(tmp_path) == []
-    assert unusable(tmp_path) == {aside: "was found damaged, and set aside"}
+    assert unusable(tmp_path) == {aside: "was damaged and has been set aside"}
     (tmp_path / "step=1" / "manifest.json").unlink()
     assert unusable(tmp_path)[tmp_path / "step=1"] == "manifest.json is missing"
 
@@ -234,7 +234,9 @@ def test_what_is_set_aside_is_neither_found_nor_cleaned_up_but_told(tmp_path):
 def test_an_unreadable_manifest_names_the_file_and_where_to_look_next(tmp_path):
     checkpoint = saved(tmp_path / "step=3", 3)
     (checkpoint / "manifest.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"step=3/manifest\.json can't be read.*Resume from another one in"):
+    with pytest.raises(
+        CheckpointError, match=r"step=3/manifest\.json cannot be read.*Resume from another checkpoint in"
+    ):
         read_manifest(checkpoint)
     assert finished(tmp_path) == []
 

@@ -94,11 +94,11 @@ def test_additions_of_nemos_alone_are_told_with_the_way_to_a_whole_model(tmp_pat
     folder = nemo(tmp_path / NAME)
     (folder / "weights" / "adapter_metadata.json").write_text('{"model_ckpt_path": "/models/base"}')
     found = identify(folder)
-    told = "additions of fine-tuning alone (PEFT) over the weights of /models/base"
+    told = "only the adapters of a PEFT fine-tuning over the weights of /models/base"
     assert any(told in note for note in found.notes), found.notes
     assert [line.split()[1] for line in found.commands] == ["translate"], "nothing reads its weights"
     assert told in str(missing(str(folder)))
-    with pytest.raises(CheckpointError, match="additions of fine-tuning alone .*llm.peft.merge_lora"):
+    with pytest.raises(CheckpointError, match="only the adapters of a PEFT fine-tuning.*llm.peft.merge_lora"):
         open_foreign(folder)
     translated = recipe_of(folder)
     assert translated.recipe.resume is None and told in str(translated.left[-1]), "the recipe doesn't start from them"
@@ -128,9 +128,9 @@ def test_a_context_that_names_anything_else_is_refused(tmp_path, content):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("!!python/object/apply:os.mkdir [RAN]\n", "isn't YAML of plain data"),
-        ("- 1\n", "doesn't describe a model"),
-        (MODEL_YAML.replace("LlamaModel", "BERTModel"), "BERTModel, which nemo2 doesn't have"),
+        ("!!python/object/apply:os.mkdir [RAN]\n", "is not YAML with plain data"),
+        ("- 1\n", "does not describe a model"),
+        (MODEL_YAML.replace("LlamaModel", "BERTModel"), "BERTModel, which nemo2 does not have"),
     ],
 )
 def test_a_context_that_cannot_be_used_is_a_named_error(tmp_path, monkeypatch, content, words):
@@ -176,7 +176,7 @@ def test_a_model_of_hugging_face_is_read_by_its_headers(tmp_path):
     assert (found.kind, found.parameters, found.dtypes) == ("Hugging Face", 26, ["bf16"])
     assert found.problems == ["model-00002-of-00002.safetensors is missing"]
     os.truncate(tmp_path / "model-00001-of-00002.safetensors", 100)
-    assert "are needed" in identify(tmp_path).problems[1] or "no safetensors file" in identify(tmp_path).problems[1]
+    assert "are needed" in identify(tmp_path).problems[1] or "not a safetensors file" in identify(tmp_path).problems[1]
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
@@ -216,7 +216,7 @@ def test_the_commands_that_are_named_exist(tmp_path):
 
 
 def test_other_folders_are_nothing_that_is_known(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint that nemo2 knows.*NeMo 2\.0.*Hugging Face"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint that nemo2 recognizes.*NeMo 2\.0.*Hugging Face"):
         identify(tmp_path)
     with pytest.raises(CheckpointError, match="is not a folder"):
         identify(tmp_path / "no")
@@ -310,7 +310,7 @@ def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(ru
     assert any("nemo2 generate" in command for command in found.commands)
     result = CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--verify"])
     assert result.exit_code == 0, result.output
-    assert "every SHA-256 was compared" in result.output and "whole       yes" in result.output
+    assert "all SHA-256 hashes match" in result.output and "whole       yes" in result.output
 
     # The same training, written by NeMo's calls; with the names of Transformer Engine's layers, which NeMo builds.
     described = identify(theirs)
@@ -323,7 +323,7 @@ def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(ru
         f"{layers}.mlp.linear_fc1.layer_norm_weight",
     } <= set(stored)
     first = run_on_ranks(started_from_nemo, 1, str(tmp_path), str(theirs))[0]
-    with pytest.raises(CheckpointError, match=r"io\.json isn't a configuration of fiddle's"):
+    with pytest.raises(CheckpointError, match=r"io\.json is not a fiddle configuration"):
         recipe_of(theirs)
     (theirs / "context" / "io.json").unlink()
     assert (

@@ -202,9 +202,9 @@ DAMAGES = {
     "flipped common": r"is damaged: weights/\S+ has changed since it was written",
     "truncated": r"truncated is damaged: weights/\S+\.distcp has \d+ bytes, and \d+ were written.*another checkpoint",
     "missing": r"missing is damaged: weights/\S+\.distcp is missing",
-    "manifest": r"manifest\.json can't be read.*damaged",
+    "manifest": r"manifest\.json cannot be read.*damaged",
     "no metadata": r"no metadata is damaged: weights/metadata\.json is missing",
-    "empty": r"empty holds no Megatron-Core checkpoint",
+    "empty": r"empty contains no Megatron-Core checkpoint",
 }
 
 
@@ -292,7 +292,7 @@ def into_another_model(directory: str) -> str:
 @pytest.mark.quick
 def test_a_checkpoint_of_another_model_is_refused_with_what_to_look_at(run_on_ranks, tmp_path):
     message = run_on_ranks(into_another_model, 1, str(tmp_path))[0]
-    assert "can't be loaded into this model" in message
+    assert "cannot be loaded into this model" in message
     assert "model.config" in message
 
 
@@ -317,7 +317,7 @@ def test_a_place_that_cannot_be_written_is_named_on_every_rank(run_on_ranks, tmp
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     for message in run_on_ranks(save_into, 2, str(blocked / "checkpoints"), async_save=async_save, timeout=60.0):
-        assert "Can't write" in message
+        assert "Cannot write" in message
         assert str(blocked) in message
         assert "log.log_dir" in message
 
@@ -357,7 +357,7 @@ def test_a_failing_writer_on_one_rank_is_an_error_on_all_and_leaves_nothing(run_
     assert "No space left" in answers[0][0] or "OSError" in answers[0][0]
     for message, names in answers:
         assert "Saving" in message and "on rank 1" in message or "on another rank" in message
-        assert "earlier checkpoints are untouched" in message
+        assert "earlier checkpoints are unchanged" in message
         assert names == ["step=1"]
 
 
@@ -391,7 +391,7 @@ def on_a_disk_of_its_own(directory: str, async_save: bool) -> tuple[str, list[st
 def test_a_checkpoint_is_named_only_once_every_ranks_files_are_proven(run_on_ranks, tmp_path, async_save):
     for message, names in run_on_ranks(on_a_disk_of_its_own, 2, str(tmp_path), async_save, timeout=60.0):
         assert "Rank 1 wrote weights/__1_" in message and "isn't there for rank 0" in message
-        assert "directory that all nodes see" in message and names == []
+        assert "directory that all nodes share" in message and names == []
 
 
 def shards_that_nobody_reports(directory: str) -> tuple[str, list[str]]:

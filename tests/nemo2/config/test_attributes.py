@@ -99,5 +99,5 @@ def test_dtypes_are_taken_by_name(made: Any) -> None:
     later = made()
     later.pipeline_dtype = "fp16"
     assert later.pipeline_dtype is torch.float16
-    with pytest.raises(nl.errors.ConfigError, match="pipeline_dtype='bf61'.*names no dtype"):
+    with pytest.raises(nl.errors.ConfigError, match="pipeline_dtype='bf61'.*is not a dtype"):
         made(pipeline_dtype="bf61")

@@ -24,7 +24,7 @@ def test_all_that_stands_in_the_way_is_named_at_once_with_who_set_it():
     with pytest.raises(ConfigError) as caught:
         check_serialisable(r)
     message = str(caught.value)
-    assert message.startswith("4 values of this recipe can't be sent")
+    assert message.startswith("4 values of this recipe cannot be sent")
     assert "model.act = <function" in message and f"{__file__}:{line}" in message and "`def`" in message
     assert "trainer.lr = nan" in message
     assert (
@@ -48,5 +48,5 @@ def test_a_closure_as_the_target_is_refused():
     def local():
         return 1
 
-    with pytest.raises(ConfigError, match="can't be imported by name"):
+    with pytest.raises(ConfigError, match="cannot be imported by name"):
         check_serialisable(Config(local))

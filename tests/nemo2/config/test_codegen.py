@@ -129,7 +129,7 @@ def test_two_classes_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_cannot_travel_is_refused_by_its_path() -> None:
-    with pytest.raises(ConfigError, match=r"options = .*can't be imported by name"):
+    with pytest.raises(ConfigError, match=r"options = .*cannot be imported by name"):
         function_source(in_trainer(lambda: None))
 
 

@@ -61,17 +61,17 @@ def test_experts_are_cut_as_documented() -> None:
     ("overrides", "words"),
     [
         ("trainer.strategy.sequence_parallelism=True", "did you mean 'sequence_parallel'"),
-        ("model.config.context_parallel_size=4", "contradicts strategy.context_parallel_size=2: .* Remove model.config's"),
+        ("model.config.context_parallel_size=4", "contradicts strategy.context_parallel_size=2. .* Remove model.config"),
         ("trainer.strategy.expert_model_parallel_size=2", "expert_model_parallel_size"),
         ("trainer.strategy.ddp=pytorch", "use Lightning's strategy='ddp'"),
         ("model.config.recompute_method=full", "takes one of 'uniform', 'block', not 'full'"),
         ("model.config.recompute_method=selective", "takes one of 'uniform', 'block', not 'selective'"),
         ("model.config.recompute_method=block model.config.recompute_num_layers=1",
-         "no meaning without model.config.recompute_granularity: set that to 'full'"),
-        ("model.config.recompute_granularity=full", "say how .'uniform' or 'block'. and how many layers"),
+         "no effect without model.config.recompute_granularity. Set recompute_granularity='full'"),
+        ("model.config.recompute_granularity=full", "Set recompute_method to 'uniform' or 'block', and set recompute_num_layers"),
         ("trainer.fp8=True", "Trainer has no parameter 'fp8'. Write .*trainer.plugins.fp8"),
         ("trainer.max_steps=*2", "takes an int, not '[*]2'"),
-        ("trainer.plugins=PerfEnvPlugin", "takes a Precision .*'PerfEnvPlugin' names none"),
+        ("trainer.plugins=PerfEnvPlugin", "takes a Precision .*'PerfEnvPlugin' does not name one"),
     ],
 )  # fmt: skip
 def test_a_documented_mistake_is_refused_with_what_to_write(overrides: str, words: str) -> None:

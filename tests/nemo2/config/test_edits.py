@@ -127,6 +127,6 @@ def test_every_recipe_turns_into_the_next_and_back_by_code() -> None:
 def test_another_function_is_no_edit_but_has_code() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"support.config_samples.train can't be edited into one of support.config_samples.write_result",
+        match=r"support.config_samples.train cannot be edited into a call of support.config_samples.write_result",
     ):
         edits(recipe(), TREES["another function"]())

@@ -96,8 +96,11 @@ def test_a_factory_registered_with_nemo_run_is_found() -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("trainer.plugins=no_such_thing", "takes a Precision .*'no_such_thing' names none, as bf16_mixed"),
-        ("trainer.plugins=[no_such_thing]", "takes a Precision .*'no_such_thing' names none"),
+        (
+            "trainer.plugins=no_such_thing",
+            "takes a Precision .*'no_such_thing' does not name one; known names include bf16_mixed",
+        ),
+        ("trainer.plugins=[no_such_thing]", "takes a Precision .*'no_such_thing' does not name one"),
         ("trainer.plugins=bf16_with_fp8_mixd", "did you mean 'bf16_with_fp8_mixed'"),
         ("trainer.callbacks=TimingCalback", "did you mean 'TimingCallback'"),
         ("optim=distributed_fused_adm", "did you mean 'distributed_fused_adam'"),
@@ -107,9 +110,9 @@ def test_a_factory_registered_with_nemo_run_is_found() -> None:
         ("data=mock(seq_length=x)", "seq_length of mock takes an int, not 'x'"),
         (
             "log.tensorboard=tensorboard_logger",
-            r"tensorboard_logger needs name=\.\.\.: write tensorboard_logger\(name=",
+            r"tensorboard_logger requires name=\.\.\.\. Write tensorboard_logger\(name=",
         ),
-        ("data=mock(4096)", "'4096' is not of the form name=value: name the argument of mock"),
+        ("data=mock(4096)", "'4096' is not of the form name=value. Name the argument of mock"),
         ("log=nemo2.optim.base.OptimizerModule", "takes a NeMoLogger"),
     ],
 )

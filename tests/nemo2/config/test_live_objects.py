@@ -186,5 +186,5 @@ def test_as_config_describes_an_object_as_it_is():
 
 
 def test_as_config_says_when_it_is_not_known_how_an_object_was_made():
-    with pytest.raises(ConfigError, match="live Plain doesn't say how it was made"):
+    with pytest.raises(ConfigError, match="cannot tell how a live Plain was created"):
         as_config(Plain())

@@ -184,15 +184,15 @@ def test_lists_grow_with_plus():
         ("tariner.max_steps=1", "did you mean 'trainer'"),
         ("trainer.max_steps=abc", r"takes an int, not 'abc'\. For example trainer.max_steps=100"),
         ("trainer.max_steps.x=1", "trainer.max_steps is 10, which has no 'x'"),
-        ("trainer.callbacks.every=1", r"trainer.callbacks is a list: .* trainer.callbacks\[0\]"),
+        ("trainer.callbacks.every=1", r"trainer.callbacks is a list. .* trainer.callbacks\[0\]"),
         ("trainer.callbacks[4].every=1", "has 1 items"),
         ("trainer.max_steps", "not of the form path=value"),
         ("=3", "not of the form path=value"),
         ("trainer.max_steps/=0", "divided by zero"),
-        ("trainer.max_steps*=x", "makes no sense"),
+        ("trainer.max_steps*=x", "cannot be applied to it"),
         ("trainer.max_steps/=3", "takes an int"),
         ("trainer.strategy.root+=x", "is not set"),
-        ("trainer.strategy.root.x=1", "doesn't name one class"),
+        ("trainer.strategy.root.x=1", "does not name a single class"),
         ("model=3", "takes a Model"),
     ],
 )
@@ -208,7 +208,7 @@ def test_all_that_cannot_be_applied_is_named_at_once():
     with pytest.raises(ConfigError) as caught:
         apply_overrides(recipe(), ["trainer.max_stps=1", "trainer.lr=1", "trainer.max_steps=x"])
     lines = str(caught.value).splitlines()
-    assert lines[0] == "2 overrides can't be applied:" and len(lines) == 3
+    assert lines[0] == "2 overrides cannot be applied:" and len(lines) == 3
     assert lines[1].startswith("  trainer.max_stps=1: ")
 
 

@@ -125,7 +125,7 @@ def test_metadata_that_names_something_to_call_is_refused():
     for value in tree["objects"].values():
         if isinstance(value["type"], dict) and value["type"]["name"] == "BuildableTraverserMetadata":
             value["metadata"] = {"type": "pyref", "module": "support.config_samples", "name": "Callback"}
-    with pytest.raises(SecurityError, match="aren't made of"):
+    with pytest.raises(SecurityError, match="which recipes cannot contain"):
         from_json(json.dumps(tree), allowed_modules=SAMPLES)
 
 

@@ -155,14 +155,14 @@ def test_evaluation_shares_each_global_batch_over_the_ranks():
 
 
 def test_a_dataset_smaller_than_a_step_is_refused():
-    with pytest.raises(DataError, match="holds 15 samples, less than one global batch of 16"):
+    with pytest.raises(DataError, match="has 15 samples, fewer than one global batch of 16"):
         sampler(15)
-    with pytest.raises(DataError, match="less than one global batch of 16, so nothing would be evaluated"):
+    with pytest.raises(DataError, match="fewer than one global batch of 16, so there is nothing to evaluate"):
         EvalBatchSampler(total_samples=15, global_batch_size=16, micro_batch_size=2)
 
 
 def test_a_global_batch_that_does_not_divide_names_the_nearest_that_do():
-    with pytest.raises(ConfigError, match=r"global_batch_size=16 .* = 3 \* 2 = 6; the nearest are 12 or 18"):
+    with pytest.raises(ConfigError, match=r"global_batch_size=16 .* = 3 \* 2 = 6\. .*nearest: 12 or 18"):
         sampler(64, mbs=3, ranks=2)
-    with pytest.raises(ConfigError, match=r"every batch size on the way .* = 8 \* 1 = 8, so start"):
+    with pytest.raises(ConfigError, match=r"every batch size must be .* = 8 \* 1 = 8\. Set start"):
         sampler(64, mbs=8, rampup=RAMP)

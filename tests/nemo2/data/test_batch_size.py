@@ -77,8 +77,8 @@ def test_a_second_set_up_in_one_process_replaces_the_first():
         (0, None, "global_batch_size=0: must be a whole number"),
         (8.0, None, "global_batch_size=8.0"),
         (16, [4, 4], "must be .start batch size, increment, samples"),
-        (16, [4, 5, 40], "adding 5 to 4 never gives global_batch_size=16"),
-        (16, [32, 4, 40], "adding 4 to 32 never gives"),
+        (16, [4, 5, 40], "steps of 5 from 4 never reach global_batch_size=16"),
+        (16, [32, 4, 40], "steps of 4 from 32 never reach"),
         (16, [4, 4, 0], r"rampup_batch_size \(samples\)=0"),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_dictionary_names_each_split():
         ([30, "a", "b"], "weights and paths must alternate"),
         ([30, "a", "b", 70], "weights and paths must alternate"),
         ([30, 70, "a", "b"], "weights and paths must alternate"),
-        ([30, "a", 0, "b"], "the weight of b is 0; a weight is above 0"),
+        ([30, "a", 0, "b"], "the weight of b is 0, but a weight must be above 0"),
         ([30, "a", -1, "b"], "the weight of b is -1"),
         ([30, "a", "nan", "b"], "the weight of b is nan"),
         ([float("inf"), "a", 1, "b"], "the weight of a is inf"),
@@ -76,5 +76,5 @@ def test_megatron_reads_the_shares_that_were_written(split):
 
 @pytest.mark.parametrize("split", ["0,0,0", "abc", "", "1,2,3,4", "-1,2", "nan", "inf,1", "900;50;50", None])
 def test_a_split_that_megatron_would_misread_is_refused(split):
-    with pytest.raises(ConfigError, match="split=.* separated by commas, such as '900,50,50'"):
+    with pytest.raises(ConfigError, match="split=.* train, validation and test, such as '900,50,50'"):
         parse_split(split)

@@ -86,7 +86,7 @@ def test_a_pickle_in_the_cache_is_not_run_and_megatron_core_alone_would_run_it(b
         np.load(file, allow_pickle=True, mmap_mode="r")
     assert same(again(prefix), first)
     assert not mark.exists()
-    assert file.name in caplog.text and "is built again" in caplog.text
+    assert file.name in caplog.text and "nemo2 builds it again" in caplog.text
     np.load(index(bare), allow_pickle=True, mmap_mode=None)  # as Megatron-Core 0.16 does
     assert mark.exists(), "the test's bomb is none"
     mark.rmdir()
@@ -105,7 +105,7 @@ def test_a_damaged_index_is_built_again_and_that_is_said(built, caplog, kind, ha
         flipped = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
         file.write_bytes({"empty": b"", "truncated": content[:-100], "flipped": flipped, "garbage": b"x" * 400}[harm])
     assert same(again(prefix), first)
-    assert str(file) in caplog.text and "is built again" in caplog.text
+    assert str(file) in caplog.text and "nemo2 builds it again" in caplog.text
     assert file.read_bytes() == content
 
 
@@ -116,7 +116,7 @@ def test_an_index_that_is_a_link_or_a_pipe_is_refused_by_name(built):
     file.rename(elsewhere)
     for make in (lambda: file.symlink_to(elsewhere), lambda: os.mkfifo(file)):
         make()
-        with pytest.raises(DataError, match=rf"{file.name} is no regular file.*remove it"):
+        with pytest.raises(DataError, match=rf"{file.name} is not a regular file.*Remove it"):
             again(prefix)
         file.unlink()
 

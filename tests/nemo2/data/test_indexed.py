@@ -131,13 +131,13 @@ def test_the_fingerprint_follows_the_contents_and_not_the_place(prefix, tmp_path
 
 def test_ids_beyond_the_vocabulary_are_refused(prefix):
     check_token_ids(open_token_file(prefix), vocab_size=10)
-    with pytest.raises(DataError, match="holds token id 9, but the tokenizer has 9 ids"):
+    with pytest.raises(DataError, match="contains token id 9, but the tokenizer has 9 ids"):
         check_token_ids(open_token_file(prefix), vocab_size=9)
 
 
 def test_negative_ids_are_refused(tmp_path):
     file = open_token_file(write(tmp_path / "corpus", [[3, -1, 2]], np.int32))
-    with pytest.raises(DataError, match="holds token id -1"):
+    with pytest.raises(DataError, match="contains token id -1"):
         check_token_ids(file, vocab_size=10)
 
 

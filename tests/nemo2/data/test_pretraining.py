@@ -140,7 +140,7 @@ def test_a_replaced_corpus_gets_a_new_index(tmp_path):
 
 def test_ids_are_checked_against_the_tokenizer(tmp_path):
     prefix = corpus(tmp_path / "a")
-    with pytest.raises(DataError, match="holds token id 999, but the tokenizer has 257 ids"):
+    with pytest.raises(DataError, match="contains token id 999, but the tokenizer has 257 ids"):
         module(prefix, tokenizer=ByteTokenizer()).setup("fit")
 
 
@@ -154,7 +154,7 @@ def test_a_corpus_made_with_another_tokenizer_is_refused(tmp_path):
     prepare_data(tmp_path / "t.txt", tmp_path / "d", one)
     assert len(datasets(module(tmp_path / "d", tokenizer=one, split="1"), "fit")["train"]) > 0
     prepare_data(tmp_path / "t.txt", tmp_path / "d", other)
-    with pytest.raises(DataError, match="was made with another tokenizer"):
+    with pytest.raises(DataError, match="was prepared with another tokenizer"):
         module(tmp_path / "d", tokenizer=one, split="1").setup("fit")
 
 

@@ -166,7 +166,9 @@ def test_a_hugging_face_tokenizer_that_is_not_there_says_what_to_do(monkeypatch)
         raise OSError("some/model is not a local folder")
 
     hugging_face(monkeypatch, refuse)
-    with pytest.raises(DataError, match=r"No tokenizer 'some/model' could be loaded here or on .* give its directory"):
+    with pytest.raises(
+        DataError, match=r"The tokenizer 'some/model' could not be loaded here or on .* give its directory"
+    ):
         _ = AutoTokenizer("some/model").vocab_size
 
 

@@ -323,15 +323,15 @@ def of_no_base(adapter: Path) -> None:
 BAD = {
     "a pickle": (bad_pickle, "adapter_model.bin"),
     "one factor": (without_a, "lacks lora_A"),
-    "a wider norm": (of_a_wider_norm, "model.norm.weight is [48] there, and [32] in the base"),
+    "a wider norm": (of_a_wider_norm, "model.norm.weight is [48] in the adapter, but [32] in the base"),
     "in full and by additions": (
         of_a_layer_that_has_one,
         "self_attention.linear_qkv is trained in full, and peft.target_modules",
     ),
-    "neither of both": (of_something_else, "prompt_embeddings is neither a factor"),
+    "neither of both": (of_something_else, "prompt_embeddings is neither an adapter"),
     "a layer that isn't there": (of_another_layer, "model.layers.7.self_attn.q_proj"),
-    "a wider model": (wider, "trained over a model of another size"),
-    "not a number": (not_finite, "isn't a finite number"),
+    "a wider model": (wider, "trained on a model of another size"),
+    "not a number": (not_finite, "not finite numbers"),
     "another rank": (of_another_rank, "gives it rank 8"),
     "no base": (of_no_base, "--base"),
 }
@@ -375,5 +375,5 @@ def test_a_tied_embedding_that_an_adapter_has_parted_from_the_output_layer_is_re
 
     folder = released(str(tmp_path), "llama, tied")
     made_by_peft(folder, str(tmp_path / "adapter"), target_modules=["q_proj"], modules_to_save=saved)
-    with pytest.raises(ConfigError, match="embedding and output layer are one tensor"):
+    with pytest.raises(ConfigError, match="embedding and the output layer are one tensor"):
         import_adapter(tmp_path / "adapter", tmp_path / "out")

@@ -149,7 +149,7 @@ def test_a_model_that_is_named_must_be_the_one_of_the_weights(released: Path, tm
     config = llm.LlamaConfig(num_layers=3, hidden_size=32, num_attention_heads=4, ffn_hidden_size=64, seq_length=16)
     with pytest.raises(CheckpointError, match=r"model.layers.2.*missing"):
         llm.import_ckpt(llm.LlamaModel(config), str(released), tmp_path / "in")
-    with pytest.raises(ConfigError, match="a checkpoint is exported as 'hf'"):
+    with pytest.raises(ConfigError, match="target='hff': must be one of 'hf'"):
         llm.export_ckpt(tmp_path, "hff")
     assert not (tmp_path / "in").exists()
 

@@ -91,7 +91,9 @@ def test_an_output_layer_beside_a_tied_embedding(tmp_path: Path) -> None:
 
     tensors = weights()
     other = write(tmp_path / "other" / "hf", tensors, tie_word_embeddings=True)
-    refused(other, r"lm_head.weight isn't model.embed_tokens.weight, and config.json says tie_word_embeddings=true")
+    refused(
+        other, r"lm_head.weight differs from model.embed_tokens.weight, but config.json says tie_word_embeddings=true"
+    )
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     same = write(tmp_path / "same" / "hf", tensors, tie_word_embeddings=True)
     assert import_weights(same, tmp_path / "target").is_dir()
@@ -101,9 +103,9 @@ def test_sizes_that_no_model_has(tmp_path: Path) -> None:
     """Whatever Megatron-Core says of them, the user is told which file says so."""
     told = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_experts_per_tok": 1}
     source = write(tmp_path / "hf", **told)
-    refused(source, r"config.json \(MixtralForCausalLM\) describes a model that can't be built", ConfigError)
+    refused(source, r"config.json \(MixtralForCausalLM\) describes a model that cannot be built", ConfigError)
     source = write(tmp_path / "other" / "hf", hidden_size="wide")
-    refused(source, r"config.json \(LlamaForCausalLM\) describes a model that can't be built", ConfigError)
+    refused(source, r"config.json \(LlamaForCausalLM\) describes a model that cannot be built", ConfigError)
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "num_local_experts"])
@@ -127,7 +129,7 @@ def test_further_predictions_that_a_file_lacks_are_left_out_and_said(
     parity.make(replace(row, released=None), tmp_path / "without")
     assert json.loads((tmp_path / "without" / "config.json").read_text())["num_nextn_predict_layers"] == 1
     released = open_released(tmp_path / "without")
-    assert released.config.mtp_num_layers is None and "has none of the 1 layers of further predictions" in caplog.text
+    assert released.config.mtp_num_layers is None and "lacks the 1 multi-token prediction layers" in caplog.text
 
 
 @pytest.mark.parametrize("bytes_left", [4, 100, -1])
@@ -135,7 +137,7 @@ def test_a_truncated_file(tmp_path: Path, bytes_left: int) -> None:
     source = write(tmp_path / "hf")
     file = source / "model.safetensors"
     os.truncate(file, bytes_left if bytes_left > 0 else file.stat().st_size - 1)
-    refused(source, "cut off" if bytes_left < 0 else "no safetensors file")
+    refused(source, "cut off" if bytes_left < 0 else "not a safetensors file")
 
 
 def test_a_file_with_something_behind_its_tensors(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_dtypes_that_are_no_weights(tmp_path: Path, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     refused(
         write(tmp_path / "hf", tensors),
-        rf"layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight have dtype {name}: weights are read as bfloat16",
+        rf"layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight have dtype {name}. nemo2 reads weights in bfloat16",
     )
 
 
@@ -190,12 +192,16 @@ def test_a_configuration_of_another_family_or_size(tmp_path: Path) -> None:
     sizes = {"num_layers": 2, "hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2, "num_query_groups": 1}
     mixtral = llm.MixtralConfig(**sizes, num_moe_experts=2, moe_ffn_hidden_size=12)
     refused(
-        source, "holds a LlamaForCausalLM, and model.config=MixtralConfig is made of MixtralForCausalLM", config=mixtral
+        source, "contains a LlamaForCausalLM, but model.config=MixtralConfig is for MixtralForCausalLM", config=mixtral
     )
     refused(
         source, "model.layers.2.input_layernorm.weight.*missing", config=llm.LlamaConfig(**sizes | {"num_layers": 3})
     )
-    refused(source, "vocab_size=12: tokens would be lost. Set it to 16", config=llm.LlamaConfig(**sizes, vocab_size=12))
+    refused(
+        source,
+        "vocab_size=12, so tokens would be lost. Set vocab_size=16",
+        config=llm.LlamaConfig(**sizes, vocab_size=12),
+    )
     refused(write(tmp_path / "hf", architectures=["LammaForCausalLM"]), "did you mean 'LlamaForCausalLM'", ConfigError)
 
 
@@ -264,11 +270,11 @@ def test_headers_that_lie(tmp_path: Path) -> None:
         return source
 
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    refused(with_header(b"{"), "no safetensors file")
+    refused(with_header(b"{"), "not a safetensors file")
     refused(with_header({"a": entry | {"shape": [3]}}, b"\0" * 8), "its shape .3. needs 12")
     refused(with_header({"a": entry | {"dtype": "X7"}}, b"\0" * 8), "dtype 'X7', which nemo2 doesn't know")
-    refused(with_header({"a": entry, "b": entry}, b"\0" * 16), "begins at byte")
-    refused(with_header({"a": entry | {"shape": [-2]}}, b"\0" * 8), "no safetensors file")
+    refused(with_header({"a": entry, "b": entry}, b"\0" * 16), "starts at byte")
+    refused(with_header({"a": entry | {"shape": [-2]}}, b"\0" * 8), "not a safetensors file")
     twice = (
         b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     )
@@ -350,5 +356,5 @@ def test_a_checkpoint_that_is_not_the_model_it_describes_is_not_exported(tmp_pat
         export_weights(ours, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (ours / "context" / "model.json").unlink()
-    with pytest.raises(ConfigError, match="doesn't say what model it holds"):
+    with pytest.raises(ConfigError, match="does not describe its model"):
         export_weights(ours, tmp_path / "out")

@@ -75,10 +75,11 @@ def test_biases_that_our_model_lacks_have_to_be_zero(tmp_path: Path, caplog: pyt
 
     source = write(tmp_path / "hf", with_biases(1e-3, *QKV))
     refused(
-        source, r"model.layers.1.self_attn.v_proj.bias is not zero, and our model has no such bias: it would compute"
+        source,
+        r"model.layers.1.self_attn.v_proj.bias is not zero, but nemo2's model has no such bias and would compute",
     )
     assert import_weights(write(tmp_path / "zero" / "hf", with_biases(0.0, *QKV)), tmp_path / "ours").is_dir()
-    assert "model.layers.1.self_attn.v_proj.bias, which are zero, and our model has no such biases" in caplog.text
+    assert "model.layers.1.self_attn.v_proj.bias, which are zero. nemo2's model has no such biases" in caplog.text
     other = with_biases(0.0, *QKV) | {"model.rotary.bias": torch.zeros(2)}
     refused(write(tmp_path / "other" / "hf", other), "model.rotary.bias has no place in this model")
 

@@ -35,13 +35,13 @@ def test_a_repository_comes_from_the_hub_s_own_cache(tmp_path: Path, monkeypatch
 def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nemo2.hugging_face.restore import folder_of
 
-    with pytest.raises(CheckpointError, match="there is no folder"):
+    with pytest.raises(CheckpointError, match="the folder .* does not exist"):
         folder_of(f"hf://{tmp_path}/nowhere")
-    with pytest.raises(ConfigError, match="a repository is hf://organisation/name"):
+    with pytest.raises(ConfigError, match="write a repository as hf://organisation/name"):
         folder_of("hf://name")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(
-        CheckpointError, match=r"hf://org/name can't be downloaded.*Download it where there is a network"
+        CheckpointError, match=r"hf://org/name cannot be downloaded.*Download it on a machine with a network"
     ):
         folder_of("hf://org/name", local_files_only=True)
 
@@ -120,7 +120,7 @@ def test_check_looks_into_released_weights(tmp_path: Path) -> None:
         found = find(recipe, local=True)
         return [problem.message for problem in found if problem.rule == "released-weights-fit"]
 
-    assert "there is no folder" in said(f"hf://{tmp_path}/nowhere")[0]
+    assert "does not exist" in said(f"hf://{tmp_path}/nowhere")[0]
     tied = {name: tensor for name, tensor in weights().items() if name != "lm_head.weight"}
     assert "by the configuration" in said(f"hf://{write(tmp_path / 'hf', tied)}")[0]
     assert not said("hf://org/name")

@@ -112,7 +112,7 @@ def test_a_run_is_resumed_by_its_name_finished_once_and_then_validated(run_on_ra
     ]
     assert all(name.startswith("tiny--") for name in found["names"])
     assert found["consumed"] == STEPS * 8
-    assert "this run is done" in found["done"]
+    assert "this run is complete" in found["done"]
     assert found["validated"] == pytest.approx(found["trained"], rel=1e-6)
     assert "model.config.seq_length=32 contradicts data.seq_length=16" in found["clash"]
     assert "model.config.rotary_base=-1: must be above 0" in found["nonsense"]
@@ -131,7 +131,7 @@ def test_a_run_that_saves_nothing_says_so_unless_that_is_asked_for(caplog):
         _say_where_nothing_is_saved(Trainer(devices=1, strategy=MegatronStrategy(), **asked))
     assert not caplog.text
     _say_where_nothing_is_saved(Trainer(devices=1, strategy=MegatronStrategy()))
-    assert "This run saves no checkpoint: log=NeMoLogger(ckpt=ModelCheckpoint()) does" in caplog.text
+    assert "This run saves no checkpoint. Set log=NeMoLogger(ckpt=ModelCheckpoint())" in caplog.text
 
 
 def test_tokenizers_are_shared_as_asked():
@@ -175,7 +175,7 @@ ILLEGAL: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "world": ({"tensor_model_parallel_size": 2}, {}, "= 2 * 1 * 1 = 2 does not divide the world of 1 rank"),
     "sequence parallel": ({"sequence_parallel": True}, {}, "Cannot use sequence parallelism without tensor parallelism"),
     "model's size": ({}, {"tensor_model_parallel_size": 2}, "contradicts strategy.tensor_model_parallel_size=1"),
-    "gone": ({"moe_extended_tp": True}, {}, "strategy.moe_extended_tp=True: Megatron-Core has dropped it"),
+    "gone": ({"moe_extended_tp": True}, {}, "strategy.moe_extended_tp=True: Megatron-Core no longer supports it"),
     "ddp": ({"ddp": "pytorch"}, {}, "strategy.ddp='pytorch'"),
     "main params": ({"ckpt_load_main_params": True}, {}, "strategy.ckpt_load_optimizer=True"),
     "format": ({"save_ckpt_format": "zarr"}, {}, "strategy.save_ckpt_format='zarr'"),

@@ -103,7 +103,7 @@ def restored(place: Path) -> None:
 def test_a_tokenizer_that_is_not_the_models_is_refused(of_another_tokenizer: Path, tmp_path: Path, use: str) -> None:
     (tmp_path / "text.txt").write_text("ab")
     words = (
-        r"AutoTokenizer\('someone/tokenizer'\) isn't the tokenizer that the model of .* was trained with .*vocabulary "
+        r"AutoTokenizer\('someone/tokenizer'\) is not the tokenizer that the model of .* was trained with .*vocabulary "
     )
     with pytest.raises(CheckpointError, match=words) as caught:
         USES[use](of_another_tokenizer, tmp_path)

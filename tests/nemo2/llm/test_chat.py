@@ -78,7 +78,7 @@ def test_a_history_that_is_too_long_loses_its_first_turns_and_says_so(encoder: C
     assert "Be brief." in last and "Four?" in last and "One?" not in last
     assert len(model.read[-1]) + 20 <= 80
     turns = list(talk.turns)
-    with pytest.raises(ConfigError, match="This message is .* tokens long with its template, and the model reads 80"):
+    with pytest.raises(ConfigError, match="This message has .* tokens with its template, but the model reads only 80"):
         talk.answer("word " * 200, lambda piece: None)
     assert talk.turns == turns
     talk.reset()
@@ -111,7 +111,7 @@ def test_what_is_saved_is_what_chat_data_reads(encoder: ChatEncoder, tmp_path: P
 def test_a_template_that_refuses_the_turns_is_told(encoder: ChatEncoder) -> None:
     strict = ChatEncoder(encoder.tokenizer, chat_template=small_chats.STRICT)
     talk, _ = talk_of(strict, system="Be brief.")
-    with pytest.raises(ConfigError, match="can't be shown to the model.*begin with the user"):
+    with pytest.raises(ConfigError, match="cannot be shown to the model.*begin with the user"):
         talk.answer("One?", lambda piece: None)
     assert talk.turns == []
 

@@ -160,11 +160,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(places: Any) -> N
         trainer = Trainer(strategy=MegatronStrategy(**strategy), devices=1)
         llm.distill(checkpoints["student"], checkpoints[teacher], None, trainer, distillation_config_path=config)  # pyright: ignore
 
-    with pytest.raises(ConfigError, match="over another vocabulary .* than the student's"):
+    with pytest.raises(ConfigError, match="The teacher has another vocabulary .* than the student"):
         distill("other")
-    with pytest.raises(ConfigError, match="doesn't divide the teacher's num_layers=4"):
+    with pytest.raises(ConfigError, match="does not divide the teacher's num_layers=4"):
         distill(pipeline_model_parallel_size=3)
-    with pytest.raises(ConfigError, match="doesn't divide the teacher's num_attention_heads=8"):
+    with pytest.raises(ConfigError, match="does not divide the teacher's num_attention_heads=8"):
         distill(tensor_model_parallel_size=3)
     file = Path(directory) / "settings.yaml"
     file.write_text("logit_kl_temperatur: 2\n")
@@ -199,7 +199,7 @@ def follows_the_data(directory: str, places: dict[str, str]) -> dict[str, Any]:
 def test_a_student_from_its_checkpoint_follows_the_data_and_is_named_once(run_on_ranks: Any, places: Any) -> None:
     [found] = run_on_ranks(follows_the_data, 1, *places, timeout=180)
     assert found["lengths"] == [small_runs.SEQ // 2] * 2
-    assert "the student begins as student_model_path" in found["refused"]
+    assert "the student already starts from student_model_path" in found["refused"]
 
 
 # As a recipe
@@ -241,7 +241,7 @@ def test_the_command_makes_a_recipe_whose_student_and_teacher_are_both_checked(
     recipe.trainer.strategy.pipeline_model_parallel_size = 2
     recipe.trainer.strategy.virtual_pipeline_model_parallel_size = 1
     teaching.teacher_model_path = str(tmp_path / "none")
-    assert any("is no finished checkpoint" in problem.message for problem in find(recipe))
+    assert any("is neither a finished checkpoint" in problem.message for problem in find(recipe))
     capsys.readouterr()
     for arguments, words in (
         ([], "Missing option '--teacher'"),

@@ -103,7 +103,7 @@ def test_nemos_signature_order_and_parameters_are_taken(run_on_ranks, run, tmp_p
     assert [line["prediction"] for line in found["lines"]] == found["file"]
     assert all((line["label"], line["id"]) == ("expected", 7) and "output" not in line for line in found["lines"])
     for words, told in zip(
-        ("one of them", "say the same", "NeMo's order", "encoder-decoder", "top_n_logprobs=2", "contradicts"),
+        ("one of them", "set the same thing", "NeMo's order", "encoder-decoder", "top_n_logprobs=2", "contradicts"),
         found["errors"],
         strict=True,
     ):
@@ -160,7 +160,9 @@ def test_sampling_follows_the_seed(run_on_ranks, run):
 def test_a_place_without_a_checkpoint_is_told_what_to_give(tmp_path):
     from nemo2.llm.inference import find_checkpoint
 
-    with pytest.raises(CheckpointError, match=f"{tmp_path} is no finished checkpoint, nor a directory with any"):
+    with pytest.raises(
+        CheckpointError, match=f"{tmp_path} is neither a finished checkpoint nor a directory with finished checkpoints"
+    ):
         find_checkpoint(tmp_path)
 
 

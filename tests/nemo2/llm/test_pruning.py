@@ -180,10 +180,10 @@ def test_every_layout_keeps_the_same_parts(run_on_ranks: Any, models: dict[str, 
     ("to", "words"),
     [
         ({}, "sets no size"),
-        ({"target_hidden_size": 33}, "target_hidden_size=33 must be from 1 to 32"),
-        ({"target_num_layers": 1, "drop_layers": [1]}, "say the same"),
-        ({"drop_layers": [3]}, "counted from 1 to 2"),
-        ({"target_num_attention_heads": 3}, "keeps 3 heads in 2 groups"),
+        ({"target_hidden_size": 33}, "target_hidden_size=33: must be from 1 to 32"),
+        ({"target_num_layers": 1, "drop_layers": [1]}, "set the same thing"),
+        ({"drop_layers": [3]}, "must be from 1 to 2"),
+        ({"target_num_attention_heads": 3}, "keeps 3 heads in 2 query groups"),
         ({"target_mamba_num_heads": 1}, "no Mamba layers"),
     ],
 )
@@ -198,17 +198,17 @@ def test_sizes_that_cannot_be_are_refused(to: dict[str, Any], words: str) -> Non
 def test_what_is_not_pruned_is_refused(tmp_path: Path) -> None:
     from nemo2 import llm
 
-    with pytest.raises(ConfigError, match="legacy_ckpt=True: models are pruned with their own tokenizer"):
+    with pytest.raises(ConfigError, match="legacy_ckpt=True: nemo2 prunes models with their own tokenizer"):
         llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), legacy_ckpt=True)
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         llm.prune("run", str(tmp_path), llm.PruningConfig(drop_layers=[1]))
 
 
 @pytest.mark.parametrize(
     ("to", "layout", "words"),
     [
-        ({"target_ffn_hidden_size": 8}, {"tp_size": 2, "pp_size": 2}, "tp_size=2 splits each layer.*set pp_size=4 and tp_size=1"),
-        ({"drop_layers": [1]}, {"tp_size": 1, "pp_size": 2}, "pp_size=2 is more than the 1 layers that stay: set pp_size=1"),
+        ({"target_ffn_hidden_size": 8}, {"tp_size": 2, "pp_size": 2}, "tp_size=2 splits each layer.*Set pp_size=4 and tp_size=1"),
+        ({"drop_layers": [1]}, {"tp_size": 1, "pp_size": 2}, "pp_size=2 is more than the 1 layers that remain. Set pp_size to 1"),
     ],
 )  # fmt: skip
 def test_layouts_without_whole_layers_are_refused(to: dict[str, Any], layout: dict[str, int], words: str) -> None:

@@ -19,7 +19,7 @@ def test_without_modelopt_it_is_told_how_to_get_it_and_what_to_run_instead(monke
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"calibration_tp": 2}, "calibration_tp=2: ModelOpt gets transformers' model in one process"),
+        ({"calibration_tp": 2}, "calibration_tp=2: ModelOpt runs on transformers' model in one process"),
         ({"trust_remote_code": True}, "trust_remote_code=True"),
     ],
 )
@@ -29,9 +29,9 @@ def test_nemos_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any]
 
 
 def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="algorithm='fp7' must be one of fp8"):
+    with pytest.raises(ConfigError, match="algorithm='fp7': must be one of fp8"):
         llm.QuantizationConfig(algorithm="fp7")
-    with pytest.raises(ConfigError, match="calibration_seq_len=0 must be at least 1"):
+    with pytest.raises(ConfigError, match="calibration_seq_len=0: must be at least 1"):
         llm.QuantizationConfig(calibration_seq_len=0)
     with pytest.raises(ConfigError, match="export_format='trtllm'"):
         llm.ExportConfig(path="quantised", export_format="trtllm")

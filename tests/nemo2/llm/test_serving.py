@@ -116,7 +116,7 @@ def test_additions_are_loaded_beside_their_base_where_vllm_can_and_merged_elsewh
     assert words[words.index("--max-lora-rank") + 1] == "8", "vLLM's choices begin at 8"
     assert "the base alone" in told
     for name, why in {
-        "merged": "--merge asks",
+        "merged": "--merge requests",
         "DoRA": "vLLM doesn't load DoRA",
         "LoRA in transformers": "has no argument for them",
     }.items():
@@ -150,7 +150,10 @@ def test_transformers_own_parser_takes_what_it_is_told(plans: dict[str, Any]) ->
 
 
 def test_what_an_engine_cannot_do_is_told(plans: dict[str, Any]) -> None:
-    assert "doesn't divide the model's 4 attention heads, which vLLM splits: use 1, 2, 4." in plans["errors"]["heads"]
+    assert (
+        "does not divide the 4 attention heads of the model, which vLLM splits. Set it to one of 1, 2, 4."
+        in plans["errors"]["heads"]
+    )
     assert "tensor_parallel_size=2: `transformers serve` has no argument for it" in plans["errors"]["tp"]
     assert "max_length=5" in plans["errors"]["length"]
 
@@ -165,10 +168,10 @@ def test_an_engine_that_is_missing_is_told_with_what_installs_it(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(
-        ConfigError, match=r"no program `vllm` \(pip install vllm\); there is no program `transformers`"
+        ConfigError, match=r"the program `vllm` does not exist \(pip install vllm\); the program `transformers`"
     ):
         engines.chosen(None)
-    with pytest.raises(ConfigError, match="engine='triton' must be one of vllm, transformers"):
+    with pytest.raises(ConfigError, match="engine='triton': must be one of vllm, transformers"):
         engines.chosen("triton")
     for name in ("vllm", "transformers"):
         (tmp_path / "elsewhere").mkdir(exist_ok=True)

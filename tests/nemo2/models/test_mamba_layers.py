@@ -138,7 +138,7 @@ def refusals() -> list[str]:
 
 def test_what_cannot_be_built_is_refused_in_words(run_on_ranks: Any) -> None:
     pattern, groups, context = run_on_ranks(refusals, 1)[0]
-    assert "names 2 layers, and model.config.num_layers=1" in pattern
+    assert "names 2 layers, but model.config.num_layers=1" in pattern
     assert "4 heads in model.config.mamba_num_groups=3 groups" in groups
     assert "context_parallel_size=2" in context
 
@@ -179,5 +179,5 @@ def test_a_pipeline_has_every_layer_of_the_pattern_or_is_refused(run_on_ranks: A
     )
     built = list(zip(*ranks, strict=True))
     assert built[0] == (1, 1, 1) and built[1] == (2, 1, 1) and built[3] == (2, 1, 3)
-    assert all("num_layers=5 leaves 5 layers for 3 stages, which can't be shared evenly" in told for told in built[2])
+    assert all("num_layers=5 leaves 5 layers for 3 stages, which cannot be split evenly" in told for told in built[2])
     assert all("strategy.account_for_embedding_in_pipeline_split=True" in told for told in built[4])

@@ -364,13 +364,13 @@ def test_what_the_installed_version_would_not_build_of_a_pattern_is_told() -> No
     assert not list(pattern_problems(config_of_pattern("M-M*")))
     assert not list(pattern_problems(SimpleNamespace(**TINY)))
     (short,) = pattern_problems(config_of_pattern("M-M*", num_layers=5))
-    assert "names 4 layers, and model.config.num_layers=5" in short
+    assert "names 4 layers, but model.config.num_layers=5" in short
     (unknown,) = pattern_problems(config_of_pattern("MX"))
     assert "X" in unknown
     cut = list(pattern_problems(config_of_pattern("M-|M*")))
     if hasattr(allocation, "parse_hybrid_pattern"):
         assert not cut
     else:
-        assert len(cut) == 1 and "'|', which cuts it" in cut[0]
+        assert len(cut) == 1 and "'|', which separates pipeline stages" in cut[0]
         with pytest.raises(ValueError, match="'|' is not one of"):  # what it says itself, once it builds the model
             allocation.allocate_layers(4, 0.0, 0.0, "M-|*")

@@ -368,7 +368,7 @@ def test_overlapped_messages_without_virtual_stages_are_refused_as_megatron_core
 ) -> None:
     trainer, module = a_run("dp8 pp4")
     with pytest.raises(
-        ConfigError, match=r"overlap_p2p_comm=True\) \(.*:\d+\) needs virtual pipeline stages, and .*size=4"
+        ConfigError, match=r"overlap_p2p_comm=True\) \(.*:\d+\) requires virtual pipeline stages, but .*size=4"
     ):
         MegatronCommOverlapCallback(**parsed(asked)).setup(trainer, module, "fit")
 

@@ -80,14 +80,14 @@ def test_none_is_off(changes: dict[str, Any], switched: dict[str, bool]) -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"fc2_fprop": None}, "fc2_fprop=None turns it off, and proj_fprop is on: .*tp_comm_overlap_rs"),
-        ({"proj_dgrad": None}, "proj_dgrad=None turns it off, and fc2_dgrad is on: .*tp_comm_overlap_ag"),
-        ({"proj_dgrad": None, "fc2_dgrad": None}, "proj_dgrad=None and fc2_dgrad=None .* and qkv_fprop is on"),
-        ({"fc1_wgrad": None}, "fc1_wgrad=None turns it off, and qkv_wgrad is on: .*tp_comm_bulk_wgrad"),
-        ({"qkv_dgrad": None}, "qkv_dgrad=None turns it off, and fc1_dgrad is on: .*tp_comm_bulk_dgrad"),
+        ({"fc2_fprop": None}, "fc2_fprop=None turns off one overlap, but proj_fprop is on\\. .*tp_comm_overlap_rs"),
+        ({"proj_dgrad": None}, "proj_dgrad=None turns off one overlap, but fc2_dgrad is on\\. .*tp_comm_overlap_ag"),
+        ({"proj_dgrad": None, "fc2_dgrad": None}, "proj_dgrad=None and fc2_dgrad=None .* but qkv_fprop is on"),
+        ({"fc1_wgrad": None}, "fc1_wgrad=None turns off one overlap, but qkv_wgrad is on\\. .*tp_comm_bulk_wgrad"),
+        ({"qkv_dgrad": None}, "qkv_dgrad=None turns off one overlap, but fc1_dgrad is on\\. .*tp_comm_bulk_dgrad"),
         (
             {"fc1_dgrad": PIPELINED, "fc1_wgrad": None, "fc1_fprop": None},
-            "fc1_fprop=None turns it off, and fc1_dgrad scatters: .*tp_comm_overlap_disable_fc1 turns both off",
+            "fc1_fprop=None turns off one overlap, but fc1_dgrad scatters\\. .*tp_comm_overlap_disable_fc1, turns both off",
         ),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_switch_set_by_hand_may_turn_more_off_and_no_more_on() -> None:
     assert decisions(preset(FULL), tp_comm_bulk_wgrad=False)["tp_comm_bulk_wgrad"].value is False
     scattered = edited(fc1_dgrad=PIPELINED, qkv_dgrad=PIPELINED, fc1_wgrad=None, qkv_wgrad=None)
     with pytest.raises(
-        ConfigError, match=r"tp_comm_bulk_dgrad=True contradicts .* qkv_dgrad and fc1_dgrad make it False"
+        ConfigError, match=r"tp_comm_bulk_dgrad=True contradicts .* qkv_dgrad and fc1_dgrad require False"
     ):
         decisions(scattered, tp_comm_bulk_dgrad=True)
     with pytest.raises(ConfigError, match=r"tp_comm_overlap_rs_dgrad=True contradicts"):

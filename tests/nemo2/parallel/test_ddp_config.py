@@ -30,7 +30,7 @@ def test_both_spellings_are_one_field_of_an_object() -> None:
     made.overlap_grad_sync = False  # pyright: ignore[reportAttributeAccessIssue]
     assert made.overlap_grad_reduce is False and explicit_values(made)["overlap_grad_reduce"] is True
     assert "overlap_grad_sync" not in dataclasses.asdict(made)
-    with pytest.raises(ConfigError, match="two spellings of one parameter"):
+    with pytest.raises(ConfigError, match="two names of the same parameter"):
         DistributedDataParallelConfig(overlap_grad_sync=True, overlap_grad_reduce=True)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ConfigError, match="did you mean 'overlap_grad_reduce'"):
         DistributedDataParallelConfig(overlap_grad_reduc=True)  # pyright: ignore[reportCallIssue]

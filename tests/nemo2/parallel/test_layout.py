@@ -34,15 +34,17 @@ def test_replicas_are_what_is_left_of_the_world(layout, world, replicas):
 
 
 def test_a_world_too_small_is_told_the_product_and_the_next_size_that_fits():
-    with pytest.raises(ConfigError, match=r"4 \* 4 \* 2 = 32 does not divide the world of 40 ranks; run on 64 ranks"):
+    with pytest.raises(ConfigError, match=r"4 \* 4 \* 2 = 32 does not divide the world of 40 ranks\. Run on 64 ranks"):
         Layout(tp=4, pp=4, cp=2).data_parallel_size(40)
-    assert "world of 1 rank;" in str(Layout(tp=2).world_problem(1))
+    assert "world of 1 rank." in str(Layout(tp=2).world_problem(1))
 
 
 def test_expert_sizes_have_their_own_product_and_say_where_the_tensor_size_came_from():
     problem = Layout(tp=4, ep=4).world_problem(8)
     assert problem is not None
-    assert "4 * 4 * 1 = 16 (expert_tensor_parallel_size is unset and so equals the tensor size)" in problem
+    assert (
+        "4 * 4 * 1 = 16 (expert_tensor_parallel_size is unset and therefore equals the tensor-parallel size)" in problem
+    )
     assert "(expert" not in str(Layout(tp=4, ep=4, etp=4).world_problem(8))
     assert Layout(tp=4, ep=4, etp=1).world_problem(8) is None
 

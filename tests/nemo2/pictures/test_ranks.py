@@ -229,7 +229,7 @@ def test_experts_are_shared_out_in_order_and_each_is_held_once_per_group():
 @pytest.mark.parametrize(
     ("layout", "world", "message"),
     [
-        (Layout(tp=4, pp=2), 12, "does not divide the world of 12 ranks; run on 16 ranks"),
+        (Layout(tp=4, pp=2), 12, r"does not divide the world of 12 ranks\. Run on 16 ranks"),
         (Layout(ep=8), 4, "does not divide the world of 4 ranks"),
         (Layout(etp=3), 4, "3 \\* 1 \\* 1 = 3 does not divide the world of 4"),
     ],

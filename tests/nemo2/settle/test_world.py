@@ -91,7 +91,7 @@ def test_what_is_no_number_of_devices_is_refused_with_what_would_do(devices: Any
     recipe = llama_tiny.pretrain_recipe()
     recipe.trainer.devices = devices
     with pytest.raises(
-        ConfigError, match=r"trainer\.devices=.*: must be at least 1 and at most 1024, or a list of different indices"
+        ConfigError, match=r"trainer\.devices=.*: must be a number from 1 to 1024, a list of different indices"
     ):
         world_of(recipe, Machine())
     assert any("trainer.devices=" in problem for problem in find_problems(recipe))
@@ -116,7 +116,7 @@ def test_so_many_gpus_are_spread_over_whole_nodes(devices: Any, number: int, exp
 
 
 def test_gpus_that_are_no_whole_nodes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="12 GPUs are not whole nodes of 8; use a multiple of 8"):
+    with pytest.raises(ConfigError, match="12 GPUs are not whole nodes of 8 GPUs. Use a multiple of 8"):
         world_of(SimpleNamespace(devices=8, num_nodes=1), Machine.named("H100x12"))
 
 

@@ -91,23 +91,28 @@ def test_what_the_world_or_the_model_rules_out_is_said_before_any_group_exists(r
     found = run_on_ranks(refusals, 1, init_process_group=False)[0]
     assert "data_parallel_size=3 contradicts the world: 1 ranks" in found["data_parallel_size"]
     assert "does not divide the world of 1 rank" in found["cp"]
-    assert "there is one data-parallel rank, nothing to shard" in found["alone"]
+    assert "this layout has one data-parallel rank, so Megatron-FSDP has nothing to shard" in found["alone"]
     assert "optim.config.clip_grad=1.0" in found["clip"]
     assert "torch gathers parameters in 16 or 32 bits" in found["fp8"]
-    assert "the scales of the last steps aren't in its checkpoints" in found["scales"]
+    assert "checkpoints of Megatron-FSDP do not contain the history of scales" in found["scales"]
 
 
 @pytest.mark.parametrize(
     ("layout", "world", "experts", "words"),
     [
-        (Layout(), 1, False, "on 1 rank (one rank): there is one data-parallel rank, nothing to shard"),
+        (
+            Layout(),
+            1,
+            False,
+            "on 1 rank (one rank): this layout has one data-parallel rank, so Megatron-FSDP has nothing to shard",
+        ),
         (Layout(tp=2, sp=True), 2, False, "Leave strategy.fsdp unset, or run on 4 ranks (or another multiple of 2)."),
         (Layout(tp=2, sp=True), 4, True, None),
         (Layout(cp=2), 2, False, None),
-        (Layout(ep=2), 2, True, "= 1 * 2 * 1 = 2 leaves one rank for each expert, nothing to shard"),
+        (Layout(ep=2), 2, True, "= 1 * 2 * 1 = 2 leaves one rank per expert. Megatron-FSDP has nothing to shard"),
         (Layout(ep=2), 2, True, "Halve expert_model_parallel_size, run on 4 ranks, or leave strategy.fsdp unset."),
         (Layout(cp=2, ep=4), 4, True, "Halve expert_model_parallel_size, run on 8 ranks"),
-        (Layout(etp=2), 2, True, "= 2 * 1 * 1 = 2 leaves one rank for each expert"),
+        (Layout(etp=2), 2, True, "= 2 * 1 * 1 = 2 leaves one rank per expert"),
         (Layout(ep=2), 4, True, None),
         (Layout(etp=2), 2, False, None),
     ],

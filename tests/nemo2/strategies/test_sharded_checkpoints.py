@@ -143,7 +143,8 @@ def test_weights_go_from_one_strategy_to_the_others(kind, runs):
 def test_optimizer_state_for_one_layout_only_is_refused_with_the_way_out(runs):
     message = runs["MegatronStrategy into sharded"]
     assert (
-        message.startswith("CheckpointError") and "ckpt_parallel_save_optim=False, for its own layout only" in message
+        message.startswith("CheckpointError")
+        and "ckpt_parallel_save_optim=False, which only its own layout can load" in message
     )
     assert "strategy.ckpt_load_optimizer=False" in message
 

@@ -361,7 +361,7 @@ def test_gloo_groups_are_made_unless_they_are_not_wanted(ranks: list[dict[str, A
         ({"pipeline_model_parallel_comm_backend": "gloo"}, r"backend='gloo': must be None, 'nccl' or 'ucc'\."),
         ({"megatron_log_level": 3}, r"megatron_log_level=3: must be 0, 1 or 2\."),
         ({"ckpt_torch_dist_multiproc": 0}, "ckpt_torch_dist_multiproc=0: must be a whole number of at least 1"),
-        ({"save_ckpt_format": "zarr"}, "save_ckpt_format='zarr': Megatron-Core has dropped"),
+        ({"save_ckpt_format": "zarr"}, "save_ckpt_format='zarr': Megatron-Core no longer supports"),
     ],
 )
 def test_values_that_nothing_takes_are_refused(given: dict[str, Any], told: str) -> None:

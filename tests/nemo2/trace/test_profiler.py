@@ -80,8 +80,11 @@ def test_context_parallel_messages_are_told_from_others_with_their_hidden_share(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"start_step": 3, "end_step": 3}, "end_step=3 must be above start_step=3: the step it names is not in"),
-        ({"start_step": 1, "end_step": 3, "warmup_steps": 2}, "use at least 4"),
+        (
+            {"start_step": 3, "end_step": 3},
+            "end_step=3 must be above start_step=3, because recording ends before end_step",
+        ),
+        ({"start_step": 1, "end_step": 3, "warmup_steps": 2}, "Set end_step to 4 or more"),
         (
             {"start_step": -1, "end_step": 2},
             "PytorchProfilerCallback.start_step=-1 must be a whole number of at least 0",

@@ -139,7 +139,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_and_may_train_on_the_
         ("user", "day"),
         ("assistant", "<think>oh</think>night"),
     )
-    with pytest.raises(Malformed, match=r"turn 2 of 4 in another way.*'turns': 'last'"):
+    with pytest.raises(Malformed, match=r"turn 2 of 4 differently.*'turns': 'last'"):
         encode(tokenizer, record, small_chats.REASONING)
     sample = encode(tokenizer, record, small_chats.REASONING, turns="last")
     spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
@@ -191,7 +191,7 @@ def test_a_tokenizer_file_will_do_with_a_template(tokenizer, tmp_path):
         ({"messages": [{"content": "x"}]}, Malformed, "message 1 has no role.*its fields are: content"),
         ({"messages": [{"role": "user"}]}, Malformed, "message 1, of the user, has neither content"),
         ({"messages": ["hello"]}, Malformed, "message 1 is a str"),
-        (say(("user", "x"), tools="{"), Malformed, "'tools' is text that isn't JSON"),
+        (say(("user", "x"), tools="{"), Malformed, "'tools' is text that is not JSON"),
         (say(("user", "x")), Empty, "no turn of the assistant"),
         (say(("assistant", "x")), Malformed, "the chat template fails: TemplateError: begin with the user"),
     ],
@@ -204,17 +204,17 @@ def test_records_that_are_no_conversations(tokenizer, record, error, why):
 def test_a_template_that_shows_nothing_trains_on_nothing_and_says_so(tokenizer):
     silent = "{%- for message in messages -%}{{- message.role -}}{%- endfor -%}"
     silent += "{%- if add_generation_prompt -%}{{- 'assistant' -}}{%- endif -%}"
-    with pytest.raises(Empty, match="shows nothing of what the assistant says"):
+    with pytest.raises(Empty, match="shows no text of the assistant"):
         encode(tokenizer, say(("user", "x"), ("assistant", "y")), silent)
 
 
 def test_settings_that_cannot_work(tokenizer, tmp_path):
     without = small_chats.make_tokenizer(tmp_path, chat_template=None)
-    with pytest.raises(ConfigError, match="has no chat template: take the tokenizer of the chat model"):
+    with pytest.raises(ConfigError, match="has no chat template. Use the tokenizer of the chat model"):
         encode(without, LONG)
-    with pytest.raises(ConfigError, match="neither a template nor a file that is there"):
+    with pytest.raises(ConfigError, match="neither a template nor an existing file"):
         encode(without, LONG, "no/such/file.jinja")
-    with pytest.raises(ConfigError, match="rendered by a Hugging Face tokenizer"):
+    with pytest.raises(ConfigError, match="require a Hugging Face tokenizer"):
         encode(ByteTokenizer(), LONG, small_chats.CHATML)
     with pytest.raises(ConfigError, match="turns='first': must be 'all' or 'last'"):
         ChatEncoder(tokenizer, turns="first")  # pyright: ignore[reportArgumentType]
@@ -262,7 +262,7 @@ def test_a_template_that_reaches_for_python_runs_nothing_and_its_file_is_named(t
     except SecurityError as error:
         assert str(tmp_path / "theirs") in str(error)
     except (Empty, Malformed) as error:  # the sandbox gave it nothing to go on with
-        assert "shows nothing" in str(error) or "undefined" in str(error).lower(), error
+        assert "shows no text" in str(error) or "undefined" in str(error).lower(), error
     else:
         assert "<class" not in shown and "module" not in shown
     assert not mark.exists()
@@ -284,7 +284,7 @@ def test_such_a_template_is_no_fault_of_a_record_that_may_be_skipped(tokenizer, 
         ("{{ 9999 * ['aaaaaaaa' * 9999] * 9999 }}", "a product of"),
         ("{{ 9 ** 9999999999 }}", r"9 \*\* 9999999999"),
         ("{%- macro m() -%}{{ m() }}{%- endmacro -%}{{ m() }}", "RecursionError"),
-        (LOOPS, "still at work after 0 s"),
+        (LOOPS, "still running after 0 s"),
     ],
 )
 def test_a_template_without_an_end_is_stopped(tokenizer, text, why, monkeypatch):

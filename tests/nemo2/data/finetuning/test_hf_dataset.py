@@ -61,7 +61,7 @@ def test_records_by_split_and_by_other_names():
     assert len(data.val_dataloader().dataset) == 4
     assert texts(trained(module({"mine": records()}, split="mine"), 6)) == EXPECTED
     assert texts(trained(module({"a": records()}, train_aliases=["a"]), 6)) == EXPECTED
-    with pytest.raises(ConfigError, match="no split called 'train' or 'training'"):
+    with pytest.raises(ConfigError, match="no split 'train' or 'training'"):
         module({"a": records()}).setup("fit")
 
 
@@ -103,7 +103,7 @@ def test_a_folder_of_lines_in_the_hubs_names(tmp_path):
     assert data.val_dataloader() == [] and len(data.test_dataloader().dataset) == 4
     assert (folder / "index_cache").is_dir()
     assert texts(trained(module(str(write_lines(tmp_path / "one.jsonl", records()))), 6)) == EXPECTED
-    with pytest.raises(DataError, match="there is no such file or folder"):
+    with pytest.raises(DataError, match="this file or folder does not exist"):
         module(str(tmp_path / "none")).setup("fit")
 
 
@@ -215,7 +215,7 @@ def test_a_stream_tells_what_it_leaves_out_and_stops_at_what_is_malformed(caplog
     some[5] = {"input": "x"}
     with pytest.raises(DataError, match=r"train\[5\]: no field 'output'"):
         trained(module(some, streaming=True), 2)
-    with pytest.raises(DataError, match="gives 2 rows, less than one global batch of 4"):
+    with pytest.raises(DataError, match="gives 2 rows, fewer than one global batch of 4"):
         trained(module(records(2), streaming=True), 1)
 
 

@@ -238,7 +238,7 @@ def test_nothing_left_is_an_error_with_the_counts(root):
 
 
 def test_no_training_file_is_an_error(tmp_path):
-    with pytest.raises(DataError, match=r"there is no training\.jsonl in it"):
+    with pytest.raises(DataError, match=r"this folder has no training\.jsonl"):
         module(tmp_path).setup("fit")
     with pytest.raises(ConfigError, match="tokenizer is None"):
         write_lines(tmp_path / "training.jsonl", records(2))
@@ -323,7 +323,7 @@ def test_many_threads_give_the_same_samples(root):
         ({"packed_sequence_specs": PackedSequenceSpecs(SEQ)}, "micro_batch_size=2 with packed sequences"),
         (
             {"packed_sequence_specs": PackedSequenceSpecs(64), "micro_batch_size": 1},
-            "packed_sequence_size=64 and data.seq_length=48",
+            "packed_sequence_size=64 differs from data.seq_length=48",
         ),
         (
             {"dataset_kwargs": {"promt_template": "x"}},

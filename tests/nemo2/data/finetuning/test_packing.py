@@ -39,7 +39,7 @@ def test_the_seed_decides_and_rows_are_not_in_the_order_of_their_lengths():
 
 
 def test_a_sample_that_fits_no_row_is_an_error():
-    with pytest.raises(DataError, match="Sample 1 takes 12 tokens of a row, which has 10"):
+    with pytest.raises(DataError, match="Sample 1 has 12 tokens, but a row holds only 10"):
         pack([3, 11], 10, align=4)
 
 

@@ -92,7 +92,8 @@ def test_without_the_hub_the_message_says_what_to_do(monkeypatch, tmp_path):
     data = make(DollyDataModule, tmp_path)
     data.prepare_data()
     with pytest.raises(
-        DataError, match="'databricks/databricks-dolly-15k' can't be loaded.*bring the files and give their folder"
+        DataError,
+        match="'databricks/databricks-dolly-15k' cannot be loaded.*copy the files to this machine and name their folder",
     ):
         data.setup("fit")
 

@@ -110,8 +110,8 @@ def test_records_without_what_the_template_names(record, error, why):
 @pytest.mark.parametrize(
     "settings, why",
     [
-        ({"prompt_template": "{input}"}, r"has no \{output\}"),
-        ({"prompt_template": "{output} {output}"}, "names a field twice"),
+        ({"prompt_template": "{input}"}, r"does not contain \{output\}"),
+        ({"prompt_template": "{output} {output}"}, "contains a field twice"),
         ({"prompt_template": "{output} {"}, "prompt_template="),
         ({"truncation_method": "middle"}, "must be 'left' or 'right'"),
     ],

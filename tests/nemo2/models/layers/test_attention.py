@@ -358,7 +358,7 @@ def test_context_parallel_ranks_give_their_share_of_the_whole(run_on_ranks, cp, 
 @pytest.mark.parametrize(
     ("way", "fields", "words"),
     [
-        ("a2a", {"context_parallel_size": 4}, "num_query_groups = 2 must be a multiple of .* 1 \\* 4 = 4; use 'p2p'"),
+        ("a2a", {"context_parallel_size": 4}, "is not a multiple of .* 1 \\* 4 = 4. Set cp_comm_type to 'p2p'"),
         ("a2a+p2p", {"context_parallel_size": 2}, "one of 'all_gather', 'p2p', 'a2a'"),
     ],
 )

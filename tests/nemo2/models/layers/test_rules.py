@@ -31,26 +31,29 @@ def test_what_works_breaks_no_rule():
     [
         (
             {"sequence_parallel": False, "num_moe_experts": None},
-            "True with tensor_model_parallel_size=2 needs sequence_",
+            "True with tensor_model_parallel_size=2 requires sequence_",
         ),
         (
             {"sequence_parallel": False, "multi_latent_attention": False},
             "num_moe_experts=4 with tensor_model_parallel_s",
         ),
-        ({"add_bias_linear": True}, "add_bias_linear=True needs expert_tensor_parallel_size=1"),
+        ({"add_bias_linear": True}, "add_bias_linear=True requires expert_tensor_parallel_size=1"),
         ({"cp_comm_type": "a2a+p2p"}, "one of 'all_gather', 'p2p', 'a2a'"),
         (
             {"cp_comm_type": "a2a", "num_attention_heads": 6},
-            "num_attention_heads = 6 must be a multiple of .* 2 * 2 = 4",
+            "num_attention_heads = 6 is not a multiple of .* 2 * 2 = 4",
         ),
         ({"cp_comm_type": "a2a", "multi_latent_attention": False, "num_query_groups": 2}, "num_query_groups = 2"),
-        ({"expert_model_parallel_size": 1, "expert_tensor_parallel_size": 1}, "needs expert_model_parallel_size > 1"),
-        ({"moe_token_dispatcher_type": "flex"}, "use 'alltoall'"),
+        (
+            {"expert_model_parallel_size": 1, "expert_tensor_parallel_size": 1},
+            "requires expert_model_parallel_size > 1",
+        ),
+        ({"moe_token_dispatcher_type": "flex"}, "Set moe_token_dispatcher_type='alltoall'"),
         ({"moe_latent_size": 64}, "moe_latent_size=64"),
-        ({"post_sublayer_layernorm": True}, "no meaning for single experts"),
+        ({"post_sublayer_layernorm": True}, "does not apply to single experts"),
         ({"mla_down_proj_fusion": True}, "mla_down_proj_fusion=True"),
         ({"cache_mla_latents": True}, "cache_mla_latents=True"),
-        ({"qk_clip": True}, "set qk_clip=False"),
+        ({"qk_clip": True}, "Set qk_clip=False"),
         ({"experimental_attention_variant": "dsa"}, "experimental_attention_variant='dsa'"),
     ],
 )
