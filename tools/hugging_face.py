@@ -16,7 +16,7 @@ from support.hf_models import ROWS, Row
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "hugging_face.md"
 BEGIN, END = "<!-- families, written by `make fmt` from support/hf_models.py -->", "<!-- end of the families -->"
-TRANSFORMERS_HAS_NONE = "names of the release"
+TRANSFORMERS_HAS_NONE = "no: names of the release"
 FIGURES = Path(__file__).resolve().parents[1] / "bench" / "results" / "hugging-face-logits.json"
 MEASURED_VARIABLE = "NEMO2_LOGITS_FILE"
 _TESTS = "tests/nemo2/models/conversion/test_parity.py"
@@ -24,7 +24,7 @@ _TESTS = "tests/nemo2/models/conversion/test_parity.py"
 
 def table() -> str:
     """`ROWS` as Markdown, with what `tests/nemo2/models/conversion/test_parity.py` asserts and measured of each."""
-    head = "| family | transformers' class | features | layouts | in | out | read by transformers |"
+    head = "| family | transformers' class | features | layouts | in, 1e-6 | out, 1e-6 | read by transformers |"
     measured = json.loads(FIGURES.read_text()) if FIGURES.is_file() else {}
     return "\n".join([head, "|---|---|---|---|---|---|---|", *(_line(row, measured.get(row.name, {})) for row in ROWS)])
 
@@ -50,7 +50,7 @@ def page() -> str:
 def _line(row: Row, measured: Mapping[str, float | None]) -> str:
     kind = row.config.removesuffix("Config").removesuffix("Text")
     layouts = " · ".join(("1", *row.layouts))
-    differences = " | ".join("–" if (one := measured.get(way)) is None else f"{one:.0e}" for way in ("in", "out"))
+    differences = " | ".join("–" if (one := measured.get(way)) is None else f"{one * 1e6:.1f}" for way in ("in", "out"))
     read = "yes" if row.readable else TRANSFORMERS_HAS_NONE
     return f"| {row.name} | {kind} | {row.switches} | {layouts} | {differences} | {read} |"
 
