@@ -36,74 +36,74 @@ GROUPS = (
     Group(
         "Layers",
         r"pytorch\.(Linear|LayerNormLinear|LayerNormMLP|LayerNorm|RMSNorm)$",
-        "Built by Megatron-Core after the process groups and the userbuffers, in every entry.",
+        "Megatron-Core builds them after the process groups and the userbuffers, in every entry point.",
         _RUNS,
     ),
     Group(
         "Userbuffers",
         r"module\.base\.(initialize_ub|destroy_ub)$",
-        "Started before the first layer, once, with the arguments that the version has; stopped when the run ends.",
+        "nemo2 starts them once, before the first layer, with the arguments that the version has. It stops them when the run ends.",
         f"{_BUFFERS}::test_the_same_buffers_stay_and_others_take_their_place",
     ),
     Group(
         "Recipes of fp8 and fp4",
         r"common\.recipe\.|fp8\.check_",
-        "`trainer.plugins` names one; a machine whose GPU or version lacks it is refused before a run.",
+        "`trainer.plugins` names a recipe. The launch rejects a recipe that the GPU or the version lacks.",
         "tests/tools/test_te_calls.py::test_a_recipe_is_refused_where_the_version_has_none",
     ),
     Group(
         "Contexts of fp8",
         r"(fp8_autocast|autocast|FP8GlobalStateManager(\.\w+)?)$",
-        "Entered by Megatron-Core around each layer, from the fields that `trainer.plugins` sets.",
+        "Megatron-Core enters them around each layer, with the fields that `trainer.plugins` sets.",
         _FP8,
     ),
     Group(
         "Primary weights in fp8",
         r"(fp8_model_init|quantized_model_init|tensor\.QuantizedTensor|float8_tensor\..*|tensor\.utils\.\w+|cast_to_fp8)$",
-        "`fp8_param_gather` sets model and buffers together, and is refused without `fp8`.",
+        "`fp8_param_gather` sets the model and the buffers together. It is rejected without `fp8`.",
         "tests/nemo2/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
     ),
     Group(
         "CUDA graphs",
         r"(pytorch\.make_graphed_callables|graph\.\w+|make_weak_ref)$",
-        "Called by Megatron-Core's helpers where `cuda_graph_impl` asks for it; what can't be captured is refused.",
+        "Megatron-Core's helpers call them if `cuda_graph_impl` is set. The launch rejects a model that can't be captured.",
         "tests/nemo2/parallel/test_cuda_graphs.py",
     ),
     Group(
         "Attention and context parallelism",
         r"(DotProductAttention|attention\..*|thd_get_partitioned_indices)$",
-        "`cp_comm_type` unset is a ring; Transformer Engine picks the back end, which `attention_backend` may narrow.",
+        "Without `cp_comm_type` ranks use a ring. Transformer Engine picks the back end, and `attention_backend` can narrow it.",
         "tests/nemo2/overlap/test_overlap_rules.py::"
         "test_asked_for_nothing_transformer_engine_goes_round_a_ring_and_the_plain_attention_gathers",
     ),
     Group(
         "Random streams, recomputation and offloading",
         r"(CudaRNGStatesTracker|distributed\.\w+|pytorch\.checkpoint|get_cpu_offload_context)$",
-        "Chosen by `recompute_*`, `cpu_offloading` and `use_te_rng_tracker`, which CUDA graphs turn on.",
+        "`recompute_*`, `cpu_offloading` and `use_te_rng_tracker` choose them. CUDA graphs turn `use_te_rng_tracker` on.",
         "tests/nemo2/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
     ),
     Group(
         "Experts",
         r"(pytorch\.GroupedLinear|moe_\w+|pytorch\.ep\.\w+|general_gemm|get_workspace|get_dummy_wgrad|rmsnorm_fwd)$",
-        "Built by Megatron-Core where `moe_grouped_gemm`, `moe_permute_fusion` and the dispatcher ask for it.",
+        "Megatron-Core builds them if `moe_grouped_gemm`, `moe_permute_fusion` or the dispatcher requires them.",
         "tests/nemo2/checks/test_rules.py::test_the_mended_recipe_is_refused_by_none",
     ),
     Group(
         "Operations",
         r"pytorch\.ops\.\w+$",
-        "Behind `use_transformer_engine_op_fuser`, which no recipe sets.",
+        "`use_transformer_engine_op_fuser` uses them. No recipe sets it.",
         "tests/tools/test_te_calls.py::test_no_recipe_asks_for_the_fused_operations",
     ),
     Group(
         "Optimizer",
         r"optimizers\.\w+$",
-        "Adam of Transformer Engine where it is there, torch's elsewhere, with the same state.",
+        "nemo2 uses Transformer Engine's Adam if it is installed, and torch's Adam otherwise, with the same state.",
         "tests/nemo2/backend/test_fused_adam.py",
     ),
     Group(
         "Loss and helpers",
         r"(parallel_cross_entropy|nvtx_range_\w+|round_up_to_nearest_multiple)$",
-        "The loss where `cross_entropy_fusion_impl` is 'te'; helpers have no setting.",
+        "The loss runs if `cross_entropy_fusion_impl` is 'te'. Helpers have no setting.",
         "tests/nemo2/backend/test_cuda.py",
     ),
 )
@@ -143,49 +143,49 @@ BEHAVIOURS = (
     Behaviour(
         "a layer with userbuffers, built before they are started",
         _refused("layers", "LayerNormLinear", "column ub_overlap_ag", "before_start"),
-        "start first",
+        "starts userbuffers first",
         _RUNS,
     ),
     Behaviour(
-        "userbuffers started twice", _refused("userbuffers", "twice"), "keep the same ones, stop others", GROUPS[1].test
+        "userbuffers started twice", _refused("userbuffers", "twice"), "keeps equal userbuffers, stops different ones", GROUPS[1].test
     ),
     Behaviour(
         "userbuffers without a process group",
         _refused("userbuffers", "without_process_group"),
-        "start inside the strategy's world",
+        "starts userbuffers after the process groups",
         _RUNS,
     ),
     Behaviour(
-        "userbuffers of another size, once the first are destroyed",
+        "userbuffers of another size, after the first are destroyed",
         _refused("userbuffers", "other_size_after_destroy"),
-        "done",
+        "supports it",
         GROUPS[1].test,
     ),
     Behaviour(
         "userbuffers destroyed twice",
         _refused("userbuffers", "destroyed_twice"),
-        "stop what runs, once",
+        "stops running userbuffers, once",
         GROUPS[1].test,
     ),
     Behaviour(
-        "a buffer asked for after they are destroyed",
+        "a buffer requested after userbuffers are destroyed",
         _refused("userbuffers", "asked_after_destroy"),
-        "destroy behind the last step, and behind the graphs",
+        "destroys userbuffers after the last step and after the graphs",
         _RUNS,
     ),
-    Behaviour("delayed scaling in userbuffers", _carries("Float8Quantizer", "yes"), "carried", _FORMATS),
-    Behaviour("current scaling in userbuffers", _carries("Float8CurrentScalingQuantizer", "yes"), "carried", _FORMATS),
-    Behaviour("MXFP8 in userbuffers", _carries("MXFP8Quantizer", "refused"), "refused before 2.4", _FORMATS),
-    Behaviour("blockwise scaling in userbuffers", _carries("Float8BlockQuantizer", "refused"), "refused", _FORMATS),
-    Behaviour("NVFP4 in userbuffers", _carries("NVFP4Quantizer", "–"), "refused", _FORMATS),
+    Behaviour("delayed scaling in userbuffers", _carries("Float8Quantizer", "yes"), "supports it", _FORMATS),
+    Behaviour("current scaling in userbuffers", _carries("Float8CurrentScalingQuantizer", "yes"), "supports it", _FORMATS),
+    Behaviour("MXFP8 in userbuffers", _carries("MXFP8Quantizer", "refused"), "rejects it before 2.4", _FORMATS),
+    Behaviour("blockwise scaling in userbuffers", _carries("Float8BlockQuantizer", "refused"), "rejects it", _FORMATS),
+    Behaviour("NVFP4 in userbuffers", _carries("NVFP4Quantizer", "–"), "rejects it", _FORMATS),
     Behaviour(
         "two sets of buffers, for layers in 8 and in 16 bits",
         lambda table: "–" if table["userbuffers"]["two_modes"] is None else "yes",
-        "refused before 2.8",
+        "rejects it before 2.8",
         f"{_LIMITS}::test_layers_in_two_dtypes_need_two_sets_of_buffers",
     ),
     Behaviour(
-        "a weight gradient put off beside its bulk exchange",
+        "a delayed weight gradient with a bulk exchange",
         lambda table: (
             "yes"
             if table["userbuffers"]["beside_a_delayed_wgrad"] is None
@@ -193,25 +193,25 @@ BEHAVIOURS = (
             if "unexpected keyword" in table["userbuffers"]["beside_a_delayed_wgrad"]
             else "refused"
         ),
-        "refused from 2.3 on",
+        "rejects it from 2.3 on",
         f"{_LIMITS}::test_a_delayed_weight_gradient_has_no_exchange_beside_it",
     ),
     Behaviour(
-        "a state without bytes, loaded into a layer",
+        "an empty state, loaded into a layer",
         _refused("extra_states", "Linear", "empty"),
-        "left out where weights are loaded",
+        "skips it when it loads weights",
         f"{_BUFFERS}::test_the_oldest_version_resumes_what_the_newest_saved",
     ),
     Behaviour(
         "a checkpoint without the attention's state",
         _refused("extra_states", "DotProductAttention", "without"),
-        "loaded",
+        "loads it",
         f"{_BUFFERS}::test_the_newest_version_resumes_and_generates",
     ),
     Behaviour(
         "a checkpoint without a linear layer's state",
         _refused("extra_states", "Linear", "without"),
-        "the layer's own is kept",
+        "keeps the layer's own state",
         f"{_BUFFERS}::test_the_newest_version_resumes_and_generates",
     ),
 )
@@ -230,61 +230,61 @@ _OURS = "tests/tools/test_te_formats.py"
 _STATES = f"{_OURS}::test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give"
 STEPS = (
     Asked(
-        "step", "a step through Megatron-Core", "done", f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step"
+        "step", "a step through Megatron-Core", "supports it", f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step"
     ),
     Asked(
         "parameters_in_it",
         "parameters in the format (`fp8_param_gather`)",
-        "done",
+        "supports it",
         f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step",
     ),
     Asked(
         "recomputed",
         "layers recomputed in the backward",
-        "done",
+        "supports it",
         f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step",
     ),
     Asked(
         "layers_in_16_bits",
         "first and last layers in bf16",
-        "refused with delayed scaling",
+        "rejects it with delayed scaling",
         "tests/nemo2/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
     ),
     Asked(
         "state_loaded",
         "its state, loaded as it was saved",
-        "leave is given to unpickle what was looked through",
+        "allows unpickling after it has inspected the state",
         _STATES,
     ),
-    Asked("state_loaded_with_leave", "its state, loaded with leave to unpickle", "as above", _STATES),
+    Asked("state_loaded_with_leave", "its state, loaded with unpickling allowed", "as above", _STATES),
     Asked("state_loaded_into_16_bits", "its state, loaded by a model in bf16", "as above", _STATES),
-    Asked("state_of_16_bits_loaded", "the state of a model in bf16, loaded", "loaded", _STATES),
+    Asked("state_of_16_bits_loaded", "the state of a model in bf16, loaded", "loads it", _STATES),
 )
 SIZES = (
     Asked(
         "gpus",
         "GPUs (compute capability)",
-        "others are refused",
+        "rejects others",
         f"{_OURS}::test_a_gpu_is_refused_where_the_version_refuses_it",
     ),
     Asked(
         "cuda",
         "CUDA of torch",
-        "older ones are refused on the ranks",
+        "rejects older versions, on the ranks",
         f"{_OURS}::test_a_cuda_is_refused_where_the_version_refuses_it",
     ),
     Asked(
-        "tokens", "tokens of a product", "others are refused", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"
+        "tokens", "tokens of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"
     ),
     Asked(
-        "width", "widths of a product", "others are refused", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"
+        "width", "widths of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"
     ),
 )
 _GRAPHS = "tests/nemo2/parallel/test_cuda_graphs.py"
 _CAPTURED = f"{_OURS}::test_a_captured_step_of_each_format_goes_through_or_is_refused_before"
 _MEETS = f"{_OURS}::test_preconditions_of_a_capture_are_refusals_that_we_meet"
 CAPTURES = (
-    Asked("bf16", "a step in bf16, captured, replayed, reset", "refused before 2.6", _CAPTURED),
+    Asked("bf16", "a step in bf16, captured, replayed, reset", "rejects it before 2.6", _CAPTURED),
     *(
         Asked(name, f"the same in {name}", "as above", _CAPTURED)
         for name in ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
@@ -294,63 +294,67 @@ CAPTURES = (
     Asked(
         "a hook on a layer",
         "a hook on a captured layer",
-        "refused by its name",
+        "rejects it, and names the hook",
         f"{_GRAPHS}::test_hooks_on_captured_layers_are_refused",
     ),
     Asked(
         "hooks that gather parameters",
         "the hooks that gather parameters, in place",
-        "taken off for the capture",
+        "removes them during the capture",
         f"{_GRAPHS}::test_gathering_parameters_goes_on_beside_graphs_of_layers",
     ),
     Asked(
         "these hooks, paused",
-        "these hooks, taken off and back",
+        "these hooks, removed and restored",
         "as above",
         f"{_GRAPHS}::test_gathering_parameters_goes_on_beside_graphs_of_layers",
     ),
     Asked(
         "one layer in evaluation",
         "one layer in evaluation, others in training",
-        "captured inside training steps",
+        "captures within training steps",
         _MEETS,
     ),
     Asked(
         "inside torch.autocast",
         "inside torch.autocast",
-        "none is entered: parameters have the precision's dtype",
+        "doesn't use it: parameters have the precision's dtype",
         "tests/nemo2/test_precision.py::test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler",
     ),
-    Asked("captured twice", "captured twice by one helper", "once a run", _MEETS),
+    Asked("captured twice", "captured twice by one helper", "captures once per run", _MEETS),
     Asked(
         "a second run of the process",
         "captured again by the next run of the process",
-        "closed when a run ends",
+        "deletes the graphs when a run ends",
         _CAPTURED,
     ),
     Asked("a step after their end", "a step without graphs after they are deleted", "as above", _CAPTURED),
 )
 LATER = (
-    Asked("after it was built", "groups that come after the layer was built", "given when it is built", _MEETS),
-    Asked("of another exchange, later", "groups of another exchange, later", "one exchange for a run", _MEETS),
-    Asked("none, later", "no group any more", "as above", _MEETS),
+    Asked("after it was built", "a group set after the layer is built", "sets the group when it builds the layer", _MEETS),
+    Asked("of another exchange, later", "a group of another exchange, set later", "uses one exchange per run", _MEETS),
+    Asked("none, later", "the group removed later", "as above", _MEETS),
 )
 READ = (
     (
-        "every GPU",
+        "any GPU",
         "a capture allocates nothing, waits for nothing and reads nothing back (`cudaErrorStreamCapture...`)",
-        "`experts-are-captured-in-part`, `captured-steps-are-alike`; packed samples are refused in the step",
+        "rules `experts-are-captured-in-part` and `captured-steps-are-alike`; the step rejects packed samples",
     ),
-    ("every GPU", "generators of a capture are graph-safe", "`use_te_rng_tracker` is turned on with graphs"),
+    ("any GPU", "random generators in a capture are graph-safe", "turns `use_te_rng_tracker` on with graphs"),
     (
         "several GPUs",
-        "buffers of a node lie in memory that its GPUs map (`CommOverlapP2P`)",
-        "`tp_comm_bootstrap_backend`; Transformer Engine's own words otherwise",
+        "the GPUs of a node can map the buffers' memory (`CommOverlapP2P`)",
+        "`tp_comm_bootstrap_backend`; otherwise Transformer Engine's own error",
     ),
     ("cuDNN", "a kernel for the size, mask and dtype (`get_fused_attn_backend`)", "`auto` takes another back end"),
-    ("flash-attn", "the installed version is one of theirs", "`auto` takes another back end, with their warning"),
+    (
+        "flash-attn",
+        "the installed version is supported",
+        "`auto` takes another back end, with Transformer Engine's warning",
+    ),
 )
-"""What no machine without a GPU can try: read in the sources."""
+"""Conditions that no machine without a GPU can try: read in the sources."""
 BACKENDS_TEST = f"{_OURS}::test_a_back_end_that_a_version_does_not_leave_is_refused"
 ATTENTION_TEST = f"{_OURS}::test_what_a_version_does_not_exchange_is_refused"
 
@@ -414,13 +418,13 @@ def page() -> str:
     by_version = tables()
     heads = " | ".join(version.rpartition(".")[0] for version in by_version)
     rule = "|".join("---" for _ in range(len(by_version) + 1))
-    lines = [_HEAD, f"| what is asked | {heads} | we |", f"|{rule}|---|"]
+    lines = [_HEAD, f"| tested | {heads} | nemo2 |", f"|{rule}|---|"]
     for one in BEHAVIOURS:
         cells = " | ".join(one.answer(table) for table in by_version.values())
         lines.append(f"| {one.asked} | {cells} | {one.does} |")
     lines += ["", "## Steps in each format", "", _STEPS]
     for recipe in next(iter(by_version.values()))["formats"]:
-        lines += ["", f"### {recipe}", "", f"| what is asked | {heads} | we |", f"|{rule}|---|"]
+        lines += ["", f"### {recipe}", "", f"| tested | {heads} | nemo2 |", f"|{rule}|---|"]
         found = [table["formats"][recipe] for table in by_version.values()]
         for one in STEPS:
             lines.append(f"| {one.asked} | {' | '.join(_answer(format_, one.key) for format_ in found)} | {one.does} |")
@@ -442,17 +446,17 @@ def page() -> str:
         "",
         _LATER,
         "",
-        f"| what is asked | {heads} | we |",
+        f"| tested | {heads} | nemo2 |",
         f"|{rule}|---|",
     ]
     for one in LATER:
         cells = " | ".join(_answer(table["exchange_groups"], one.key) for table in by_version.values())
         lines.append(f"| {one.asked} | {cells} | {one.does} |")
-    lines += ["", "## Layers as CUDA graphs", "", _CAPTURES, "", f"| what is asked | {heads} | we |", f"|{rule}|---|"]
+    lines += ["", "## Layers as CUDA graphs", "", _CAPTURES, "", f"| tested | {heads} | nemo2 |", f"|{rule}|---|"]
     for one in CAPTURES:
         cells = " | ".join(_answer(table["graphs"], one.key) for table in by_version.values())
         lines.append(f"| {one.asked} | {cells} | {one.does} |")
-    lines += ["", "## What only a GPU can answer", "", _READ, "", "| asks | for | we |", "|---|---|---|"]
+    lines += ["", "## What only a GPU can answer", "", _READ, "", "| needs | condition | nemo2 |", "|---|---|---|"]
     lines += [f"| {asks} | {what} | {does} |" for asks, what, does in READ]
     lines += ["", "## Call by call", "", _CALLS]
     names = sorted({name for table in by_version.values() for name in table["signatures"]})
@@ -484,27 +488,35 @@ _HEAD = """# Transformer Engine, call by call
 
 <!-- Written by `python -m tools.te_calls`; a test compares. -->
 
-Megatron-Core and nemo2 call Transformer Engine in many places, and its versions differ. Each version's own Python code was
-imported and tried without a GPU (`tools/te_facts.py`); what it answered is kept as tables (`tests/transformer_engine`), and a
-stand-in that answers from these tables carries whole runs. Steps in each number format went through Megatron-Core's own layers
-and contexts over the version's own code, with empty answers in place of kernels. What a kernel itself refuses isn't among them.
+This page shows which versions of Transformer Engine support which calls and formats, and how nemo2 handles the differences. Use it to
+choose a version, or to understand why nemo2 rejects a recipe.
 
-## What versions do differently
+All answers come from each version's own Python code, imported and called on a machine without a GPU. Kernels were replaced by
+empty results. The answers therefore don't show what a kernel itself rejects.
+
+- `tools/te_facts.py` asks the questions and stores the answers in `tests/transformer_engine`.
+- A stand-in that answers from these tables runs whole training runs in the tests.
+- A step in each number format runs through Megatron-Core's own layers and contexts.
+
+In the tables, *yes* means that the version accepts the call, *refused* that it raises an error, and – that it doesn't have it. The last
+column says how nemo2 handles it.
+
+## Differences between versions
 """
-_STEPS = f"""Three layers, forward and backward, with the fields that `trainer.plugins` lays into the model's configuration
-(`tools/te_steps.py`). Sizes are those that are taken, of {", ".join(map(str, (1, 4, 8, 16, 32, 64, 128)))}; newer versions leave
-some to their kernels. Tests: `{_OURS}`."""
-_ATTENTION = f"""Which `cp_comm_type` goes with what, over two ranks (`tools/te_attention.py`). 'a2a+p2p' is refused for want of
-its groups; of the others what isn't taken is refused before a run. Test: `{_short(ATTENTION_TEST)}`."""
-_BACKENDS = f"""Those that the version's own choice leaves on a Hopper where flash-attn is installed and cuDNN has the kernel
-(`tools/te_backends.py`); it takes the first. Where `attention_backend` asks for another, the recipe is refused. Test:
+_STEPS = f"""Each test runs three layers, forward and backward, with the fields that `trainer.plugins` sets in the model's configuration
+(`tools/te_steps.py`). The last rows list the accepted sizes among {", ".join(map(str, (1, 4, 8, 16, 32, 64, 128)))}. Newer versions leave
+some of the checks to their kernels. Tests: `{_OURS}`."""
+_ATTENTION = f"""The table lists the accepted values of `cp_comm_type`, with two ranks (`tools/te_attention.py`). 'a2a+p2p' is rejected because
+its groups are missing. nemo2 rejects the other unsupported combinations before a run. Test: `{_short(ATTENTION_TEST)}`."""
+_BACKENDS = f"""The table lists the back ends that the version leaves on a Hopper GPU with flash-attn and a suitable cuDNN kernel
+(`tools/te_backends.py`). The version takes the first of them. nemo2 rejects a recipe whose `attention_backend` requires another one. Test:
 `{_short(BACKENDS_TEST)}`."""
-_LATER = "`set_context_parallel_group`, which Megatron-Core calls for packed samples only (`tools/te_attention.py`)."
-_CAPTURES = """`cuda_graph_impl='transformer_engine'` through our loop, Megatron-Core's helper and the version's own
-``make_graphed_callables`` (`tools/te_graphs.py`); a captured graph holds nothing. Before 2.6 Megatron-Core finds no helpers."""
-_READ = "Read in the sources; no version says it before a GPU is asked."
-_CALLS = """Each as the version has it or not. Where a call is missing, Megatron-Core asks for the version first, and goes without
-or refuses."""
+_LATER = """Megatron-Core calls `set_context_parallel_group` only for packed samples (`tools/te_attention.py`)."""
+_CAPTURES = """These captures use `cuda_graph_impl='transformer_engine'` through nemo2's training loop, Megatron-Core's helper and the
+version's own `make_graphed_callables` (`tools/te_graphs.py`). A captured graph is empty. Before 2.6 Megatron-Core doesn't find its helpers."""
+_READ = "These conditions come from the sources. No version checks them without a GPU."
+_CALLS = """*Yes* means that the version has the call. Where a call is missing, Megatron-Core checks the version first, and works without
+the call or rejects the setting."""
 
 
 def main() -> None:

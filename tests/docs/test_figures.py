@@ -36,7 +36,7 @@ def test_the_bubbles_in_the_text_are_the_figures():
     page = (DOCS / "parallelism.md").read_text()
     for name in ("schedules", "uneven"):
         drawn = re.findall(r"([\d.]+)% bubble</text>", (figures.FOLDER / f"{name}.svg").read_text())
-        assert drawn and all(f"{value} %" in page for value in drawn)
+        assert drawn and all(f"{value}%" in page for value in drawn)
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)

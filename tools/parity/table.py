@@ -66,7 +66,7 @@ def runs(kept: list[dict[str, Any]]) -> str:
         "date",
         "rows",
         "hold",
-        "refused, as they must be",
+        "rejected, as expected",
         "fail",
         "not measured",
         "minutes of CPU",
