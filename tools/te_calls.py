@@ -42,7 +42,7 @@ GROUPS = (
     Group(
         "Userbuffers",
         r"module\.base\.(initialize_ub|destroy_ub)$",
-        "nemo2 starts them once, before the first layer, with the arguments that the version has. It stops them when the run ends.",
+        "nemo2 starts them once, before the first layer, with the version's arguments, and stops them when the run ends.",
         f"{_BUFFERS}::test_the_same_buffers_stay_and_others_take_their_place",
     ),
     Group(
@@ -147,7 +147,10 @@ BEHAVIOURS = (
         _RUNS,
     ),
     Behaviour(
-        "userbuffers started twice", _refused("userbuffers", "twice"), "keeps equal userbuffers, stops different ones", GROUPS[1].test
+        "userbuffers started twice",
+        _refused("userbuffers", "twice"),
+        "keeps equal userbuffers, stops different ones",
+        GROUPS[1].test,
     ),
     Behaviour(
         "userbuffers without a process group",
@@ -174,7 +177,9 @@ BEHAVIOURS = (
         _RUNS,
     ),
     Behaviour("delayed scaling in userbuffers", _carries("Float8Quantizer", "yes"), "supports it", _FORMATS),
-    Behaviour("current scaling in userbuffers", _carries("Float8CurrentScalingQuantizer", "yes"), "supports it", _FORMATS),
+    Behaviour(
+        "current scaling in userbuffers", _carries("Float8CurrentScalingQuantizer", "yes"), "supports it", _FORMATS
+    ),
     Behaviour("MXFP8 in userbuffers", _carries("MXFP8Quantizer", "refused"), "rejects it before 2.4", _FORMATS),
     Behaviour("blockwise scaling in userbuffers", _carries("Float8BlockQuantizer", "refused"), "rejects it", _FORMATS),
     Behaviour("NVFP4 in userbuffers", _carries("NVFP4Quantizer", "–"), "rejects it", _FORMATS),
@@ -230,7 +235,10 @@ _OURS = "tests/tools/test_te_formats.py"
 _STATES = f"{_OURS}::test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give"
 STEPS = (
     Asked(
-        "step", "a step through Megatron-Core", "supports it", f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step"
+        "step",
+        "a step through Megatron-Core",
+        "supports it",
+        f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step",
     ),
     Asked(
         "parameters_in_it",
@@ -273,12 +281,8 @@ SIZES = (
         "rejects older versions, on the ranks",
         f"{_OURS}::test_a_cuda_is_refused_where_the_version_refuses_it",
     ),
-    Asked(
-        "tokens", "tokens of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"
-    ),
-    Asked(
-        "width", "widths of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"
-    ),
+    Asked("tokens", "tokens of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"),
+    Asked("width", "widths of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"),
 )
 _GRAPHS = "tests/nemo2/parallel/test_cuda_graphs.py"
 _CAPTURED = f"{_OURS}::test_a_captured_step_of_each_format_goes_through_or_is_refused_before"
@@ -331,7 +335,9 @@ CAPTURES = (
     Asked("a step after their end", "a step without graphs after they are deleted", "as above", _CAPTURED),
 )
 LATER = (
-    Asked("after it was built", "a group set after the layer is built", "sets the group when it builds the layer", _MEETS),
+    Asked(
+        "after it was built", "a group set after the layer is built", "sets the group when it builds the layer", _MEETS
+    ),
     Asked("of another exchange, later", "a group of another exchange, set later", "uses one exchange per run", _MEETS),
     Asked("none, later", "the group removed later", "as above", _MEETS),
 )
@@ -488,35 +494,38 @@ _HEAD = """# Transformer Engine, call by call
 
 <!-- Written by `python -m tools.te_calls`; a test compares. -->
 
-This page shows which versions of Transformer Engine support which calls and formats, and how nemo2 handles the differences. Use it to
-choose a version, or to understand why nemo2 rejects a recipe.
+This page shows which versions of Transformer Engine support which calls and formats, and how nemo2 handles the
+differences. Use it to choose a version, or to understand why nemo2 rejects a recipe.
 
-All answers come from each version's own Python code, imported and called on a machine without a GPU. Kernels were replaced by
-empty results. The answers therefore don't show what a kernel itself rejects.
+All answers come from each version's own Python code, imported and called on a machine without a GPU. Kernels were
+replaced by empty results. The answers therefore don't show what a kernel itself rejects.
 
 - `tools/te_facts.py` asks the questions and stores the answers in `tests/transformer_engine`.
-- A stand-in that answers from these tables runs whole training runs in the tests.
+- A stand-in that answers from these tables carries whole training runs in the tests.
 - A step in each number format runs through Megatron-Core's own layers and contexts.
 
-In the tables, *yes* means that the version accepts the call, *refused* that it raises an error, and – that it doesn't have it. The last
-column says how nemo2 handles it.
+In the tables, *yes* means that the version accepts the call, *refused* that it raises an error, and – that it doesn't
+have it. The last column says how nemo2 handles it.
 
 ## Differences between versions
 """
-_STEPS = f"""Each test runs three layers, forward and backward, with the fields that `trainer.plugins` sets in the model's configuration
-(`tools/te_steps.py`). The last rows list the accepted sizes among {", ".join(map(str, (1, 4, 8, 16, 32, 64, 128)))}. Newer versions leave
-some of the checks to their kernels. Tests: `{_OURS}`."""
-_ATTENTION = f"""The table lists the accepted values of `cp_comm_type`, with two ranks (`tools/te_attention.py`). 'a2a+p2p' is rejected because
-its groups are missing. nemo2 rejects the other unsupported combinations before a run. Test: `{_short(ATTENTION_TEST)}`."""
-_BACKENDS = f"""The table lists the back ends that the version leaves on a Hopper GPU with flash-attn and a suitable cuDNN kernel
-(`tools/te_backends.py`). The version takes the first of them. nemo2 rejects a recipe whose `attention_backend` requires another one. Test:
-`{_short(BACKENDS_TEST)}`."""
+_STEPS = f"""Each test runs three layers, forward and backward, with the fields that `trainer.plugins` sets in the model's
+configuration (`tools/te_steps.py`). The last rows list the accepted sizes among
+{", ".join(map(str, (1, 4, 8, 16, 32, 64, 128)))}. Newer versions leave some of the checks to their kernels.
+Tests: `{_OURS}`."""
+_ATTENTION = f"""The table lists the accepted values of `cp_comm_type`, with two ranks (`tools/te_attention.py`). 'a2a+p2p' is
+rejected because its groups are missing. nemo2 rejects the other unsupported combinations before a run. Test:
+`{_short(ATTENTION_TEST)}`."""
+_BACKENDS = f"""The table lists the back ends that the version leaves on a Hopper GPU with flash-attn and a suitable cuDNN
+kernel (`tools/te_backends.py`). The version takes the first of them. nemo2 rejects a recipe whose
+`attention_backend` requires another one. Test: `{_short(BACKENDS_TEST)}`."""
 _LATER = """Megatron-Core calls `set_context_parallel_group` only for packed samples (`tools/te_attention.py`)."""
-_CAPTURES = """These captures use `cuda_graph_impl='transformer_engine'` through nemo2's training loop, Megatron-Core's helper and the
-version's own `make_graphed_callables` (`tools/te_graphs.py`). A captured graph is empty. Before 2.6 Megatron-Core doesn't find its helpers."""
+_CAPTURES = """These captures use `cuda_graph_impl='transformer_engine'` through nemo2's training loop, Megatron-Core's
+helper and the version's own `make_graphed_callables` (`tools/te_graphs.py`). A captured graph is empty.
+Before 2.6 Megatron-Core doesn't find its helpers."""
 _READ = "These conditions come from the sources. No version checks them without a GPU."
-_CALLS = """*Yes* means that the version has the call. Where a call is missing, Megatron-Core checks the version first, and works without
-the call or rejects the setting."""
+_CALLS = """*Yes* means that the version has the call. Where a call is missing, Megatron-Core checks the version first,
+and works without the call or rejects the setting."""
 
 
 def main() -> None:
