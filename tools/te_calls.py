@@ -249,7 +249,7 @@ STEPS = (
     Asked(
         "recomputed",
         "layers recomputed in the backward",
-        "supports it",
+        "supports it if the version does",
         f"{_OURS}::test_a_format_that_a_version_has_goes_through_a_step",
     ),
     Asked(
