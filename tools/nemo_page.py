@@ -27,19 +27,19 @@ def sections() -> dict[str, list[str]]:
 
 def table() -> str:
     """The counts, and a row for each name that isn't the same."""
-    rows, counts = [], {"works": 0, "renamed": 0, "gone": 0}
+    by_reason: dict[str, list[str]] = {}
+    counts = {"works": 0, "renamed": 0, "gone": 0}
     lines = [_HEAD, "", "| package of NeMo 2.0 | names | same | renamed | missing |", "|---|---:|---:|---:|---:|"]
     for section, names in sections().items():
         found = {name: find(name) for name in names}
         here = {status: sum(one.status == status for one in found.values()) for status in counts}
         counts = {status: counts[status] + here[status] for status in counts}
         lines.append(f"| {section} | {len(names)} | {here['works']} | {here['renamed']} | {here['gone']} |")
-        by_reason: dict[str, list[str]] = {}
         for name, one in found.items():
             if one.status != "works":
                 told = f"`{one.home}.{one.name}`" if one.status == "renamed" else one.reason
                 by_reason.setdefault(told, []).append(f"`{name}`")
-        rows += [f"| {', '.join(names)} | {told} |" for told, names in by_reason.items()]
+    rows = [f"| {', '.join(names)} | {told} |" for told, names in by_reason.items()]
     lines.append(f"| total | {sum(counts.values())} | {' | '.join(str(counts[status]) for status in counts)} |")
     return "\n".join([*lines, "", "| renamed or missing | replacement or reason |", "|---|---|", *rows])
 

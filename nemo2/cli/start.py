@@ -47,7 +47,7 @@ def start_block(
         "machine": f"{count}{nodes}, {kind}",
         "layout": Layout.of(recipe.trainer.strategy).describe(world.size),
         "parameters": "" if parameters is None else short_count(parameters),
-        "data": f"{data.__fn_or_cls__.__name__}, sequences of {data.seq_length:,} tokens, {data.global_batch_size:,} a step",
+        "data": f"{data.__fn_or_cls__.__name__}, sequences of {data.seq_length:,} tokens, {data.global_batch_size:,} per step",
         "steps": f"{recipe.trainer.max_steps:,}" if (recipe.trainer.max_steps or 0) > 0 else "",
         "writes to": str(Path(runs) / (log.explicit_log_dir or Path(base) / (log.name or "default"))),
         "changed": in_shell(changes),

@@ -24,14 +24,15 @@ def render_page(found: SearchResult, *, title: str) -> str:
     best = found.best[0]
     glance = [
         (f"{best.speed:,.0f}", "tokens/s per GPU, the best"),
-        (f"{best.speed / found.asked.speed - 1:+.0%}", "against the recipe as it stands"),
-        (str(len(found.tried)), f"fit, of {found.number_tried} ways tried"),
+        (f"{best.speed / found.asked.speed - 1:+.0%}", "compared with the unchanged recipe"),
+        (str(len(found.tried)), f"fit, of {found.number_tried} configurations searched"),
     ]
     return page(
         f"Layouts of {title}",
         cards(glance),
         section(
-            "Memory and speed", figure(scatter(found).render(), "What fits: lower is faster, further left is smaller")
+            "Memory and speed",
+            figure(scatter(found).render(), "Layouts that fit: lower is faster, further left needs less memory"),
         ),
         section("The best", _table(found)),
         *(paragraph(f"{one.layout.describe(one.job.gpus)}: {_changes(one)}") for one in found.best),
@@ -51,7 +52,7 @@ def scatter(found: SearchResult):
         )
         for one in sorted(found.tried[:MOST_POINTS], key=lambda one: one.layout.tp)
     ]
-    return scatter_chart("Layouts that fit", points, x_label="GiB on a GPU", y_label="seconds of a step", frontier=True)
+    return scatter_chart("Layouts that fit", points, x_label="GiB on a GPU", y_label="seconds per step", frontier=True)
 
 
 def _table(found: SearchResult) -> str:
@@ -63,7 +64,7 @@ def _table(found: SearchResult) -> str:
     rows.append(
         [
             "–",
-            f"as it stands: {_describe(asked)}",
+            f"unchanged: {_describe(asked)}",
             f"{asked.speed:,.0f}",
             seconds(asked.step.total),
             f"{asked.needed / GIB:.1f}",

@@ -259,8 +259,8 @@ def reason(one: Candidate, asked: Candidate, capacity: float) -> str:
     told = [f"{-value / total:.0%} less {name}" for value, name in gains]
     told += [f"{value / total:.0%} more {name}" for value, name in costs]
     if asked.needed > capacity:
-        told.insert(0, "fits, which the recipe as it stands does not")
-    return ", ".join(told) or "much as the recipe as it stands"
+        told.insert(0, "fits, unlike the unchanged recipe")
+    return ", ".join(told) or "about the same as the unchanged recipe"
 
 
 def as_dict(found: SearchResult) -> dict[str, Any]:

@@ -31,16 +31,16 @@ def speed_lines(plan: Plan) -> list[str]:
     """Tokens, FLOPs and step, each with the band."""
     speed, low, high = plan.tokens_per_second_per_gpu, plan.band.low, plan.band.high
     known = (
-        f"two thirds of {plan.band.measurements} published speeds of like jobs ({plan.band.kind}) lie in such a band"
+        f"two thirds of {plan.band.measurements} published speeds of similar jobs ({plan.band.kind}) lie in this band"
         if plan.band.measurements
-        else f"no published speed of a like job ({plan.band.kind}): the widest band there is"
+        else f"the widest band, because no speeds of similar jobs ({plan.band.kind}) are published"
     )
     step = plan.step.total
     rows = [
         ("tokens/s per GPU", f"{speed:,.0f}  ({low * speed:,.0f} to {high * speed:,.0f}: {known})"),
         (
             "MFU",
-            f"{plan.mfu:.1%}  counting the causal half of attention, {plan.mfu_full_attention:.1%} counting all of it, of "
+            f"{plan.mfu:.1%}  with causal attention FLOPs, {plan.mfu_full_attention:.1%} with full attention FLOPs, of "
             f"{plan.gpu.rate(job_precision(plan)) / 1e12:,.0f} TFLOP/s",
         ),
         (
@@ -72,8 +72,8 @@ def memory_table(plan: Plan) -> list[str]:
     head = ["memory, GiB", *(stage.kind for stage in plan.memory)]
     how = "counted by a rehearsal" if plan.counted else "by formula"
     verdict = (
-        f"{'FITS' if plan.fits else 'DOES NOT FIT'}: {plan.needed / GIB:.1f} GiB of {plan.gpu.memory / GIB:.1f} GiB with what is "
-        f"outside of torch; {plan.headroom / GIB:.1f} GiB are to stay free ({how})"
+        f"{'FITS' if plan.fits else 'DOES NOT FIT'}: {plan.needed / GIB:.1f} GiB of {plan.gpu.memory / GIB:.1f} GiB, including "
+        f"memory outside torch; {plan.headroom / GIB:.1f} GiB must stay free ({how})"
     )
     return [*columns(rows, head=head, right=range(1, len(head))), verdict]
 
@@ -94,8 +94,8 @@ def budget_lines(plan: Plan) -> list[str]:
 def goodput_lines(found: Goodput) -> list[str]:
     """The paragraph on interruptions."""
     return [
-        f"with {found.interruptions:,.1f} interruptions expected: {duration(found.hours)}, {found.share:.1%} of it training that "
-        f"is kept, with a checkpoint every {duration(found.interval_hours)}"
+        f"with {found.interruptions:,.1f} expected interruptions: {duration(found.hours)}, {found.share:.1%} of it useful "
+        f"training, with a checkpoint every {duration(found.interval_hours)}"
     ]
 
 
@@ -113,12 +113,14 @@ def duration(hours: float) -> str:
 def render_search(found: SearchResult, *, title: str) -> str:
     """The best layouts, each with why, and the overrides that make it."""
     lines = [
-        f"{title}: {found.number_tried:,} ways tried, {len(found.tried):,} fit",
-        *_row("as it stands", found.asked),
+        f"{title}: {found.number_tried:,} configurations searched, {len(found.tried):,} fit",
+        *_row("unchanged", found.asked),
     ]
     for rank, one in enumerate(found.best, 1):
         lines += ["", *_row(str(rank), one), f"    why: {one.why}", f"    {in_shell(one.overrides) or 'no override'}"]
-    return "\n".join([*lines, "", "memory is by formula: `nemo2 plan` with these overrides has a rehearsal count it"])
+    return "\n".join(
+        [*lines, "", "memory is predicted by formula; `nemo2 plan` with these overrides counts it in a rehearsal"]
+    )
 
 
 def _row(name: str, one: Candidate) -> list[str]:

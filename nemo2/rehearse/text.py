@@ -77,7 +77,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     v = verdict
     sizes = (
         f"{v.needed / GIB:.1f} GiB of {v.capacity / GIB:.1f} GiB on the {v.fullest} ({v.outside_torch / GIB:.1f} GiB of it "
-        f"outside of torch; {v.headroom / GIB:.1f} GiB are to stay free)"
+        f"outside torch; {v.headroom / GIB:.1f} GiB must stay free)"
     )
     if v.fits:
         return [f"FITS on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
