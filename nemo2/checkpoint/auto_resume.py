@@ -159,7 +159,7 @@ class AutoResume:
                     "resume.resume_ignore_no_checkpoint=True."
                 )
             beginning = "the beginning" if self.restore_config is None else f"{self.restore_config.path}"
-            _say(f"No checkpoint to resume from in {looked}. Starting from {beginning}.")
+            _say(f"No checkpoint to resume from in {looked}; starting from {beginning}.")
             return None
         assert search.manifest is not None
         limit, weights_only = trainer.max_steps, search.manifest.weights_only
