@@ -138,7 +138,7 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
         ("a lost .metadata", faults.lose("weights/.metadata"), "is missing"),
         ("a lost metadata.json", faults.lose("weights/metadata.json"), "is missing"),
         ("a lost manifest", faults.lose("manifest.json"), "manifest.json is missing"),
-        ("a torn manifest", faults.tear_the_manifest, "can't be read"),
+        ("a torn manifest", faults.tear_the_manifest, "cannot be read"),
         ("a deleted context/", faults.lose("context"), "context/.*is missing"),
     ):
         found.append((f"{name} in the newest checkpoint", damaged(damage, says)))
