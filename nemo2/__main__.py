@@ -5,7 +5,8 @@ import os
 import sys
 
 if sys.path and sys.path[0] in ("", os.getcwd()) and not sys.flags.safe_path:
-    # Python has put the working directory in front of what is installed: a module that lies there by chance goes behind it.
+    # Python has put the working directory before installed packages. It moves to the end, because it may contain a
+    # module by chance.
     sys.path.append(sys.path.pop(0))
 
 from nemo2.cli import main

@@ -21,19 +21,20 @@ def columns(
     width: Optional[int] = None,
     colours: bool = False,
 ) -> list[str]:
-    """Rows as lines, the columns two spaces apart.
+    """Rows as lines, with two spaces between columns.
 
-    Every cell is printed whole. On a terminal a row that is too long goes on below itself, in the column that ``folds``; where
-    that leaves no room for this column, and in a file or a pipe, a row is one line however long, for names are to be copied.
+    Every cell is printed whole. On a terminal, a row that is too long continues on the next line, in the column
+    ``folds``. If that leaves no room for the column, and in a file or a pipe, a row is one line of any length, so that
+    names can be copied.
 
     Args:
-        rows: Cells as text, numbers or ``(text, style)`` with a style of rich's; a line break in a cell is kept.
+        rows: Cells as text, numbers or ``(text, style)`` with a style of rich's. A line break in a cell is kept.
         head: Names of the columns, bold with ``colours``.
-        right: Places of the columns that are aligned at the right.
-        least: Least width of the last column but one, in characters: tables below each other share it.
-        folds: Place of the column that is folded.
+        right: Indices of the columns that are right-aligned.
+        least: The smallest width of the last column but one, in characters. Consecutive tables share it.
+        folds: The index of the column that is folded.
         indent: Spaces before each line.
-        width: Longest line, in characters. None: the terminal's width, or none where there is no terminal.
+        width: The longest line, in characters. None: the terminal's width, or unlimited without a terminal.
         colours: Whether styles become escape sequences.
     """
     from rich.console import Console

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages that other libraries import for what few runs use, imported at that use instead.
+"""Defers the import of packages that other libraries import but few runs use, until they are used.
 
-nemo-run imports Lepton's client, and with it fastapi, for one executor of many; torchmetrics imports transformers for two
-metrics of texts and images. Together they are a fifth of the time of a command. In the modules of `DEFERRED`, and nowhere
-else, ``from package import name`` gives a stand-in that imports the package when it is called, asked for an attribute, or
-subclassed, and puts the real thing in its place.
+nemo-run imports Lepton's client, and with it fastapi, for one executor of many. torchmetrics imports transformers for
+two metrics of texts and images. Together they take a fifth of a command's time. In the modules of `DEFERRED` only,
+``from package import name`` returns a placeholder. The placeholder imports the package when it is called, accessed or
+subclassed, and replaces itself by the real object.
 """
 
 import builtins
@@ -83,7 +83,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Waiting(Loader):
-    """Runs a module's code with an ``import`` of its own; afterwards nothing of it is left but stand-ins."""
+    """Run a module's code with a special ``import``, of which only placeholders remain afterwards."""
 
     def __init__(self, spec: ModuleSpec, real: Loader, package: str):
         self.spec, self.real, self.package = spec, real, package

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files in folders that somebody else may have filled: what is read is a regular file of a bearable size, what is written is
-a file of that name and not one that a link leads to.
+"""Files in folders that another user may have filled: only regular files of a limited size are read, and nothing is
+written through a link.
 
-A name out of a file (a manifest's, ``.metadata``'s) is a path inside its folder, or it is refused.
+A name from a file (a manifest's, ``.metadata``'s) must be a path inside its folder, or it is rejected.
 """
 
 import json
@@ -15,11 +15,11 @@ MIB = 1 << 20
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text in which no object has two values under one name: readers differ in which they take, so that
-    who has looked at the file may have seen another one than what is used.
+    """The value of a JSON text in which no object has two values for one name. Readers differ in which value they use,
+    so a check could see another value than the reader.
 
     Raises:
-        ValueError: it is no JSON, or a name stands for two values.
+        ValueError: it is no JSON, or a name has two values.
         RecursionError: it is too deep.
     """
     return json.loads(text, object_pairs_hook=_without_repetition)
@@ -34,7 +34,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class UnusableFile(OSError):
-    """Its text is the clause behind the file's name: "is a link to ...". Callers say what that means for the user."""
+    """Its text is the clause after the file's name: "is a link to ...". Callers explain the consequence to the user."""
 
 
 def read_bounded(path: Path | str, *, at_most: int, follow: bool = True) -> bytes:
@@ -58,7 +58,7 @@ def read_bounded(path: Path | str, *, at_most: int, follow: bool = True) -> byte
 
 def open_regular(path: Path | str, *, follow: bool = True) -> Any:
     """A regular file, opened for reading in binary without waiting for anybody. Raises as `read_bounded`."""
-    # Without O_NONBLOCK the opening of a pipe waits until somebody writes to it.
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
     extra = os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | extra))  # noqa: SIM115
@@ -97,12 +97,13 @@ def why_not_inside(folder: Path, name: Any) -> Optional[str]:
 
 
 def open_to_write(path: Path | str, flags: int = 0) -> int:
-    """A descriptor of the regular file ``path``, made where there is none; what is in it stays unless ``flags`` say otherwise.
+    """A descriptor of the regular file ``path``, which is created if it doesn't exist. Its contents stay unless
+    ``flags`` say otherwise.
 
     For `open` as its ``opener``.
 
     Raises:
-        UnusableFile: a link, pipe, device or folder stands there.
+        UnusableFile: ``path`` is a link, pipe, device or folder.
     """
     flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     flags |= 0 if flags & (os.O_WRONLY | os.O_RDWR) else os.O_WRONLY

@@ -18,9 +18,9 @@ def front_door(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from the stub beside its ``__init__.py``, ``file``.
 
-    ``modules`` are modules of the package that count among its names, whether its stub has them or not. A name that was
-    found is kept in the package, so that it is looked up once per process. An unknown name is an AttributeError with the
-    nearest known ones.
+    ``modules`` are modules of the package that count among its names, whether its stub has them or not. A resolved name
+    is stored in the package, so that it is looked up once per process. An unknown name is an AttributeError with the
+    nearest known names.
     """
     homes = {**stub_homes(Path(file).with_suffix(".pyi").read_text()), **dict.fromkeys(modules, package)}
 

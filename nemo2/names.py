@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that people type: what they may have meant, and which are safe as a directory."""
+"""Names that people type: suggestions for typing errors, and which names are safe for a directory."""
 
 import difflib
 import re

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of other libraries that say nothing about a run of ours, by name.
+"""Messages of other libraries that say nothing about a nemo2 run, by name.
 
-Warnings of the list aren't shown. What Lightning tells of its own set-up goes to the run's log, and to the console where
-``$NEMO2_VERBOSE`` is set (``nemo2 -v``). All else is shown.
+The listed warnings aren't shown. Lightning's messages about its setup go to the run's log, and to the console if
+``$NEMO2_VERBOSE`` is set (``nemo2 -v``). All other messages are shown.
 """
 
 import logging
@@ -19,7 +19,7 @@ _WARNINGS = (
     r"Apex is not installed.*",
     # torch, of a package that nvidia-resiliency-ext brings.
     r"The pynvml package is deprecated.*",
-    # Megatron-Core 0.16 warns of the default of its own field.
+    # Megatron-Core 0.16 warns about the default of its own field.
     r"full scope is deprecated.*",
     # torch's checkpoint reader, of the class that Megatron-Core's format is made of.
     r"Please use DTensor instead.*",
@@ -45,7 +45,7 @@ _log: Optional[logging.Handler] = None
 
 
 def quiet_known_warnings() -> None:
-    """Filter the messages above. Costs nothing and imports nothing of theirs."""
+    """Filter the messages above. Takes no time and imports none of the libraries."""
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for name in _LIGHTNING:
@@ -53,12 +53,12 @@ def quiet_known_warnings() -> None:
 
 
 def verbose() -> bool:
-    """Whether the user has asked for what goes to the log alone."""
+    """Whether the user has requested the messages that otherwise go only to the log."""
     return bool(os.environ.get(VERBOSE_VARIABLE))
 
 
 def send_to(handler: Optional[logging.Handler]) -> None:
-    """Send what is kept off the console to ``handler``, and what was said so far; None: keep it."""
+    """Send the messages kept off the console to ``handler``, including earlier ones. None: keep them."""
     global _log
     _log = handler
     while handler is not None and _early:

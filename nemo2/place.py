@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this process is among those that were started together: the only reader of a launcher's variables.
+"""The rank of this process among those that were started together. No other module reads a launcher's variables.
 
-| launcher | what says so | rank, world, rank on the node |
+| launcher | detected by | rank, world, rank on the node |
 |---|---|---|
 | torchrun | TORCHELASTIC_RUN_ID | RANK, WORLD_SIZE, LOCAL_RANK |
 | variables: a Ray actor's, Kubeflow's, a job script's | RANK | the same |
@@ -10,7 +10,7 @@
 | mpirun (MPICH, Intel MPI) | PMI_RANK | PMI_RANK, PMI_SIZE, MPI_LOCALRANKID |
 | Lightning's own, for a node's other processes | LOCAL_RANK alone | LOCAL_RANK on one node, WORLD_SIZE, LOCAL_RANK |
 
-The first row that applies counts. Imports nothing heavy, so that it can be asked before torch is there.
+The first row that applies counts. Imports nothing heavy, so it can be used before torch is imported.
 """
 
 import os
@@ -45,7 +45,7 @@ OF_A_RANK = (
     "SLURM_STEP_ID",
     *(name for names in _MPI for name in names),
 )
-"""Variables that make a process a rank; a process of its own that a rank starts is given none of them."""
+"""Variables that make a process a rank. A separate process that a rank starts receives none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +58,15 @@ class Place:
     local_rank: int = 0
     """Among those on this node."""
     address: Optional[str] = None
-    """Where rank 0 is met, as a name or an IP address; None where nobody says."""
+    """The name or IP address of rank 0. None: unknown."""
     port: Optional[int] = None
     restarts: int = 0
     """How often the launcher has started these processes again."""
     job: Optional[str] = None
     """The scheduler's number of the job."""
     launch: Optional[str] = None
-    """What tells a launch from all others, the same for each of its starts; None where no launcher of ours has started it."""
+    """A value that distinguishes a launch from all others and is the same for each of its starts. None: no nemo2
+    launcher started this process."""
 
     @property
     def launched(self) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables by which Megatron-Core tells Transformer Engine which attention to use.
+"""The environment variables through which Megatron-Core selects Transformer Engine's attention.
 
-Megatron-Core sets them when a model is built, never takes them back, and refuses the next model of the process that asks for
-another back end. Transformer Engine reads them in every first call, so that they have to stay while a model is used.
+Megatron-Core sets them when a model is built, never resets them, and rejects the next model of the process if it needs
+another back end. Transformer Engine reads them in every first call, so they must stay while a model is in use.
 """
 
 import os

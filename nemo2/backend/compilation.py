@@ -11,11 +11,12 @@ def uncompiled(function: Any) -> Any:
 
 
 def as_megatron_has_it(function: Any) -> Any:
-    """The function that now stands where Megatron-Core defines ``function``; a function of another library as it is.
+    """The function that currently has the name of ``function`` in Megatron-Core. A function of another library is
+    returned unchanged.
 
-    A class keeps a default as it was imported, compiled. The CPU's backend takes compilation out of modules and classes when it
-    is installed: a configuration whose activation was compiled all the same would build C++ for half a minute in each process.
-    Megatron-Core also compares a configuration's activation with the functions in its modules.
+    A class keeps its defaults as imported, that is compiled. The CPU's backend removes compilation from modules and
+    classes when it is installed. A configuration whose activation was still compiled would build C++ for half a minute
+    in each process. Megatron-Core also compares a configuration's activation with the functions in its modules.
     """
     plain = uncompiled(function)
     home = getattr(plain, "__module__", None) or ""

@@ -143,7 +143,7 @@ class CpuBackend(Backend):
 
     def _apply(self, patcher: Patcher) -> None:
         with warnings.catch_warnings():
-            # Megatron-Core says at import what it could not find; here that is how it is meant to be.
+            # Megatron-Core reports missing packages on import, which is expected here.
             warnings.filterwarnings("ignore", message=".*(not installed|Falling back).*")
             # First, because torch._dynamo, which it imports, takes stock of torch's functions by their identity.
             version = importlib.import_module("megatron.core").__version__

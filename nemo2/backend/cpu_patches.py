@@ -210,7 +210,7 @@ def _split_sizes_as_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _gathered_evenly(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A gather of shares of different lengths, as one of equal ones: filled up before, cut after."""
+    """A gather of shards of different lengths as a gather of equal ones, padded before and truncated afterwards."""
 
     @functools.wraps(original)
     def gather(
@@ -306,7 +306,7 @@ def _data_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _mcore_writes_in_the_background(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron 0.19 asks for NVIDIA's resiliency extension by default, which is for GPU machines."""
+    """Megatron 0.19 uses NVIDIA's resiliency extension by default, which is for GPU machines."""
 
     @functools.wraps(original)
     def get_async_strategy(async_strategy: str = "mcore", module: str | None = None) -> Any:

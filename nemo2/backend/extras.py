@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that asks whether an optional package is here.
+"""Checks whether optional packages are installed. All checks go through this module.
 
-Nothing is imported by asking; torch is not needed.
+A check imports nothing and doesn't need torch.
 """
 
 import importlib.util
@@ -9,10 +9,11 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 OLDEST_TE = "2.2.0"
-"""The oldest Transformer Engine of the extra `te`, whose calls and steps were measured (tests/transformer_engine). Megatron-Core
-bounds no version where it is imported; what it wants a newer one for is in `nemo2.settle.te_needs`."""
+"""The oldest Transformer Engine of the extra `te`, whose calls and steps were measured (tests/transformer_engine).
+Megatron-Core sets no lower bound on import; `nemo2.settle.te_needs` lists the features that need a newer version."""
 ANY_VERSION = "999"
-"""In place of Transformer Engine's version on a machine elsewhere, which isn't known: what some version allows isn't refused."""
+"""Stands for Transformer Engine's version on another machine, where it is unknown. A feature that some version
+supports isn't rejected."""
 
 APEX = "fused_weight_gradient_mlp_cuda"
 """Apex's extension with which Megatron-Core's own linear layers add a weight's gradient to its buffer."""
@@ -41,9 +42,9 @@ def has(module: str) -> bool:
 
 
 def have_te() -> bool:
-    """Whether Transformer Engine's PyTorch layers can be used: the package is here and so is a GPU to run them on.
+    """Whether Transformer Engine's PyTorch layers are usable: the package is installed and there is a GPU.
 
-    Asks torch for the GPU only where the package exists.
+    Asks torch for the GPU only if the package exists.
     """
     if not has("transformer_engine"):
         return False
@@ -53,7 +54,7 @@ def have_te() -> bool:
 
 
 def why_missing(module: str) -> str:
-    """One clause for a message: why `module` is not used here, and how to get it."""
+    """A clause for a message: why `module` is not used here, and how to install it."""
     if has(module):
         if module == "transformer_engine" and not have_te():
             return "transformer_engine is installed, but this machine has no GPU for its kernels"

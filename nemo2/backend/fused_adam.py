@@ -18,11 +18,11 @@ from torch.optim.adamw import adamw
 class FusedAdam(torch.optim.Optimizer):
     """Adam (Kingma & Ba, arXiv:1412.6980); with `adam_w_mode` AdamW (Loshchilov & Hutter, arXiv:1711.05101).
 
-    Decoupled decay shrinks a parameter by `lr * weight_decay` of itself; otherwise the decay is added to the gradient.
-    `capturable` is accepted because Megatron-Core passes it, and must be False: it is about CUDA graphs.
+    Decoupled decay multiplies a parameter by `1 - lr * weight_decay`. Otherwise the decay is added to the gradient.
+    `capturable` is for CUDA graphs. It is accepted because Megatron-Core passes it, and must be False.
 
     Raises:
-        ValueError: a hyper-parameter is out of its range, or `capturable` or no `bias_correction` is asked for.
+        ValueError: a hyperparameter is out of range, `capturable` is set, or `bias_correction` is not.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class FusedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update of every parameter that has a gradient. A group without parameters keeps its step unset, as in
-        Transformer Engine: Megatron-Core aligns those when it saves."""
+        """Update every parameter that has a gradient. As in Transformer Engine, a group without parameters keeps its
+        step unset, because Megatron-Core aligns such groups when it saves."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

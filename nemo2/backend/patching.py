@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replacing attributes of other packages from a table, completely and reversibly.
+"""Replaces attributes of other packages from a table, completely and reversibly.
 
-Completely: `from x import y` leaves copies of y in the importing modules, so a replacement that only sets `x.y` misses
-whoever imported first. `Patcher` also rebinds those copies in the modules of the packages it is given.
+`from x import y` leaves copies of y in the importing modules, so a replacement of `x.y` alone misses modules that
+imported earlier. `Patcher` also rebinds those copies in the modules of the given packages.
 """
 
 import functools
@@ -25,9 +25,9 @@ class Patch:
     """One attribute to replace.
 
     target: `"package.module:attribute"`, where attribute may be dotted (`"torch:Tensor.to"`).
-    replacement: what to put there; with `wraps=True` a function that is given the original and returns it.
-    why: what goes wrong without it.
-    versions: of the package that owns the target; elsewhere the patch is skipped.
+    replacement: the new value; with `wraps=True` a function that receives the original and returns the new value.
+    why: the problem without the replacement.
+    versions: the versions of the target's package for which the patch applies.
     may_be_absent: the attribute is missing in some installations, where it is added.
     """
 
@@ -58,7 +58,7 @@ class Patch:
         return owner, name
 
     def applies_to(self, version: str) -> bool:
-        """Whether the patch is meant for this version of the owning package; `""` means for every one."""
+        """Whether the patch applies to this version of the target's package. `""` means every version."""
         return Version(version) in SpecifierSet(self.versions, prereleases=True)
 
 
@@ -72,10 +72,10 @@ class Patcher:
     def apply(
         self, patches: Iterable[Patch], *, version: str = "0", choose: Callable[[Any], Any] | None = None
     ) -> None:
-        """Apply those meant for `version`, then rebind the copies that already imported modules hold.
+        """Apply the patches for `version`, then rebind the copies in already imported modules.
 
-        ``choose(value)`` may name another value for every global of these modules, and for every attribute of the classes they
-        define: one pass does both, for a process that was forked pays for each page it looks at.
+        ``choose(value)`` may return another value for every global of these modules, and for every attribute of their
+        classes. One pass does both, because a forked process pays for each page that it reads.
         """
         replaced: dict[int, tuple[Any, Any]] = {}
         for patch in patches:
@@ -85,7 +85,7 @@ class Patcher:
             original = getattr(owner, name, None)
             replacement = patch.replacement(original) if patch.wraps else patch.replacement
             self._set(owner, name, replacement)
-            # Constants (True, None) are shared by everyone: only things with an identity of their own have copies.
+            # Constants (True, None) are shared by all modules. Only objects with their own identity have copies.
             if callable(original):
                 replaced[id(original)] = (original, replacement)
         for module in self._modules():

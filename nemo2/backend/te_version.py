@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version of Transformer Engine that Megatron-Core's configurations find when they are made.
+"""Sets the version of Transformer Engine that Megatron-Core's configurations find when they are made.
 
-They compare versions with that of this process, and know no argument for another one: without the package, a comparison is a
-TypeError before 0.19. A question about another machine needs that machine's version, so what Megatron-Core keeps of its own
-probe is replaced while a configuration is made. This is the only place that does so.
+They compare versions with this process's version, and have no argument for another one. Without the package a
+comparison is a TypeError before 0.19. A question about another machine needs that machine's version, so this module
+replaces the result of Megatron-Core's own probe while a configuration is made. No other module does so.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from nemo2.backend.extras import has
 
 @contextmanager
 def megatron_finds(version: Optional[str]) -> Iterator[None]:
-    """Inside, configurations find Transformer Engine of this version. The package of this process goes first, and None leaves
-    what is found to it."""
+    """A context in which configurations find Transformer Engine of this version. This process's own package takes
+    precedence. None keeps the result of the probe."""
     before = megatron_utils._te_version
     if version is not None and not has("transformer_engine"):
         megatron_utils._te_version = Version(version)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves that go on while training does, and come to an end whatever becomes of the processes that write them.
+"""Background saves, which run beside training and end even if the processes that write them fail.
 
-A rank's files are put together in memory first (torch's own format, as they will lie on the disk), which is the whole stall;
-another process then copies them to the disk (`writer_process`). That process is started afresh for each save, by executing
-an interpreter: a fork of a process with threads inherits locks that nobody will ever release. It is watched from here. One
-that dies, that gives no sign of life or that takes too long is killed and replaced, and after its replacement this process
-writes the files itself: their contents are still here. Every rank learns of each save's end at the same step.
+Each rank first assembles its files in memory, in torch's on-disk format. Training stalls only for this. Another process
+then copies the files to the disk (`writer_process`). It is a new process for each save, started with an interpreter,
+because a fork of a process with threads inherits locks that are never released. This module monitors it. A process that
+dies, gives no sign of life or takes too long is killed and replaced. If the replacement fails too, this process writes
+the files itself, because it still has their contents. Every rank learns of each save's end at the same step.
 """
 
 import contextlib
@@ -27,17 +27,18 @@ from nemo2.backend import get_backend
 from nemo2.checkpoint import writer_process
 
 IN_FLIGHT = 2
-"""Saves at a time. Each holds a copy of this rank's state in memory."""
+"""The number of concurrent saves. Each holds a copy of this rank's state in memory."""
 SILENCE_SECONDS = 60.0
-"""A writer gives a sign of life every second. One that is silent for this long while it is listened to is stopped or lost."""
+"""A writer gives a sign of life every second. A writer that is silent for this long while it is monitored is stopped
+or lost."""
 _PROCESSES = 2
-"""Tried one after the other before this process writes the files itself."""
+"""The number of processes that are tried, one after the other, before this process writes the files itself."""
 _POLL_SECONDS = 0.05
 
 
 class Image:
-    """A file's contents in memory, which another process can be given. Its pages are kept and filled again by the next save:
-    to be given new ones takes the kernel as long as filling them."""
+    """A file's contents in memory that can be passed to another process. The next save reuses its pages, because the
+    kernel takes as long to provide new pages as to fill them."""
 
     _spare: "list[Image]" = []
 
@@ -50,7 +51,7 @@ class Image:
 
     @classmethod
     def take(cls) -> "Image":
-        """A spare one, else a new one."""
+        """A spare image, or else a new one."""
         return cls._spare.pop() if cls._spare else cls()
 
     @contextlib.contextmanager
@@ -62,7 +63,7 @@ class Image:
             stream.truncate()
 
     def give_back(self, *, keep: int) -> None:
-        """Take back this image, which is no longer needed; it is kept if there aren't ``keep`` already."""
+        """Take back this image, which is no longer needed. It is kept unless ``keep`` spare images exist."""
         if len(self._spare) < keep:
             self._spare.append(self)
         else:
@@ -70,21 +71,21 @@ class Image:
 
     @classmethod
     def forget_spare(cls) -> None:
-        """Give their memory back."""
+        """Free the memory of spare images."""
         while cls._spare:
             os.close(cls._spare.pop().descriptor)
 
 
 class BackgroundWrite:
-    """This rank's files of one checkpoint on their way to the disk.
+    """This rank's files of one checkpoint while they are written.
 
     Args:
-        name: The checkpoint's, for messages.
-        files: What is to lie where; the images are given back in the end.
-        timeout_seconds: For each attempt. None: as long as it likes.
+        name: The checkpoint's name, for messages.
+        files: The images and the paths to write them to. The images are given back at the end.
+        timeout_seconds: The timeout of each attempt. None: no timeout.
 
-    ``hashes`` has the SHA-256 of each file by its path once `poll` has said that it is done, unless there is an ``error``.
-    ``warnings`` is what went wrong on the way.
+    When `poll` returns True, ``hashes`` has the SHA-256 of each file by its path, unless there is an ``error``.
+    ``warnings`` lists the problems on the way.
     """
 
     def __init__(self, name: str, files: Sequence[tuple[Image, str]], timeout_seconds: Optional[float]) -> None:
@@ -101,7 +102,7 @@ class BackgroundWrite:
             self._try_again()
 
     def poll(self) -> bool:
-        """Whether it is over, for good or ill."""
+        """Whether the write has ended, successfully or not."""
         if self._done:
             return True
         answer, trouble = self._attempt.look(), None
@@ -118,7 +119,7 @@ class BackgroundWrite:
         return self._done
 
     def kill(self) -> None:
-        """Give it up."""
+        """Discard the write."""
         if not self._done:
             self._attempt.kill()
             self._end({"error": "it was given up"})
@@ -137,7 +138,7 @@ class BackgroundWrite:
             try:
                 self._attempt = _Process(self.files)
                 return
-            except OSError as error:  # no memory or no process to be had: what is here needs neither
+            except OSError as error:  # no memory or no process available: this process needs neither
                 self.warnings.append(
                     f"{self.name}: on rank {_rank()}, the background process could not be started ({error})."
                 )
@@ -158,7 +159,7 @@ class _Process:
         descriptors = [image.descriptor for image, _ in files]
         job = {
             "files": [[image.descriptor, path] for image, path in files],
-            # The signal comes at the end of the thread that started it.
+            # The signal comes when the thread that started it ends.
             "dies_with_parent": threading.current_thread() is threading.main_thread(),
         }
         self._process = subprocess.Popen(
@@ -173,11 +174,11 @@ class _Process:
         self._heard = self._started = time.monotonic()
 
     def look(self) -> Optional[dict[str, Any]]:
-        """Its answer; None as long as there is none."""
+        """The process's answer. None: no answer yet."""
         new = self._read()
         if new:
             self._heard = time.monotonic()
-            # Only messages are known of: of the silence before one, the last second at most.
+            # Only messages are observed, so at most the last second of the silence before a message counts.
             self._said += new.lstrip(b".") if not self._said else new
         if not self._said.endswith(b"}\n"):
             return None
@@ -185,7 +186,7 @@ class _Process:
         return json.loads(self._said)
 
     def trouble(self, timeout_seconds: Optional[float]) -> Optional[str]:
-        """Why it will not answer any more; None while it may."""
+        """Why the process will not answer any more. None: it may still answer."""
         now = time.monotonic()
         code = self._process.poll()
         if code is not None and not self._read_rest():
@@ -209,7 +210,7 @@ class _Process:
             return b""
 
     def _read_rest(self) -> bool:
-        """Whether it answered between the last look and its end; the next look finds it."""
+        """Whether the process answered between the last look and its end. The next look finds the answer."""
         self._said += self._read().lstrip(b".")
         return self._said.endswith(b"}\n")
 
@@ -218,7 +219,7 @@ class _Process:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel ends when that lets it go
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel ends later
             self._process.wait(1.0)
 
 
@@ -243,11 +244,11 @@ class _Thread:
         return f"could not be written within {waited:.0f} s by this process either" if late else None
 
     def kill(self) -> None:
-        """A thread can't be; it is no longer waited for."""
+        """Stop waiting for the thread, which can't be killed."""
 
 
 class Saves:
-    """Background saves that aren't published yet, the oldest first. The same on every rank, as are all calls."""
+    """Unpublished background saves, oldest first. The same on every rank, as are all calls."""
 
     def __init__(self) -> None:
         self._saves: deque[tuple[BackgroundWrite, Sequence[Callable[[], None]]]] = deque()
@@ -256,7 +257,7 @@ class Saves:
         return len(self._saves)
 
     def add(self, write: BackgroundWrite, finalize: Sequence[Callable[[], None]]) -> None:
-        """Take up a save that has begun; ``finalize`` is called in order once all ranks have written."""
+        """Add a save that has begun. ``finalize`` is called in order once all ranks have written."""
         self._saves.append((write, finalize))
 
     def make_room(self) -> None:
@@ -265,7 +266,7 @@ class Saves:
             self._finish_oldest(blocking=True)
 
     def finish(self, *, blocking: bool) -> bool:
-        """Publish what is written on every rank, in order; whether there was anything.
+        """Publish the saves that every rank has written, in order. Returns whether there were any.
 
         Raises:
             CheckpointError: on every rank, if some rank could not write.
@@ -276,13 +277,13 @@ class Saves:
         return found
 
     def kill(self) -> None:
-        """Forget them all; no other rank is asked."""
+        """Discard all saves, without communication."""
         while self._saves:
             self._saves.popleft()[0].kill()
 
     def _finish_oldest(self, *, blocking: bool) -> bool:
         write, finalize = self._saves[0]
-        # A short question again and again, so that no rank waits in a collective for as long as a writer may take.
+        # Polled in short collectives, so that no rank waits in a collective for as long as a writer may take.
         while _anywhere(not write.poll(), write):
             if not blocking:
                 return False
@@ -294,7 +295,7 @@ class Saves:
 
 
 def _anywhere(pending: bool, write: BackgroundWrite) -> bool:
-    """Whether the save is pending on any rank. What went wrong meanwhile on any is told by rank 0."""
+    """Whether the save is pending on any rank. Rank 0 reports the problems of all ranks."""
     told, write.warnings = write.warnings, []
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         _tell(told)

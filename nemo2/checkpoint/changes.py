@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The changes in a recipe since it wrote the checkpoint that it goes on from.
+"""Finds the changes in a recipe since it wrote the checkpoint that it resumes from.
 
-The checkpoint's ``context/`` describes model, data, optimizer and tokenizer as they were, its manifest the precision, the
-seed and the vocabulary. Each difference is of one of three kinds. *Harmless*: how fast it goes, or where things lie. *Changes
-the result*: training goes on, and not as it would have. *Doesn't fit*: the weights would be cut, filled up with zeros, or
-mean something else; refused unless the user accepts it.
+The checkpoint's ``context/`` describes the model, data, optimizer and tokenizer at that time. Its manifest has the
+precision, the seed and the vocabulary. Each difference is of one of three kinds. *Harmless*: speed, or the location of
+files. *Changes the result*: training continues, but differently. *Doesn't fit*: the weights would be truncated, padded
+with zeros, or change their meaning; this is rejected unless the user accepts it.
 """
 
 import os
@@ -72,7 +72,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
-    """Those of `settings_of` that a tokenizer has."""
+    """The part of `settings_of` that a tokenizer has."""
     return {
         "tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None),
         "tokenizer_identity": tokenizer_identity(tokenizer),
@@ -120,7 +120,7 @@ def _shown(value: Any) -> Any:
 
 
 def _compare_files(found: Changes, kept: Path, path: Any) -> None:
-    """The files of a tokenizer, which may lie elsewhere now, with those that travelled along."""
+    """Compare the files of a tokenizer, which may have moved, with the copies in the checkpoint."""
     if path is None or not kept.is_dir():
         return
     source = Path(str(path)).expanduser()

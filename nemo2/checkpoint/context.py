@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``context/``: what rebuilds model, tokenizer and data of a checkpoint without the script that trained it.
+"""``context/``: rebuilds the model, tokenizer and data of a checkpoint without the script that trained it.
 
-One JSON file per part, in the format of recipes: no pickle, and reading constructs only what an allow-list names. Files
-that a tokenizer needs travel along in ``context/tokenizer``.
+It has one JSON file per part, in the format of recipes, without pickles. Reading constructs only classes on an
+allow-list. ``context/tokenizer`` holds copies of the tokenizer's files.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ def write_context(checkpoint: Path, trainer: Any) -> None:
 
 
 def write_parts(checkpoint: Path, parts: Mapping[Part, Any]) -> None:
-    """Write ``checkpoint/context`` of these parts.
+    """Write ``checkpoint/context`` with these parts.
 
-    A part that can't be described (a module of the user's own that isn't `configurable`) is listed in ``missing.json``
-    with the reason, so that nobody looks for it in vain. So is one that is None.
+    A part that can't be described (a user's module that isn't `configurable`) and a part of None are listed in
+    ``missing.json`` with the reason.
     """
     from nemo2.config.serialize import to_json
 
@@ -58,9 +58,9 @@ def write_parts(checkpoint: Path, parts: Mapping[Part, Any]) -> None:
         try:
             if part == "tokenizer":
                 _keep_files(obj, directory / TOKENIZER_FILES)
-            # The model's optimizer and tokenizer are parts of their own.
+            # The model's optimizer and tokenizer are separate parts.
             text = to_json(_described(obj, without=("optim", "tokenizer")), indent=1)
-        except Exception as error:  # whatever a user's class raises: a checkpoint without context beats none
+        except Exception as error:  # any error of a user's class: better no context than no save
             missing[part] = " ".join(str(error).split())
             continue
         (directory / f"{part}.json").write_text(text + "\n")
@@ -101,20 +101,22 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
 
 
 def tokenizer_identity(tokenizer: Any) -> dict[str, str]:
-    """What tells a tokenizer's ids from others', as plain data; empty where it can't be told. Neither the place of its files is
-    in it nor the token that ends a text, which releases have changed."""
+    """Plain data that distinguishes a tokenizer's ids from those of other tokenizers. Empty: unknown.
+
+    It contains neither the path of the tokenizer's files nor its end-of-text token, which releases have changed.
+    """
     try:
         return {name: str(value) for name, value in tokenizer.unique_identifiers.items() if name not in ("name", "eod")}
-    except Exception:  # none, files that aren't here, whatever a user's class raises
+    except Exception:  # no tokenizer, missing files, or any error of a user's class
         return {}
 
 
 def refuse_another_tokenizer(checkpoint: Path, tokenizer: Any) -> None:
-    """Raise where the tokenizer that a checkpoint describes isn't the one that its model was trained with: a name on the hub may
-    stand for other files by now. What the checkpoint doesn't tell isn't compared.
+    """Check that the tokenizer that a checkpoint describes is the one its model was trained with. A name on the hub may
+    stand for other files by now. Values that the checkpoint doesn't contain aren't compared.
 
     Raises:
-        CheckpointError: it has other ids.
+        CheckpointError: the tokenizer has other ids.
     """
     manifest = read_manifest(checkpoint)
     trained = {} if manifest is None else manifest.settings.get("tokenizer_identity", {})
@@ -131,16 +133,19 @@ def refuse_another_tokenizer(checkpoint: Path, tokenizer: Any) -> None:
 
 
 def describes(checkpoint: Path, part: Part) -> bool:
-    """Whether a checkpoint's context has this part. One that was imported has no data, and none has what can't be described."""
+    """Whether a checkpoint's context has this part. An imported checkpoint has no data, and parts that can't be
+    described are missing."""
     return (checkpoint / CONTEXT_PATH / f"{part}.json").is_file()
 
 
 def take_tokenizer(checkpoint: Path, model: Any, data: Any = None) -> None:
-    """Give ``model`` the tokenizer of a checkpoint, and ``data`` too where both have the same one. Replacing a tokenizer by one
-    that gives other ids is said; so is a checkpoint that describes none, whose run keeps its own.
+    """Set a checkpoint's tokenizer on ``model``, and on ``data`` if both have the same tokenizer.
+
+    Replacing a tokenizer by one with other ids is reported. If the checkpoint describes no tokenizer, the run keeps its
+    own and reports that.
 
     Raises:
-        CheckpointError: the description of the tokenizer isn't what was written.
+        CheckpointError: the description of the tokenizer differs from what was written.
         SecurityError: the description names something outside the allow-list, or leads out of its folder.
     """
     own = getattr(model, "tokenizer", None)
@@ -163,8 +168,10 @@ def take_tokenizer(checkpoint: Path, model: Any, data: Any = None) -> None:
 
 
 def give_tokenizer(theirs: Any, source: Path, model: Any, data: Any = None) -> None:
-    """Give ``model`` the tokenizer of the weights in ``source``, and ``data`` too where both have the same one. Replacing one
-    by another that gives other ids is said."""
+    """Set the tokenizer of the weights in ``source`` on ``model``, and on ``data`` if both have the same tokenizer.
+
+    Replacing a tokenizer by one with other ids is reported.
+    """
     own = getattr(model, "tokenizer", None)
     if own is not None:
         if getattr(own, "unique_identifiers", None) == theirs.unique_identifiers:
@@ -182,7 +189,7 @@ def give_tokenizer(theirs: Any, source: Path, model: Any, data: Any = None) -> N
 
 
 def _is_described_by(tokenizer: Any, file: Path) -> bool:
-    """Whether ``file`` says of a tokenizer all that it was made with. Of one with files of its own it says too little."""
+    """Whether ``file`` contains all arguments of a tokenizer. For a tokenizer with its own files it doesn't."""
     from nemo2.config.serialize import to_json
 
     try:
@@ -193,7 +200,7 @@ def _is_described_by(tokenizer: Any, file: Path) -> bool:
 
 
 def described_parts(trainer: Any) -> dict[Part, Any]:
-    """The configs that `write_context` would write for ``trainer``, by part; those that can't be described are left out."""
+    """The configs that `write_context` would write for ``trainer``, by part, without those that can't be described."""
     found: dict[Part, Any] = {}
     for part, obj in _parts(trainer).items():
         if obj is not None:
@@ -209,10 +216,10 @@ def _parts(trainer: Any) -> dict[Part, Any]:
 
 
 def _described(obj: Any, *, without: Collection[str] = ()) -> Any:
-    """``obj`` as a config of what it was made with, plus what its user changed afterwards.
+    """``obj`` as a config of its original arguments plus the user's later changes.
 
-    What the strategy, the precision and the backend wrote into a configuration says how this run was cut, not what the
-    model is: left out, so that the model can be built under any layout.
+    Values that the strategy, the precision and the backend wrote describe the layout of this run, not the model. They
+    are left out, so that the model can be built under any layout.
     """
     from nemo2.config.tree import Config
 
@@ -244,7 +251,7 @@ def _keep_files(tokenizer: Any, directory: Path) -> None:
 
 
 def _refuse_changed(directory: Path) -> None:
-    """Raise where a file of ``context/`` isn't what the manifest beside it says. Its files are small."""
+    """Raise an error if a file of ``context/`` differs from the manifest beside it. The files are small."""
     manifest = read_manifest(directory.parent)
     if manifest is None:
         return
@@ -254,7 +261,7 @@ def _refuse_changed(directory: Path) -> None:
 
 
 def _point_at_files(config: Any, directory: Path) -> None:
-    """A tokenizer whose files travelled along reads those."""
+    """Let a tokenizer read the copies of its files."""
     if not directory.is_dir():
         return
     for field in FIELDS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint that a path means, and the model that it describes."""
+"""Finds the checkpoint at a path, and the model that it describes."""
 
 from pathlib import Path
 from typing import Any, Optional
@@ -29,12 +29,12 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def model_of(checkpoint: Path, *, trust_remote_code: bool = False, seq_length: Optional[int] = None) -> Any:
-    """The model that a checkpoint's ``context/`` describes, with its tokenizer and sequence length; nothing of it is built.
+    """The model that a checkpoint's ``context/`` describes, with its tokenizer and sequence length. Nothing is built.
 
     Args:
-        trust_remote_code: The tokenizer may run Python that lies beside its files.
-        seq_length: Of the sequences that it is trained on now, where it isn't that of its run; where positions are weights, the
-            run's it stays. None: the run's.
+        trust_remote_code: Allow the tokenizer to run the Python code beside its files.
+        seq_length: The new sequence length, if it differs from the run's. A model with learned positions keeps the
+            run's. None: the run's.
     """
     described = load_context(checkpoint, "model", build=False)
     config = getattr(described, "config", None)
@@ -47,6 +47,6 @@ def model_of(checkpoint: Path, *, trust_remote_code: bool = False, seq_length: O
         data = load_context(checkpoint, "data", build=False)
         if getattr(data, "seq_length", None):
             model.config.seq_length = data.seq_length
-    # Userbuffers have the size of a training micro-batch, and prompts have any.
+    # Userbuffers have the size of a training micro-batch, whereas prompts have any size.
     model.config.tp_comm_overlap = False
     return model

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of the weights that a run begins with, by which additions trained over them tell others."""
+"""Digests of a run's initial weights, by which adapters recognize the weights that they were trained on."""
 
 import hashlib
 from pathlib import Path
@@ -7,13 +7,13 @@ from pathlib import Path
 from nemo2.checkpoint.directory import read_manifest
 
 OF_RELEASE = "release:"
-"""In front of the digest of released weights, which have no manifest with hashes."""
+"""The prefix of digests of released weights, which have no manifest with hashes."""
 _BLOCK, _BLOCKS = 4096, 64
 
 
 def digest_of_checkpoint(path: Path) -> str:
-    """Of a checkpoint's tensors: SHA-256 over the hashes that its manifest has of their files; "" where it has none. The same
-    release imported twice has the same."""
+    """The digest of a checkpoint's tensors: SHA-256 over the hashes of their files in its manifest. "": it has no
+    manifest. Two imports of the same release have the same digest."""
     manifest = read_manifest(path) if path.is_dir() else None
     hashes = {} if manifest is None else manifest.hashes
     files = sorted(f"{name}:{value};" for name, value in hashes.items() if name.endswith(".distcp"))
@@ -21,8 +21,11 @@ def digest_of_checkpoint(path: Path) -> str:
 
 
 def digest_of_release(folder: Path) -> str:
-    """Of released weights: SHA-256 over the name, the size and 64 blocks of each safetensors file, evenly spaced, the first and
-    the last among them. Training changes nearly all bytes of a file, so that these tell; reading all would take minutes."""
+    """The digest of released weights: SHA-256 over the name, the size and 64 evenly spaced blocks of each safetensors
+    file, including the first and the last.
+
+    Training changes nearly all bytes of a file, so these blocks are enough. Reading everything would take minutes.
+    """
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         size = file.stat().st_size

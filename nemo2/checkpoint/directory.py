@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint on disk: what it is called, when it is finished, and how to find the newest one.
+"""A checkpoint on disk: its name, when it is finished, and how the newest one is found.
 
-``<name>/weights`` holds Megatron-Core's distributed checkpoint, ``<name>/context`` what rebuilds model, tokenizer and data,
-and ``<name>/manifest.json`` says what was written. A checkpoint is written under a hidden temporary name beside its own
-and renamed when it is whole: **the rename is the commit**, so a directory under a checkpoint's name is a finished one, and
-whatever a crash leaves behind carries a name nobody looks for. The manifest has the size and the SHA-256 of every file, so
-that what a disk did to them afterwards is noticed before they are loaded.
+``<name>/weights`` holds Megatron-Core's distributed checkpoint. ``<name>/context`` rebuilds model, tokenizer and data.
+``<name>/manifest.json`` lists the files. A checkpoint is written under a hidden temporary name beside its own and
+renamed when it is complete: **the rename is the commit**. A directory under a checkpoint's name is therefore finished,
+and the leftovers of a crash have names that are never searched. The manifest has the size and the SHA-256 of every
+file, so that later damage by a disk is detected before the files are loaded.
 """
 
 import contextlib
@@ -50,18 +50,18 @@ class Manifest:
     """Optimizer steps done."""
     consumed_samples: int
     layout: dict[str, Any]
-    """Parallel sizes and world it was saved from."""
+    """The parallel sizes and the world size of the save."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Scalars at the time, e.g. ``val_loss``: retention ranks by them."""
+    """Scalars at the time, e.g. ``val_loss``, by which retention ranks checkpoints."""
     weights_only: bool = False
     part_of: Optional[str] = None
-    """The checkpoint with the rest of the model, of which this one holds a part only. None: it holds all of it."""
+    """The checkpoint with the rest of the model, if this checkpoint holds only a part. None: it holds all of it."""
     part_of_digest: str = ""
-    """Of the weights there (`nemo2.checkpoint.digests`); "" where it isn't known."""
+    """The digest of the weights there (`nemo2.checkpoint.digests`). "": unknown."""
     run: str = ""
-    """Id of the run that saved it, see `lineage`; "" in a checkpoint of a version that gave none."""
+    """The id of the run that saved it, see `lineage`. "": a version without ids saved it."""
     lineage: list[str] = field(default_factory=list)
-    """Ids of the runs that this run goes on from, the first one first."""
+    """The ids of the runs that this run continues, oldest first."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Facts of the run that ``context/`` doesn't say: precision, seed, vocabulary, steps."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ def ckpt_to_context_subdir(filepath: os.PathLike | str) -> Path:
 
 
 def temporary_name(target: Path, attempt: Optional[str] = None) -> Path:
-    """Where ``target`` is written until it is whole. Every rank must use the same ``attempt``."""
+    """The directory in which ``target`` is written until it is complete. Every rank must use the same ``attempt``."""
     return target.with_name(f"{_TEMPORARY}{attempt or uuid.uuid4().hex[:8]}-{target.name}")
 
 
@@ -136,7 +136,7 @@ def take_place(temporary: Path, target: Path) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint: out of sight first, so that nobody finds half of it."""
+    """Delete a checkpoint. It is renamed first, so that no reader finds a half-deleted one."""
     if not checkpoint.exists():
         return
     trash = checkpoint.with_name(f"{_TRASH}{uuid.uuid4().hex[:8]}-{checkpoint.name}")
@@ -153,7 +153,7 @@ def _delete(path: Path) -> None:
 
 
 def clean_up(directory: Path) -> list[Path]:
-    """Delete what interrupted saves and deletions left in ``directory``; returns what was deleted."""
+    """Delete the leftovers of interrupted saves and deletions in ``directory``. Returns the deleted paths."""
     leftovers = [
         path
         for path in _entries(directory)
@@ -167,17 +167,17 @@ def clean_up(directory: Path) -> list[Path]:
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
-    """Write the manifest, with a digest of all that it says."""
+    """Write the manifest, with a digest of its contents."""
     data = json.loads(json.dumps(asdict(manifest)))
     text = json.dumps({**data, "digest": _digest(data)}, indent=1, sort_keys=True)
     persistently((checkpoint / MANIFEST).write_text, text + "\n")
 
 
 def read_manifest(checkpoint: Path) -> Optional[Manifest]:
-    """The manifest of a finished checkpoint of ours; None where there is none.
+    """The manifest of a finished checkpoint of nemo2. None: there is none.
 
     Raises:
-        CheckpointError: there is one, and it can't be read.
+        CheckpointError: the manifest exists but is unreadable.
     """
     path = checkpoint / MANIFEST
     try:
@@ -198,9 +198,9 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
 
 
 def problems(checkpoint: Path) -> list[str]:
-    """Why a checkpoint can't be loaded, as far as file names and sizes tell; empty if nothing is wrong.
+    """Why a checkpoint can't be loaded, judging by file names and sizes. Empty: no problems.
 
-    ``context/`` doesn't count: training goes on without it, see `missing_context`.
+    ``context/`` doesn't count, because training works without it; see `missing_context`.
     """
     manifest = read_manifest(checkpoint)
     if manifest is None:
@@ -216,14 +216,17 @@ def missing_context(checkpoint: Path) -> list[str]:
 
 
 def changed(checkpoint: Path) -> list[str]:
-    """The files, those of ``context/`` included, whose hashes differ from the manifest's. Reads them whole."""
+    """The files, including those of ``context/``, whose hashes differ from the manifest's. Reads all files
+    completely."""
     manifest = read_manifest(checkpoint)
     return [] if manifest is None else comparing(checkpoint, manifest, [*manifest.hashes])()
 
 
 def comparing(checkpoint: Path, manifest: Manifest, names: Sequence[str]) -> Callable[[], list[str]]:
-    """Begin to read these files for their hashes, several side by side, while the caller goes on; hashlib gives up the
-    interpreter's lock while it works. Returns what waits for them and says which differ from what was written."""
+    """Start to hash these files in parallel with the caller. hashlib releases the interpreter's lock.
+
+    Returns a function that waits for the hashes and returns the files that differ.
+    """
     left, answers = deque(names), dict[str, Optional[str]]()
 
     def work() -> None:
@@ -234,7 +237,7 @@ def comparing(checkpoint: Path, manifest: Manifest, names: Sequence[str]) -> Cal
                     checkpoint / name, name, manifest.hashes[name]
                 )
 
-    # Not an executor's: the interpreter's end waits for those, and a run that has failed must not hash on.
+    # Not an executor's threads: the interpreter waits for those at exit, and a failed run must not keep hashing.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(min(_HASHING_THREADS, len(names)))]
     for thread in threads:
         thread.start()
@@ -242,7 +245,7 @@ def comparing(checkpoint: Path, manifest: Manifest, names: Sequence[str]) -> Cal
     def wait() -> list[str]:
         for thread in threads:
             thread.join()
-        # No answer is no good one.
+        # No answer counts as damage.
         return [
             problem for name in names if (problem := answers.get(name, f"{name} could not be compared")) is not None
         ]
@@ -261,20 +264,20 @@ def sha256(path: Path | str) -> str:
 
 
 def _sha256(path: Path | str) -> str:
-    # By a small buffer that is used again and again: what is hashed is then still in the processor's cache.
+    # A small buffer is reused, so that the hashed data are still in the processor's cache.
     with open(path, "rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def set_aside(checkpoint: Path) -> Path:
-    """Give a damaged checkpoint a name that nobody looks for; returns it. It is kept, for whoever can repair it."""
+    """Rename a damaged checkpoint so that it is never found again, and return the new path. It is kept for a repair."""
     target = checkpoint.with_name(f"{_DAMAGED}{uuid.uuid4().hex[:8]}-{checkpoint.name}")
     os.rename(checkpoint, target)
     return target
 
 
 def unusable(directory: Path) -> dict[Path, str]:
-    """Entries of ``directory`` that look like a checkpoint and aren't finished, with the reason."""
+    """Entries of ``directory`` that look like a checkpoint but aren't finished, with the reason."""
     found = {}
     for path in _entries(directory):
         if path.name.startswith("."):
@@ -290,7 +293,7 @@ def unusable(directory: Path) -> dict[Path, str]:
 
 
 def finished(directory: Path) -> list[tuple[Path, Manifest]]:
-    """The finished checkpoints directly in ``directory``, oldest step first; damaged ones are left out."""
+    """The finished checkpoints directly in ``directory``, oldest step first, without damaged ones."""
     found = []
     for path in _entries(directory):
         if path.name.startswith(".") and not _orphaned(path):
@@ -305,12 +308,12 @@ def finished(directory: Path) -> list[tuple[Path, Manifest]]:
 
 
 def without_last(path: Path) -> Path:
-    """The name of a checkpoint once a newer one has become the last."""
+    """The name of a checkpoint after a newer one has become the last."""
     return path.with_name(path.name.removesuffix(LAST_SUFFIX))
 
 
 def step_in_name(path: Path) -> Optional[int]:
-    """The step that NeMo's file names carry (``...-step=120-...``); None without one."""
+    """The step in NeMo's file names (``...-step=120-...``). None: the name has none."""
     match = re.search(r"step=(\d+)", path.name)
     return int(match.group(1)) if match else None
 
@@ -318,13 +321,13 @@ def step_in_name(path: Path) -> Optional[int]:
 def _differs(path: Path, name: str, expected: str) -> Optional[str]:
     try:
         same = sha256(path) == expected
-    except Exception as error:  # whatever it is: a thread's own is told to nobody
+    except Exception as error:  # any error: otherwise a thread's error would be lost
         return f"{name} cannot be read ({getattr(error, 'strerror', None) or repr(error)})"
     return None if same else f"{name} has changed since it was written (its SHA-256 differs)"
 
 
 def _misses(checkpoint: Path, name: str, manifest: Manifest) -> Optional[str]:
-    """Why a file of the manifest is not there, by its name and size; None where it is. No byte of it is read."""
+    """Why a file of the manifest is missing, judging by its name and size. None: it exists. Nothing is read."""
     file, size = checkpoint / name, manifest.files[name]
     if why := why_not_inside(checkpoint, name):
         return f"{name} {why}"
@@ -336,7 +339,7 @@ def _misses(checkpoint: Path, name: str, manifest: Manifest) -> Optional[str]:
 
 
 def _check_entries(manifest: Manifest) -> None:
-    """Raise ValueError unless the manifest is one of plain paths inside its folder, with sizes and hashes."""
+    """Raise ValueError unless all entries are plain paths inside the manifest's folder, with sizes and hashes."""
     for name, size in manifest.files.items():
         parts = name.split("/")
         if name.startswith("/") or ".." in parts or "\0" in name or not name:
@@ -353,13 +356,13 @@ def _check_entries(manifest: Manifest) -> None:
 
 
 def _digest(data: dict[str, Any]) -> str:
-    """SHA-256 of all that a manifest says but this."""
+    """The SHA-256 of everything in a manifest except the digest."""
     said = {name: value for name, value in data.items() if name != "digest"}
     return hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _orphaned(path: Path) -> bool:
-    """Whether this checkpoint stepped aside for another that was then never renamed into its place."""
+    """Whether this checkpoint was moved aside for another that was then never renamed into its place."""
     if not path.name.startswith(_REPLACED):
         return False
     return not path.with_name(path.name.removeprefix(_REPLACED).partition("-")[2]).exists()
@@ -371,7 +374,8 @@ def _entries(directory: Path) -> Iterator[Path]:
 
 
 def _rename(source: Path, target: Path) -> None:
-    """A server that restarts may have renamed and not said so: the next attempt then finds nothing to rename."""
+    """Rename ``source`` to ``target``. A server that restarts may have renamed without an answer, in which case the
+    next attempt finds nothing to rename."""
     before = target.exists()
 
     def attempt() -> None:
@@ -385,7 +389,7 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def _fsync(path: Path) -> None:
-    # Not after EIO: the kernel then takes the pages for written, and the next fsync succeeds.
+    # Not after EIO: the kernel then marks the pages as written, and the next fsync would succeed.
     persistently(_fsync_once, path, passing=[number for number in TRANSIENT if number != errno.EIO])
 
 

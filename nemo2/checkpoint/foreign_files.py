@@ -98,7 +98,7 @@ def _measure(text: str, path: Path) -> None:
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         values = 0
         if isinstance(event, yaml.AliasEvent):
-            # An alias of what it stands in has no end.
+            # An alias inside its own anchor has no end.
             values = anchored.get(event.anchor, MOST_VALUES + 1)
         elif isinstance(event, yaml.ScalarEvent):
             values = 1

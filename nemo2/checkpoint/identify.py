@@ -46,7 +46,7 @@ _NO_COMMAND = "nemo2 cannot read this format"
 
 @dataclass
 class Identified:
-    """One checkpoint. ``problems`` is empty if it is whole; None stands for what nothing tells."""
+    """One checkpoint. ``problems`` is empty if it is complete. None: unknown."""
 
     kind: Kind
     path: Path
@@ -66,15 +66,15 @@ class Identified:
 
 
 def identify(path: Path | str, *, verify: bool = False) -> Identified:
-    """Say what ``path`` is. A run directory or a folder of checkpoints stands for its newest one.
+    """Describe the checkpoint at ``path``. A run directory or a folder of checkpoints stands for its newest checkpoint.
 
     Args:
         path: A folder.
-        verify: Also read every file of ours and compare its SHA-256.
+        verify: Also read every file of a nemo2 checkpoint and compare its SHA-256.
 
     Raises:
         CheckpointError: there is no such folder, or no checkpoint in it.
-        SecurityError: something in it leads out of its folder.
+        SecurityError: an entry leads out of its folder.
     """
     path = Path(path).expanduser()
     if not path.is_dir():
@@ -339,7 +339,7 @@ def _read_weights(found: Identified, weights: Path) -> None:
         return
     tensors = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
     model = {name: entry for name, entry in tensors.items() if not name.startswith("optimizer.")}
-    # One that stands under two names, as other layers call it, counts once.
+    # A tensor with two names, as other layers name it, counts once.
     first = {index.fqn: (info.relative_path, info.offset) for index, info in (metadata.storage_data or {}).items()}
     once = {first.get(name, name): entry for name, entry in model.items()}
     found.parameters = sum(math.prod(entry.size) for entry in once.values())
@@ -347,7 +347,7 @@ def _read_weights(found: Identified, weights: Path) -> None:
     if found.weights_only is None:
         found.weights_only = len(model) == len(tensors)
     needed: dict[str, int] = {}
-    # Each of these names is a path inside the folder: `read_metadata` has seen to that.
+    # Each of these names is a path inside the folder, as `read_metadata` has checked.
     for info in (metadata.storage_data or {}).values():
         needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
     for name, length in sorted(needed.items()):
@@ -386,7 +386,7 @@ def _measure(found: Identified) -> None:
 
 
 def _inside(path: Path) -> list[tuple[Path, list[Path]]]:
-    """The newest checkpoint somewhere a user would point at, with the others beside it; [] if there is none."""
+    """The newest checkpoint inside a path that a user would name, with the others beside it. []: there is none."""
     folders = [path, path / "checkpoints", *sorted(path.glob("*/checkpoints"))]
     ours = [item for folder in folders for item in finished(folder)]
     if ours:

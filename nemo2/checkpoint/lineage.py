@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lineage of checkpoints: the id of a run, which every checkpoint of it carries, and the runs it goes on from.
+"""The lineage of checkpoints: the id of a run, which all of its checkpoints carry, and the runs that it continues.
 
-A directory of checkpoints says in ``.run`` which run writes there now. A run that goes on from a checkpoint of its own
-directory keeps that checkpoint's id. A run that starts anew, or from a checkpoint elsewhere, gets an id of its own, and
-has the other run among its ancestors. Checkpoints that were saved before there were ids belong to whoever has them.
+``.run`` in a directory of checkpoints names the run that currently writes there. A run that resumes from a checkpoint
+in its own directory keeps the checkpoint's id. A run that starts from the beginning, or from a checkpoint elsewhere,
+gets a new id and has the other run among its ancestors. Checkpoints without an id, from older versions, belong to the
+run of their directory.
 """
 
 import json
@@ -23,18 +24,18 @@ RUN_FILE = ".run"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run, by its id, and those it goes on from, the first one first."""
+    """A run, by its id, and the runs that it continues, oldest first."""
 
     id: str
     lineage: tuple[str, ...] = ()
 
     def signature(self) -> dict[str, Any]:
-        """The fields of a `Manifest` that say this."""
+        """The fields of a `Manifest` with these values."""
         return {"run": self.id, "lineage": list(self.lineage)}
 
 
 def run_of(directory: Path) -> Optional[Run]:
-    """The run that ``directory`` belongs to; None where nothing says so."""
+    """The run that ``directory`` belongs to. None: unknown."""
     file = directory / RUN_FILE
     try:
         data = read_json(file)
@@ -44,10 +45,10 @@ def run_of(directory: Path) -> Optional[Run]:
 
 
 def begin(directory: Path, checkpoint: Optional[Path]) -> Run:
-    """The run that is about to write to ``directory``, which is told so. One process calls it, which holds the lock.
+    """The run that will write to ``directory``, which is recorded there. Only the process with the lock calls it.
 
     Args:
-        checkpoint: What it goes on from. None: it starts anew, and is another run than the one before it.
+        checkpoint: The checkpoint that the run resumes from. None: it starts from the beginning, as a new run.
     """
     before = run_of(directory)
     manifest = read_manifest(checkpoint) if checkpoint is not None else None
@@ -72,7 +73,7 @@ def begin(directory: Path, checkpoint: Optional[Path]) -> Run:
 
 
 def belongs(manifest: Manifest, run: Optional[Run]) -> bool:
-    """Whether a checkpoint is one of ``run``'s, as far as both say."""
+    """Whether a checkpoint belongs to ``run``, as far as both are known."""
     return run is None or not manifest.run or manifest.run == run.id
 
 

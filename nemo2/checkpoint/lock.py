@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run per directory: a lock that the kernel takes back when its holder ends, however it ends.
+"""Allows one run per directory, with a lock that the kernel releases when its holder ends in any way.
 
-A POSIX record lock on ``.lock``. Unlike ``flock`` it isn't inherited by the processes a rank forks, and it works over NFS
-(version 4, or version 3 with a lock manager). The file says who holds it.
+It is a POSIX record lock on ``.lock``. Unlike a ``flock`` lock, the processes that a rank forks don't inherit it, and
+it works over NFS (version 4, or version 3 with a lock manager). The file names the holder.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 _POLL_SECONDS = 0.2
 _LAUNCH = "launch"
 EARLIER_START_SECONDS = 150.0
-"""How long an earlier start of the same launch is waited for: on a node that is cut off, its processes see within a minute that
-another has begun, and a server of NFS keeps the locks of a machine that is gone for 90 seconds."""
+"""The time to wait for an earlier start of the same launch. On a node that is cut off, the processes see within a
+minute that another start has begun, and an NFS server keeps the locks of a lost machine for 90 seconds."""
 
 
 class DirectoryLock:
@@ -101,7 +101,7 @@ class DirectoryLock:
         return self
 
     def release(self) -> None:
-        """Give it back, once for every `acquire`."""
+        """Release the lock, once for every `acquire`."""
         self._count -= 1
         if self._count > 0 or self._descriptor is None:
             return
@@ -143,7 +143,7 @@ def _owner() -> dict[str, Any]:
 
 
 def _read(descriptor: int) -> dict[str, Any]:
-    """What the holder says of itself; {} where that can't be read."""
+    """The holder's description of itself. {}: unreadable."""
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
     except (OSError, ValueError):

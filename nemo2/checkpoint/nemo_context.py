@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo 2.0's ``context/model.yaml`` as a model of ours: read as data, nothing of NeMo is needed or imported.
+"""Reads NeMo 2.0's ``context/model.yaml`` as a nemo2 model, as data, without importing or needing NeMo.
 
-NeMo writes the model's configuration three times (nemo/lightning/io/mixin.py, ``io_dump``): ``io.json`` is fiddle's
-serialisation of the whole trainer and may hold pickles; ``model.yaml`` is the model alone, a tree of ``_target_`` with the
-arguments beside it. Only the latter is read, as plain data, and of the names in it only NeMo's language models,
-looked up by their last part among ours.
+NeMo writes the model's configuration three times (nemo/lightning/io/mixin.py, ``io_dump``). ``io.json`` is fiddle's
+serialization of the whole trainer and may hold pickles. ``model.yaml`` is the model alone, a tree of ``_target_`` with
+the arguments beside it. Only ``model.yaml`` is read, as plain data. Among its names only NeMo's language models count,
+which are looked up by their last part among nemo2's.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def load_nemo_model(checkpoint: Path | str) -> Any:
 
 
 def describe(checkpoint: Path) -> str:
-    """One line on the model; the reason, where it can't be rebuilt."""
+    """One line about the model, or the reason why it can't be rebuilt."""
     try:
         tree = _read(checkpoint)
         model, config = _ours(tree), _ours(tree.get("config") or {})
@@ -86,7 +86,7 @@ def _ours(node: Any) -> type:
 
 
 def _arguments(node: dict[str, Any], config: type) -> dict[str, Any]:
-    """The plain values that our class takes, but for those that say how NeMo ran the model."""
+    """The plain values that nemo2's class accepts, without those that describe how NeMo ran the model."""
     from dataclasses import fields
 
     from nemo2.parallel.layout import ParallelismConfig

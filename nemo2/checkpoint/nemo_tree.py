@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeMo 2.0's ``context/io.json``, ``task.json`` and ``model.yaml`` as plain data: what would be called, by name, and with what.
+"""Reads NeMo 2.0's ``context/io.json``, ``task.json`` and ``model.yaml`` as plain data: the calls by name, with their
+arguments.
 
-The JSON is fiddle's: objects that refer to each other, each with the name of its type. Nothing here imports a name of the file,
-and what NeMo pickled beside it stays closed. What a class or function of these names is taken for is the reader's decision.
+The JSON is fiddle's: objects that refer to each other, each with the name of its type. This module imports no name from
+the file, and doesn't open what NeMo pickled beside it. The reader decides how to map the names of classes and
+functions.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +30,7 @@ class Named(NamedTuple):
 
 @dataclass(eq=False)
 class Call:
-    """What the file would have called, and its arguments by name. Shared where the file shares it."""
+    """A call in the file, and its arguments by name. Shared if the file shares it."""
 
     target: Named
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -127,12 +129,12 @@ class _Objects:
         if kind == ("fiddle._src.config", "BuildableTraverserMetadata"):
             return values
         if isinstance(metadata, list) and metadata and isinstance(metadata[0], Named):
-            # A config, or an object that NeMo writes like one: what it calls, the names of its arguments, their tags.
+            # A config, or an object that NeMo writes like one: its target, the names of its arguments, their tags.
             names = metadata[1] if len(metadata) > 1 else ()
             if _are_keys(names, values):
                 return Call(metadata[0], dict(zip(names, values, strict=True)))
         if len(values) == 1 and isinstance(values[0], str):
-            # NeMo pickles what it can't describe, and paths and the like are their text.
+            # NeMo pickles objects that it can't describe, and writes paths and similar values as text.
             return Call(kind, {"": values[0]}) if _is_text(kind) else Call(kind, pickled=values[0])
         return Call(kind, {str(number): value for number, value in enumerate(values)})
 

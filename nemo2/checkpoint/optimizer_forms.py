@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading an optimizer's state into an optimizer of another form.
+"""Loads an optimizer's state into an optimizer of another form.
 
-Megatron-Core's optimizers keep the same tensors in different shapes of dictionary, and load their own shape only:
+Megatron-Core's optimizers store the same tensors in dictionaries of different shapes, and load only their own shape:
 
-    plain         fp32 parameters: the moments, in ``state``
-    half          bf16 or fp16 parameters: the moments, and fp32 copies under ``optimizer.state.fp32_param.<name>``
-    distributed   cut over data-parallel ranks: the moments, and fp32 copies under ``optimizer.state.param.<name>``
+plain         fp32 parameters: the moments, in ``state``
+half          bf16 or fp16 parameters: the moments, and fp32 copies under ``optimizer.state.fp32_param.<name>``
+distributed   sharded over data-parallel ranks: the moments, and fp32 copies under ``optimizer.state.param.<name>``
 
-Strategies that shard parameters store the moments under the same names, and fp32 parameters under the model's (`pieces`).
+Strategies that shard parameters store the moments under the same names, and fp32 parameters under the model's
+(`pieces`).
 
-With expert parallelism there are two optimizers in a chain, the second for the experts. The tensors have names, and
-Megatron-Core finds them by these wherever they stand. So the state is asked for in the shape that is needed, under the
-names that the checkpoint has, and what isn't a tensor (step, rates, betas) is taken from the groups that were saved.
+With expert parallelism there are two optimizers in a chain, the second for the experts. The tensors have names by which
+Megatron-Core finds them anywhere in a checkpoint. The state is therefore requested in the required shape under the
+checkpoint's names. Values that aren't tensors (step, rates, betas) come from the saved groups.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ from nemo2.errors import CheckpointError
 Form = Literal["plain", "half", "distributed"]
 _MAIN_PARAMETER = {"plain": "", "half": "optimizer.state.fp32_param.", "distributed": "optimizer.state.param."}
 _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
-"""Fields that tell the groups of one optimizer apart; whether a group is the experts' says which optimizer has it."""
+"""Fields that distinguish the groups of one optimizer. Whether a group is the experts' determines its optimizer."""
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
 _STEP = "optimizer.state.step."
 _OWN = (*_IDENTIFIERS, "is_expert_parallel", "default_config", "params")
@@ -178,7 +179,7 @@ def steps_done(optimizers: Iterable[Any]) -> Optional[int]:
 
 
 def set_steps(optimizers: Iterable[Any], step: Optional[int]) -> None:
-    """Have torch's optimizers go on counting from ``step``; None: they don't count."""
+    """Let torch's optimizers continue to count from ``step``. None: they don't count."""
     if step is None:
         return
     for optimizer in optimizers:
@@ -207,7 +208,8 @@ def torch_optimizers(whole: Any) -> list[Any]:
 
 
 def _counting(optimizer: Any) -> Iterator[dict[str, Any]]:
-    """Where an optimizer keeps its count: with each parameter (torch's Adam) or with each group (fused ones)."""
+    """The place of an optimizer's step count: with each parameter (torch's Adam) or with each group (fused
+    optimizers)."""
     for holder in (*optimizer.state.values(), *optimizer.param_groups):
         if isinstance(holder, dict) and "step" in holder:
             yield holder

@@ -62,13 +62,14 @@ class Piece:
 def stored_pieces(
     stored: list[StoredRows], value: Tensor, *, prefix: str = "", first_row: int | None = None
 ) -> list[Piece]:
-    """This rank's pieces of a parameter, or of a tensor of its shape such as its momentum, each where it is stored.
+    """This rank's pieces of a parameter, or of a tensor of its shape such as its momentum, each with its stored
+    position.
 
     Args:
-        stored: Of the parameter.
-        value: A DTensor, or a plain tensor that all ranks hold alike.
-        prefix: In front of the stored names.
-        first_row: ``value``, or what it is locally, are the rows of the parameter from this one on. None: the DTensor knows.
+        stored: The stored form of the parameter.
+        value: A DTensor, or a plain tensor that is equal on all ranks.
+        prefix: The prefix of the stored names.
+        first_row: The first row of the parameter that ``value``, or its local tensor, holds. None: the DTensor's own.
     """
     value = value.detach()
     local = value.to_local() if isinstance(value, DTensor) else value
@@ -120,14 +121,14 @@ def padded_to(pieces: Sequence[Piece], rows: int) -> list[Piece]:
 def save_pieces(
     pieces: Sequence[Piece], directory: os.PathLike | str, objects: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the pieces of all ranks into ``directory``. Every rank calls it.
+    """Write the pieces of all ranks into ``directory``. Every rank must call it.
 
     Args:
-        pieces: Of this rank.
-        directory: Exists, and is empty but for files of other names.
-        objects: Beside the tensors, by name; what several ranks hold under one name is written once.
+        pieces: This rank's pieces.
+        directory: An existing directory, empty except for files of other names.
+        objects: Further objects by name. An object that several ranks hold under one name is written once.
     """
-    # One file per rank: what several threads gain, small checkpoints lose.
+    # One file per rank, because small checkpoints lose more than several threads gain.
     writer = _Writer(directory, single_file_per_rank=True, sync_files=False)
     save({}, storage_writer=writer, planner=_SavePlanner(pieces, objects or {}))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where weights are that a path names by a scheme, as in NeMo 2.0: ``hf://`` and ``nemo://``."""
+"""Resolves weights whose path has a scheme, as in NeMo 2.0: ``hf://`` and ``nemo://``."""
 
 from pathlib import Path
 from typing import Optional
@@ -9,21 +9,21 @@ from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.data.home import models_home
 
 HUGGING_FACE = "hf://"
-"""In front of a folder of released weights (``hf:///folder``) or a repository of theirs (``hf://organisation/name``)."""
+"""The prefix of a folder of released weights (``hf:///folder``) or of a repository (``hf://organisation/name``)."""
 IMPORTED = "nemo://"
-"""In front of the name of an imported model."""
+"""The prefix of the name of an imported model."""
 
 
 def resolved(path: str) -> Path:
-    """The folder of a checkpoint's path, in which ``nemo://name`` stands for an imported model."""
+    """The folder of a checkpoint's path. ``nemo://name`` stands for an imported model."""
     if path.startswith(IMPORTED):
         return models_home() / path.removeprefix(IMPORTED)
     return Path(path).expanduser()
 
 
 def missing(path: str) -> Optional[str]:
-    """The reason why nothing can start from ``path``, where it names no folder of this machine, and how to come by it; None where
-    it does, or where it is a release, which is downloaded. A folder of NeMo 2.0's with additions alone is named too."""
+    """Why a run can't start from ``path``, and the fix, if it is not a folder of this machine. None: it is, or it is
+    a release, which is downloaded. A folder of NeMo 2.0's with adapters only is reported too."""
     if path.startswith(HUGGING_FACE):
         return None
     if resolved(path).is_dir():
@@ -39,8 +39,8 @@ def missing(path: str) -> Optional[str]:
 
 
 def newest_in(folder: Path) -> Optional[Path]:
-    """The checkpoint in ``folder``: itself, the one of the latest step in a run's directory, or that of the last run where
-    ``folder`` holds several. None where there is none."""
+    """The checkpoint in ``folder``: the folder itself, that of the latest step in a run's directory, or that of the
+    last of several runs. None: there is none."""
     if read_manifest(folder) is not None:
         return folder
     runs = [finished(place) for place in (folder, folder / "checkpoints", *folder.glob("*/checkpoints"))]

@@ -52,7 +52,7 @@ def load_random_state(state: dict[str, Any]) -> None:
 
 
 def say_they_start_anew(checkpoint: Path) -> None:
-    """Tell the user, once, that a run that goes on in another layout draws other random numbers than it would have."""
+    """Report once that a run that resumes in another layout draws other random numbers."""
     from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
     rank_zero_info(

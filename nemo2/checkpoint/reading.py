@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the tensors of a ``torch_dist`` checkpoint straight into the memory where they are wanted.
+"""Reads the tensors of a ``torch_dist`` checkpoint directly into their destination.
 
-Torch's reader opens each stored tensor as an archive of its own, unpacks it into new memory and copies it from there to where
-it belongs, one after the other. What lies in such an archive is the tensor's bytes, uncompressed: here they are read from the
-file into the tensor, several at a time. An archive that holds anything but one plain tensor is left to torch.
+Torch's reader opens each stored tensor as an archive, unpacks it into new memory and copies it to its destination, one
+after the other. Such an archive contains the tensor's uncompressed bytes. This module reads them from the file into the
+tensor, several tensors at a time. Torch reads archives that hold anything except one plain tensor.
 """
 
 import io
@@ -35,7 +35,7 @@ from nemo2.checkpoint.writer_process import persistently
 
 _THREADS = 4
 _AHEAD_BYTES = 1 << 30
-"""How much may be read into memory of its own before it is copied to where it belongs."""
+"""The number of bytes that may be read into extra memory before they are copied to their destination."""
 _REMEMBERED = ("_intermediate_read_item_and_target", "_intermediate_read_items")
 _STORAGES = {
     "FloatStorage": torch.float32,
@@ -57,7 +57,7 @@ _SMALL_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """A tensor in a file: ``shape``, row by row, from byte ``place`` on."""
+    """A tensor in a file: its ``shape``, row by row, from byte ``place`` on."""
 
     file: str
     place: int
@@ -66,15 +66,15 @@ class Stored:
 
 
 Agree = Callable[[Optional[Exception]], None]
-"""Called on every rank once it has read what it is to read, with its error if it couldn't; raises if any couldn't."""
+"""Called on every rank after it has read, with its error if it failed. Raises if any rank failed."""
 
 
 class DirectReader(FileSystemReader):
-    """Torch's reader of checkpoint files, for tensors that `torch.save` has written one to an archive.
+    """Torch's reader of checkpoint files, for files with one tensor per archive as `torch.save` writes them.
 
     Args:
         path: The folder with the files.
-        agree: So that all ranks fail where one does.
+        agree: Lets all ranks fail if one fails.
     """
 
     def __init__(self, path: str | os.PathLike, agree: Optional[Agree] = None) -> None:
@@ -88,10 +88,11 @@ class DirectReader(FileSystemReader):
         return self._read_metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read all that is planned for this rank.
+        """Read everything that is planned for this rank.
 
         Raises:
-            EOFError, OSError: a file is shorter than ``.metadata`` says, or can't be read.
+            EOFError: a file is shorter than ``.metadata`` says.
+            OSError: a file is unreadable.
         """
         failure: Optional[Exception] = None
         try:
@@ -115,7 +116,7 @@ class DirectReader(FileSystemReader):
             super().read_data(LoadPlan(rest), planner).wait()
 
     def _find(self, items: list[ReadItem]) -> list[tuple[ReadItem, Optional[Stored]]]:
-        """Where each item lies; None for what torch has to unpack."""
+        """The position of each item. None: torch must unpack it."""
         found = []
         by_file: dict[str, list[ReadItem]] = {}
         for item in items:
@@ -137,8 +138,11 @@ class DirectReader(FileSystemReader):
 def tensors_metadata(
     checkpoint_dir: str | os.PathLike, metadata: Optional[Metadata] = None
 ) -> dict[str, ShardedTensor]:
-    """The tensors of a checkpoint by name, without contents: Megatron-Core's method of that name, which hands torch all that
-    torch knows of a tensor in order to make an empty one; from 2.15 on torch knows more than it takes."""
+    """The tensors of a checkpoint by name, without contents.
+
+    This replaces Megatron-Core's method of that name. It passes all of torch's properties of a tensor to torch to make
+    an empty tensor, and from 2.15 on torch has more properties than its function accepts.
+    """
     if metadata is None:
         metadata = DirectReader(checkpoint_dir).read_metadata()
     return {
@@ -151,7 +155,7 @@ def tensors_metadata(
 
 
 class _Reads:
-    """Reads that are under way, into their targets or, where these can't be read into, ahead of a copy."""
+    """Reads in progress, into their destinations or, where that is impossible, into memory that is copied later."""
 
     def __init__(self, planner: LoadPlanner, pool: ThreadPoolExecutor) -> None:
         self.planner = planner
@@ -180,7 +184,7 @@ class _Reads:
             place = stored.place + _bytes_before(stored, offsets)
             self.direct.append((self.pool.submit(_read_into, stored.file, place, target), item, target))
             return
-        # Megatron-Core's planner remembers a target of its own making (FP8) until that is committed.
+        # Megatron-Core's planner remembers its own target (FP8) until that is committed.
         if any(getattr(self.planner, name, None) for name in _REMEMBERED):
             target.copy_(read_part(stored, offsets, lengths))
             self.planner.commit_tensor(item, target)
@@ -199,7 +203,7 @@ class _Reads:
 
 @contextmanager
 def direct_reading(agree: Optional[Agree] = None) -> Iterator[None]:
-    """While this lasts, Megatron-Core reads files with `DirectReader`; from object storage with its own."""
+    """A context in which Megatron-Core reads files with `DirectReader`, and object storage with its own reader."""
     if MultiStorageClientFeature.is_enabled():
         yield
         return
@@ -219,8 +223,8 @@ def direct_reading(agree: Optional[Agree] = None) -> Iterator[None]:
 
 
 def intact(weights: Path, name: str) -> bool:
-    """Whether the archive of the object ``name`` is what was written, as far as its own CRC-32 tell, which no flipped bit
-    escapes. Costs nothing beside the hash of the file it stands in."""
+    """Whether the archive of the object ``name`` equals what was written, by its CRC-32, which detects every flipped
+    bit. Costs nothing beside the hash of its file."""
     metadata = read_metadata(weights)
     found = [info for index, info in metadata.storage_data.items() if index.fqn == name]
     try:
@@ -236,7 +240,7 @@ def intact(weights: Path, name: str) -> bool:
 
 
 def locate(file: Any, offset: int, length: int) -> Optional[Stored]:
-    """The tensor in the archive at ``offset`` of ``file``; None if it isn't one whose bytes can be taken as they are."""
+    """The tensor in the archive at ``offset`` of ``file``. None: it isn't a tensor whose bytes can be used directly."""
     part = _Part(file, offset, length)
     try:
         with zipfile.ZipFile(part) as archive:  # pyright: ignore[reportArgumentType]  (what it needs of a file is there)
@@ -248,7 +252,7 @@ def locate(file: Any, offset: int, length: int) -> Optional[Stored]:
             return None
         described = _Description(io.BytesIO(_content(file, offset, entries["data.pkl"]))).load()
     except (zipfile.BadZipFile, KeyError, pickle.UnpicklingError, EOFError, ValueError, AttributeError, IndexError):
-        return None  # torch says what is wrong with it
+        return None  # torch reports the error
     if not isinstance(described, _Described):
         return None
     shape, dtype = described.shape, described.dtype
@@ -258,7 +262,7 @@ def locate(file: Any, offset: int, length: int) -> Optional[Stored]:
 
 
 def _place(file: Any, offset: int, entry: zipfile.ZipInfo) -> int:
-    """Where in ``file`` the bytes of an entry begin, of an archive that begins at ``offset``."""
+    """The first byte in ``file`` of an entry, in an archive that begins at ``offset``."""
     file.seek(offset + entry.header_offset)
     header = file.read(_NAMES_END)
     names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
@@ -266,7 +270,7 @@ def _place(file: Any, offset: int, entry: zipfile.ZipInfo) -> int:
 
 
 def _content(file: Any, offset: int, entry: zipfile.ZipInfo) -> bytes:
-    """A small entry, whose CRC-32 isn't looked at: torch may have been told to take none, and the file has its SHA-256."""
+    """A small entry. Its CRC-32 isn't checked, because torch may have written none, and the file has its SHA-256."""
     if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > _SMALL_BYTES:
         raise zipfile.BadZipFile
     file.seek(_place(file, offset, entry))
@@ -283,7 +287,7 @@ class _Described:
 
 
 class _Description(pickle.Unpickler):
-    """Reads the pickle of one plain tensor, and nothing else: no name in it is looked up but those below."""
+    """Read the pickle of one plain tensor. Only the names below are looked up."""
 
     def persistent_load(self, pid: Any) -> torch.dtype:
         kind, dtype, key, _, _ = pid
@@ -347,7 +351,8 @@ def _is_plain_memory(target: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _is_one_stretch(stored: Stored, offsets: tuple[int, ...], lengths: tuple[int, ...]) -> bool:
-    """Whether this part of the tensor lies in the file without gaps: whole rows, of one row whole sub-rows, and so on."""
+    """Whether this part of the tensor is contiguous in the file: whole rows; or within one row whole sub-rows, and
+    so on."""
     first = next((dim for dim, size in enumerate(lengths) if size != 1), len(lengths))
     return all(lengths[dim] == stored.shape[dim] for dim in range(first + 1, len(lengths)))
 
@@ -358,7 +363,7 @@ def _bytes_before(stored: Stored, offsets: tuple[int, ...]) -> int:
 
 
 def read_part(stored: Stored, offsets: tuple[int, ...], lengths: tuple[int, ...]) -> Tensor:
-    """A part of a tensor, cut out of the rows that it touches."""
+    """A part of a tensor, taken from the rows that it overlaps."""
     rows = torch.empty((lengths[0], *stored.shape[1:]) if lengths else (), dtype=stored.dtype)
     _read_into(stored.file, stored.place + _bytes_before(stored, (*offsets[:1], *(0 for _ in offsets[1:]))), rows)
     for dim, (at, size) in enumerate(zip(offsets[1:], lengths[1:], strict=True), start=1):

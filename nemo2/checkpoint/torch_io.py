@@ -29,7 +29,7 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         super().__init__(async_save=False)
 
     def _plan(self, checkpoint: dict[str, Any], weights: Path, content_metadata: Optional[dict]) -> Any:
-        del content_metadata  # pieces say themselves how they were cut
+        del content_metadata  # pieces record how they were sharded
         writing = _Writing(checkpoint, weights)
         return writing, writing
 
@@ -67,7 +67,7 @@ class TorchCheckpointIO(MegatronCheckpointIO):
 
 
 class _Writing:
-    """The request and the record of one save, as `MegatronCheckpointIO` asks for them."""
+    """The request and the record of one save, in the form of `MegatronCheckpointIO`."""
 
     def __init__(self, checkpoint: dict[str, Any], weights: Path) -> None:
         self.pieces: list[Piece] = checkpoint["pieces"]
@@ -84,7 +84,7 @@ class _Writing:
             try:
                 torch.save(self.plain, self.weights / COMMON)
                 save_config(CheckpointingConfig("torch_dist", 1), str(self.weights))
-            except Exception as error:  # whatever it is: the other ranks wait for the verdict
+            except Exception as error:  # any error: the other ranks wait for the result
                 problem = [reason_of(error)]
         torch.distributed.broadcast_object_list(problem, src=0)
         if problem[0] is not None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading Megatron-Core's checkpoint files as data, whoever wrote them.
+"""Reads Megatron-Core's checkpoint files as data, whoever wrote them.
 
-Three places of the format are pickles, and what reads them would run what they say: torch opens ``.metadata`` with
-`pickle.load`, and objects inside the shards with ``torch.load(weights_only=False)``; ``common.pt`` is read with torch's safe
-default, which an environment variable turns off. Inside `data_only` all three may only name what a checkpoint consists of.
+The format has pickles in three places, and their readers would run them. torch opens ``.metadata`` with `pickle.load`,
+and objects inside the shards with ``torch.load(weights_only=False)``. It reads ``common.pt`` with its safe default,
+which an environment variable turns off. Inside `data_only` all three may only name the contents of a checkpoint.
 
-Files are what stands in the checkpoint's folder: what leads out of it, a link or a path in ``.metadata``, is refused.
+Files must be in the checkpoint's folder. A link or a path in ``.metadata`` that leads out of it is rejected.
 """
 
 import functools
@@ -115,11 +115,12 @@ def weights_problem(weights: Path) -> Optional[str]:
 
 
 def refuse_code_in_extra_states(loaded: Any) -> None:
-    """Look through what was loaded for Transformer Engine's FP8 states, pickles within tensors that it unpickles when the model
-    takes them; raise where a state is more than tensors, numbers and Transformer Engine's recipes.
+    """Check the loaded data for Transformer Engine's FP8 states: pickles within tensors, which it unpickles when the
+    model takes them.
 
     Raises:
-        SecurityError: naming the state and what it names.
+        SecurityError: a state is more than tensors, numbers and Transformer Engine's recipes. The message has the state
+            and the names in it.
     """
     pending = [("", loaded)]
     while pending:
@@ -200,9 +201,9 @@ def _load_storage(content: bytes) -> Any:
 
 @contextmanager
 def data_only() -> Iterator[list[SecurityError]]:
-    """While this lasts, torch reads pickles in this process as data, whatever it is asked for.
+    """A context in which torch reads pickles in this process as data, whatever the call requests.
 
-    Gives the list of what was refused: torch and Megatron-Core make other errors of these on the way.
+    Yields the list of rejected names, because torch and Megatron-Core replace these errors by others.
 
     Raises:
         SecurityError: the environment turns torch's safe loading off.

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that writes one rank's files of one checkpoint in the background.
 
-It is started by path, in isolated mode, and imports the standard library only: tens of milliseconds and megabytes, nothing
-of torch, and no copy of anything its parent holds but the descriptors it is given. The files' contents come in memory that
-the parent has filled (`background`), so that training may go on. ``argv[1]`` is the job as JSON: ``files``, a list of
-``[descriptor, path]``, and ``dies_with_parent``. On standard output it leaves a dot every second as long as it lives, and at
-last one line of JSON: ``hashes``, the SHA-256 of each file by its path, or ``error``, with ``errno``. Standard input is never
-written to: its end is the parent's end, and this process' too.
+It is started by path, in isolated mode, and imports only the standard library. It therefore needs tens of milliseconds
+and megabytes, no torch, and nothing of its parent except the descriptors that it receives. The parent has filled memory
+with the files' contents (`background`), so training can continue. ``argv[1]`` is the job as JSON: ``files``, a list of
+``[descriptor, path]``, and ``dies_with_parent``. The process writes a dot to standard output every second and finally
+one line of JSON: ``hashes``, the SHA-256 of each file by its path, or ``error``, with ``errno``. Standard input is
+never written to: its end means that the parent has ended, which ends this process.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ def _parent_lives() -> bool:
 
 def _die_with_parent() -> None:
     """Also while it is stopped, when the end of its standard input tells it nothing."""
-    with contextlib.suppress(Exception):  # no libffi, or not Linux: the end of standard input is what is left
+    with contextlib.suppress(Exception):  # no libffi, or not Linux: only the end of standard input remains
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

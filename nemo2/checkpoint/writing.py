@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a rank's share of a checkpoint so that a writer that fails is an error, and never a wait without end.
+"""Writes a rank's part of a checkpoint so that a failed writer is an error, never an endless wait.
 
-Megatron-Core plans what goes into which file and how each of them looks. How the files of one rank are written side by side
-is done here: Megatron-Core 0.16 forks a process per file, of a process with threads, and waits for all of them to report,
-also for one that the kernel has killed; what they report travels through a server process, whose death is noticed on one
-rank only. Here threads of this process put the files of a rank together, on the disk or, for a save in the background, in
-memory, from where `background` brings them to the disk. A rank whose files aren't there is a failed save on every rank.
+Megatron-Core plans the contents and the format of each file. This module writes the files of a rank in parallel.
+Megatron-Core 0.16 forks a process per file, from a process with threads, and waits for all their reports, even from a
+process that the kernel has killed. The reports go through a server process whose death only one rank notices. Here
+threads of this process write a rank's files to the disk, or for a background save into memory, from which `background`
+writes them to the disk. If a rank's files are missing, the save fails on every rank.
 
-Each file's SHA-256 is taken where it is written.
+Each file's SHA-256 is computed while it is written.
 """
 
 import functools
@@ -71,7 +71,7 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
                     arguments[1] = request.preload_fn()
                 request.async_fn(*arguments)
             return BackgroundWrite(name, [], timeout_seconds)
-        get_backend().synchronize()  # the copying threads have streams of their own
+        get_backend().synchronize()  # each copying thread has its own stream
         files = self.report.put_together(self._transforms, request.async_fn_args[1])
         self.report.write = BackgroundWrite(name, files, timeout_seconds)
         return self.report.write
@@ -109,8 +109,8 @@ class Report:
         return self._results
 
     def put_together(self, transforms: list[Any], buckets: list[Any]) -> list[tuple[Image, str]]:
-        """The files of Megatron-Core's buckets in memory, with their places; what they consist of is what `get_nowait` tells
-        once they are there. On a GPU a tensor at a time is copied to this machine's memory."""
+        """The files of Megatron-Core's buckets in memory, with their paths. `get_nowait` reports their contents
+        afterwards. On a GPU one tensor at a time is copied to the host's memory."""
         images: list[Image] = []
 
         def fill(image: Image, bucket: Any) -> list[Any]:
@@ -156,11 +156,11 @@ def write_files(transforms: list[Any], rank: int, buckets: list[Any], report: Re
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Around Megatron-Core's planning of a save by `WatchedSaveStrategy`.
+    """A context for Megatron-Core's planning of a save by `WatchedSaveStrategy`.
 
-    It starts a server for a queue that isn't used, unless it believes it has one. And it copies each tensor that is a view
-    into a larger buffer, as parameters and the optimizer's state are, because its writers run while training goes on; here
-    what is planned is written, or copied, before anything else happens.
+    Megatron-Core starts a server for an unused queue unless it believes that it has one. It also copies each tensor
+    that is a view into a larger buffer, such as parameters and the optimizer's state, because its writers run during
+    training. Here the planned tensors are written, or copied, before anything else happens.
     """
     planner, queue = torch_strategies.MCoreSavePlanner, getattr(filesystem_async, "_results_queue", _NOT_USED)
     torch_strategies.MCoreSavePlanner = _Planner  # pyright: ignore[reportAttributeAccessIssue]
@@ -181,8 +181,8 @@ class _Planner(torch_strategies.MCoreSavePlanner):
 
 
 def alone(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor with a storage of its own size, which can be written without what lies around it. A tensor
-    that has gaps, or is on a GPU, comes back as it is."""
+    """The same memory as a tensor with a storage of its exact size, which can be written without its surroundings. A
+    tensor with gaps, or on a GPU, is returned unchanged."""
     tensor = tensor.detach()
     is_plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
     is_view = is_plain and 0 < tensor.numel() * tensor.itemsize < tensor.untyped_storage().size()
@@ -193,7 +193,7 @@ def alone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(transforms: list[Any], bucket: Any) -> list[Any]:
-    """One file on the disk: what Megatron-Core is told of it."""
+    """Write one file to the disk, and return Megatron-Core's record of it."""
     with open(bucket[0], "wb") as stream:
         written = _items(transforms, stream, bucket)
         stream.flush()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which numbers each numeric field of a model, an optimizer, a schedule and a data module may have, and why.
+"""The valid numbers of each numeric field of a model, an optimizer, a schedule and a data module, with the reasons.
 
-A row is an interval and what Megatron-Core (or the class that owns the field) computes with the value. None is left to the class:
-it stands for a default. A list or tuple is judged item by item. NaN and the infinities are refused, but where a row holds them.
+A row has an interval and the computation that Megatron-Core (or the field's class) does with the value. None is left to
+the class, because it stands for a default. A list or tuple is checked item by item. NaN and the infinities are rejected
+unless a row includes them.
 """
 
 import math
@@ -44,7 +45,8 @@ class Domain:
     most: int = 2**63 - 1
 
     def holds(self, value: Any, *, alone: bool = False) -> bool:
-        """Whether a field may have this value. ``alone``: a class of its own takes one number in place of ``length`` numbers."""
+        """Whether a field may have this value. ``alone``: the field's class accepts one number in place of
+        ``length`` numbers."""
         if value is None:
             return True
         if isinstance(value, list | tuple):
@@ -72,7 +74,7 @@ class Domain:
 
     @property
     def words(self) -> str:
-        """The numbers as a user is told: ``a whole number of at least 1``."""
+        """The numbers in words: ``a whole number of at least 1``."""
         whole = self.kind != "real"
         words = _words(self.interval, whole=whole)
         if self.length is not None:
@@ -377,7 +379,8 @@ OPTIMIZER_MODULE: Mapping[str, Domain] = {"lr_mult": _weight("multiplies the lea
 
 
 def data_domains(data: Any) -> Mapping[str, Domain]:
-    """The table for a data module, or its node in a recipe. What a user's own class means by a name is its own affair."""
+    """The table for a data module, or its node in a recipe. A user's own class may use these names with another
+    meaning."""
     kinds = getattr(class_of(data), "__mro__", ())
     if not any(kind.__module__.startswith("nemo2.") for kind in kinds):
         return BATCH
@@ -385,12 +388,12 @@ def data_domains(data: Any) -> Mapping[str, Domain]:
 
 
 def parts_out_of_range(*, model: Any, data: Any, optim: Any) -> Iterator[str]:
-    """Values of a run's live parts that are out of their tables' range, as `out_of_range` tells them of a recipe's nodes.
+    """Values of a run's live parts that are out of their tables' range, in the words of `out_of_range`.
 
     Args:
-        model: Its ``config`` is looked at where that is Megatron-Core's.
+        model: Its ``config`` is checked if it is Megatron-Core's.
         data: The data module.
-        optim: The optimizer module with its schedule. None: nothing is trained, or by an optimizer of the user's own.
+        optim: The optimizer module with its schedule. None: nothing is trained, or the optimizer is the user's own.
     """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -403,9 +406,10 @@ def parts_out_of_range(*, model: Any, data: Any, optim: Any) -> Iterator[str]:
 
 
 def out_of_range(node: Any, path: str, domains: Mapping[str, Domain], *, others: bool = True) -> Iterator[str]:
-    """Values of a configuration, or of its node in a recipe, that its table does not allow; a paragraph for each field.
+    """Values of a configuration, or of its node in a recipe, that its table does not allow: one paragraph for each
+    field.
 
-    ``others``: of fields without a row NaN and the infinities too.
+    ``others``: also reject NaN and the infinities in fields without a row.
     """
     if node is None:
         return
@@ -422,7 +426,8 @@ def out_of_range(node: Any, path: str, domains: Mapping[str, Domain], *, others:
 
 
 def _takes_one_number(node: Any, name: str) -> bool:
-    """Whether the class of a field of several numbers, or of its node in a recipe, takes one as well, as Gemma 3 its window."""
+    """Whether the class of a field with several numbers, or of its node in a recipe, also accepts one number, like
+    Gemma 3's window."""
     field = getattr(class_of(node), "__dataclass_fields__", {}).get(name)
     alone = re.sub(r"(tuple|list)\[[^]]*\]", "", str(field.type) if field is not None else "", flags=re.IGNORECASE)
     return re.search(r"\bint\b", alone) is not None

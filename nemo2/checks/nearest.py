@@ -64,7 +64,7 @@ def _expert_tensor_sizes(wanted: Optional[int], tp: int) -> list[Optional[int]]:
 
 
 def _wanted(facts: Facts) -> dict[str, Any]:
-    """The sizes asked for, 1 for those that are no numbers."""
+    """The requested sizes, with 1 for sizes that are not numbers."""
     return {field: getattr(facts.layout, field) for field in LAYOUT_FIELDS}
 
 

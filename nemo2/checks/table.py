@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All rules, by topic, in the order in which they are told, and their application to a recipe."""
+"""All rules by topic, in the order of reports, and their application to a recipe."""
 
 from collections.abc import Iterable
 
@@ -56,10 +56,10 @@ TOPICS: tuple[Topic, ...] = (
 RULES: tuple[Rule, ...] = tuple(rule for topic in TOPICS for rule in topic.rules)
 
 LAYOUT_TOPICS = frozenset(topic.title for topic in (WORLD, TENSOR, CONTEXT, PIPELINE, EXPERTS, BATCHES))
-"""Where another layout may be the way out."""
+"""Topics whose problems another layout may solve."""
 
 LAST_TOPIC = LAST.title
-"""Asked only where no other rule has anything to say, for it would say the same in other words."""
+"""The topic that is checked only if no other rule is broken, because it would repeat other messages."""
 
 
 def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
@@ -78,5 +78,5 @@ def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
         except (ArithmeticError, TypeError, ValueError):
             if not found:
                 raise
-            # Its arithmetic met a number that a rule before it has refused: infinite, or no number.
+            # Its arithmetic met a number that an earlier rule has rejected: infinite, or no number.
     return list(found.values())

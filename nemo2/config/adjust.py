@@ -16,7 +16,7 @@ _NOTES = "__nemo2_adjusted__"
 
 
 class Adjustment(NamedTuple):
-    """One change: what the field was, what it became, and why ("pipeline_model_parallel_size is 1")."""
+    """A change of a field: the old value, the new value, and the reason ("pipeline_model_parallel_size is 1")."""
 
     before: Any
     after: Any

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where packages above this one keep the factories of their parts. Imports nothing, so that announcing costs nothing."""
+"""The places where packages above this one keep the factories of their parts. Imports nothing, so that announcing is
+free."""
 
 ANNOUNCED: list[str] = []
 """Modules with ``SOURCES``, a list of `nemo2.config.factories.Source`."""

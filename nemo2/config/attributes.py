@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of live objects: a name that means nothing is refused at the line of the script that sets it.
+"""Attributes of live objects: an unknown name raises an error at the line of the script that sets it.
 
-``resume.resume_if_exist = True`` on a live object would be kept and never looked at, as in a recipe. What libraries, nemo2 and an
-object's own methods hang on it is left alone. On models, data modules and trainers, where scripts keep state of their
-own, only what is spelled almost like an attribute is refused.
+``resume.resume_if_exist = True`` on a live object would be stored and never read, as in a recipe. Attributes set by
+libraries, nemo2 and the object's own methods are accepted. On models, data modules and trainers, where scripts keep
+their own state, only names that are almost those of an attribute are rejected.
 """
 
 import difflib

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as Python: a function that rebuilds exactly this tree, to be read, committed and edited.
+"""Writes a recipe as Python: a function that rebuilds exactly this tree, to be read, committed and edited.
 
-Classes are imported from where users import them, not from where they are defined; everything is laid out as a formatter
-would, so that the file can be committed as it is.
+Classes are imported from their public places rather than from where they are defined. The file is formatted, so it can
+be committed unchanged.
 """
 
 import builtins
@@ -30,7 +30,8 @@ WIDTH = 88
 """The line length that formatters use by default."""
 
 _FRONT_DOORS = ("nemo2.llm", "nemo2", "nemo2.callbacks")
-"""Where users find our names, first choice first; those of the first two are written ``llm.pretrain``, ``nl.Trainer``."""
+"""The public places of nemo2's names, in order of preference. Names of the first two are written ``llm.pretrain``,
+``nl.Trainer``."""
 
 _NODES = {
     Config: ("nemo2", "Config"),
@@ -125,9 +126,9 @@ def function_source(recipe: Any, *, name: str = "pretrain_recipe", doc: str = ""
 
 
 def same_tree(left: Any, right: Any) -> bool:
-    """Whether two trees are equal, down to the types of values and to what is shared between places.
+    """Whether two trees are equal, including the types of values and the sharing between places.
 
-    As fiddle's ``==``, which takes time that is quadratic in the depth and lets 1 pass for 1.0.
+    fiddle's ``==`` takes time that is quadratic in the depth and treats 1 and 1.0 as equal.
     """
     places: dict[int, int] = {}
 
@@ -350,7 +351,7 @@ _BRACKETS: dict[type, tuple[str, str]] = {
 
 
 def _home(module: str, name: str) -> str:
-    """The module to import a name from: a front door, or the shortest package above its own that has it."""
+    """The module to import a name from: a public place, or the shortest parent package that has the name."""
     own = getattr(import_module(module), name)
     if module.partition(".")[0] == "nemo2":
         for door in _FRONT_DOORS:
@@ -377,7 +378,7 @@ def _from_import(module: str, names: list[tuple[str, str]]) -> list[str]:
 
 
 def _by_kind(name: tuple[str, str]) -> tuple[int, str]:
-    """Constants, classes, functions; by letter within each, as isort has it."""
+    """Constants, classes, functions, each in alphabetical order, as in isort."""
     text = name[0]
     kind = 0 if text.isupper() and len(text) > 1 else 1 if text[:1].isupper() else 2
     return kind, text

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dtypes by their names: ``"bf16"``, ``"bfloat16"`` and ``"torch.bfloat16"`` where a parameter asks for a ``torch.dtype``.
+"""Reads dtypes by name: ``"bf16"``, ``"bfloat16"`` and ``"torch.bfloat16"`` for parameters of type ``torch.dtype``.
 
-Scripts and files name dtypes as text. Text that stayed text would be unequal to the dtype it names. torch is imported
-when there is a text to read.
+Scripts and files name dtypes as text. Text that is not converted would be unequal to the dtype. torch is imported only
+when there is text to read.
 """
 
 import functools
@@ -35,10 +35,11 @@ def named_dtype(name: str) -> Any:
 
 
 def read_dtype(target: Callable[..., Any], name: str, value: Any) -> Any:
-    """``value`` for the parameter ``name`` of ``target``: text as the dtype that it names, where the parameter asks for a dtype.
+    """``value`` for the parameter ``name`` of ``target``. Text becomes the dtype that it names if the parameter expects
+    a dtype.
 
     Raises:
-        ConfigError: the text names none.
+        ConfigError: the text names no dtype.
     """
     if not isinstance(value, str) or name not in _dtype_parameters(target):
         return value
@@ -59,7 +60,7 @@ def _dtype_parameters(target: Callable[..., Any]) -> frozenset[str]:
 
 
 def _is_dtype(annotation: Any) -> bool:
-    """Whether an annotation asks for a ``torch.dtype``, and text isn't one of the other things that it asks for."""
+    """Whether an annotation expects a ``torch.dtype`` and does not also accept text."""
     if isinstance(annotation, str):
         return re.fullmatch(r"(Optional\[)?torch\.dtype(\]| \| None)?", annotation) is not None
     choices = typing.get_args(annotation) or (annotation,)

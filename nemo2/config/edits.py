@@ -21,7 +21,7 @@ from nemo2.errors import ConfigError
 
 
 class Unset(NamedTuple):
-    """Stands for a field that nobody has set, or a dict's key that isn't there."""
+    """Stands for an unset field, or a missing key of a dict."""
 
     default: Any
     """The value in effect without a setting; `NOT_SET` where there is no default."""
@@ -32,11 +32,11 @@ class Field(str):
 
 
 class Edit(NamedTuple):
-    """One step. Steps are meant in their order: an index is that of the list as the steps before have left it."""
+    """One step. The steps apply in order: an index refers to the list after the previous steps."""
 
     kind: Literal["set", "unset", "append", "insert", "remove"]
     owner: str
-    """Path of what is edited; empty for the recipe itself."""
+    """The path of the edited part. Empty: the recipe itself."""
     key: Any
     """A `Field`, a dict's key or a list's index."""
     old: Any
@@ -60,9 +60,9 @@ class Edit(NamedTuple):
 
 
 def edits(old: Any, new: Any) -> list[Edit]:
-    """The steps from one tree to another of the same function; neither is changed.
+    """The steps from one tree to another of the same function. Neither is changed.
 
-    Items of lists are matched by what they are (the class of a config), so that a callback added in front is one
+    Items of lists are matched by their kind (the class of a config), so that a callback added at the front is one
     insertion.
 
     Raises:
@@ -108,10 +108,10 @@ def edits_source(old: Any, new: Any, *, name: str = "edit", doc: str = "") -> st
 
 
 def describe(steps: list[Edit], *, everything: bool = False) -> Iterator[tuple[str, str]]:
-    """``(mark, line)`` for each step: ``~`` a value that changes, ``+`` a part that is new, ``-`` one that is gone.
+    """``(mark, line)`` for each step: ``~`` for a changed value, ``+`` for a new part, ``-`` for a removed part.
 
-    Steps that change nothing in effect are left out unless ``everything`` is asked for. Where the class of a part
-    changes, the values that differ under it follow, defaults included.
+    Steps without an effect are left out unless ``everything`` is set. If the class of a part changes, the differing
+    values under it follow, including defaults.
     """
     for step in steps:
         if step.changes_nothing and not everything:
@@ -131,7 +131,8 @@ def describe(steps: list[Edit], *, everything: bool = False) -> Iterator[tuple[s
 
 
 def one_line(value: Any) -> str:
-    """A value as `format_value` has it, configs with what they set: ``TimingCallback(log_tokens_per_sec=True)``."""
+    """A value in the form of `format_value`, and configs with their set values:
+    ``TimingCallback(log_tokens_per_sec=True)``."""
     if isinstance(value, fdl.Buildable):
         arguments = (f"{step.removeprefix('.')}={one_line(child)}" for step, child in children(value))
         return f"{_name(value)}({', '.join(arguments)})"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields of a built object that its user set: their values, and where they were set.
 
-Where two settings govern one thing, the one that was set wins. A built dataclass no longer tells the two apart, so configs
-note it on what they build.
+If two settings govern the same value, the explicit one wins. A built dataclass no longer knows which fields were
+explicit, so configs note it on the objects that they build.
 """
 
 import contextlib
@@ -45,14 +45,14 @@ def note_explicit_fields(
 def explicit_fields(obj: object) -> frozenset[str]:
     """The names that were set when ``obj`` was made: by its config, or in the call of a configurable class.
 
-    For a dataclass instance made by hand, which doesn't say, the fields that differ from their defaults and that nobody
-    announced to have adjusted (`nemo2.config.adjust`).
+    For a dataclass instance made directly, which has no record, the fields that differ from their defaults and that
+    have no announced adjustment (`nemo2.config.adjust`).
     """
     return frozenset(explicit_values(obj))
 
 
 def explicit_values(obj: object) -> dict[str, Any]:
-    """The names of `explicit_fields` with the value that each was set to, whatever became of it since."""
+    """The names of `explicit_fields` with their original values, even if they have changed since."""
     noted = getattr(obj, "__dict__", {}).get(_NOTE)
     if noted is not None:
         return {name: value for name, value in noted.values.items() if value is not _ABSENT}
@@ -69,7 +69,7 @@ def explicit_values(obj: object) -> dict[str, Any]:
 
 
 def where_set(obj: object, name: str) -> str | None:
-    """ "file:line" of whoever set ``name`` of a built object; None where that isn't known (any more)."""
+    """The "file:line" that set ``name`` of a built object. None: unknown."""
     noted = getattr(obj, "__dict__", {}).get(_NOTE)
     if noted is not None and name in noted.places:
         return noted.places[name]
@@ -78,6 +78,6 @@ def where_set(obj: object, name: str) -> str | None:
 
 
 def at(obj: object, name: str) -> str:
-    """ " (file:line)" of whoever set ``name`` of a built object, for a sentence; nothing where that isn't known."""
+    """ " (file:line)" of the code that set ``name`` of a built object, for a sentence. Empty: unknown."""
     place = where_set(obj, name)
     return f" ({place})" if place else ""

@@ -61,14 +61,14 @@ def made_by_name(text: str, classes: tuple[type, ...], *, fit: Callable[..., Any
 
 
 def called(factory: Callable[..., Any], text: str, *, fit: Callable[..., Any], name: str = "") -> Any:
-    """What the function ``factory`` gives for the arguments ``text``, as in ``num_nodes=2, dir="runs"``.
+    """The result of the function ``factory`` for the arguments ``text``, as in ``num_nodes=2, dir="runs"``.
 
     Args:
-        fit: As of `made_by_name`.
-        name: Its name for the user. "": its own.
+        fit: As in `made_by_name`.
+        name: Its name for the user. "": its own name.
 
     Raises:
-        ConfigError: the arguments don't fit it, or one that it needs is missing.
+        ConfigError: the arguments don't fit, or a required argument is missing.
     """
     arguments = _arguments(factory, text, fit)
     if missing := [name for name in required(factory) if name not in arguments]:
@@ -145,7 +145,7 @@ def _find(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., Any]]:
 
 
 def _nemo_runs(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., Any]]:
-    """A factory that somebody registered with nemo-run for one of these classes."""
+    """A factory that is registered with nemo-run for one of these classes."""
     if "nemo_run.cli.api" not in sys.modules:
         return None
     import catalogue
@@ -158,7 +158,7 @@ def _nemo_runs(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., A
 
 
 def _arguments(factory: Callable[..., Any], text: str, fit: Callable[..., Any]) -> dict[str, Any]:
-    """The keywords of a call, each as the factory's signature asks for it."""
+    """The keywords of a call, each converted as the factory's signature requires."""
     parameters = inspect.signature(factory).parameters
     hints = signatures.get_type_hints(factory)
     arguments: dict[str, Any] = {}

@@ -65,7 +65,7 @@ def partial_call(obj: functools.partial) -> tuple[tuple, dict[str, Any]] | None:
 
 
 def _from_fields(obj: Any, fields: list[str]) -> dict[str, Any] | None:
-    """The init fields that differ from their defaults, or None where the constructor asks for more than fields."""
+    """The init fields that differ from their defaults. None: the constructor needs more than fields."""
     signature = inspect.signature(type(obj))
     if any(p.default is p.empty and p.name not in fields for p in signature.parameters.values()):
         return None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place that a field's history names, where it isn't the line of code that sets the field.
+"""The place in a field's history if it isn't the line of code that sets the field.
 
-fiddle 0.3's own ``custom_location`` swaps one provider for the whole process: of two threads that build recipes at once, one puts
-the other's back and leaves it there, and every later field is said to be set in a file that has nothing to do with it. The
-provider here is put in once, and asks for the place of its own thread.
+fiddle 0.3's ``custom_location`` swaps one provider for the whole process. If two threads build recipes at once, one
+restores the other's provider and leaves it in place, and every later field is attributed to an unrelated file. The
+provider here is installed once, and returns the place of its own thread.
 """
 
 import contextlib

@@ -13,7 +13,8 @@ _announced: set[str] = set()
 
 
 def adjust_to(config: Any, overrides: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
-    """Give the fields of ``config`` the values that work, noting why. Returns what was asked for otherwise."""
+    """Set the fields of ``config`` to the required values, with the reason. Returns the fields whose requested
+    values differed."""
     return {
         name: (used, why)
         for name, (used, why) in overrides.items()

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The allow-list for recipes from elsewhere: names they may hold, targets of their configs, values that others call later.
+"""The allow-list for recipes from elsewhere: the names that they may contain, the targets of their configs, and values
+that are called later.
 
-Reading a recipe is a place where a file decides what gets called, at three moments:
+While a recipe is read, the file decides what gets called, at three moments:
 
-- **now**: a config calls its target. That must be a class made for configs, or an entry point at the recipe's root.
-- **later, as an object**: a class or function that stands as a value is called by whoever gets it, a spec's module by
-  Megatron-Core with the spec's own ``params``. It must be a layer, a configuration, an activation or the like.
-- **later, by its name**: text that a library resolves, such as ``ModuleSpec(module=("os", "system"))``. A recipe may give
-  such text only where it names something that could stand there as an object. `NAMES_THAT_ARE_IMPORTED` lists the arguments;
+- **now**: a config calls its target. The target must be a class made for configs, or an entry point at the recipe's
+  root.
+- **later, as an object**: a class or function that is a value is called by its receiver; Megatron-Core calls a spec's
+  module with the spec's ``params``. It must be a layer, a configuration, an activation or similar.
+- **later, by its name**: a library resolves text such as ``ModuleSpec(module=("os", "system"))``. A recipe may contain
+  such text only if the named object would be allowed there. `NAMES_THAT_ARE_IMPORTED` lists the arguments;
   ``tests/nemo2/config/test_text_to_code.py`` compares it with the sources of the installed packages.
 
-Names are looked up in the list before anything is imported for them, and count only as what they say they are: a class under
-its own module, not something that an allowed module happens to have imported.
+Names are looked up in the list before anything is imported for them. A class counts only under its own module, not
+under an allowed module that happens to import it.
 """
 
 import enum
@@ -40,8 +42,8 @@ DEFAULT_ALLOWED = (
 """Module prefixes whose names a recipe may hold."""
 
 _LEFT_OUT = (
-    "megatron.core.models.audio",  # loads whatever files it is told to
-    "megatron.core.models.huggingface",  # downloads and builds whatever a name on the hub stands for
+    "megatron.core.models.audio",  # loads any files that it is given
+    "megatron.core.models.huggingface",  # downloads and builds any name on the hub
     "megatron.core.tokenizers",
     "megatron.core.export",
     "nemo2.backend",
@@ -72,11 +74,11 @@ _FUNCTIONS = (
     "nemo2.models",
     "nemo2.optim.pytorch",
 )
-"""Where plain functions come from that configurations and specs of layers hold: activations, fusions, makers of specs or
-optimizers."""
+"""Modules with plain functions that configurations and specs of layers may contain: activations, fusions, makers of
+specs or optimizers."""
 
 _RESOLVERS = ("megatron.core.transformer.spec_utils",)
-"""Modules of `_FUNCTIONS` whose functions import what they are told to."""
+"""Modules of `_FUNCTIONS` whose functions import the names that they receive."""
 
 _LAYERS = (
     "megatron.core.extensions",
@@ -86,7 +88,7 @@ _LAYERS = (
     "megatron.core.tensor_parallel",
     "megatron.core.transformer",
 )
-"""Where specs find classes that are no ``torch.nn.Module`` and make one, as Megatron-Core's norms are."""
+"""Modules in which specs find classes that are no ``torch.nn.Module`` but create one, such as Megatron-Core's norms."""
 
 _CONFIG_BASES = {
     "lightning.pytorch.callbacks.callback.Callback",
@@ -133,8 +135,8 @@ class RecipePolicy(serialization.PyrefPolicy):
         return covers(DEFAULT_ALLOWED, module, symbol) and not covers(_LEFT_OUT, module, symbol)
 
     def allows_value(self, value: Any) -> bool:
-        # Only things that are what they are called: a class or function found in its own module, or a constant that
-        # fiddle itself would write by this name. A module's imports (`os.system` of an allowed module) are neither.
+        # Only a class or function found in its own module, or a constant that fiddle itself would write by this name. A
+        # module's imports (`os.system` in an allowed module) are neither.
         if wire.constant_name(value) is not None:
             return True
         if isinstance(value, type) and (value.__module__ in STRUCTURE or is_value_type(value)):
@@ -149,9 +151,9 @@ class RecipePolicy(serialization.PyrefPolicy):
             raise self.refusal(module, symbol, reason)
 
     def check(self, recipe: Any) -> None:
-        """Raise SecurityError where something that isn't made for recipes would be called: by building this one, or later by
-        whoever gets its values."""
-        # Over what is stored, not over what the signatures admit: building passes on whatever is there.
+        """Raise SecurityError if something that isn't made for recipes would be called: when this recipe is built,
+        or later by the receivers of its values."""
+        # Checks the stored values rather than the signatures, because building passes on every stored value.
         pending: list[tuple[str, Any, str]] = [("", recipe, "")]
         seen: set[int] = set()
         while pending:
@@ -217,7 +219,8 @@ class RecipePolicy(serialization.PyrefPolicy):
 
     def _check_target(self, path: str, node: fdl.Buildable) -> None:
         target = node.__fn_or_cls__
-        # From 0.19 on Megatron-Core's specs hold functions of its own with arguments bound: handed over, not called.
+        # From 0.19 on Megatron-Core's specs contain its own functions with bound arguments, which are passed on rather
+        # than called.
         is_function = isinstance(target, types.FunctionType | types.MethodType)
         if isinstance(node, fdl.Partial) and is_function and self.may_be_handed_over(target):
             return
@@ -309,5 +312,6 @@ def _name_of(target: Any) -> tuple[str, str]:
 
 
 def _is_callable(value: Any) -> bool:
-    """Whether it is a class or a function of some kind; instances that can be called are built ones, vetted as nodes."""
+    """Whether it is a class or a function of some kind. Callable instances are built objects, which are checked as
+    nodes."""
     return isinstance(value, type) or inspect.isroutine(value)

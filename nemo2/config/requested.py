@@ -11,13 +11,13 @@ from nemo2.errors import ConfigError
 
 
 def refuse_silent_changes(objects: Mapping[str, Any]) -> None:
-    """Compare built configurations with what they were asked to be; ``objects`` maps a recipe path to each.
+    """Compare built configurations with their requested values. ``objects`` maps a recipe path to each.
 
-    A field may differ from what its user set where that was announced (`nemo2.config.adjust.adjust`); and what was
-    announced must still hold. None asks for nothing: Megatron-Core fills it in.
+    A field may differ from the user's value if the change was announced (`nemo2.config.adjust.adjust`), and an
+    announced value must still be in place. None requests nothing, because Megatron-Core fills it in.
 
     Raises:
-        ConfigError: with every field that is neither what was asked for nor what was announced.
+        ConfigError: with every field that has neither the requested nor the announced value.
     """
     found = [sentence for path, obj in objects.items() if obj is not None for sentence in silent_changes(path, obj)]
     if found:
@@ -32,7 +32,7 @@ def refuse_silent_changes(objects: Mapping[str, Any]) -> None:
 
 
 def silent_changes(path: str, obj: Any) -> list[str]:
-    """A sentence for each field of ``obj`` that is not what it should be."""
+    """A sentence for each field of ``obj`` with an unexpected value."""
     found = []
     asked, announced = explicit_values(obj), adjustments(obj)
     for name in dict.fromkeys([*asked, *announced]):
@@ -53,7 +53,7 @@ def _same(expected: Any, current: Any) -> bool:
     if expected is current:
         return True
     if dataclasses.is_dataclass(expected) and type(expected) is type(current):
-        return True  # a configuration of its own, compared by its own path
+        return True  # a separate configuration, compared under its own path
     try:
         return bool(expected == current)
     except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element

@@ -28,7 +28,7 @@ _PLAIN = (bool, int, float, str, pathlib.Path, pathlib.PurePath, timedelta, dict
 
 
 class WrongType(ValueError):
-    """The text can't be what the parameter asks for. The message is the clause after the path: "takes an int, ..."."""
+    """The text doesn't fit the parameter's type. The message is the clause after the path: "takes an int, ..."."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _bare_list(raw: str) -> Any:
 
 
 def split_items(text: str) -> list[str]:
-    """Text cut at the commas that stand in no bracket and no quotes."""
+    """Text split at the commas outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote or letter in "'\"":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values typed on a command line, as the type that a parameter asks for."""
+"""Converts values from a command line to the type of a parameter."""
 
 import collections.abc
 import contextlib
@@ -23,15 +23,15 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
-    """`value` as `hint` asks for it.
+    """`value` converted to `hint`.
 
     Args:
-        value: A Python value, as read from what was typed.
-        hint: A type annotation; `Any`, an unresolved name or a type without a known rule takes the value as it is.
-        text: What was typed, where it is a whole value; parameters that take text get it unread.
+        value: A Python value, parsed from the text.
+        hint: A type annotation. `Any`, an unresolved name or a type without a known rule accepts the value unchanged.
+        text: The text, if it is a whole value. Parameters of type text receive it unparsed.
 
     Raises:
-        WrongType: it can't be that type without guessing.
+        WrongType: the value can't be converted without guessing.
     """
     hint = without_annotated(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
@@ -203,7 +203,7 @@ def _callable(value: Any, hint: Any, text: str | None) -> Any:
 
 
 def _instance(value: Any, cls: type, text: str | None) -> Any:
-    """`value` for a parameter of some other class: a member, a dtype, a config of a named class, or what it is."""
+    """`value` for a parameter of another class: a member, a dtype, a config of a named class, or the value itself."""
     if isinstance(value, cls):
         return value
     if issubclass(cls, enum.Enum):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How values travel in a recipe's JSON: what fiddle's serialisation lacks.
+"""Serializes values in a recipe's JSON that fiddle doesn't support.
 
-Paths, time spans and torch devices are written as their text. torch dtypes and the built-in functions that serve as
-activations (`torch.tanh`, `torch.nn.functional.gelu`) are written as references to their public names, registered when
-one is met. Reading needs no preparation: a recipe's root is one of our configs, so the reader has loaded this module
-before it comes to a value.
+Paths, time spans and torch devices are written as text. torch dtypes and the built-in functions that serve as
+activations (`torch.tanh`, `torch.nn.functional.gelu`) are written as references to their public names, which are
+registered on first use. Reading needs no preparation: a recipe's root is a nemo2 config, so the reader has imported
+this module before it reads a value.
 """
 
 import pathlib
@@ -21,9 +21,9 @@ _CONSTANT_HOMES = ("torch.nn.functional", "torch", "torch.special")
 
 
 def register_types(roots: tuple[type, ...]) -> None:
-    """Teach fiddle's serialisation the types above, in trees whose root is one of the `roots`.
+    """Register the types above with fiddle's serialization, for trees whose root is one of `roots`.
 
-    In another tree they stay what they were, unserialisable: nothing would tell its reader to load this module.
+    In other trees they remain unserializable, because nothing would make the reader import this module.
     """
 
     def text_of(to_text: Callable[[Any], tuple]) -> Callable[[Any], tuple[tuple, None]]:

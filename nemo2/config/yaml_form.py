@@ -40,7 +40,7 @@ _VALUES = {
     f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (tuple, set, frozenset, list, dict, str, int, float, bool, timedelta, pathlib.PosixPath)
 }
-"""What ``_args_`` may be arguments of, besides torch.device."""
+"""Targets that accept ``_args_``, besides torch.device."""
 
 
 class Mapping(dict[Any, Any]):

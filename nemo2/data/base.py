@@ -39,7 +39,7 @@ class MegatronDataModule(LightningDataModule):
         "rampup_batch_size",
         "tokenizer",
     )
-    """What a recipe keeps where an override puts other data in the place of these and doesn't say it."""
+    """Fields that an override keeps when it replaces this data by other data that doesn't set them."""
 
     def __init__(
         self,

@@ -24,26 +24,26 @@ Order = Literal["single", "cyclic", "batch"]
 
 
 class StepBatchSampler(Sampler[list[int]]):
-    """Dataset indices of this rank's share, step by step.
+    """The dataset indices of this rank's part, step by step.
 
-    The dataset is passed over again and again. A pass is as many whole global batches as fit, and one iteration of the
-    sampler gives what is left of the present pass; `len` is the number of steps in the whole present pass, as Lightning
-    counts the steps done before a resume too.
+    The sampler passes over the dataset repeatedly. A pass has as many whole global batches as fit. One iteration of the
+    sampler yields the rest of the current pass. `len` is the number of steps in the whole current pass, because
+    Lightning also counts the steps before a resume.
 
     Args:
         total_samples: Samples in the dataset.
         schedule: The global batch size.
-        micro_batch_size, data_parallel_rank, data_parallel_size: Which share is this rank's.
+        micro_batch_size, data_parallel_rank, data_parallel_size: These select this rank's part.
         order: "single": the dataset's own order in every pass (Megatron's datasets are shuffled when they are built).
-            "cyclic": each pass in a permutation drawn from (seed, pass); the samples that don't fit into a pass differ
-            from one to the next. "batch" is NeMo's fine-tuning name; a step is loaded at once here anyway, so it is
-            "single".
-        position: Asked at the start of each iteration for the samples consumed so far, so that loading resumes where
-            training is and not where prefetching was. None: start at 0, then continue after the last whole pass.
-        seed: For "cyclic".
+            "cyclic": a permutation per pass, drawn from (seed, pass); the samples left over differ between passes.
+            "batch": NeMo's name for fine-tuning, the same as "single", because a step is loaded at once in any case.
+        position: A function that returns the samples consumed so far. It is called at the start of each iteration, so
+            that loading resumes at the position of training rather than of prefetching. None: start at 0, then continue
+            after the last whole pass.
+        seed: The seed of "cyclic".
 
     Raises:
-        DataError: the dataset holds less than one global batch.
+        DataError: the dataset has fewer samples than one global batch.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class StepBatchSampler(Sampler[list[int]]):
         return self._consumed_samples if self._position is None else self._position()
 
     def _pass_at(self, consumed: int) -> tuple[int, int, int]:
-        """The pass that `consumed` lies in: its number, the samples consumed at its start, its steps."""
+        """The pass that contains `consumed`: its number, the samples consumed at its start, its steps."""
         number, start = 0, 0
         while True:
             steps = self.schedule.steps_within(start, self.total_samples)
@@ -112,7 +112,7 @@ class StepBatchSampler(Sampler[list[int]]):
     def _permutation(self, number: int) -> Optional[np.ndarray]:
         if self.order != "cyclic":
             return None
-        # A generator of its own: on CPU torch's global one also feeds dropout.
+        # A separate generator, because on CPU torch's global generator also feeds dropout.
         return np.random.default_rng([self.seed, number]).permutation(self.total_samples)
 
 
@@ -162,10 +162,10 @@ class EvalBatchSampler(Sampler[list[int]]):
 
 
 class PaddedDataset(Dataset[Any]):
-    """A dataset that also answers for indices beyond its end: with its first sample, none of whose tokens count.
+    """A dataset that returns its first sample, with an empty loss mask, for indices beyond its end.
 
     Raises:
-        DataError: when asked for such a sample, and samples have no ``loss_mask`` to say so.
+        DataError: at such an index, if samples have no ``loss_mask``.
     """
 
     def __init__(self, dataset: Any) -> None:

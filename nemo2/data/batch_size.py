@@ -107,11 +107,11 @@ class BatchSizeSchedule:
 def setup_microbatch_calculator(
     schedule: BatchSizeSchedule, *, micro_batch_size: int, data_parallel_size: int, rank: int, consumed_samples: int = 0
 ) -> None:
-    """Set Megatron-Core's process-wide calculator to `schedule`, whatever it was before.
+    """Set Megatron-Core's process-wide calculator to `schedule`, replacing any previous one.
 
-    0.16 knows the ramp-up as ``rampup_batch_size``; later releases ignore that argument and take the steps as text
-    ("0:8 16:12", samples and batch sizes). Both are given our thresholds, the second in full, the first through its
-    own arithmetic, from which ours is derived.
+    0.16 takes the ramp-up as ``rampup_batch_size``. Later releases ignore that argument and take the steps as text
+    ("0:8 16:12", samples and batch sizes). Both receive nemo2's thresholds: the text in full, and ``rampup_batch_size``
+    through its own arithmetic, from which the thresholds derive.
     """
     from megatron.core import num_microbatches_calculator as calculator
 
@@ -126,7 +126,7 @@ def setup_microbatch_calculator(
         known = inspect.signature(calculator.reconfigure_num_microbatches_calculator).parameters
         if "step_batch_size_schedule" in known:
             sizes = {0: schedule.start}
-            # Where a ramp is so short that two levels begin at one sample, the higher one counts.
+            # If a ramp is so short that two levels begin at one sample, the higher level counts.
             sizes.update({t: schedule.start + schedule.increment * (i + 1) for i, t in enumerate(schedule.thresholds)})
             arguments["step_batch_size_schedule"] = " ".join(f"{t}:{size}" for t, size in sizes.items())
         else:

@@ -41,7 +41,7 @@ def parse_paths(paths: Paths) -> Union[Blend, dict[str, Optional[Blend]]]:
     these, or nothing, under "train", "validation" and "test". Prefixes may end in .bin or .idx.
 
     Raises:
-        ConfigError: none of these forms, or weights that are no shares.
+        ConfigError: another form, or weights that aren't valid shares.
     """
     if isinstance(paths, Mapping):
         for key in paths:
@@ -57,7 +57,8 @@ def parse_paths(paths: Paths) -> Union[Blend, dict[str, Optional[Blend]]]:
 def parse_split(split: str) -> str:
     """The shares of train, validation and test in Megatron's notation: three decimal numbers, "900,50,50".
 
-    Megatron picks the digits out of any string; what it can't misread is returned here, the rest refused.
+    Megatron extracts the digits from any string. This function returns only text that Megatron can't misread, and
+    rejects the rest.
 
     Raises:
         ConfigError: not one to three numbers, 0 or more, separated by commas, or all 0.

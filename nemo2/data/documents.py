@@ -25,13 +25,14 @@ _SHOWN = 5
 
 @dataclass
 class BadInput:
-    """Input that could not be read as text, and the policy for it.
+    """Input that is unreadable as text, and the policy for it.
 
     Attributes:
-        policy: "fail": the first is an error. "skip": leave it out and go on.
-        limit: With "skip", one more than this many is an error after all: it is the wrong format then, not a few lines.
-        count: How many were left out.
-        examples: Where and why, of the first few.
+        policy: "fail": the first bad input is an error. "skip": leave it out and continue.
+        limit: With "skip", the largest number of bad inputs. More are an error, because the format is then probably
+            wrong.
+        count: The number of inputs left out.
+        examples: The places and reasons of the first few.
     """
 
     policy: OnBadLine = "fail"
@@ -60,11 +61,11 @@ class BadInput:
 def find_files(inputs: Inputs) -> list[Path]:
     """The files that `inputs` name, in an order that does not depend on the file system.
 
-    An input is a file, a directory (all files below it but hidden ones, sorted by path) or a glob pattern (sorted;
-    ``**`` enters directories). A file named twice is read once.
+    An input is a file, a directory (all files below it except hidden ones, sorted by path) or a glob pattern (sorted;
+    ``**`` enters directories). A file that is named twice is read once.
 
     Raises:
-        DataError: an input names nothing.
+        DataError: an input matches nothing.
     """
     named = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
     if not named:
@@ -85,10 +86,10 @@ def find_files(inputs: Inputs) -> list[Path]:
 
 
 def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInput) -> Iterator[str]:
-    """The documents of `files`, one after another; what isn't text is reported to `bad`. Empty ones are given too.
+    """The documents of `files`, one after another, including empty ones. Input that isn't text is reported to `bad`.
 
     Raises:
-        DataError: a file can't be read at all, or `bad` says that it has had enough.
+        DataError: a file is unreadable, or `bad` has reached its limit.
     """
     for file in files:
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where data and models are kept that nemo2 downloads or makes for itself.
+"""The folders of data and models that nemo2 downloads or creates.
 
-NeMo 2.0's variables, so that one setting moves the caches of both: ``$NEMO_HOME``, and in it ``$NEMO_DATASETS_CACHE`` and
-``$NEMO_MODELS_CACHE``. What isn't set is below ``~/.cache/nemo2``.
+The variables are NeMo 2.0's, so that one setting moves the caches of both: ``$NEMO_HOME``, ``$NEMO_DATASETS_CACHE`` and
+``$NEMO_MODELS_CACHE``. The default is below ``~/.cache/nemo2``.
 """
 
 import os

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder in which Megatron-Core keeps its sample indices: this user's own, and nothing in it is taken on trust.
+"""Protects the folder in which Megatron-Core caches its sample indices.
 
-Megatron-Core writes each index with `numpy.save` under its final name and reads it back with ``allow_pickle=True``: a file that
-somebody put beside a corpus would run what it says, and a half-written one ends the run. Inside `guarded` an index gets its name
-once it is whole, with its SHA-256 beside it, and is read as numbers only, once it has been found to be what was written.
+Megatron-Core writes each index with `numpy.save` under its final name and reads it back with ``allow_pickle=True``. A
+file that somebody puts beside a corpus would therefore run code, and a half-written file ends the run. Inside `guarded`
+an index gets its name only when it is complete, with its SHA-256 beside it. It is read as numbers only, after its hash
+has been checked.
 """
 
 import hashlib
@@ -58,7 +59,7 @@ def private_directory(root: Path, key: str) -> Path:
             raise DataError(f"{directory} is a link, but the sample index requires a real folder. Remove the link.")
         probe = directory / f".probe-{uuid.uuid4().hex[:8]}"
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))
-        # Not the process' own id: a file server may write root's files as somebody else's.
+        # Not the process's id, because a file server may write root's files as another user.
         owner = os.lstat(probe).st_uid
         probe.unlink()
         if found.st_uid != owner:

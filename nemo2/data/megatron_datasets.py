@@ -63,7 +63,7 @@ def on_all_ranks(work: Callable[[], T], *, on_rank_0_only: bool = False) -> T:
     if not on_rank_0_only or _rank() == 0:
         try:
             result = work()
-        except Exception as caught:  # whatever it was, the other ranks must hear of it before it is raised
+        except Exception as caught:  # any error: the other ranks must learn of it first
             error = caught
     if _distributed():
         verdicts: list[Any] = [None] * dist.get_world_size()
@@ -112,7 +112,8 @@ class _LocalBuilder(BlendedMegatronDatasetBuilder):
 
 
 def _only(config: GPTDatasetConfig, sizes: Mapping[str, Optional[int]]) -> GPTDatasetConfig:
-    """`config` with the splits left out that nobody asked for: an empty one would be counted through for ever."""
+    """`config` without the splits that aren't needed, because Megatron would count passes over an empty split
+    forever."""
     config = copy.copy(config)
     if config.split_matrix is not None:
         config.split_matrix = [  # pyright: ignore[reportAttributeAccessIssue]  # None is what upstream uses too

@@ -159,7 +159,7 @@ _SETTINGS = {
     2: {3: "model_type", 35: "byte_fallback", 41: "bos_id", 42: "eos_id", 43: "pad_id"},
     3: {2: "charsmap", 3: "add_dummy_prefix", 4: "remove_extra_whitespaces"},
 }
-"""Of ``TrainerSpec`` and ``NormalizerSpec``, by their numbers in ``ModelProto``."""
+"""Fields of ``TrainerSpec`` and ``NormalizerSpec``, by their numbers in ``ModelProto``."""
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

@@ -21,7 +21,7 @@ PATTERNS = (
     "additional_chat_templates/*.jinja",
     "generation_config.json",  # whose end tokens are ids of this tokenizer
 )
-"""As transformers names them. Python files, which some repositories bring, are none."""
+"""The names in transformers. Python files, which some repositories contain, are not included."""
 FIELDS = ("path", "pretrained_model_name", "model_path", "vocab_file", "merges_file")
 """Arguments of our tokenizers that may name a file, or a folder of files."""
 
@@ -34,8 +34,8 @@ def tokenizer_files(source: Path) -> list[Path]:
 
 
 def files_of(tokenizer: object) -> dict[str, Path]:
-    """The files that a tokenizer of ours reads, by the names that they have beside each other. Those of a tokenizer that is a
-    name on the hub aren't among them."""
+    """The files that a nemo2 tokenizer reads, by their names in a common folder. A tokenizer that is a name on the
+    hub has none."""
     found: dict[str, Path] = {}
     for field in FIELDS:
         value = getattr(tokenizer, field, None)

@@ -24,7 +24,7 @@ def examine() -> list[Finding]:
     for part in PARTS:
         try:
             found += part()
-        except Exception as error:  # what is broken here is what is being looked for
+        except Exception as error:  # anything broken here is the finding
             found.append(
                 Finding(
                     topic="Examination", name=part.__name__, state="broken", value=f"{type(error).__name__}: {error}"

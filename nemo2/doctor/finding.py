@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thing that was looked at, and a list of them for reading."""
+"""A finding of the doctor, and a list of findings for reading."""
 
 import shutil
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _MARKS: dict[State, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One finding: the fact, its consequence and the remedy."""
+    """A finding: the fact, its consequence and the remedy."""
 
     topic: str
     name: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages: those that nemo2 needs in the versions it declares, and optional ones with what they are for."""
+"""The packages that nemo2 needs, in their declared versions, and optional packages with their purposes."""
 
 import os
 import platform
@@ -164,7 +164,7 @@ def _declared() -> list[str]:
 
 
 def _of_the_checkout() -> list[str]:
-    """nemo2 may run from a folder that nobody has installed."""
+    """nemo2 may run from a folder without being installed."""
     import tomllib
 
     project = Path(__file__).resolve().parent.parent.parent / "pyproject.toml"

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How good a trained model is: perplexity of texts."""
+"""Evaluates a trained model: the perplexity of texts, and tasks."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's answers to the requests of tasks, kept while an evaluation goes on, so that an interrupted one goes on with them.
+"""Stores a model's answers to the requests of tasks during an evaluation, so that an interrupted evaluation can resume.
 
-Rank 0 reads and writes the file, a line of JSON per answer; all ranks begin with what it read, and so ask the model the same.
+Rank 0 reads and writes the file, with one line of JSON per answer. All ranks start with its contents, and so send the
+same requests to the model.
 """
 
 import hashlib
@@ -20,12 +21,12 @@ _CHUNK = 64
 
 
 class Answers:
-    """Answers by their requests.
+    """Answers by request.
 
     Args:
-        file: Where they are kept. None: nowhere.
-        replicas: Of the model, which answer at the same time.
-        on_progress: Called when some requests were answered.
+        file: The file that stores them. None: no file.
+        replicas: The model's replicas, which answer at the same time.
+        on_progress: Called after some requests were answered.
     """
 
     def __init__(
@@ -38,10 +39,10 @@ class Answers:
         if torch.distributed.is_initialized():
             torch.distributed.broadcast_object_list(known)
         self.known: dict[str, Any] = known[0]
-        """By the digests of requests."""
+        """The known answers by the digests of requests."""
 
     def to(self, kind: str, requests: Sequence[Any], answer: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
-        """The answers to ``requests``, in their order: those that are known, and ``answer``'s to the others."""
+        """The answers to ``requests``, in order: known answers, and those of ``answer`` for the other requests."""
         keys = [_key(kind, request) for request in requests]
         open_ = {key: request for key, request in zip(keys, requests, strict=True) if key not in self.known}
         waiting = sorted(open_, key=lambda key: len(repr(open_[key])))
@@ -52,7 +53,7 @@ class Answers:
         return [self.known[key] for key in keys]
 
     def forget(self) -> None:
-        """Remove the file: the evaluation came to its end."""
+        """Delete the file, because the evaluation is complete."""
         if self.file is not None and _is_first():
             self.file.unlink(missing_ok=True)
 
@@ -65,7 +66,7 @@ class Answers:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """What is there; a line that was cut off by the interruption is asked again."""
+    """The stored answers. A line that the interruption truncated is requested again."""
     known: dict[str, Any] = {}
     if not file.is_file():
         return known

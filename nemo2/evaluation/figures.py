@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of evaluations by the names under which loggers, a run's report and files have them."""
+"""The scores of evaluations by their names in loggers, a run's report and files."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EleutherAI's lm-eval over a model of ours: its tasks, prompts and metrics; log-probabilities and texts are ours.
+"""EleutherAI's lm-eval over a nemo2 model: tasks, prompts and metrics are lm-eval's, log-probabilities and texts are
+nemo2's.
 
-Every rank calls it with the same arguments. Data-parallel replicas share the requests (`nemo2.evaluation.replicas`).
+Every rank must call it with the same arguments. Data-parallel replicas share the requests
+(`nemo2.evaluation.replicas`).
 """
 
 import importlib.util
@@ -46,20 +48,20 @@ def evaluate_tasks(
     """lm-eval's results, ``{"results": {task: {metric: value}}, ...}``, the same on every rank.
 
     Args:
-        model, tokenizer, max_sequence_length, max_batch_size: As for `nemo2.models.scoring.score`.
-        tasks: Names of lm-eval's, or of those in ``task_folder``.
-        task_folder: Tasks of one's own, as YAML files in lm-eval's form. Their data may lie beside them.
+        model, tokenizer, max_sequence_length, max_batch_size: As in `nemo2.models.scoring.score`.
+        tasks: Names of lm-eval's tasks, or of tasks in ``task_folder``.
+        task_folder: A folder with your own tasks, as YAML files in lm-eval's format. Their data may be beside them.
         num_fewshot: Solved examples before each question. None: as the task says.
         limit: Questions per task. None: all.
-        seed: Of the choice of examples.
-        trust_tasks: Run the functions that files of ``task_folder`` name, and their prompts without a sandbox.
-        answers_file: The model's answers are kept there until the evaluation is done, and those that are there from one that was
-            interrupted aren't asked for again. None: nowhere.
-        on_progress: Called now and then, on every rank.
+        seed: The seed for the choice of examples.
+        trust_tasks: Run the functions that files of ``task_folder`` name, and render their prompts without a sandbox.
+        answers_file: The file that stores the model's answers until the evaluation is complete. Answers from an
+            interrupted evaluation are reused. None: no file.
+        on_progress: Called regularly, on every rank.
 
     Raises:
-        ConfigError: lm-eval isn't installed, or there is no such task.
-        SecurityError: a file of ``task_folder`` would have code run.
+        ConfigError: lm-eval isn't installed, or a task is unknown.
+        SecurityError: a file of ``task_folder`` would run code.
     """
     known = refuse_unknown(tasks, task_folder, trust_tasks=trust_tasks)
     from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
@@ -214,7 +216,7 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
 
 @contextmanager
 def random_numbers_as_before() -> Iterator[None]:
-    """lm-eval seeds the process' generators; a training that goes on has its own back."""
+    """A context that restores the random generators, which lm-eval seeds, for a training that continues."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:

@@ -20,7 +20,7 @@ class Perplexity:
     """The negative log-likelihood of all tokens together."""
     num_tokens: int
     num_bytes: int
-    """Of the texts as UTF-8."""
+    """The size of the texts in UTF-8."""
 
     @property
     def loss(self) -> float:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of lm-eval's tasks as data: none of its files decides what is called.
+"""Reads a folder of lm-eval's tasks as data, so that no file decides what is called.
 
-lm-eval imports what a task's YAML names after ``!function`` and under ``class``, loads metrics that it doesn't know as scripts of
-the hub, and renders prompts in a Jinja environment without a sandbox. A folder from elsewhere gets there only where its user
-says that it may.
+lm-eval imports the names after ``!function`` and under ``class`` in a task's YAML, loads unknown metrics as scripts
+from the hub, and renders prompts in a Jinja environment without a sandbox. A folder from elsewhere is passed to it only
+if its user allows it.
 """
 
 from collections.abc import Collection, Iterator
@@ -25,13 +25,13 @@ _SWITCHES = {
 
 
 def refuse_code(folder: Path, *, metrics: Collection[str] = ()) -> None:
-    """Raise where a task in ``folder`` would have code run, before lm-eval sees it.
+    """Check that no task in ``folder`` would run code, before lm-eval reads it.
 
     Args:
-        metrics: Names that are lm-eval's own; it looks for scripts of others. Empty: names aren't looked at.
+        metrics: The names of lm-eval's own metrics. For other names it looks for scripts. Empty: names aren't checked.
 
     Raises:
-        SecurityError: naming the file and what in it would run.
+        SecurityError: the message has the file and the code in it.
     """
     for file in sorted(path for pattern in ("*.yaml", "*.yml") for path in folder.rglob(pattern)):
         try:

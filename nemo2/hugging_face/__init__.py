@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of Hugging Face's: released weights read into checkpoints and models of ours, and checkpoints written as such."""
+"""Hugging Face's files: released weights are read into checkpoints and models, and checkpoints are written as such
+files."""

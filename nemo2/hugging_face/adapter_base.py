@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an adapter of others was trained over: released weights, or a checkpoint of ours."""
+"""The base model of a foreign adapter: released weights, or a nemo2 checkpoint."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Base:
     tokenizer: Any
     conversion: Conversion
     weights: Any
-    """Released, or stored in a checkpoint of ours."""
+    """Released weights, or those stored in a nemo2 checkpoint."""
 
     @property
     def config(self) -> Any:
@@ -48,7 +48,7 @@ class Base:
         return torch.cat([part for _, part in self.weights.part(entry, slice(0, entry.own_shape[0]))])
 
     def lengths(self, entry: Entry) -> Tensor:
-        """Of the rows of a weight, in fp32."""
+        """The lengths of the rows of a weight, in fp32."""
         return self.values(entry).float().norm(dim=1)
 
 

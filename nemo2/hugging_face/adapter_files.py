@@ -62,12 +62,12 @@ class Adapter:
 
 
 def read_adapters(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
-    """The adapters of a folder by released module, and the released tensors that were trained in full (``modules_to_save``) by
-    name; ``settings`` as `read_settings` gives them.
+    """The adapters in a folder by released module, and the released tensors that were trained in full
+    (``modules_to_save``) by name. ``settings`` as returned by `read_settings`.
 
     Raises:
         CheckpointError: the weights are missing, a pickle, or don't belong to the settings.
-        ConfigError: they hold what no adapter of ours can.
+        ConfigError: they contain something that nemo2's adapters don't support.
         SecurityError: the file leads out of the folder.
     """
     tensors = _read_tensors(folder)
@@ -91,7 +91,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: it is no JSON object.
-        ConfigError: a field asks for what LoRA and DoRA of ours haven't got.
+        ConfigError: a field requests a feature that nemo2's LoRA and DoRA lack.
         SecurityError: the file leads out of the folder.
     """
     refuse_outside(folder, ADAPTER_CONFIG)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an adapter of others holds beside its factors: tensors of the release that were trained in full (``modules_to_save``)."""
+"""The contents of a foreign adapter beside its factors: tensors of the release that were trained in full
+(``modules_to_save``)."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,17 +20,17 @@ from nemo2.parallel.norm_names import module_of_key
 
 
 class FullModules:
-    """The tensors of ours that such tensors make.
+    """The nemo2 tensors that such tensors make.
 
     Args:
-        entries: Of the base.
+        entries: The base model's entries.
         whole: Released tensors by their names in the file.
         tied: The file says that embedding and output layer are trained as one (``ensure_weight_tying``).
-        folder: For errors.
+        folder: The folder, for errors.
 
     Raises:
-        CheckpointError: the base has no such tensors, or of another size.
-        ConfigError: embedding and output layer are one tensor in the base, and two here.
+        CheckpointError: the base model has no such tensors, or of another size.
+        ConfigError: embedding and output layer are one tensor in the base model, but two in the file.
     """
 
     def __init__(
@@ -47,7 +48,8 @@ class FullModules:
 
     @cached_property
     def tensors(self) -> dict[Entry, Tensor]:
-        """By where a checkpoint has them. Of a tensor that several released ones make, rows of others are the base's."""
+        """The tensors by their positions in a checkpoint. If several released tensors make one tensor, rows of
+        missing ones come from the base model."""
         found = {}
         for entry in self.entries:
             key, stacked, at = stored_apart(entry)
@@ -56,7 +58,8 @@ class FullModules:
 
     @property
     def names(self) -> list[str]:
-        """Of the modules, as ``modules_to_save`` of our methods takes them; short where all of a name are meant."""
+        """The names of the modules, in the form of our methods' ``modules_to_save``. Short names if all modules of a
+        name are included."""
         named = list(
             dict.fromkeys(module_of_key(stored_apart(entry)[0].removeprefix("module.")) for entry in self.entries)
         )
@@ -77,7 +80,7 @@ class FullModules:
         return made
 
     def _without_output_layer(self, whole: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The tensors, and apart from them the output layer's, of a base that has none of its own."""
+        """The tensors, and separately those of the output layer, for a base model without an output layer."""
         name = self.base.conversion.output_name(self.base.config)
         apart = {one: tensor for one, tensor in whole.items() if name is not None and one.endswith(name)}
         return {one: tensor for one, tensor in whole.items() if one not in apart}, apart

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An adapter of Hugging Face's ``peft`` as a checkpoint of ours: what `nemo2.hugging_face.adapters` writes, and what ``peft``
-trains and saves itself.
+"""Converts an adapter of Hugging Face's ``peft`` into a checkpoint: one that `nemo2.hugging_face.adapters` wrote, or
+``peft`` itself.
 
-The table of the family says of which rows of which released modules a layer of ours is made; the second factors (``lora_B``) are
-put together the same way. Where the released modules of a fused layer have a first factor each, the additions become
-`CanonicalLoRA`'s or `CanonicalDoRA`'s, which have them apart too; of layers that have no parts, one addition of the sum of the
-ranks, ``[B_q 0; 0 B_k] [A_q; A_k]``. Additions of a lower rank than the others are filled up with zeros, which training leaves
-zero. What was trained in full (``modules_to_save``) is stored as the model's own weights are.
+The family's table says which rows of which released modules make a layer of nemo2. The second factors (``lora_B``) are
+combined in the same way. If the released modules of a fused layer have a first factor each, the additions become those
+of `CanonicalLoRA` or `CanonicalDoRA`, which also have separate factors. In layers without parts they become one
+addition whose rank is the sum, ``[B_q 0; 0 B_k] [A_q; A_k]``. Additions of a lower rank than others are padded with
+zeros, which training leaves at zero. Modules trained in full (``modules_to_save``) are stored like the model's own
+weights.
 """
 
 import re
@@ -52,26 +53,27 @@ def import_adapter(
     overwrite: bool = False,
     show_progress: Optional[bool] = None,
 ) -> Path:
-    """Make a checkpoint of LoRA or DoRA of a folder with ``adapter_config.json`` and ``adapter_model.safetensors``. No model is
-    built.
+    """Convert the LoRA or DoRA in a folder with ``adapter_config.json`` and ``adapter_model.safetensors`` into a
+    checkpoint. Builds no model.
 
-    The checkpoint holds the additions and names the base, as one of a fine-tuning run does: it is generated with, merged and
-    exported as such, and training begins with it (``resume.restore_config``).
+    The checkpoint holds the adapters and names the base model, like that of a fine-tuning run. It can be used for
+    generation, merging and export, and training can start from it (``resume.restore_config``).
 
     Args:
         source: The folder.
-        target: The checkpoint's directory. It exists once it is whole, or not at all.
-        base_model: What the adapter was trained over: a checkpoint of ours (``nemo://name`` too), a folder of released
-            weights, or ``hf://organisation/name``. None: the adapter's ``base_model_name_or_path``.
-        dtype: Of the additions. None: as they are.
-        overwrite, show_progress: As `import_weights`.
+        target: The checkpoint's directory, which appears only when it is complete.
+        base_model: The adapter's base model: a nemo2 checkpoint (also ``nemo://name``), a folder of released weights,
+            or ``hf://organisation/name``. None: the adapter's ``base_model_name_or_path``.
+        dtype: The dtype of the adapters. None: the file's.
+        overwrite, show_progress: As in `import_weights`.
 
     Returns:
         The checkpoint's directory.
 
     Raises:
-        CheckpointError: files are missing, damaged or pickles; the adapter belongs to a model of another size; no base is found.
-        ConfigError: a field of ``adapter_config.json`` asks for what LoRA and DoRA of ours haven't got.
+        CheckpointError: files are missing, damaged or pickles; the adapter belongs to a model of another size; or no
+            base model is found.
+        ConfigError: a field of ``adapter_config.json`` requests a feature that nemo2's LoRA and DoRA lack.
         SecurityError: a file leads out of the folder.
     """
     folder = Path(source).expanduser()
@@ -100,7 +102,7 @@ def import_adapter(
 
 
 class _Target(NamedTuple):
-    """What an addition is beside: a module, and a part of it; "" for all of it."""
+    """The place of an addition: a module, and a part of it. "": all of it."""
 
     module: str
     part: str
@@ -108,7 +110,7 @@ class _Target(NamedTuple):
 
 @dataclass
 class _Made:
-    """Additions of ours."""
+    """nemo2's additions."""
 
     kind: type[LoRA]
     rows: dict[_Target, list[Rows]]
@@ -229,7 +231,7 @@ def _linear_name(module: str) -> str:
 
 
 def _has_parts(module: str, rows: list[Rows]) -> bool:
-    """Whether several released modules, which have first factors of their own, are parts of one layer of ours."""
+    """Whether several released modules with separate first factors are parts of one nemo2 layer."""
     return module.rpartition(".")[2] in PARTS and len(each_once(rows)) > 1
 
 
@@ -246,7 +248,7 @@ def _cut(
 
 
 def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: Base) -> Tensor:
-    """The trained lengths of DoRA; of rows without an adapter, what they are in the base."""
+    """The trained lengths of DoRA. For rows without an adapter, the base model's lengths."""
     given = {name: adapters[name].lengths for name in rows.met if name in adapters}
     dtype = next(one.dtype for one in given.values() if one is not None)
     whole = len(given) == len(rows.met)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose rows of which released modules the rows of our layers are: what additions are exported and imported by."""
+"""Maps the rows of nemo2's layers to rows of released modules, for the export and import of adapters."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ _EXPERT = re.compile(r"\.experts\.local_experts\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a weight of ours, or of one section of it."""
+    """Some rows of a nemo2 weight, or of one section of it."""
 
     entry: Entry
     section: str
@@ -95,7 +95,7 @@ def stored_module(module: str) -> tuple[str, tuple[int, ...]]:
 
 
 def module_name(tensor: str) -> str:
-    """Of a released tensor."""
+    """The module of a released tensor."""
     return tensor.removesuffix(".weight")
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of NeMo 2.0, and torch_dist ones of Megatron-LM and Megatron-Bridge: their weights, whatever their layout.
+"""Reads the weights of checkpoints of NeMo 2.0, and of torch_dist checkpoints of Megatron-LM and Megatron-Bridge, in
+any layout.
 
-They are Megatron-Core's files, as ours are. NeMo puts ``module.`` in front of names as we do, the others don't. NeMo describes
-its model in ``context/model.yaml``, of which plain values are read and no class is made (`nemo2.checkpoint.nemo_context`); of the
-others the model has to be named. Not read: the optimizer, schedule and random states, FP8 scales, adapters, Megatron-LM's older
-format of one pickle per rank, and models that nemo2 has no conversion of.
+Like nemo2's checkpoints, they are Megatron-Core's files. NeMo and nemo2 prefix names with ``module.``; the others
+don't. NeMo describes its model in ``context/model.yaml``, of which plain values are read, without creating a class
+(`nemo2.checkpoint.nemo_context`). For the others the user must name the model. Not supported: the states of optimizer,
+schedule and random numbers, FP8 scales, adapters, Megatron-LM's older format of one pickle per rank, and models for
+which nemo2 has no conversion.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +43,7 @@ class Foreign:
     folder: Path
     conversion: Conversion
     config: Any
-    """Of ours."""
+    """nemo2's configuration."""
     entries: tuple[Entry, ...]
     tokenizer: Optional[AutoTokenizer]
     stored: StoredTensors
@@ -55,7 +57,7 @@ class Foreign:
 
 
 def foreign_at(folder: Path) -> Optional[Path]:
-    """The checkpoint in ``folder``, which may be a run's directory; None where what is there is none of these formats."""
+    """The checkpoint in ``folder``, which may be a run's directory. None: it has none of these formats."""
     try:
         found = identify(folder)
     except (CheckpointError, SecurityError):

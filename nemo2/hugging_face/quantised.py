@@ -37,7 +37,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """As it is stored."""
+    """A tensor in its stored form."""
 
     stored: Stored
 
@@ -121,7 +121,7 @@ def _belongs_to_another(name: str, tensors: Mapping[str, Stored]) -> bool:
 
 
 def mapped(stored: Stored) -> Tensor:
-    """The tensor as a view of its file, of which only what is touched is read. Not to be written to."""
+    """The tensor as a view of its file, of which only the accessed parts are read. It must not be written to."""
     count = stored.dtype.itemsize
     for size in stored.shape:
         count *= size

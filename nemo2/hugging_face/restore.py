@@ -59,7 +59,7 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
                 local_files_only=local_files_only,
             )
         )
-    except Exception as error:  # whatever the hub's client raises: no network, no such repository, no right to it
+    except Exception as error:  # any error of the hub's client: no network, no such repository, no access
         raise CheckpointError(
             f"{path} cannot be downloaded: {' '.join(str(error).split())[:300]}. Download it on a machine with a "
             "network, and name the folder: hf:///path/to/it."
@@ -154,17 +154,18 @@ def _parts(piece: Piece, entries: dict[tuple[int, ...], Entry]) -> Iterator[tupl
 def start_from(
     path: str, *, config: Any, pieces: Iterable[Piece], also: Iterable[str] = (), downloads: bool = True
 ) -> None:
-    """Fill a model with the weights that ``path`` names. Every rank calls it with its own pieces.
+    """Fill a model with the weights at ``path``. Every rank must call it with its own pieces.
 
     Args:
-        path: As `folder_of` takes it.
-        config: Our configuration of the model.
-        pieces, also: As `fill` takes them.
-        downloads: Whether this rank is the one of its machine that downloads.
+        path: As in `folder_of`.
+        config: nemo2's configuration of the model.
+        pieces, also: As in `fill`.
+        downloads: Whether this rank downloads for its machine.
 
     Raises:
-        CheckpointError: on every rank, where one can't read what it needs, or it doesn't fit.
-        ConfigError, SecurityError: see `folder_of` and `open_released`.
+        CheckpointError: on every rank, if a rank can't read its part or the weights don't fit.
+        ConfigError: see `folder_of` and `open_released`.
+        SecurityError: see `folder_of` and `open_released`.
     """
     _together(lambda: folder_of(path) if downloads else None)
     _together(lambda: fill(pieces, open_released(folder_of(path, local_files_only=True), config), also=also))

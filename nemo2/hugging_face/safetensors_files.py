@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""safetensors files: what is in a folder of them, and how one begins.
+"""safetensors files: the contents of a folder, and the header of a file.
 
-A file is eight bytes with the length of a header, the header (JSON: dtype, shape and place of each tensor), and the tensors'
-bytes one behind the other. So a tensor is a stretch of a file, which can be read and written without its neighbours.
-Source of the format: https://github.com/huggingface/safetensors, "Format".
+A file has eight bytes with the length of the header, the header (JSON: dtype, shape and position of each tensor), and
+the tensors' bytes one after the other. Each tensor is therefore contiguous, and can be read and written without its
+neighbors. Source of the format: https://github.com/huggingface/safetensors, "Format".
 """
 
 import json
@@ -26,7 +26,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 SHARD_BYTES = 5_000_000_000
-"""Hugging Face's own limit of a file; a larger tensor has a file of its own."""
+"""Hugging Face's limit for a file. A larger tensor has its own file."""
 _MOST_HEADER = 100_000_000
 _MOST_INDEX = 256 << 20
 _NAMES = {
@@ -48,10 +48,11 @@ _PICKLES = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt", "*.bin")
 
 
 def open_folder(folder: Path) -> dict[str, Stored]:
-    """Where each tensor of the released weights in ``folder`` lies; no tensor is read.
+    """The position of each tensor of the released weights in ``folder``. No tensor is read.
 
     Raises:
-        CheckpointError: there are none, or files or tensors are missing or cut off (all are named), or are pickles.
+        CheckpointError: there are none; or files or tensors are missing or truncated (the message lists all), or are
+            pickles.
         SecurityError: a name in the index leads out of the folder.
     """
     named = _named_in_index(folder)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a ``torch_dist`` checkpoint, whatever layout it was cut for: any rows of any tensor of it.
+"""Reads any rows of any tensor of a ``torch_dist`` checkpoint of any layout.
 
-A stored tensor is put together from chunks: of layers, experts, tensor-parallel rows or columns, or rows as a fully sharded
-model has them. Where chunks have whole rows, rows are stretches of a file, which need not be read to be copied.
+A stored tensor consists of chunks: layers, experts, tensor-parallel rows or columns, or rows of a fully sharded model.
+Chunks of whole rows are contiguous in a file, and can be copied without being read into memory.
 """
 
 import itertools
@@ -58,7 +58,7 @@ class StoredTensors:
         self._lock = threading.Lock()
 
     def find(self, entry: Entry) -> Optional[_Found]:
-        """Where an entry is; None if the checkpoint hasn't got it."""
+        """The position of an entry. None: the checkpoint lacks it."""
         if entry.key in self.tensors:
             return _Found(entry.key, entry.at)
         own = key_by_layer(entry.key, entry.at, bool(entry.at))
@@ -173,7 +173,7 @@ class StoredTensors:
                         f"tensor of {list(chunk.sizes)}. The checkpoint is damaged, or has a format that nemo2 cannot "
                         "export."
                     )
-                # Its own shape may lack stacked axes of length 1.
+                # Its shape may lack stacked axes of length 1.
                 self._located[chunk] = Stored(
                     file=stored.file, place=stored.place, dtype=stored.dtype, shape=chunk.sizes
                 )

@@ -23,7 +23,7 @@ BLOCK = 8 << 20
 """Bytes that are read and written at a time."""
 _THREADS = 4
 _NO_COPIES = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
-"""Of file systems, or pairs of them, between which the kernel doesn't copy by itself."""
+"""Errors of file systems, or pairs of them, between which the kernel can't copy by itself."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,14 @@ class Planned:
 def write_files(
     files: Sequence[Planned], *, advance: Callable[[int], None], hashes: bool = False, threads: int = _THREADS
 ) -> dict[Path, str]:
-    """Write all files; returns their SHA-256 where ``hashes`` are asked for.
+    """Write all files. Returns their SHA-256 if ``hashes`` is set.
 
     Args:
-        advance: Called with the number of bytes that have been written since.
+        advance: Called with the number of bytes written since the last call.
 
     Raises:
-        OSError, EOFError: of the first thread that failed. The others stop.
+        OSError: the error of the first thread that failed. The other threads stop.
+        EOFError: as for OSError.
     """
     stop = threading.Event()
 
@@ -209,10 +210,11 @@ def _continues(first: Copy, second: Copy) -> bool:
 
 @contextmanager
 def progress_bar(text: str, total: int, *, show: Optional[bool]) -> Iterator[Callable[[int], None]]:
-    """A bar with the bytes done, the speed and the rest; gives what is called with each number of bytes.
+    """A bar with the bytes done, the speed and the remaining time. Yields the function to call with each number of
+    bytes.
 
     Args:
-        show: None: where the error output is a terminal.
+        show: None: show the bar if standard error is a terminal.
     """
     import sys
 

@@ -23,11 +23,12 @@ _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
 
 
 def tokenizer_in(folder: Path) -> Optional[AutoTokenizer]:
-    """The tokenizer in a folder of Hugging Face's. None, which is said, where it has none that works without code of its own.
+    """The tokenizer in a Hugging Face folder. None, with a message: the folder has no tokenizer that works without its
+    own code.
 
     Raises:
         ConfigError: transformers isn't installed.
-        SecurityError: a file of it leads out of the folder.
+        SecurityError: one of its files leads out of the folder.
     """
     names = [file.relative_to(folder).as_posix() for file in tokenizer_files(folder)]
     if not set(names) - {_GENERATION}:
@@ -64,13 +65,13 @@ def take_released_tokenizer(restore: Optional[RestoreConfig], model: Any, data: 
 
 
 def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
-    """Put the files of a tokenizer into ``folder``, as transformers reads them. Returns why there are none.
+    """Write a tokenizer's files into ``folder``, as transformers reads them. Returns the reason if there are none.
 
     Args:
-        source: A tokenizer of ours, or a checkpoint of ours that describes one.
+        source: A nemo2 tokenizer, or a nemo2 checkpoint that describes one.
 
     Raises:
-        CheckpointError: it isn't the tokenizer that the checkpoint was trained with.
+        CheckpointError: it differs from the tokenizer of the checkpoint's training.
     """
     try:
         tokenizer = load_context(source, "tokenizer") if isinstance(source, Path) else source

@@ -38,7 +38,7 @@ def rank_variables(*, ranks: int, staging: Path, given: Mapping[str, str]) -> di
     ``ranks`` is the number of processes on this machine.
     """
     variables = {
-        # nemo-run starts whatever `torchrun` is found first; it has to be this interpreter's.
+        # nemo-run starts the first `torchrun` on the path, which must be this interpreter's.
         "PATH": command_path(staging),
         # A rank that restarts would meet the dead rank's address in the shared store.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -79,14 +79,14 @@ def usable_cores() -> int:
 
 
 def split_secrets(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """``(open, secret)``: nemo-run writes an executor's variables to disk, where the secret ones have no place."""
+    """``(open, secret)``: nemo-run writes an executor's variables to disk, so secret ones are separated."""
     secret = {name: value for name, value in variables.items() if is_secret_name(name)}
     return {name: value for name, value in variables.items() if name not in secret}, secret
 
 
 def keep_private(folder: Path) -> None:
-    """Have nemo-run write a launch's settings where only this user reads them: the folder is made, with mode 0700. On a shared
-    home it may be somebody else's already, and stays so."""
+    """Make nemo-run write a launch's settings where only this user can read them: the folder is created with mode
+    0700. On a shared home an existing folder of another user stays unchanged."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
@@ -100,9 +100,11 @@ def child_processes() -> set[int]:
 
 
 def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS) -> None:
-    """End these processes and what they started: SIGTERM to the top of each tree, SIGKILL to what is left in the end.
+    """End these processes and their children: SIGTERM to the root of each tree, and SIGKILL to the processes that
+    remain.
 
-    torchrun passes the signal on to its ranks, so that each is asked once. Processes that ended meanwhile don't matter.
+    torchrun forwards the signal to its ranks, so each receives it once. Processes that have ended meanwhile don't
+    matter.
     """
     import psutil
 
@@ -120,7 +122,7 @@ def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS)
             _quietly(root.terminate)
     deadline = time.monotonic() + grace_seconds
     try:
-        # Looked at rather than waited for: waiting would take their exit codes from whoever started them.
+        # Polled rather than waited for, because waiting would take their exit codes from their parents.
         while any(map(_is_alive, everyone.values())) and time.monotonic() < deadline:
             time.sleep(0.05)
     finally:  # also on a second Ctrl-C
@@ -152,7 +154,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def remove_quietly(directory: Path) -> None:
-    """Delete a folder of ours that is no longer needed; one that can't be deleted is left."""
+    """Delete a folder of nemo2 that is no longer needed. Ignore a failure."""
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A conversation with the model of a checkpoint: its turns, and the tokens that the model is given of them.
+"""A conversation with the model of a checkpoint: its turns, and the tokens of the turns that the model receives.
 
-The template is the one that the run was trained with: that of its chat data, or the tokenizer's own.
+The template is that of the run's training: its chat data's, or the tokenizer's own.
 """
 
 import json
@@ -20,20 +20,20 @@ from nemo2.llm.inference import HowToGenerate, find_checkpoint, loaded
 from nemo2.models.generate import generate
 
 _LEAST_ROOM = 4
-"""A history is cut where it leaves less than one part in so many of the model's length for the answer."""
+"""A history is shortened if it leaves less than this fraction (one in so many) of the model's length for the answer."""
 
 
 @dataclass
 class Conversation:
-    """Turns of a user and of the assistant; `answer` adds one of each.
+    """Turns of a user and of the assistant. `answer` adds one of each.
 
     Args:
         model: A Megatron-Core model or a LightningModule around it.
         encoder: Its template and tokenizer.
         max_sequence_length: Tokens of history and answer together.
         how: How answers are drawn.
-        seed: Of the first answer; each further answer has the next one.
-        system: What stands before the first turn. None: nothing.
+        seed: The seed of the first answer. Each further answer uses the next number.
+        system: The system prompt. None: none.
     """
 
     model: Any
@@ -43,20 +43,23 @@ class Conversation:
     seed: int = 1234
     system: Optional[str] = None
     turns: list[dict[str, str]] = field(default_factory=list)
-    """Whole, with those that the model no longer reads."""
+    """All turns, including those that the model no longer reads."""
     _first: int = 0
-    """The first of ``turns`` that it reads."""
+    """The first of ``turns`` that the model reads."""
 
     def reset(self) -> None:
-        """Forget the turns; the system's words stay."""
+        """Forget the turns. The system prompt stays."""
         self.turns, self._first = [], 0
 
     def answer(self, question: str, on_text: Callable[[str], None]) -> None:
-        """Ask, and add question and answer to the turns. Pieces of the answer are told as they come; an answer that is
-        interrupted (KeyboardInterrupt) is kept as far as it came.
+        """Ask, and add the question and the answer to the turns. ``on_text`` receives pieces of the answer as they
+        come.
+
+        An answer that is interrupted (KeyboardInterrupt) is kept up to that point.
 
         Raises:
-            ConfigError: the question alone is too long for the model, or the template can't show it. No turn is added.
+            ConfigError: the question alone is too long for the model, or the template can't render it. No turn is
+                added.
         """
         ids = self._fitting([*self.turns, {"role": "user", "content": question}])
         pieces: list[str] = []
@@ -85,11 +88,11 @@ class Conversation:
 
     @property
     def unread(self) -> int:
-        """Turns at the beginning that the model no longer reads."""
+        """The number of first turns that the model no longer reads."""
         return self._first
 
     def record(self) -> dict[str, Any]:
-        """The conversation as `ChatDataModule` reads one."""
+        """The conversation in the form that `ChatDataModule` reads."""
         return {"messages": [*self._system(), *self.turns]}
 
     def _fitting(self, turns: list[dict[str, str]]) -> list[int]:
@@ -129,11 +132,11 @@ def conversation(
     Args:
         path: A checkpoint directory, or a run's.
         chat_template: Jinja text, or a file with it. None: the run's, or its tokenizer's.
-        how, seed, system: As for `Conversation`.
-        trust_remote_code: As for `nemo2.llm.generate`.
+        how, seed, system: As in `Conversation`.
+        trust_remote_code: As in `nemo2.llm.generate`.
 
     Raises:
-        CheckpointError: no checkpoint there, or it doesn't describe its model.
+        CheckpointError: ``path`` holds no checkpoint, or the checkpoint doesn't describe its model.
         ConfigError: there is no template.
     """
     template = chat_template or _template_of_data(find_checkpoint(Path(path)))
@@ -156,7 +159,8 @@ def conversation(
 
 
 def _template_of_data(checkpoint: Path) -> Optional[str]:
-    """The template of the conversations that a run was trained on; None where it was trained on others, or by the tokenizer's."""
+    """The template of the run's conversations. None: the run was trained on other data, or with the tokenizer's
+    template."""
     try:
         data = load_context(checkpoint, "data", build=False)
     except CheckpointError:
@@ -168,6 +172,6 @@ def _template_of_data(checkpoint: Path) -> Optional[str]:
 
 
 def save(conversation: Conversation, file: Path) -> None:
-    """Add the conversation to a file of JSON lines, as `ChatDataModule` reads them."""
+    """Append the conversation to a file of JSON lines, as `ChatDataModule` reads it."""
     with open(file, "a", encoding="utf-8") as lines:
         lines.write(json.dumps(conversation.record(), ensure_ascii=False) + "\n")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry points as nemo-run's commands: a script's ``run.cli.main(llm.pretrain)`` finds recipes, parts and overrides.
+"""The entry points as nemo-run's commands, so that a script's ``run.cli.main(llm.pretrain)`` finds recipes, parts and
+overrides.
 
-nemo-run asks a function for its ``cli_entrypoint``. Here that is a placeholder, which has nemo2's commands registered when
-somebody looks at it, as nemo-run itself has for ``nemo llm ...``: an import of ``llm`` costs nothing for it.
+nemo-run reads a function's ``cli_entrypoint``. Here that is a placeholder that registers nemo2's commands on first use,
+as nemo-run itself does for ``nemo llm ...``. An import of ``llm`` therefore costs nothing for it.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,11 @@ from importlib import import_module
 from typing import Any
 
 _COMMANDS = "nemo2.cli.nemo_run"
-"""The module above this one that registers all of them, named in the entry-point group ``nemo_run.cli`` too."""
+"""The higher module that registers all commands, which is also named in the entry-point group ``nemo_run.cli``."""
 
 
 class _Registered:
-    """A function's command: the first look registers it, in this placeholder's stead."""
+    """A function's command. The first access registers it and replaces this placeholder."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__dict__["function"] = function
@@ -28,5 +29,5 @@ class _Registered:
 
 
 def command(function: Callable[..., Any]) -> None:
-    """Have nemo-run find ``function``, an entry point that `nemo2.cli.nemo_run` registers."""
+    """Let nemo-run find ``function``, an entry point that `nemo2.cli.nemo_run` registers."""
     function.cli_entrypoint = _Registered(function)  # pyright: ignore[reportFunctionMemberAccess]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers of others that a checkpoint can be handed to, and their command lines."""
+"""The inference servers that can serve a checkpoint, and their command lines."""
 
 import importlib.metadata
 import json
@@ -16,33 +16,34 @@ from nemo2.peft import LoRA
 
 Engine = Literal["vllm", "transformers"]
 ENGINES: tuple[Engine, ...] = ("vllm", "transformers")
-"""The first of them that is installed serves."""
+"""The first installed engine serves."""
 _INSTALL = {"vllm": "pip install vllm", "transformers": "pip install 'nemo2[serve]'"}
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's ``--max-lora-rank`` takes (vllm/config/lora.py)."""
+"""The values of vLLM's ``--max-lora-rank`` (vllm/config/lora.py)."""
 _OLDEST_TRANSFORMERS = 5
-"""Before, ``transformers serve`` didn't take the model that it serves."""
+"""Before this version ``transformers serve`` didn't take the model to serve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of a server."""
+    """The requested settings of a server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    """Where it listens; from this machine alone unless told otherwise, though vLLM's own default is every address."""
+    """The port. By default the server accepts requests from this machine only, although vLLM's own default is every
+    address."""
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    """Over how many GPUs vLLM spreads the model."""
+    """vLLM's parallel sizes: it distributes the model over their product of GPUs."""
     dtype: Optional[str] = None
-    """A key of `DTYPES`. None: as most of the weights are stored. Engines are always told one, because vLLM's own choice for
-    float32 weights is float16."""
+    """A key of `DTYPES`. None: the dtype of most stored weights. Engines always receive a dtype, because vLLM's own
+    choice for float32 weights is float16."""
     max_length: Optional[int] = None
-    """Tokens of a prompt and its continuation together. None: the sequence length of the run."""
+    """The largest number of tokens of a prompt and its continuation. None: the sequence length of the run."""
     model_name: Optional[str] = None
-    """By which vLLM's requests ask for it. None: the checkpoint's name."""
+    """The name by which vLLM's requests address the model. None: the checkpoint's name."""
     further: Sequence[str] = ()
-    """Arguments for the engine, put behind all others."""
+    """Further arguments for the engine, after all others."""
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
@@ -51,7 +52,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """Additions that vLLM loads beside their base."""
+    """Adapters that vLLM loads beside their base model."""
 
     folder: Path
     rank: int
@@ -61,10 +62,10 @@ def chosen(engine: Optional[str], *, only_told: bool = False) -> Engine:
     """The engine of this name, or the first that is installed.
 
     Args:
-        only_told: It needn't be installed; where none is, the first of all.
+        only_told: The engine need not be installed. If none is, the first of all.
 
     Raises:
-        ConfigError: it isn't one, or isn't installed.
+        ConfigError: an unknown engine, or one that isn't installed.
     """
     if engine is not None and engine not in ENGINES:
         raise ConfigError(f"engine={engine!r}: must be one of {', '.join(ENGINES)}.")
@@ -80,7 +81,8 @@ def chosen(engine: Optional[str], *, only_told: bool = False) -> Engine:
 def vllm_command(
     model: str, asked: Asked, *, dtype: str, length: int, name: str, adapters: Optional[Adapters]
 ) -> list[str]:
-    """``vllm serve`` of a model's folder; with ``adapters`` it answers as ``name``, and the base as ``name-base``."""
+    """``vllm serve`` for a model's folder. With ``adapters`` these answer as ``name``, and the base model as
+    ``name-base``."""
     command = [
         *(_program("vllm"), "serve", model, "--host", asked.host, "--port", str(asked.port)),
         *("--served-model-name", name if adapters is None else f"{name}-base"),
@@ -98,10 +100,10 @@ def vllm_command(
 
 
 def transformers_command(model: str, asked: Asked, *, dtype: str) -> list[str]:
-    """``transformers serve`` of a model's folder, by whose path requests may ask for it.
+    """``transformers serve`` for a model's folder. Requests may address the model by this path.
 
     Raises:
-        ConfigError: something is asked for that it has no argument for.
+        ConfigError: a requested setting has no argument.
     """
     default = Asked()
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_length", "model_name"):
@@ -115,8 +117,8 @@ def transformers_command(model: str, asked: Asked, *, dtype: str) -> list[str]:
 
 
 def why_vllm_takes_no_adapters(model: Any) -> Optional[str]:
-    """Why vLLM can't load a run's additions beside their base; None where it can. It reads one rank and one scale for all
-    modules, and no lengths of rows (vllm/lora/peft_helper.py)."""
+    """Why vLLM can't load a run's adapters beside their base model. None: it can. vLLM supports one rank and one
+    scale for all modules, and no row lengths (vllm/lora/peft_helper.py)."""
     method = model.model_transform
     if type(method) is not LoRA:
         return f"vLLM doesn't load {type(method).__name__}"
@@ -128,7 +130,8 @@ def why_vllm_takes_no_adapters(model: Any) -> Optional[str]:
 
 
 def refuse_uneven_heads(model: Any, tensor_parallel_size: int) -> None:
-    """
+    """Check the number of heads.
+
     Raises:
         ConfigError: vLLM can't split the model's attention over that many GPUs.
     """
@@ -142,7 +145,7 @@ def refuse_uneven_heads(model: Any, tensor_parallel_size: int) -> None:
 
 
 def _missing(engine: Engine) -> Optional[str]:
-    """Why an engine can't start here, and what installs it; None where it can."""
+    """Why an engine can't start here, and the command that installs it. None: it can start."""
     program = Path(_program(engine))
     if shutil.which(program) is None:
         return f"the program `{engine}` does not exist ({_INSTALL[engine]})"
@@ -157,6 +160,6 @@ def _missing(engine: Engine) -> Optional[str]:
 
 
 def _program(engine: Engine) -> str:
-    """The path of an engine's program: the one of this environment, or that of the search path; its name where there is none."""
+    """The path of an engine's program, in this environment or on the search path. Its name if there is none."""
     beside = Path(sys.executable).parent / engine
     return str(beside) if beside.exists() else shutil.which(engine) or engine

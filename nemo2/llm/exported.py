@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in the forms that inference engines read, made once and kept.
+"""Checkpoints in the forms that inference engines read, created once and cached.
 
-A form's folder carries the digest of its checkpoint's manifest, which has the hash of every file: a checkpoint that was written
-anew gets a new folder, and the same one is found again wherever it lies.
+The name of a form's folder contains the digest of its checkpoint's manifest, which has the hash of every file. A
+rewritten checkpoint therefore gets a new folder, and a checkpoint that was moved finds its old folder again.
 """
 
 import hashlib
@@ -29,28 +29,28 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """A checkpoint in one form of Hugging Face's."""
+    """A checkpoint in one of Hugging Face's forms."""
 
     checkpoint: Path
     kind: Kind
-    """All of the model; all of it with its additions merged in; or the additions alone, as ``peft`` has them."""
+    """The whole model; the whole model with its adapters merged; or the adapters alone, in ``peft``'s format."""
     dtype: str
-    """A key of `DTYPES`: of the weights."""
+    """The dtype of the weights, a key of `DTYPES`."""
 
     @property
     def folder(self) -> Path:
-        """Its place in `exports_cache`."""
+        """The form's folder in `exports_cache`."""
         name = f"{self.checkpoint.name}-{self.kind}-{self.dtype}-{_digest(self.checkpoint)[:16]}"
         return exports_cache() / name.replace("=", "-").replace(",", "-")
 
     @property
     def is_there(self) -> bool:
-        """The folder gets its name once it is whole."""
+        """Whether the folder exists. It gets its name only when it is complete."""
         return self.folder.is_dir()
 
     @property
     def commands(self) -> list[str]:
-        """What makes the same by hand, a line each."""
+        """The commands that create the same form, one per line."""
         here, there = self.checkpoint, self.folder
         if self.kind == "adapters":
             return [f'python -c \'from nemo2 import llm; llm.peft.export_lora("{here}", "{there}")\'']
@@ -60,10 +60,11 @@ class Form:
         return [f"nemo2 merge {here} --output {there}-checkpoint", export.format(f"{there}-checkpoint")]
 
     def make(self) -> Path:
-        """The folder, filled where it isn't there yet.
+        """Create the folder if it doesn't exist, and return it.
 
         Raises:
-            CheckpointError, ConfigError: as `export_ckpt`, `export_lora` and `merge_lora`.
+            CheckpointError: as in `export_ckpt`, `export_lora` and `merge_lora`.
+            ConfigError: as in `export_ckpt`, `export_lora` and `merge_lora`.
         """
         if not self.is_there:
             exports_cache().mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,12 +73,13 @@ class Form:
 
 
 def exports_cache() -> Path:
-    """Where forms are kept: ``$NEMO2_EXPORTS_CACHE``, or ``exports`` in ``$NEMO_HOME``, which is ``~/.cache/nemo2``."""
+    """The folder of forms: ``$NEMO2_EXPORTS_CACHE``, or ``exports`` in ``$NEMO_HOME``, which defaults to
+    ``~/.cache/nemo2``."""
     return Path(os.environ.get("NEMO2_EXPORTS_CACHE") or nemo_home() / "exports").expanduser().absolute()
 
 
 def dtype_of(checkpoint: Path) -> str:
-    """The key of `DTYPES` in which most of a checkpoint's numbers are stored; "fp32" for any other."""
+    """The key of `DTYPES` in which most of a checkpoint's numbers are stored. "fp32" for other dtypes."""
     counted: Counter[torch.dtype] = Counter()
     for tensor in StoredTensors(weights_dir(checkpoint)).tensors.values():
         counted[tensor.properties.dtype] += torch.Size(tensor.size).numel()
@@ -91,7 +93,7 @@ def torch_name(dtype: str) -> str:
 
 
 def own_dtype(name: Optional[str]) -> Optional[str]:
-    """The key of `DTYPES` for torch's name of it; None for any other."""
+    """The key of `DTYPES` for torch's name. None for other dtypes."""
     return next((own for own in DTYPES if name in (own, torch_name(own))), None)
 
 
@@ -117,7 +119,7 @@ def _export_adapters(form: Form) -> None:
 
 
 def _merge(form: Form) -> None:
-    """The merged checkpoint is needed for as long as it is exported."""
+    """Merge the adapters. The merged checkpoint exists only during the export."""
     from nemo2.llm.peft import merge_lora
 
     between = temporary_name(form.folder)
@@ -132,7 +134,7 @@ _MAKERS: dict[Kind, Callable[[Form], None]] = {"model": _export, "merged": _merg
 
 
 def tokenizer_trouble(checkpoint: Path) -> Optional[str]:
-    """Why an engine finds no tokenizer in a checkpoint's form; None where it finds one."""
+    """Why an engine finds no tokenizer in a checkpoint's form. None: it finds one."""
     from nemo2.data.tokenizer import AutoTokenizer
     from nemo2.data.tokenizer_files import files_of
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much the parts of a dense model matter to some samples.
+"""Measures how much the parts of a dense model matter for some samples.
 
-Importances are those of Muralidharan et al. 2024 (arXiv:2407.14679), added up over all tokens of the samples: of a channel its
-absolute value behind the norms, of a neuron of the feed-forward layers and of a head the size of what it gives, of a layer one
-less the cosine of what goes in and what comes out.
+Importances are those of Muralidharan et al. 2024 (arXiv:2407.14679), summed over all tokens of the samples. That of a
+channel is its absolute value after the norms. That of a neuron of the feed-forward layers, and of a head, is the size
+of its output. That of a layer is one minus the cosine of its input and output.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from nemo2.models.generate import evaluating
 
 @dataclass(frozen=True)
 class Importances:
-    """Of the parts of the whole model, the same on every rank."""
+    """The importances of the parts of the whole model, the same on every rank."""
 
     channels: Tensor
     """``[hidden size]``"""
@@ -34,10 +34,12 @@ class Importances:
 
 
 def importances_of(model: Any, samples: Iterable[Tensor], *, width: bool) -> Importances:
-    """Every rank calls it: stages of a pipeline with the same ``samples``, each ``[batch, sequence]``, replicas with others.
+    """Measure the importances. Every rank must call it, with ``samples`` of ``[batch, sequence]``: the same on all
+    stages of a pipeline, different on replicas.
 
     Args:
-        width: Look into layers too, for which each rank must hold whole ones. False: only ``layers`` of the result isn't zero.
+        width: Also measure inside layers, which each rank must hold whole. False: only ``layers`` of the result isn't
+            zero.
     """
     core: Any = core_of(model)
     config = model.config
@@ -52,13 +54,13 @@ def importances_of(model: Any, samples: Iterable[Tensor], *, width: bool) -> Imp
         for tokens in samples:
             logits_of_stage(core, tokens.to(device))
     for sums in vars(found).values():
-        torch.distributed.all_reduce(sums)  # tensor-parallel ranks count a layer several times, and each layer as often
+        torch.distributed.all_reduce(sums)  # tensor-parallel ranks count each layer equally often
     return found
 
 
 @contextmanager
 def _watching(core: Any, found: Importances, config: Any, *, width: bool) -> Iterator[None]:
-    """Add up what this stage's layers give, while this lasts."""
+    """A context that sums up the outputs of this stage's layers."""
 
     def behind_a_norm(module: Any, inputs: Any, output: Any) -> None:
         given = output[0] if isinstance(output, tuple) else output

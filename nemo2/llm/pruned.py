@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stays of a dense model that is pruned: its sizes, the places of its parts, and each parameter's share."""
+"""The parts of a dense model that pruning keeps: sizes, the indices of kept parts, and the kept part of each
+parameter."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Optional
@@ -26,13 +27,13 @@ FAMILIES = (
 )
 """Modules of `nemo2.models` whose dense layers are all alike."""
 LAYERS = "decoder.layers."
-"""In front of a layer's number in the names of its parameters."""
+"""The prefix of a layer's number in the names of its parameters."""
 
 
 @configurable
 @dataclass(frozen=True)
 class PruningConfig:
-    """The sizes of the pruned model, under NeMo 2.0's names. None leaves a size as it is."""
+    """Set the sizes of the pruned model, under NeMo 2.0's names. None keeps a size."""
 
     target_ffn_hidden_size: Optional[int] = None
     target_hidden_size: Optional[int] = None
@@ -42,12 +43,12 @@ class PruningConfig:
     target_mamba_head_dim: Optional[int] = None
     target_num_layers: Optional[int] = None
     drop_layers: Optional[list[int]] = None
-    """Layers that go, counted from 1, whatever their importance."""
+    """Layers to drop, counted from 1, independently of their importance."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What there is and what stays."""
+    """The sizes before and after pruning."""
 
     layers: int
     hidden: int
@@ -55,13 +56,13 @@ class Sizes:
     heads: int
     groups: int
     channels: int
-    """Of a head."""
+    """The channels of a head."""
     gated: bool
     to: PruningConfig
 
     @property
     def in_width(self) -> bool:
-        """Whether layers get narrower, rather than fewer."""
+        """Whether layers become narrower, rather than fewer."""
         to = self.to
         widths = (
             to.target_ffn_hidden_size,
@@ -130,19 +131,19 @@ class Sizes:
 
     @property
     def new_layers(self) -> int:
-        """Their number."""
+        """The number of layers."""
         return self.to.target_num_layers or self.layers - len(set(self.to.drop_layers or ()))
 
     @property
     def new_heads(self) -> tuple[int, int]:
-        """Heads, and the groups of queries that they are in."""
+        """The number of heads, and of their query groups."""
         heads = self.to.target_num_attention_heads or self.heads
         most = self.heads // self.groups
         groups = self.to.target_num_query_groups or (self.groups if heads >= self.groups else heads)
         return heads, max(groups, -(-heads // most))
 
     def stages(self, pipeline: int) -> dict[str, int]:
-        """Settings of a strategy that deal the layers which stay to so many stages."""
+        """Strategy settings that distribute the kept layers over this many stages."""
         each, over = divmod(self.new_layers, pipeline)
         return {"num_layers_in_last_pipeline_stage": each + over} if over else {}
 
@@ -164,7 +165,7 @@ class Sizes:
             )
 
     def config(self, config: Any) -> Any:
-        """The pruned model's."""
+        """The configuration of the pruned model."""
         heads, groups = self.new_heads
         changes = {
             "num_layers": self.new_layers,
@@ -178,7 +179,7 @@ class Sizes:
         return type(config)(**((captured_arguments(config) or {}) | changes))
 
     def kept(self, found: Importances) -> "Kept":
-        """The most important parts, in their order."""
+        """The most important parts, in their original order."""
         layers = set(range(self.layers)) - {layer - 1 for layer in self.to.drop_layers or ()}
         if self.to.target_num_layers is not None:
             layers = set(_most(found.layers, self.to.target_num_layers).tolist())
@@ -191,7 +192,7 @@ class Sizes:
         )
 
     def _heads(self, importance: Tensor) -> tuple[Tensor, Tensor]:
-        """Groups of queries, and in each the heads: ``[groups]`` and ``[groups, heads of each]``."""
+        """The kept query groups, and the kept heads in each: ``[groups]`` and ``[groups, heads of each]``."""
         heads, groups = self.new_heads
         by_group = importance.view(self.groups, -1)
         chosen = _most(by_group.sum(-1), groups)
@@ -200,7 +201,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Kept:
-    """The parts that stay, by their places."""
+    """The indices of the kept parts."""
 
     sizes: Sizes
     layers: list[int]
@@ -209,7 +210,7 @@ class Kept:
     heads: list[tuple[Tensor, Tensor]]
 
     def renamed(self, name: str) -> Optional[str]:
-        """A parameter's name in the pruned model; None where its layer is gone."""
+        """A parameter's name in the pruned model. None: its layer is dropped."""
         before, found, rest = name.partition(LAYERS)
         if not found:
             return name
@@ -219,9 +220,9 @@ class Kept:
         return f"{before}{found}{self.layers.index(int(number))}.{rest}"
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:
-        """What stays of a parameter, by its name in the whole model."""
+        """The kept part of a parameter, by its name in the whole model."""
         if not self.sizes.in_width:
-            return tensor  # which may be a tensor-parallel rank's shard
+            return tensor  # may be a tensor-parallel rank's shard
         layer = int(name.partition(LAYERS)[2].partition(".")[0] or 0)
         kind = name.rpartition(".")[0].rpartition(".")[2]
         if kind == "linear_qkv":
@@ -250,7 +251,7 @@ class Kept:
         return weight.index_select(0, self.channels).index_select(1, columns)
 
     def _of_groups(self, tensor: Tensor, layer: int) -> Tensor:
-        """Rows of queries, keys and values, which stand group by group: its queries, its key, its value."""
+        """Rows of queries, keys and values, which are ordered by group: its queries, its key, its value."""
         groups, heads = self.heads[layer]
         each = self.sizes.heads // self.sizes.groups
         blocks = tensor.view(self.sizes.groups, each + 2, self.sizes.channels, *tensor.shape[1:])
@@ -267,5 +268,5 @@ class Kept:
 
 
 def _most(importance: Tensor, count: int) -> Tensor:
-    """The places of the most important ones, in their order."""
+    """The indices of the most important parts, in their original order."""
     return importance.topk(count).indices.sort().values

@@ -27,7 +27,7 @@ _PRODUCT = "_forward_impl"
 
 
 class Decoder(Protocol):
-    """A model that goes on from the tokens it was fed."""
+    """A model that continues from the tokens that it has processed."""
 
     def feed(self, tokens: Tensor) -> Tensor:
         """Logits ``[batch, vocabulary]`` in fp32 behind the last of ``tokens`` ``[batch, length]``, on every rank.
@@ -38,12 +38,13 @@ class Decoder(Protocol):
 
 
 class CachedDecoder:
-    """Reads each token once; the cost of a token grows with what is before it only by the attention to it.
+    """Process each token once. The cost of a token grows with the previous tokens only through attention.
 
     Args:
-        core: This rank's pipeline stage, in ``eval`` mode, `without_sequence_parallelism` and without context parallelism.
-        batch_size: Rows that are fed together.
-        max_sequence_length: Tokens of a row, prompt and continuation.
+        core: This rank's pipeline stage, in ``eval`` mode, `without_sequence_parallelism` and without context
+            parallelism.
+        batch_size: Rows that are processed together.
+        max_sequence_length: The largest number of tokens of a row, prompt and continuation.
     """
 
     def __init__(self, core: nn.Module, *, batch_size: int, max_sequence_length: int) -> None:
@@ -66,8 +67,8 @@ class CachedDecoder:
         return from_last_stage(last, (tokens.size(0), self.core.vocab_size))
 
     def _with_those_that_turn_otherwise(self, tokens: Tensor, stretching: Stretching) -> Tensor:
-        """All tokens so far, to be read again, where the sequence turns at other frequencies now that it is longer: what is
-        stored of them was computed at the old ones."""
+        """All tokens so far, to be processed again if the longer sequence has other rotary frequencies, because
+        their cached values were computed with the old ones."""
         self.seen.append(tokens)
         alike = stretching.longest_alike(self.context.sequence_len_offset)
         if alike is None or self.context.sequence_len_offset + tokens.size(1) <= alike:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``gradient_accumulation_fusion``: a matrix product adds a weight's gradient to its buffer itself.
+"""``gradient_accumulation_fusion``: a matrix product adds a weight's gradient directly to its buffer.
 
-Transformer Engine's layers do so on their own. Megatron-Core's linear layers, of which the output layer is one in every model,
-need an extension of Apex for it, and raise where that is missing. Here the ones fuse, and the others don't.
+Transformer Engine's layers do so themselves. Megatron-Core's linear layers, including every model's output layer, need
+an Apex extension for it, and raise without it. With this module the former fuse and the latter don't.
 """
 
 from collections.abc import Callable

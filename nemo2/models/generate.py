@@ -212,7 +212,7 @@ def _write(row: _Row, tokenizer: Any, stop: Sequence[str], tell: Callable[[str],
     text = tokenizer.ids_to_text(row.new[:-1] if row.finished else row.new)
     if found := [text.index(word) for word in stop if word in text]:
         text, row.finished = text[: min(found)], True
-    if row.goes_on:  # the beginning of a stop word or of a letter is told once it is known to be none
+    if row.goes_on:  # hold back what may begin a stop word or a character
         held = max((len(word) for word in stop), default=1) - 1
         text = text.rstrip(_UNFINISHED_LETTER)[: max(0, len(text) - held)]
     if tell is not None and text.startswith(row.text) and text != row.text:

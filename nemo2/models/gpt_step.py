@@ -178,13 +178,13 @@ def _unwrap(batch: Any) -> Any:
 
 
 def _rows(batch: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a packed batch that lie along its one row."""
+    """The tensors of a packed batch that have its one row."""
     names = (*FIRST_STAGE_KEYS, *LAST_STAGE_KEYS)
     return {key: batch[key] for key in names if batch.get(key) is not None}
 
 
 def _ends_of_packed(batch: dict[str, Any]) -> list[int]:
-    """Where each sequence of a row begins, and where the row ends."""
+    """The start of each sequence of a row, and the end of the row."""
     rows = _rows(batch)
     if any(row.shape[0] != 1 for row in rows.values()):
         raise DataError(

@@ -35,7 +35,7 @@ _ULTRA_253B = """
 
 
 def block_configs(runs: str, *, heads_per_group: int) -> str:
-    """The JSON that Megatron-Core's heterogeneous layers read, from runs written as above."""
+    """The JSON that Megatron-Core's heterogeneous layers read, from runs in the notation above."""
     blocks: list[dict[str, Any]] = []
     for run in runs.split():
         count, _, kind = run.partition("x")
@@ -49,7 +49,7 @@ def block_configs(runs: str, *, heads_per_group: int) -> str:
 
 
 def heterogeneous_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
-    """This pipeline stage's layers, each of its own width, some without attention or feed-forward block."""
+    """This pipeline stage's layers, each with its own width, some without attention or feed-forward block."""
     from nemo2.models.layers.spec import _exchange, _replacements
 
     block = get_gpt_heterogeneous_layer_spec(config, use_te=have_te(), vp_stage=vp_stage)

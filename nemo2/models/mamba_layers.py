@@ -35,7 +35,7 @@ _Stack: Any = getattr(mamba_block, "HybridStack", None) or mamba_block.MambaStac
 _StackSubmodules: Any = getattr(mamba_block, "HybridStackSubmodules", None) or mamba_block.MambaStackSubmodules
 
 _TAPS = 4
-"""Of the convolution before the scan, this token's included."""
+"""The tokens that the convolution before the scan covers, including the current token."""
 
 
 def selective_scan(
@@ -94,10 +94,10 @@ class TorchMambaMixerSubmodules:
 
 
 class TorchMambaMixer(MegatronModule):
-    """A Mamba 2 mixer, with the parameters, the initial values and the checkpoint of Megatron-Core's.
+    """A Mamba 2 mixer with the parameters, the initial values and the checkpoint format of Megatron-Core's.
 
-    Each tensor-parallel rank has whole groups with their heads. Input and output are ``[L, B, hidden_size]``, ``L`` cut
-    over the ranks under sequence parallelism.
+    Each tensor-parallel rank has whole groups with their heads. Input and output are ``[L, B, hidden_size]``, with
+    ``L`` sharded over the ranks under sequence parallelism.
 
     Raises:
         ConfigError: heads or groups that the ranks can't share, or context parallelism.
@@ -162,11 +162,10 @@ class TorchMambaMixer(MegatronModule):
         inference_params: Any = None,
         packed_seq_params: Any = None,
     ) -> tuple[Tensor, Optional[Tensor]]:
-        """
-        With an inference context of static batches, goes on from the state that the last call left there.
+        """With an inference context of static batches, continue from the state of the last call.
 
         Raises:
-            ConfigError: packed sequences, which only the kernels have.
+            ConfigError: packed sequences, which only the kernels support.
         """
         if packed_seq_params is not None:
             raise ConfigError("Mamba layers without mamba-ssm don't know packed sequences: pad instead of packing.")

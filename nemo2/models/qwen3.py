@@ -15,7 +15,8 @@ from nemo2.models.qwen2 import Qwen2Config
 @configurable
 @dataclass
 class Qwen3Config(Qwen2Config):
-    """Settings that all sizes of Qwen 3 share: heads of 128 channels whatever the width, an RMSNorm on each query and key."""
+    """Settings that all sizes of Qwen 3 share: heads of 128 channels for every width, an RMSNorm on each query and
+    key."""
 
     add_qkv_bias: bool = False
     qk_layernorm: bool = True

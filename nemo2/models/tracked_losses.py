@@ -35,12 +35,13 @@ def forget_tracked_losses() -> None:
 
 
 def report_tracked_losses(config: Any, *, microbatches: int) -> dict[str, float]:
-    """The sums over ``microbatches`` training micro-batches of this rank since the last call; the call resets them.
+    """The sums over ``microbatches`` training micro-batches of this rank since the last call, which are then reset.
+    Every rank must call it.
 
-    To be called on every rank. Means over micro-batches, replicas and, for the routers' losses, layers of experts, before any
-    coefficient: "load_balancing_loss" (1 is perfect balance; Switch Transformers, arXiv:2101.03961, equation 4), with "seq_"
-    or "global_" before it by what is balanced, "z_loss" (ST-MoE, arXiv:2202.08906, equation 5), "mtp_1_loss" and so on.
-    Empty for models without.
+    They are means over micro-batches, replicas and, for the routers' losses, layers of experts, before any coefficient:
+    "load_balancing_loss" (1 is perfect balance; Switch Transformers, arXiv:2101.03961, equation 4), with the prefix
+    "seq_" or "global_" for the unit that is balanced, "z_loss" (ST-MoE, arXiv:2202.08906, equation 5), "mtp_1_loss" and
+    so on. Empty for models without such losses.
     """
     routers = _router_names(config)
     further = [f"mtp_{depth + 1}_loss" for depth in range(getattr(config, "mtp_num_layers", None) or 0)]

@@ -546,8 +546,8 @@ def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any
     last = _ends_pipeline(getattr(module, "module", module))
     own_stage_step = getattr(module, f"{step.stage}_step", None)
     if last and own_stage_step is not None and _overridden(module, f"{step.stage}_step"):
-        # By position, as Lightning does: users name it as they like.
-        # The class's signature, because torch's wrappers of the instance's hide what it takes.
+        # By position, as in Lightning, because users name the argument freely. The class's signature is used, because
+        # torch's wrappers of the instance's method hide its parameters.
         takes_index = len(inspect.signature(getattr(type(module), f"{step.stage}_step")).parameters) > 2
         return (lambda batch: own_stage_step(batch, step.step_i)) if takes_index else own_stage_step
     forward_step = getattr(module, f"{step.stage}_forward_step", None) or getattr(module, "forward_step", None)
@@ -608,8 +608,8 @@ def _model_config(module: pl.LightningModule, precision_plugin: Any) -> Transfor
     config = getattr(module, "config", None)
     if isinstance(config, TransformerConfig):
         return config
-    # Megatron-Core reads its switches (dtypes, schedule functions) from a model's config; a plain module has none of its
-    # own. The sizes are placeholders that nothing of a plain module reads.
+    # Megatron-Core reads its switches (dtypes, schedule functions) from a model's config, which a plain module lacks.
+    # The sizes are placeholders that no plain module reads.
     config = TransformerConfig(num_layers=1, hidden_size=1, num_attention_heads=1)
     if precision_plugin is not None:
         precision_plugin.apply_to(config, path="model.config")
@@ -617,11 +617,12 @@ def _model_config(module: pl.LightningModule, precision_plugin: Any) -> Transfor
 
 
 _CHUNKS = "_chunks_of_this_rank"
-"""Where a LightningModule keeps its chunks: virtual stages beyond the first are built here, and transforms are applied once."""
+"""The attribute in which a LightningModule keeps its chunks. Virtual stages after the first are built here, and
+transforms are applied once."""
 
 
 def _chunks_of(module: pl.LightningModule, vp_size: Optional[int], config: TransformerConfig) -> list[nn.Module]:
-    """The chunks that were made of this module before, which may be trained by now, or new ones."""
+    """The chunks that were built from this module before, which may be trained by now, or new chunks."""
     made: list[Any] = module.__dict__.get(_CHUNKS, [])
     if len(made) == (vp_size or 1) and _is_of(module, made[0]):
         for chunk in made:
@@ -654,20 +655,21 @@ def _is_of(module: pl.LightningModule, chunk: nn.Module) -> bool:
 
 
 def _release(wrapper: dict[str, Any]) -> None:
-    """Free what Megatron-Core's wrapper of a chunk holds, once nobody trains through it any more.
+    """Free the memory of Megatron-Core's wrapper of a chunk that no longer trains.
 
-    Its hooks on gradients hold the wrapper, and torch holds the hooks where Python's collector doesn't look: models, optimizers
-    and process groups would pile up in a process that trains more than once.
+    Its gradient hooks hold the wrapper, and torch holds the hooks where Python's collector doesn't look. Models,
+    optimizers and process groups would accumulate in a process that trains more than once.
     """
     wrapper.clear()
     wrapper["param_to_bucket_group"] = {}  # a hook that is left finds nothing to do
 
 
 def _refuse_parameters_outside(module: pl.LightningModule, chunks: list[nn.Module]) -> None:
-    """Where ``self.module`` is the model, nobody would reduce, update or save what stands beside it.
+    """Check that no parameters are beside ``self.module``. If that is the model, such parameters would not be reduced,
+    updated or saved.
 
     Raises:
-        ConfigError: something with parameters does.
+        ConfigError: there are such parameters.
     """
     inside = getattr(module, "module", None)
     if inside is None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model chunk whose parameters torch shards, with what Megatron-Core's schedules ask of a data-parallel wrapper."""
+"""A model chunk whose parameters torch shards, with the interface that Megatron-Core's schedules expect of a
+data-parallel wrapper."""
 
 from typing import Any
 
@@ -11,17 +12,17 @@ from torch import nn
 
 
 class ShardedChunk(_BaseDataParallel):
-    """Hands the schedule a chunk whose gradients torch reduces by itself, during the backward.
+    """Provide the schedule with a chunk whose gradients torch reduces itself, during the backward.
 
-    Gradients come out as the mean over the sharding ranks, in ``.grad`` of the sharded parameters.
+    The gradients are the mean over the sharding ranks, in ``.grad`` of the sharded parameters.
 
     Args:
-        config: Of the model.
-        module: The chunk, sharded.
-        num_shards: Ranks the gradients were averaged over.
-        whole: Stand-ins without memory, in the shapes before sharding and by the names in ``module``, of parameters that
-            no longer know theirs. None: the parameters do.
-        shard_group: The ranks over which gradients that are plain tensors are cut. None: gradients are DTensors.
+        config: The model's configuration.
+        module: The sharded chunk.
+        num_shards: The number of ranks that gradients are averaged over.
+        whole: Placeholders without memory for parameters that no longer know their shapes, with the shapes before
+            sharding, by the names in ``module``. None: the parameters know their shapes.
+        shard_group: The ranks over which gradients in plain tensors are sharded. None: gradients are DTensors.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ def stand_ins(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def keep_masters_in_fp32(module: nn.Module, *, frozen_too: bool) -> None:
-    """Parameters in fp32, as the optimizer updates them; the forward runs on copies in the precision's dtype.
+    """Convert parameters to fp32, the dtype in which the optimizer updates them. The forward uses copies in the
+    precision's dtype.
 
-    Their values are unchanged: a model made in 16 bits starts where Megatron-Core's fp32 copies of it start. Frozen ones stay
-    as they were made, unless ``frozen_too``.
+    The values don't change: a model built in 16 bits starts where Megatron-Core's fp32 copies start. Frozen parameters
+    keep their dtype, unless ``frozen_too``.
     """
     for parameter in module.parameters():
         if parameter.is_floating_point() and (frozen_too or parameter.requires_grad):
@@ -77,10 +79,10 @@ def keep_masters_in_fp32(module: nn.Module, *, frozen_too: bool) -> None:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The repeated layers, whose parameters are gathered for the time of their own forward and backward only.
+    """The repeated layers, whose parameters are gathered only for their own forward and backward.
 
-    Hugging Face models name them (``_no_split_modules``); Megatron-Core's are its layers; elsewhere they are the items of
-    the outermost module lists. Everything else is gathered with the root.
+    Hugging Face models name them (``_no_split_modules``). In Megatron-Core they are its layers, and elsewhere the items
+    of the outermost module lists. All other parameters are gathered with the root.
     """
     from megatron.core.ssm.mamba_layer import MambaLayer
     from megatron.core.transformer.transformer_layer import TransformerLayer

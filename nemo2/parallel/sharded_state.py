@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under which name, and as which part of a whole tensor, each tensor of a chunk is stored: Megatron-Core's sharded state.
+"""The name under which each tensor of a chunk is stored, and its part of the whole tensor: Megatron-Core's sharded
+state.
 
-Megatron-Core stacks the layers of a model in one tensor. Names are the same whichever layers the chunk is built of
-(`nemo2.parallel.norm_names`). What was there when the model was built is described by the model as it
-was built, wherever a transform has put it since; what a transform has added is stored by its full name, layer by layer.
+Megatron-Core stacks the layers of a model in one tensor. The names don't depend on the chunk's kind of layers
+(`nemo2.parallel.norm_names`). Tensors of the original model keep their original description, wherever a transform has
+moved them. Tensors that a transform has added are stored by their full names, layer by layer.
 """
 
 import os
@@ -25,7 +26,8 @@ _LEAVE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
 def sharded_state(core: nn.Module, metadata: Optional[dict[str, Any]] = None) -> dict[str, Any]:
-    """Megatron-Core's sharded state of a chunk that nothing wraps, by the names in ``core.state_dict()`` behind "module."."""
+    """Megatron-Core's sharded state of a chunk without wrappers, by the names in ``core.state_dict()`` after
+    "module."."""
     own, record = _described(core, metadata), record_of(core)
     if record is None:
         return own
@@ -43,15 +45,16 @@ def sharded_state(core: nn.Module, metadata: Optional[dict[str, Any]] = None) ->
 
 
 def is_empty_state(name: str, value: Any) -> bool:
-    """Whether a layer of Transformer Engine's kept nothing beside its tensors. From 2.4 on it says so with no bytes, which older
-    versions fail to unpickle."""
+    """Whether a Transformer Engine layer stored nothing beside its tensors. From 2.4 on it then stores zero bytes,
+    which older versions fail to unpickle."""
     return name.endswith(_EXTRA) and isinstance(value, Tensor) and value.numel() == 0
 
 
 @contextmanager
 def states_may_be_unpickled() -> Iterator[None]:
-    """Inside, layers take the states of delayed scaling, which are pickles. From 2.20 on it refuses them without this
-    leave; a checkpoint's were looked through when they were read (`nemo2.checkpoint.untrusted`)."""
+    """A context in which layers accept the states of delayed scaling, which are pickles. From 2.20 on Transformer
+    Engine rejects them otherwise. A checkpoint's states were checked when they were read
+    (`nemo2.checkpoint.untrusted`)."""
     before = os.environ.get(_LEAVE)
     os.environ[_LEAVE] = "1"
     try:
@@ -64,7 +67,7 @@ def states_may_be_unpickled() -> Iterator[None]:
 
 
 def added_keys(core: nn.Module) -> frozenset[str]:
-    """Under which keys is stored what a transform has added to this chunk, which nothing wraps."""
+    """The keys of the tensors that a transform has added to this chunk, which has no wrapper."""
     record = record_of(core)
     if record is None:
         return frozenset()
@@ -73,7 +76,8 @@ def added_keys(core: nn.Module) -> frozenset[str]:
 
 
 def part_of(core: nn.Module, state: dict[str, Any], keep: Callable[[str, bool], bool]) -> dict[str, Any]:
-    """The tensors of a chunk's sharded ``state`` that ``keep(full name, whether it is trained)`` takes, layer by layer."""
+    """The tensors of a chunk's sharded ``state`` that ``keep(full name, whether it is trained)`` selects, layer by
+    layer."""
     names = full_parameter_names(core)
     return {
         name: by_layer(leaf)
@@ -83,18 +87,18 @@ def part_of(core: nn.Module, state: dict[str, Any], keep: Callable[[str, bool], 
 
 
 def frozen_keys(state: dict[str, Any]) -> set[str]:
-    """Under which keys this rank's part of a chunk's sharded ``state`` has parameters that aren't trained."""
+    """The keys under which this rank's part of a chunk's sharded ``state`` has frozen parameters."""
     return {leaf.key for leaf in state.values() if _is_tensor(leaf) and not leaf.data.requires_grad}
 
 
 def unstacked(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """A chunk's sharded ``state`` with the layers of these ``keys`` by themselves."""
+    """A chunk's sharded ``state`` with separate layers for these ``keys``."""
     return {name: by_layer(leaf) if _is_tensor(leaf) and leaf.key in keys else leaf for name, leaf in state.items()}
 
 
 def by_layer(leaf: Any) -> Any:
-    """A leaf of a sharded state that names its layer, where Megatron-Core would stack all layers in one tensor: that has to
-    be complete, and a part of a model needn't be."""
+    """A leaf of a sharded state with the layer in its name, in place of Megatron-Core's stack of all layers. A stack
+    must be complete, whereas a part of a model need not be."""
     if isinstance(leaf, ShardedTensorFactory):
         build, stacked_key = leaf.build_fn, leaf.key
         first = next(_tensors(leaf.build()), None)
@@ -103,7 +107,8 @@ def by_layer(leaf: Any) -> Any:
         own_key = key_by_layer(stacked_key, first.global_offset, bool(first.prepend_axis_num))
 
         def build_by_layer(key: str, *arguments: Any) -> Any:
-            # The optimizer's state has the same factories under longer keys: "optimizer.state.exp_avg." and the parameter's.
+            # The optimizer's state has the same factories under longer keys: "optimizer.state.exp_avg." and the
+            # parameter's key.
             return _mapped(by_layer, build(key.removesuffix(own_key) + stacked_key, *arguments))
 
         return replace(leaf, key=own_key, build_fn=build_by_layer)
@@ -120,7 +125,7 @@ def by_layer(leaf: Any) -> Any:
 
 
 def _described(core: nn.Module, metadata: Optional[dict[str, Any]]) -> dict[str, Any]:
-    # Megatron-Core puts process groups into the metadata it is given; the caller's goes into the checkpoint.
+    # Megatron-Core adds process groups to the metadata that it receives. The caller's metadata go into the checkpoint.
     state = cast(Any, core).sharded_state_dict(prefix="module.", metadata=dict(metadata or {}))
     leaves = [leaf for leaf in state.values() if _is_tensor(leaf)]
     renamed = renamed_norms({leaf.key for leaf in leaves})
@@ -132,8 +137,8 @@ def _described(core: nn.Module, metadata: Optional[dict[str, Any]]) -> dict[str,
 def _as_built(
     core: nn.Module, record: Transformed, metadata: Optional[dict[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The chunk before its transform, described with the parameters it has now, and how the extra state of its modules was
-    called there, by the names it has now."""
+    """The chunk before its transform, described with its current parameters, and the original names of its modules'
+    extra states, by their current names."""
     now = {id(module): path for path, module in core.named_modules()}
     with _tree_as_built(record):
         plain = _described(record.before, metadata)
@@ -157,7 +162,7 @@ def _tree_as_built(record: Transformed) -> Iterator[None]:
 
 
 def key_by_layer(key: str, offset: tuple[int, ...], stacked: bool) -> str:
-    """The key with the number of the layer, where layers are ``stacked`` under it along the first axis."""
+    """The key with the number of the layer, if layers are ``stacked`` under it along the first axis."""
     head, layers, rest = key.partition("layers.")
     return f"{head}{layers}{offset[0]}.{rest}" if stacked and layers and not rest.split(".")[0].isdigit() else key
 
@@ -167,10 +172,12 @@ def _key_by_layer(leaf: ShardedTensor) -> str:
 
 
 def _added(leaf: Any, built: dict[int, Any]) -> Any:
-    """How what a transform has added is stored. ``built``: the leaves of the model as it was built, by their tensors' ids.
+    """How the parameters that a transform has added are stored. ``built``: the leaves of the model before the
+    transform, by their tensors' ids.
 
-    A parameter whose ``rows_like`` is a weight of the model has rows that lie on tensor-parallel ranks as that weight's do: not
-    one block after the other where a layer is fused (a gate and what it gates, the projections of a Mamba mixer).
+    If a parameter's ``rows_like`` is a weight of the model, its rows are distributed over tensor-parallel ranks like
+    that weight's. In a fused layer (gate and up projection, the projections of a Mamba mixer) these are not consecutive
+    blocks.
     """
     weight = getattr(leaf.data, "rows_like", None)
     pattern = None if weight is None else built.get(id(weight))
@@ -210,8 +217,8 @@ def _rows_like(leaf: Any, pattern: ShardedTensorFactory) -> ShardedTensorFactory
 
 
 def _cut_as_the_parameter(leaf: Any) -> Any:
-    """Megatron-Core takes what stands in a module of the user's own for equal on all tensor-parallel ranks; parameters know
-    better."""
+    """Describe a parameter's sharding by its own attributes. Megatron-Core treats the tensors of a user's module as
+    equal on all tensor-parallel ranks."""
     parameter: Any = getattr(leaf, "data", None)
     if not isinstance(leaf, ShardedTensor) or not isinstance(leaf.replica_id, tuple):
         return leaf
@@ -221,7 +228,7 @@ def _cut_as_the_parameter(leaf: Any) -> Any:
     else:
         size = parallel_state.get_expert_tensor_parallel_world_size() or 1
         rank = parallel_state.get_expert_tensor_parallel_rank() or 0
-        # Tensor-parallel ranks hold different experts: a copy is what another rank of the same expert has.
+        # Tensor-parallel ranks hold different experts. The other ranks of the same expert hold copies.
         leaf = replace(leaf, replica_id=_at(cast(Any, leaf.replica_id), 1, rank))
     dim = getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
     axis = leaf.prepend_axis_num + dim

@@ -40,7 +40,7 @@ class StoredChunk:
     """How a chunk is stored; asked before its parameters are sharded."""
 
     stored: dict[str, list[StoredRows]]
-    """Where each parameter and persistent buffer is, by its name in the chunk."""
+    """The stored position of each parameter and persistent buffer, by its name in the chunk."""
     objects: dict[str, Any]
     """Entries that Megatron-Core stores beside tensors, and misses when they aren't there: the extra state of layers."""
     added: frozenset[str]
@@ -62,10 +62,10 @@ def stored_chunk(core: nn.Module) -> StoredChunk:
 
 
 def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
-    """How each parameter and persistent buffer of ``core`` is stored, by its name. Ask before the parameters are sharded.
+    """How each parameter and persistent buffer of ``core`` is stored, by its name. Call this before the parameters are
+    sharded.
 
-    What Megatron-Core stores in a form that isn't rows of the parameter keeps its own name, and so does what it doesn't
-    store by itself.
+    Parameters that Megatron-Core stores in a form other than rows, or doesn't store itself, keep their own names.
     """
     described = sharded_state(core)
     by_tensor: dict[Any, list[StoredRows]] = {}
@@ -94,7 +94,7 @@ def rows_by_layer(rows: list[StoredRows]) -> list[StoredRows]:
 
 def stored_objects(core: nn.Module) -> dict[str, Any]:
     described = sharded_state(core)
-    # As a list of one: Megatron-Core keeps several parts of an object under one name.
+    # A list with one element, because Megatron-Core keeps several parts of an object under one name.
     return {entry.unique_key: [entry.data] for entry in _leaves(described, ShardedObject)}
 
 
@@ -111,7 +111,8 @@ def _own_name(name: str, value: Tensor) -> StoredRows:
 
 
 def _rows(part: ShardedTensor, whole: Tensor) -> StoredRows | None:
-    """Where a part that Megatron-Core stores begins and ends in the parameter; None if it isn't some of its rows."""
+    """The range of a parameter's rows that a part stored by Megatron-Core covers. None: the part isn't a range of
+    rows."""
     data = part.data
     if data is None or data.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensor-parallel plan of a model: a style of torch's for each sharded module."""
+"""The tensor-parallel plan of a model: one of torch's styles for each sharded module."""
 
 from collections.abc import Mapping
 from typing import Any, Optional
@@ -12,7 +12,7 @@ from nemo2.errors import ConfigError
 
 
 def _styles() -> dict[str, ParallelStyle]:
-    """Hugging Face's names (transformers, integrations/tensor_parallel.py) in torch's terms."""
+    """Hugging Face's style names (transformers, integrations/tensor_parallel.py) as torch's styles."""
     return {
         "colwise": ColwiseParallel(),
         "rowwise": RowwiseParallel(),
@@ -26,10 +26,10 @@ def _styles() -> dict[str, ParallelStyle]:
 
 
 def plan_of(model: nn.Module, *, custom: Optional[Mapping[str, Any]], from_model: bool) -> dict[str, Any]:
-    """The plan to shard ``model`` by: the user's, else the one that a Hugging Face model inside brings.
+    """The plan to shard ``model`` by: the user's, else that of a Hugging Face model inside.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is none.
     """
     if custom:
         return dict(custom)
@@ -46,10 +46,10 @@ def plan_of(model: nn.Module, *, custom: Optional[Mapping[str, Any]], from_model
 
 
 def parallel_styles(plan: Mapping[str, Any]) -> dict[str, ParallelStyle]:
-    """The plan with Hugging Face's style names turned into torch's styles.
+    """The plan with torch's styles in place of Hugging Face's names.
 
     Raises:
-        ConfigError: a style that torch has no equivalent of.
+        ConfigError: torch has no equivalent of a style.
     """
     known = _styles()
     unknown = sorted(

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's transform of a model, applied to each chunk before anything wraps it.
+"""A user's transform of a model, applied to each chunk before the chunk is wrapped.
 
-A transform is a function of a module that returns a module. With one argument it is called with each chunk as a whole. With a
-second one called ``name`` it is called with each module of the chunk and the module's full dotted name, in which layers and
-experts have the numbers they have in the whole model, whatever this rank holds of it. Either way it may replace modules, change
-them in place and freeze parameters (``requires_grad_(False)``): frozen ones get no gradient and no optimizer state.
+A transform is a function that takes a module and returns a module. With one argument it is called with each chunk. With
+a second argument called ``name`` it is called with each module of the chunk and the module's full dotted name, in which
+layers and experts have their numbers in the whole model. In both forms it may replace modules, change them in place and
+freeze parameters (``requires_grad_(False)``). Frozen parameters have no gradient and no optimizer state.
 
-Weights are loaded after that. A module of a transform that has a method ``weights_loaded(names)`` is then told which of the
-parameters below it were among them, by their names there.
+Weights are loaded afterwards. If a module of a transform has a method ``weights_loaded(names)``, it then receives the
+names of the loaded parameters below it.
 
-Checkpoints keep the names: a parameter of the model as it was built is stored as if nothing had been transformed, wherever the
-transform has put it, so that checkpoints of the plain model fit. What the transform adds is stored by its full name.
+Checkpoints keep the names: a parameter of the original model is stored under its original name, wherever the transform
+has moved it, so checkpoints of the plain model fit. Parameters that the transform adds are stored under their full
+names.
 """
 
 import inspect
@@ -39,7 +40,7 @@ class Transformed:
     before: nn.Module
     """The chunk that was transformed; mostly the chunk itself."""
     tree: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
-    """Its modules as they were built, each with its children and its parameters."""
+    """The original modules, each with its children and its parameters."""
 
 
 def transform_of(model: Any, callbacks: Iterable[Any] = ()) -> Optional[Transform]:
@@ -83,10 +84,11 @@ def refuse_reading_weights(transform: Optional[Transform], *, under: str) -> Non
 
 
 def transformed(core: nn.Module, transform: Optional[Transform]) -> nn.Module:
-    """``core``, a chunk that nothing wraps yet, after ``transform``. A chunk is transformed once, however often it is asked for.
+    """The result of ``transform`` for ``core``, a chunk without wrappers. A chunk is transformed once, even after
+    several calls.
 
     Raises:
-        ConfigError: the transform returns what the schedule can't run, or another one was applied before.
+        ConfigError: the schedule can't run the result, or another transform was applied before.
     """
     record = record_of(core)
     if record is not None and transform is not None:
@@ -217,8 +219,11 @@ def _let_megatron_ask(core: nn.Module, *, known: set[int]) -> None:
 
 
 def _let_gradients_start_behind_frozen_embeddings(core: nn.Module) -> None:
-    """Recomputation runs layers again for gradients only where an input of theirs has one. Behind a frozen embedding none has,
-    and what is trained in these layers would stay as it is, in silence."""
+    """Let the output of a frozen embedding require a gradient.
+
+    Recomputation runs layers again only if one of their inputs requires a gradient. After a frozen embedding no input
+    does, and trainable parameters in these layers would silently never change.
+    """
     embedding = getattr(core, "embedding", None)
     recomputes = getattr(getattr(core, "config", None), "recompute_granularity", None) is not None
     if recomputes and isinstance(embedding, nn.Module) and not any(one.requires_grad for one in embedding.parameters()):

@@ -12,7 +12,7 @@ _LABEL, _RIGHT, _TOP, _ROW = 150, 12, 34, 28
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One bar: its parts by name, in the order they are stacked; none is negative."""
+    """A bar: its parts by name, in stacking order. No part is negative."""
 
     name: str
     parts: Mapping[str, float]
@@ -48,11 +48,11 @@ def stacked_bars(
 
     Args:
         title: The accessible name.
-        bars: From top to bottom. A part has the same colour in all bars; up to eight are told apart.
-        unit: What the axis counts.
-        limit: None: no line.
-        width: Of the picture, in pixels.
-        text: How values are written, with their unit if they should have one.
+        bars: From top to bottom. A part has the same color in all bars; up to eight parts have distinct colors.
+        unit: The unit of the axis.
+        limit: The value of a vertical line. None: no line.
+        width: The width of the picture, in pixels.
+        text: A function that formats values, with their unit if wanted.
     """
     names = list(dict.fromkeys(name for bar in bars for name in bar.parts))
     fills = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}

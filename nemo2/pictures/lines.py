@@ -18,7 +18,7 @@ SMOOTH_FROM = 60
 """Points from which on a median is drawn over them."""
 _COLOURS = (("#1a7f37", "#56d364"), ("#8250df", "#d2a8ff"), ("#bf3989", "#ff9bce"), ("#0a7b83", "#56d4dd"),
             ("#7d6608", "#e3c341"), ("#57606a", "#b1bac4"))  # fmt: skip
-"""Of the third line and those after it, on light and on dark; the first two are in every page's style."""
+"""The colors of the third and further lines, on light and on dark. The first two are in every page's style."""
 
 
 def _rules(theme: int) -> str:
@@ -34,10 +34,10 @@ _MORE_COLOURS = f"<style>{_rules(0)}@media(prefers-color-scheme:dark){{{_rules(1
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line: ``points`` are ``(step, value)`` by step; values that are not finite leave a gap.
+    """A line: ``points`` are ``(step, value)`` by step. Values that are not finite leave a gap.
 
-    ``markers`` draws the points as well, for the few of a validation; ``smooth`` adds a running median, which without ``raw``
-    stands alone.
+    ``markers`` also draws the points, for the few of a validation. ``smooth`` adds a running median, which without
+    ``raw`` is drawn alone.
     """
 
     name: str
@@ -67,10 +67,10 @@ def line_chart(
     width: int = WIDTH,
     marks: Sequence[Mark] = (),
 ) -> str:
-    """The chart as an ``<svg class="chart">`` element; up to eight series are told apart by colour.
+    """The chart as an ``<svg class="chart">`` element. Up to eight series have distinct colors.
 
     ``width`` is in the units of the height (340) and the text (12): a narrower chart has relatively larger text. An
-    empty chart says that there is nothing to show rather than drawing axes without meaning.
+    empty chart says that there is nothing to show.
     """
     finite = [(x, y) for one in series for x, y in one.points if math.isfinite(y)]
     head = (
@@ -157,7 +157,8 @@ class _Scale:
 
 
 def _visible_range(values: list[float]) -> tuple[float, float]:
-    """The range to draw. A single far-off value (the first step's time) is cut rather than flattening all others."""
+    """The range to draw. A single outlier (the first step's time) is cut off so that it doesn't flatten the other
+    values."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     if len(ordered) >= 20:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HTML page, complete in itself: readable from a disk, in light and dark, with no script and nothing to load.
+"""A self-contained HTML page, readable from a disk, in light and dark, without scripts or external files.
 
-A page is a title and sections; a section is text that the functions here make: `figure`, `table`, `cards`, `passages`,
-`paragraph`. They escape what they are given; pictures (`nemo2.pictures.svg`) go in as they are.
+A page is a title and sections. A section is text that the functions here make: `figure`, `table`, `cards`, `passages`,
+`paragraph`. They escape their arguments; pictures (`nemo2.pictures.svg`) are inserted unchanged.
 """
 
 import math
@@ -83,7 +83,7 @@ def figures(pictures: Iterable[tuple[str, str, bool]]) -> str:
 
 
 def cards(values: Iterable[tuple[str, str]]) -> str:
-    """Figures worth a glance: a value and what it is."""
+    """Key figures: a value and its name."""
     body = "".join(
         f"<div class='card'><b>{escape(value)}</b><span>{escape(name)}</span></div>" for value, name in values
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The placement of ranks: the groups of every kind over a whole world, and the layers of every pipeline stage.
 
-Nothing is initialised and no process runs. The groups are those of Megatron-Core's `RankGenerator`, the layers those of its
-`get_num_layers_to_build`, `get_transformer_layer_offset` and `PipelineParallelLayerLayout`, so that what is shown is what a
-run would have.
+Nothing is initialized and no process runs. The groups are those of Megatron-Core's `RankGenerator`, the layers those of
+its `get_num_layers_to_build`, `get_transformer_layer_offset` and `PipelineParallelLayerLayout`, so that the picture
+equals a run.
 """
 
 import inspect
@@ -125,16 +125,16 @@ class Placement:
 
 
 def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = None) -> Placement:
-    """Lay a recipe over the GPUs it asks for, or over a world of another size.
+    """Place a recipe on the GPUs that it asks for, or on a world of another size.
 
     Args:
-        recipe: A configured call of ``llm.pretrain`` or its like with a ``MegatronStrategy``, whose trainer asks for numbers of
-            nodes and devices (`nemo2.settle.on`).
-        name: What to call it. "": nothing.
+        recipe: A configured call of ``llm.pretrain`` or a similar function with a ``MegatronStrategy``, whose trainer
+            has numbers of nodes and devices (`nemo2.settle.on`).
+        name: The name of the recipe. "": none.
         world_size: Ranks. None: the trainer's nodes times devices.
 
     Raises:
-        ConfigError: the layout doesn't fit the world, or Megatron-Core can't cut the layers that way.
+        ConfigError: the layout doesn't fit the world, or Megatron-Core can't split the layers in this way.
     """
     trainer = recipe.trainer
     strategy: Any = trainer.strategy
@@ -180,7 +180,7 @@ def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -
     """Every group that Megatron-Core makes of a world, by the kinds of `GROUP_NAMES`.
 
     Raises:
-        ConfigError: the layout can't be laid over the world.
+        ConfigError: the layout doesn't fit the world.
     """
     from megatron.core.parallel_state import RankGenerator
 

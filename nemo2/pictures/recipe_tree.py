@@ -48,7 +48,7 @@ class Box:
 
 @dataclass
 class Row:
-    """A field: its value as text, or the box of the config it holds. ``default`` where nobody has set it."""
+    """A field: its value as text, or the box of the config that it holds. ``default``: the field is unset."""
 
     label: str
     value: str

@@ -22,7 +22,7 @@ class Point:
     x: float
     y: float
     group: str = ""
-    """Points of a group share a colour; up to eight groups are told apart."""
+    """Points of a group share a color. Up to eight groups have distinct colors."""
     label: str = ""
     """Written beside the point; for the few that matter."""
     tip: str = ""

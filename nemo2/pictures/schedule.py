@@ -33,7 +33,7 @@ class Schedule:
     group_size: Optional[int] = None
     """Micro-batches that a chunk takes in a row before the next one (``microbatch_group_size_per_vp_stage``). None: ``pp``."""
     overlap_moe_expert_parallel_comm: bool = False
-    """One more forward before the first backward, as Megatron-Core does to hide the experts' exchanges."""
+    """Run one more forward before the first backward, with which Megatron-Core hides the experts' communication."""
     all_forward_first: bool = False
     """GPipe's order: every forward, then every backward. Megatron-Core has no such schedule; it is here to be compared with."""
 
@@ -78,7 +78,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward or backward of one micro-batch through one model chunk of a rank."""
+    """A forward or backward of one micro-batch through one model chunk of a rank."""
 
     forward: bool
     chunk: int
@@ -148,7 +148,7 @@ def rank_order(schedule: Schedule, rank: int) -> tuple[Pass, ...]:
     )
     if schedule.all_forward_first:
         warmup = schedule.num_microbatches * chunks
-    # Where it isn't interleaved there is one chunk, whose micro-batches come in their order.
+    # Without interleaving there is one chunk, whose micro-batches come in order.
     group = schedule.group if schedule.interleaved else schedule.num_microbatches
     table = get_schedule_table(schedule.num_microbatches, chunks, group)
     order = convert_schedule_table_to_order(warmup, chunks, table)
@@ -172,16 +172,18 @@ def timeline(
     transfer: float = 0.0,
     sender_waits: bool = False,
 ) -> Timeline:
-    """Play a schedule.
+    """Simulate a schedule.
 
     Args:
         schedule: The order of work.
-        forward: Time of one micro-batch's forward pass through a whole stage of average weight, all its chunks together.
-        backward: The same of its backward pass; twice the forward's, as matrix products have it. With full activation
-            recomputation it is three times.
-        weights: How heavy each chunk is, by rank and chunk, in any unit (its number of layers). None: all the same.
-        transfer: From the end of a pass until the next stage may start on its result.
-        sender_waits: The sender is busy until then too (``overlap_p2p_comm=False``). False: it goes on with its next pass.
+        forward: The time of one micro-batch's forward through a whole stage of average weight, all its chunks together.
+        backward: The same for its backward: twice the forward's for matrix products, three times with full activation
+            recomputation.
+        weights: The weight of each chunk, by rank and chunk, in any unit, such as its number of layers. None: equal
+            weights.
+        transfer: The time from the end of a pass until the next stage can use its result.
+        sender_waits: The sender is busy during the transfer too (``overlap_p2p_comm=False``). False: it continues with
+            its next pass.
 
     Raises:
         ConfigError: a time or a weight is negative, or all weights are zero.

@@ -13,9 +13,9 @@ ENOUGH = 10
 
 
 class Band(NamedTuple):
-    """Measured over predicted speed: two thirds of like jobs lie between `low` and `high`.
+    """Measured over predicted speed: two thirds of similar jobs lie between `low` and `high`.
 
-    `kind` says what they are like, `measurements` how many there were.
+    `kind` describes the jobs, and `measurements` is their number.
     """
 
     low: float

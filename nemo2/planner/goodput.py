@@ -52,11 +52,11 @@ class Goodput:
     """A run with its interruptions.
 
     Attributes:
-        interval_hours: of training between checkpoints that makes the whole shortest; the run's own hours where nothing
-            interrupts it.
-        hours: that it is expected to take, all in all.
-        interruptions: expected in that time.
-        share: of the time, what is training that is kept.
+        interval_hours: the training hours between checkpoints that minimize the total; the run's own hours without
+            interruptions.
+        hours: the expected total.
+        interruptions: the expected number in that time.
+        share: the fraction of the time that is training and is kept.
     """
 
     interval_hours: float

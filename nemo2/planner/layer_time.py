@@ -173,10 +173,11 @@ class Kernels:
         return total if job.fused_experts else total + self.activation_of(rows, inner)
 
     def experts(self, part: Experts) -> Passes:
-        """Routed experts with the sorting of tokens before and after them, and the shared ones.
+        """Routed experts, with the sorting of tokens before and after them, and shared experts.
 
-        Tokens are sorted by rank, and when they have arrived by expert. Kernels that send each once do the first on the way. Rows
-        in 8 bits are padded to multiples of 16 or 32, a third sorting."""
+        Tokens are sorted by rank, and by expert when they have arrived. Kernels that send each token once do the first
+        sorting during the transfer. Rows in 8 bits are padded to multiples of 16 or 32, a third sorting.
+        """
         share = 0.5 if self.job.dispatch == "once" and self.job.ep > 1 else 1.0
         share += 0.5 if self.job.low_precision and not self.job.fused_experts else 0.0
         total = self.grouped_products(part)
@@ -193,7 +194,7 @@ class Kernels:
         job = self.job
         if job.tp == 1:
             return NOTHING
-        # Gathered for a product in 8 bits, it travels in 8 bits; what is scattered are sums.
+        # A tensor that is gathered for a product in 8 bits travels in 8 bits, whereas reduce-scatters carry sums.
         element = 0.75 * self.element if self.job.low_precision and job.sp else self.element
         volume = job.tokens * self.shape.hidden * element * gathered_fraction(job.tp)
         one = volume / bandwidth(job, job.tp, 1, self.c) + self.c.collective_us * 1e-6
@@ -235,8 +236,8 @@ class Kernels:
     # --------------------------------------------------------------------------------------------------------- additions
 
     def additions(self, part: Part) -> Passes:
-        """What is trained beside a part's frozen layers: both factors' products in three passes, the scaling of their product and
-        the sums with the layer's output and its input's gradient."""
+        """The time of the adapters of a part's frozen layers: both factors' products in three passes, the scaling of
+        their product, and the sums with the layer's output and its input's gradient."""
         job, adapters, total = self.job, self.job.adapters, NOTHING
         if adapters is None:
             return total
@@ -264,7 +265,8 @@ class Kernels:
             if adapters.lengths:
                 # The product of both factors is as large as the weight; lengths are of the rows of their sum, in fp32.
                 forward += self._thin(n, adapters.rank, k) + 20 * n * k / job.gpu.hbm
-            # What crosses ranks between the factors is as wide as the rank, and takes the time that any message does.
+            # The tensor between the factors is only as wide as the rank, so its transfer takes the time of any small
+            # message.
             message = self.c.collective_us * 1e-6 if ranks > 1 else 0.0
             total += Passes(share * (forward + message), share * (backward + message))
         return total
@@ -301,7 +303,8 @@ class Kernels:
             raise TypeError(f"No kernels are known for {type(part).__name__}.")
         if self.job.adapters is not None:
             yield "adapters", self.additions(part)
-        # With sequence parallelism experts take their tokens from where they are; only shared ones need them gathered.
+        # With sequence parallelism routed experts take their tokens from the shards. Only shared experts need them
+        # gathered.
         if not isinstance(part, Experts) or part.shared is not None:
             yield "tensor parallel", self.tensor_parallel()
 

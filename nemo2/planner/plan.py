@@ -32,19 +32,21 @@ class StageMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Prediction of a recipe's training on its GPUs.
+    """The prediction of a recipe's training on its GPUs.
 
     Attributes:
         layout: in words.
-        step: seconds of one optimizer step by part.
-        band: how far measured speeds of like jobs lay from their predictions.
-        mfu: model FLOPs (causal half of attention) over the data-sheet rate of ``precision``; `mfu_full_attention` counts
-            the whole score matrix, as PaLM and NeMo 2.0 do.
-        memory: of each kind of rank; `counted` says whether by a rehearsal (to the byte) or by formula.
-        needed: bytes of the fullest rank with what is outside of torch; `capacity` of the GPU; `headroom` to be left free.
-        tokens: the budget, None where there is none; then `hours` and `cost` are None too. `cost` None: no price.
-        goodput: with failures and checkpoints, None without a token budget.
-        notes: settings of the recipe that the figures leave out.
+        step: the seconds of one optimizer step, by part.
+        band: the range of measured over predicted speeds of similar jobs.
+        mfu: model FLOPs (causal half of attention) over the data-sheet rate of ``precision``. `mfu_full_attention`
+            counts the whole score matrix, as PaLM and NeMo 2.0 do.
+        memory: for each kind of rank. `counted` tells whether a rehearsal counted it (to the byte) or a formula
+            predicts it.
+        needed: the bytes of the rank with the most memory, including memory outside torch; `capacity` is the GPU's;
+            `headroom` stays free.
+        tokens: the token budget. None: no budget; then `hours` and `cost` are None too. A `cost` of None: no price.
+        goodput: with failures and checkpoints. None without a token budget.
+        notes: settings of the recipe that the prediction leaves out.
     """
 
     recipe: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does a recipe fit its GPUs? The answer of a formula, in milliseconds, for `nemo2 check`, `list` and `launch`.
+"""Predicts in milliseconds whether a recipe fits its GPUs, for `nemo2 check`, `list` and `launch`.
 
-The peaks of every shipped recipe are known (`nemo2.planner.peaks`). For a recipe of such a name the formula is scaled to them:
-as shipped the answer is the rehearsal's own, and a change counts by what it changes in the formula.
+The peaks of every shipped recipe are known (`nemo2.planner.peaks`). For a recipe of such a name the formula is scaled
+to its peak. Unchanged, the recipe has exactly the rehearsal's result, and a change counts by its effect in the formula.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,7 +25,8 @@ Answer = Literal["fits", "tight", "does not fit"]
 
 @dataclass(frozen=True, kw_only=True)
 class Quick:
-    """An answer. ``needed`` and ``capacity`` are bytes of the fullest GPU, what is outside of torch included."""
+    """The prediction. ``needed`` and ``capacity`` are bytes on the GPU with the most memory, including memory
+    outside torch."""
 
     gpu: str
     gpus: int
@@ -44,7 +45,7 @@ class Quick:
         return "does not fit" if self.needed * (1 - self.margin) > self.capacity else "tight"
 
     def sentence(self, name: str = "") -> str:
-        """What a person reads; ``name`` is what to rehearse."""
+        """The prediction as a sentence. ``name`` is the recipe to rehearse."""
         about = "rehearsed" if self.margin == 0 else f"by formula, within {self.margin:.0%}"
         told = (
             f"{self.answer}: {self.needed / GIB:.1f} of {self.capacity / GIB:.1f} GiB of an {self.gpu}"
@@ -62,12 +63,12 @@ class Quick:
 
 
 def quick_verdict(recipe: Any, machine: Machine, *, name: str = "") -> Optional[Quick]:
-    """Whether ``recipe`` fits; None on CPUs, and for a model or a strategy without a formula.
+    """Whether ``recipe`` fits. None: CPUs, or a model or a strategy without a formula.
 
     Args:
-        recipe: A configured call of ``llm.pretrain`` or ``llm.finetune``; it is not changed.
-        machine: Where it will run. GPUs of a kind that isn't known are taken for `DEFAULT`, and that is said.
-        name: The shipped recipe that this one is, perhaps with changes; "": none is known.
+        recipe: A configured call of ``llm.pretrain`` or ``llm.finetune``. It is not changed.
+        machine: The machine of the run. GPUs of an unknown kind count as `DEFAULT`, which the prediction mentions.
+        name: The shipped recipe from which this one derives. "": unknown.
     """
     if machine.accelerator != "cuda":
         return None

@@ -43,10 +43,10 @@ class Subject:
 
 
 def read_recipe(recipe: Any, chip: GPU) -> Subject:
-    """The shape and the job of a recipe, on as many GPUs as its trainer asks for.
+    """The shape and the job of a recipe, on the number of GPUs that its trainer asks for.
 
     Raises:
-        ConfigError: its model, batch or strategy is not one that the planner has a formula for.
+        ConfigError: the planner has no formula for its model, batch or strategy.
     """
     facts = read_facts(recipe, machine=Machine.named(chip.name))
     if facts.config is None:
@@ -67,7 +67,7 @@ def shape_of(facts: Facts) -> ModelShape:
     """The shape of a recipe's model.
 
     Raises:
-        ConfigError: it has layers whose time nobody has measured.
+        ConfigError: it has layers whose time was never measured.
     """
     shape = read_shape(facts.config, _vocabulary(facts))
     for part in shape.parts:
@@ -82,7 +82,7 @@ def shape_of(facts: Facts) -> ModelShape:
 
 
 def _vocabulary(facts: Facts) -> int:
-    """Rows of the embedding with their padding, as `GPTConfig.padded_vocab_size` has it."""
+    """The rows of the embedding with padding, as in `GPTConfig.padded_vocab_size`."""
     rows = facts.of_model("vocab_size")
     if rows:
         return rows
@@ -159,7 +159,7 @@ def _gate_kept(facts: Facts) -> bool:
 
 
 def _adapters(facts: Facts) -> Optional[Adapters]:
-    """What a LoRA of ours adds; None of other methods, and where the model's layers aren't known."""
+    """The adapters of a nemo2 LoRA. None: another method, or the model's layers are unknown."""
     method, linears = facts.parts.get("peft"), linear_layers(facts.config)
     if not isinstance(method, LoRA) or not linears:
         return None
@@ -267,7 +267,7 @@ def _state_bytes(facts: Facts) -> int:
 
 
 def _overlaps(facts: Facts, *, tp: int) -> dict[str, Any]:
-    """Which communication runs beside computation, as the run settles it; torch overlaps what it shards by itself."""
+    """Which communication overlaps with computation in the settled run. torch overlaps its own sharding."""
 
     def on(path: str, name: str) -> bool:
         return bool(facts.settled.value(path, name)[1])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best layouts of a recipe on given GPUs: every way to cut it that fits, fastest first, legal ones by the rules themselves.
+"""The best layouts of a recipe on given GPUs: all layouts that fit, fastest first, checked by the rules themselves.
 
-Speed and memory are the planner's formulas, a tenth of a millisecond a layout. What is legal is asked of `nemo2.checks`, with
-Megatron-Core's own checks among its rules, in the order of speed until enough is found.
+Speed and memory are the planner's formulas, which take a tenth of a millisecond per layout. `nemo2.checks`, whose rules
+include Megatron-Core's own checks, then checks layouts in the order of speed until enough legal ones are found.
 """
 
 import copy
@@ -41,7 +41,7 @@ _NOT_FULL = ("model.config.recompute_method=None", "model.config.recompute_num_l
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to run the recipe: its job, what the planner says of it, and the overrides that make it."""
+    """A way to run the recipe: its job, the planner's prediction, and the overrides that produce it."""
 
     layout: Layout
     job: Job
@@ -246,7 +246,8 @@ def _recomputation(job: Job, asked: Job) -> Sequence[str]:
 
 
 def reason(one: Candidate, asked: Candidate, capacity: float) -> str:
-    """Why it is good: what it spends less time on than the recipe as it stands, and what it pays for that."""
+    """Why the layout is good: the parts that take less time than in the original recipe, and the parts that take
+    more."""
     before, after = asked.step.parts, one.step.parts
     # Per token, so that other micro-batches compare.
     change = {

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformer Engine's FusedAdam as far as memory is concerned: its states, in the types it is asked for.
+"""Transformer Engine's FusedAdam for memory purposes: its states, in the requested types.
 
-Megatron-Core's precision-aware optimizer exists only with Transformer Engine: it asks the installed FusedAdam which arguments it
-takes. `transformer_engine_stub` answers for the time of a rehearsal.
+Megatron-Core's precision-aware optimizer exists only with Transformer Engine, because it reads the arguments of the
+installed FusedAdam. `transformer_engine_stub` replaces it during a rehearsal.
 """
 
 import sys
@@ -19,10 +19,10 @@ from nemo2.backend.patching import Patch
 
 
 class FusedAdam(torch.optim.Optimizer):
-    """Two moments per parameter, and with `master_weights` the optimizer's own copy of 16-bit ones; no arithmetic.
+    """Two moments per parameter, and with `master_weights` the optimizer's copy of 16-bit parameters. No arithmetic.
 
-    Types and names of the states: Transformer Engine, ``pytorch/optimizers/fused_adam.py``. With `store_param_remainders` the
-    copy of a bf16 parameter is the 16 bits that bf16 lacks.
+    Types and names of the states: Transformer Engine, ``pytorch/optimizers/fused_adam.py``. With
+    `store_param_remainders` the copy of a bf16 parameter is the 16 bits that bf16 lacks.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ from nemo2.rehearse.adam import ADAM
 
 
 class Kernel(torch.autograd.Function):
-    """One operation: ``run(*tensors) -> (outputs, what it saves)``; each input that wants a gradient gets one."""
+    """An operation: ``run(*tensors) -> (outputs, saved tensors)``. Each input that requires a gradient gets one."""
 
     @staticmethod
     def forward(ctx: Any, run: Callable[..., Any], back: Optional[Callable[[], None]], *tensors: Any) -> Any:
@@ -63,7 +63,7 @@ class Kernel(torch.autograd.Function):
 
 
 def _asked(config: Any, name: str) -> Any:
-    """The value that a model's configuration asked for, before this machine's backend changed it."""
+    """The requested value in a model's configuration, before this machine's backend changed it."""
     adjustment = getattr(config, "adjustments", {}).get(name)
     return getattr(config, name, None) if adjustment is None else adjustment.asked
 
@@ -271,7 +271,7 @@ def _grouped_product(module: Any, x: Tensor, layer: str, ends: Tensor) -> Tensor
 
 
 def _weighted_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Activation and routing weights in one kernel, as Megatron-Core's where ``bias_activation_fusion`` asks for it."""
+    """Activation and routing weights in one kernel, as in Megatron-Core with ``bias_activation_fusion``."""
 
     @functools.wraps(original)
     def activate(module: Any, h: Tensor, bias: Optional[Tensor], weights: Tensor) -> Tensor:
@@ -309,11 +309,11 @@ def _compiled_activation(original: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 _selected: list[int] = []
-"""How many elements the masks select whose values nobody knows; the last is asked."""
+"""The number of elements that masks without known values select. The last mask is asked."""
 
 
 def _permute(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sorting tokens by expert: how many come out depends on the routing map, and is told here."""
+    """Sort tokens by expert. The number of outputs depends on the routing map, and is given here."""
 
     @functools.wraps(original)
     def permute(
@@ -455,7 +455,7 @@ def te_kernels() -> tuple[Patch, ...]:
 
 
 def routing() -> tuple[Patch, ...]:
-    """The part of the table that every rehearsal of experts needs, whatever its kernels."""
+    """The part of the table that every rehearsal of experts needs, for all kernels."""
     moe, why = "megatron.core.transformer.moe", "where tokens go depends on their values"
     replacements = {
         f"{moe}.moe_utils:permute": _permute,

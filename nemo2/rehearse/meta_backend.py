@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backend of a rehearsal: the CPU's, with tensors that have a shape and no memory.
 
-Megatron-Core's path runs as on a CPU; what it would put on a GPU goes to torch's "meta" device. Code that asks such a tensor
-for its value (a gradient norm, a flag for overflow) is told a harmless number. `rehearsing()` is the only way in, and
-leaves the process as it was.
+Megatron-Core's path runs as on a CPU, and tensors for the GPU go to torch's "meta" device. Code that reads such a
+tensor's value (a gradient norm, a flag for overflow) receives a harmless number. `rehearsing()` is the only entry, and
+restores the process.
 """
 
 import contextlib

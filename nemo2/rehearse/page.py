@@ -44,7 +44,7 @@ def render_page(rehearsal: Rehearsal, rates: Optional[Rates] = None) -> str:
 
 
 def memory_picture(rehearsal: Rehearsal):
-    """One bar per kind of rank against the GPU's memory."""
+    """A bar per kind of rank against the GPU's memory."""
     v = rehearsal.verdict
     bars = [
         Bar(
@@ -81,7 +81,7 @@ def _limit(verdict: Verdict) -> str:
 
 
 def _parts(memory: MemoryCount) -> dict[str, int]:
-    """The terms in one order for all bars; the small ones together, so that no two share a colour."""
+    """The terms in one order for all bars, with small terms combined, so that no two share a color."""
     terms = memory.terms()
     large = ("parameters", "gradients", "main parameters", "optimizer states", "activations", "logits")
     large += ("teacher",) if memory.teacher else ()
@@ -111,7 +111,7 @@ _PROPORTIONS = Rates(flops=1e15, link=float("inf"), network=float("inf"))
 
 
 def _messages(ranks: tuple[RankRehearsal, ...]) -> str:
-    """One row for each kind of collective over a kind of group, one column for each kind of rank."""
+    """A row for each kind of collective over a kind of group, a column for each kind of rank."""
     found = {
         (c.kind, c.group, c.ranks): [_moved(rank, c) for rank in ranks] for rank in ranks for c in rank.collectives
     }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of any world, in this process: its strategy, model, gradient buffers and optimizer, built and run for a step.
+"""Builds one rank of any world in this process, with its strategy, model, gradient buffers and optimizer, and runs it
+for a step.
 
-What runs is what a real rank runs (`MegatronStrategy`, Megatron-Core's DistributedDataParallel, schedule and optimizer), on
-meta tensors and with a silent process group. Fewer micro-batches than the recipe's are enough, because a schedule repeats
-itself once it is past its warm-up; counts that grow with them are scaled (`counts.py`).
+The code is that of a real rank (`MegatronStrategy`, Megatron-Core's DistributedDataParallel, schedule and optimizer),
+on meta tensors and with a silent process group. Fewer micro-batches than the recipe's are enough, because a schedule
+repeats itself after its warm-up. Counts that grow with the micro-batches are scaled (`counts.py`).
 """
 
 import contextlib
@@ -303,7 +304,7 @@ def _entering(phase: str, tracker: Tracker, function: Callable[..., Any]) -> Cal
 
 
 PARTS = {
-    "GPTModel": "logits",  # what is done here and not in a layer is the loss
+    "GPTModel": "logits",  # work outside the layers is the loss
     "MambaModel": "logits",
     "HybridModel": "logits",
     "LanguageModelEmbedding": "embedding",
@@ -327,7 +328,7 @@ PARTS = {
 
 
 def part_of(module: nn.Module) -> Optional[str]:
-    """The part of the model that a module is; None where what is around it says."""
+    """The part of the model that a module belongs to. None: the surrounding module decides."""
     return PARTS.get(type(module).__name__)
 
 
@@ -382,13 +383,13 @@ class _Environment(ClusterEnvironment):
         return self._world_size
 
     def set_world_size(self, size: int) -> None:
-        """It is what it is."""
+        """Does nothing: the size is fixed."""
 
     def global_rank(self) -> int:
         return self._rank
 
     def set_global_rank(self, rank: int) -> None:
-        """It is what it is."""
+        """Does nothing: the rank is fixed."""
 
     def local_rank(self) -> int:
         return self._rank % self._per_node

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe made small enough to train on a few CPU processes, with everything about it the same in kind.
+"""Shrinks a recipe so that it trains on a few CPU processes, and keeps its features.
 
-What is cut stays cut (tensor parallel 8 becomes 2, never 1), experts stay experts, grouped queries stay grouped, a hybrid keeps
-every kind of layer. Callbacks, data module, logger, checkpoints, optimizer and schedule are the recipe's own.
+Parallelism stays parallel (tensor parallel 8 becomes 2, never 1), experts stay experts, grouped queries stay grouped,
+and a hybrid keeps every kind of layer. Callbacks, data module, logger, checkpoints, optimizer and schedule are the
+recipe's own.
 """
 
 import copy
@@ -137,7 +138,7 @@ def _layers_of_all_kinds(config: Any) -> int:
 
 
 def _kinds_of_layers(config: Any) -> str:
-    """One letter for each kind of layer a hybrid has, in order of appearance; "" for models of one kind."""
+    """One letter for each kind of layer in a hybrid, in order of appearance. "" for models with one kind."""
     from nemo2.models.walker import hybrid_pattern
 
     found = hybrid_pattern(config) if getattr(config, "hybrid_override_pattern", None) else None
@@ -145,7 +146,7 @@ def _kinds_of_layers(config: Any) -> str:
 
 
 def _blocks(layers: int, groups: int) -> list[Mapping[str, Any]]:
-    """Layers of a heterogeneous model: whole ones, one without attention, one without feed-forward."""
+    """Layers of a heterogeneous model: complete ones, one without attention, one without feed-forward."""
     whole = {"attention": {"num_query_groups": groups}, "mlp": {"ffn_hidden_size": FFN}}
     no_attention = {"attention": {"no_op": True, "num_query_groups": None}, "mlp": {"ffn_hidden_size": FFN // 2}}
     no_mlp = {"attention": {"num_query_groups": groups}, "mlp": {"no_op": True, "ffn_hidden_size": None}}
@@ -178,7 +179,7 @@ def _shrink_data(recipe: Any, replicas: int, layout: Layout, notes: list[str]) -
 
     made = getattr(recipe.data, "__fn_or_cls__", None)
     if isinstance(made, type) and issubclass(made, SampleDataModule):
-        # Its tokens are of a vocabulary that the small model hasn't got, and its files may be elsewhere.
+        # Its tokens belong to a vocabulary that the small model lacks, and its files may be on another machine.
         notes.append(f"data is random tokens in place of {made.__name__}: every token counts, and none are packed")
         recipe.data = Config(MockDataModule)
     data = recipe.data
@@ -222,7 +223,7 @@ def _shrink_run(recipe: Any, processes: int, steps: int, notes: list[str]) -> No
 
 
 def _set(node: Any, **values: Any) -> None:
-    """Only what the node has and what is not so already."""
+    """Set only fields that the node has and that differ."""
     for name, value in values.items():
         if hasattr(node, name) and getattr(node, name) != value:
             setattr(node, name, value)

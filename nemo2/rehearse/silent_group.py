@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process group whose other ranks do not exist: every collective returns at once and is written down.
+"""A process group whose other ranks do not exist: every collective returns at once and is recorded.
 
-torch's own fake backend has no way to say which group was used, and lacks two coalesced collectives for meta tensors
-that Megatron-Core's gradient buckets call. Outputs on meta need no data; those on the CPU (object collectives, small
-figures) get what they would get if every other rank had the same as this one.
+torch's fake backend doesn't report which group was used, and lacks two coalesced collectives for meta tensors that
+Megatron-Core's gradient buckets call. Outputs on meta need no data. Outputs on the CPU (object collectives, small
+figures) have the values that they would have if every other rank had this rank's.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ BACKEND = "rehearsal"
 
 @dataclass(frozen=True)
 class Call:
-    """One collective as this rank issued it."""
+    """A collective as this rank issued it."""
 
     kind: str
     """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``send``, ``receive`` ..."""
@@ -63,7 +63,7 @@ class SilentGroup(_ProcessGroup):
 
     @property
     def pg_name(self) -> str:
-        # Of a group that is taken down, torch asks once more when it has forgotten the name.
+        # When a group is destroyed, torch asks once more after it has forgotten the name.
         return dist.distributed_c10d._world.pg_names.get(self, "")
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pipeline stage of a job, rehearsed by its first rank."""
+"""A pipeline stage of a job, rehearsed by its first rank."""
 
 import copy
 import time
@@ -119,6 +119,6 @@ def keeps_weights_in_eight_bits(recipe: Any) -> bool:
 
 
 def computes_in_eight_bits(recipe: Any) -> bool:
-    """Whether the precision plugin asks for fp8 or fp4."""
+    """Whether the precision plugin uses fp8 or fp4."""
     plugin = recipe.trainer.plugins
     return bool(getattr(plugin, "fp8", None) or getattr(plugin, "fp4", None))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsed step in time: the counts divided by a GPU's rates, laid over the pipeline's schedule.
+"""A rehearsed step in time: the counts divided by a GPU's rates, in the order of the pipeline's schedule.
 
-For a picture of who waits for whom and where messages sit, not for a forecast: `nemo2 plan` has a calibrated model.
+It is for a picture of dependencies and messages, not for a forecast. `nemo2 plan` has a calibrated model.
 """
 
 from collections.abc import Sequence

@@ -39,7 +39,7 @@ _PER_STEP = ("data", "expert_data")
 
 
 def summarise(ran: Ran, *, kind: str, rank: int, stage: int, seconds: float) -> RankRehearsal:
-    """`ran` must still stand: its strategy is asked for the layers of its chunks."""
+    """`ran` must still exist, because its strategy supplies the layers of its chunks."""
     growth = ran.num_microbatches_of_step / ran.num_microbatches
     flops: defaultdict[tuple[str, str], float] = defaultdict(float)
     for (kernel, phase), count in ran.tracker.flops.items():

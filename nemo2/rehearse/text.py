@@ -31,7 +31,7 @@ def render(rehearsal: Rehearsal) -> str:
 
 
 def memory_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
-    """One column per kind of rank, one row per term, activations with the parts they come from."""
+    """A column per kind of rank, a row per term, and activations with the parts that they come from."""
     rows: list[tuple[str, Sequence[int | str]]] = [
         ("rank", [str(rank.rank) for rank in ranks]),
         ("decoder layers", ["+".join(map(str, rank.layers)) for rank in ranks]),

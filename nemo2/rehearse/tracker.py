@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every tensor storage that a step allocates and frees, what holds it, and the arithmetic done on it.
+"""Tracks every tensor storage that a step allocates and frees, its owner, and the arithmetic on it.
 
-A storage belongs, at any moment, to one of: model state (declared with `own`), what autograd saved for the backward pass,
-messages between ranks, or work in progress. The tracker keeps the sums, and a copy of them at the highest total. Works alike on
-meta tensors and on real ones, so that a rehearsal can be held against a real run.
+At any moment a storage belongs to one of: model state (declared with `own`), tensors that autograd saved for the
+backward, messages between ranks, or work in progress. The tracker keeps the sums, and a copy of them at the highest
+total. It works on meta tensors and on real tensors, so that a rehearsal can be compared with a real run.
 """
 
 import weakref
@@ -36,8 +36,8 @@ class _Storage:
 class Tracker(TorchDispatchMode):
     """Use as a context manager around a step.
 
-    `parts` names modules by class, and `name` single ones; what is allocated inside of one, at any depth, is booked under that
-    name, the innermost that is named winning.
+    `parts` names modules by class, and `name` names single modules. Allocations inside such a module, at any depth, are
+    counted under its name. The innermost named module wins.
     """
 
     def __init__(self, parts: Optional[Callable[[nn.Module], Optional[str]]] = None) -> None:
@@ -76,7 +76,7 @@ class Tracker(TorchDispatchMode):
         return total
 
     def name(self, module: nn.Module, part: str) -> None:
-        """Call this one module ``part``, whatever its class is called."""
+        """Name this module ``part``, independently of its class."""
         self._named[id(module)] = part
 
     def start_peak(self) -> None:

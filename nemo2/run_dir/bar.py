@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress bar of a run on a terminal: steps, losses, speed, time left.
+"""The progress bar of a run on a terminal: steps, losses, speed, remaining time.
 
-Used by the rank itself when it owns the terminal, and by the launching process when the ranks' output goes to files.
+The rank itself uses it if it owns the terminal. The launching process uses it if the ranks' output goes to files.
 """
 
 import math
@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class TrainingBar:
-    """A rich bar that is moved by logged steps only.
+    """A rich bar that advances only on logged steps.
 
-    ``start`` may be called again after ``stop``. What others print while it is shown appears above it.
+    ``start`` may be called again after ``stop``. Other output appears above the bar.
     """
 
     def __init__(self, *, console: Console | None = None) -> None:
@@ -24,7 +24,7 @@ class TrainingBar:
         self._seen: dict[str, float] = {}
 
     def start(self, *, total: int | None, completed: int = 0) -> None:
-        """Show the bar; ``total`` is the number of steps, or None for a run without an end."""
+        """Show the bar. ``total`` is the number of steps, or None for a run without an end."""
         if self._progress is not None:
             return
         progress = Progress(
@@ -44,19 +44,19 @@ class TrainingBar:
         self._progress = progress
 
     def update(self, *, completed: int, metrics: Mapping[str, float]) -> None:
-        """Move to ``completed`` finished steps and show the newest of ``metrics``."""
+        """Advance to ``completed`` finished steps and show the newest of ``metrics``."""
         if self._progress is None or self._task is None:
             return
         self._seen.update(metrics)
         self._progress.update(self._task, completed=completed, summary=summary(self._seen))
 
     def describe(self, text: str) -> None:
-        """Name what is going on, e.g. "validating"."""
+        """Name the current activity, e.g. "validating"."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=text)
 
     def print(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @property
@@ -64,7 +64,7 @@ class TrainingBar:
         return self._progress is not None
 
     def stop(self) -> None:
-        """Leave the bar where it stands; nothing happens when it isn't shown."""
+        """Stop the bar in its current state. Does nothing if it isn't shown."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -72,7 +72,7 @@ class TrainingBar:
 
 
 def summary(metrics: Mapping[str, float]) -> str:
-    """The few numbers one watches, e.g. ``loss 2.413  val 2.502  lr 3.0e-04  12.4k tok/s``."""
+    """The most watched metrics, e.g. ``loss 2.413  val 2.502  lr 3.0e-04  12.4k tok/s``."""
     parts = []
     if "reduced_train_loss" in metrics:
         parts.append(f"loss {metrics['reduced_train_loss']:.4g}")
@@ -88,7 +88,7 @@ def summary(metrics: Mapping[str, float]) -> str:
 
 
 def short_number(value: float) -> str:
-    """``12400`` as ``12.4k``; for people, not for parsing."""
+    """``12400`` as ``12.4k``, for people rather than for parsing."""
     if not math.isfinite(value):
         return str(value)
     for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the parts of a run directory that are known only while the run goes on."""
+"""Writes the parts of a run directory that are known only during the run."""
 
 import logging
 from pathlib import Path
@@ -24,12 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class RunDirectoryCallback(Callback):
-    """Cuts ``metrics.jsonl`` back on resume, writes ``effective_config.yaml`` at the first step and the report at the
+    """Truncate ``metrics.jsonl`` on resume, and write ``effective_config.yaml`` at the first step and the report at the
     end.
 
     Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_train_end``, ``on_exception``,
-    ``teardown``. Nothing per step beyond one comparison. Files are written by rank 0, a failure is
-    logged by every rank.
+    ``teardown``. Each step costs one comparison. Rank 0 writes the files, and every rank logs a failure.
     """
 
     def __init__(self, directory: RunDirectory, metrics: JSONLLogger) -> None:
@@ -39,7 +38,7 @@ class RunDirectoryCallback(Callback):
         self._described = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Prove that all ranks write to one directory, now that they can talk.
+        """Check that all ranks write to the same directory, now that they can communicate.
 
         Raises:
             RuntimeFault: they don't.
@@ -65,12 +64,8 @@ class RunDirectoryCallback(Callback):
         self._described = False
 
     def _complete_metrics(self, checkpoint: Path, finished_steps: int) -> None:
-        """Write the line of the last finished step where it is missing, with the values of the checkpoint's manifest.
-
-        A checkpoint is saved before the line of its step is written. A run that was killed or preempted in between has the
-        checkpoint, and lacks the line, and the whole file if that was the first line. A run that begins with the checkpoint of
-        another run has no file either, and gets no line.
-        """
+        """Add the metrics of a step that a killed run saved but didn't log, from the checkpoint's manifest. A step
+        is saved before its line is written."""
         manifest = read_manifest(checkpoint)
         if manifest is None or manifest.step != finished_steps:
             return
@@ -84,7 +79,7 @@ class RunDirectoryCallback(Callback):
             self.metrics.log_metrics(values | {"consumed_samples": float(manifest.consumed_samples)})
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        # Not in on_train_start: callbacks may still adjust settings there, and this one comes first.
+        # Not in on_train_start, where later callbacks may still adjust settings.
         if not self._described:
             self._described = True
             if trainer.is_global_zero:
@@ -111,7 +106,7 @@ class RunDirectoryCallback(Callback):
             return
         try:
             path = write_report(self.directory.log_dir)
-        except Exception:  # a picture must not turn a trained model into a failed run
+        except Exception:  # a failed picture must not make a trained model a failed run
             logger.exception("the report could not be written; `nemo2 report %s` tries again", self.directory.log_dir)
         else:
             logger.info("report: %s", path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs side by side: what they came to, their curves over each other, and where their recipes differ."""
+"""Compares runs: their results, their curves in one chart, and the differences of their recipes."""
 
 import math
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ _CURVES = (
     ("grad_norm", "Gradient norm"),
 )
 _OF_THE_PLACE = ("log.name", "log.log_dir", "log.tensorboard.name", "log.wandb.name")
-"""What any two runs differ in."""
+"""Settings in which any two runs differ."""
 
 
 def summary(run: RunFolder) -> dict[str, Any]:
-    """What a run came to; None for what it hasn't logged.
+    """The results of a run. None: not logged.
 
-    ``started`` is when its directory was made, ``written`` when it logged last, both in seconds since the epoch. ``step_s`` and
-    ``tokens_per_second`` are medians.
+    ``started`` is the time at which its directory was created, ``written`` that of its last log, both in seconds since
+    the epoch. ``step_s`` and ``tokens_per_second`` are medians.
     """
     records = run.records
     losses, validation = series(records, TRAINING_LOSS), series(records, VALIDATION_LOSS)
@@ -46,7 +46,7 @@ def summary(run: RunFolder) -> dict[str, Any]:
 
 
 def labels(runs: Sequence[RunFolder]) -> list[str]:
-    """A short name for each, no two alike: the run's, or with its start's, or its path."""
+    """A short, unique name for each run: the run's name, with its start time if needed, or its path."""
     names = [run.absolute().parent.name for run in runs]
     if len(set(names)) < len(names):
         names = [f"{run.absolute().parent.name}/{run.name}" for run in runs]
@@ -54,14 +54,16 @@ def labels(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def losses_at_one_step(runs: Sequence[RunFolder]) -> Optional[tuple[int, list[float]]]:
-    """The last step that all runs logged a training loss of, and each one's loss there; None where there is none."""
+    """The last step for which all runs logged a training loss, and each run's loss there. None: there is no such
+    step."""
     found = [dict(series(run.records, TRAINING_LOSS)) for run in runs]
     common = set(found[0]).intersection(*found[1:])
     return None if not common else (max(common), [losses[max(common)] for losses in found])
 
 
 def differences(recipes: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """Each path at which recipes differ in what is in effect, with the value of each; their names and folders left out."""
+    """Each path at which the effective values of recipes differ, with the value of each recipe. Names and folders of
+    runs are left out."""
     from nemo2.config import diff, flatten
     from nemo2.config.show import NOT_SET
 
@@ -75,7 +77,7 @@ def comparison_page(runs: Sequence[RunFolder], changes: Sequence[tuple[str, list
 
     Args:
         changes: `differences` of their recipes.
-        without: Why there are none, where the recipes could not be read.
+        without: The reason if the recipes are unreadable.
     """
     from nemo2.config.show import format_value
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timer of the kernel's that ends this process, whoever holds the interpreter's lock, and that survives being stopped.
+"""A kernel timer that ends this process even if a thread holds the interpreter's lock, and that tolerates a stopped
+process.
 
-A process that was stopped (Ctrl-Z, ``scontrol suspend``, a frozen container) finds each of its timers over when it goes on.
-This one ends the process at the second expiry only: the first meets a handler in C that does nothing and is then forgotten
-(System V's ``signal``), so that a process which goes on has time to set the timer anew.
+In a process that was stopped (Ctrl-Z, ``scontrol suspend``, a frozen container), all timers have expired when it
+continues. This timer ends the process only at the second expiry. The first expiry calls a C handler that does nothing
+and is then removed (System V's ``signal``), so a process that continues has time to set the timer again.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ _NUMBER = getattr(signal, "SIGRTMIN", 0) + 8
 _CLOCK_MONOTONIC = 1
 _SIGEV_SIGNAL = 0
 AGAIN_SECONDS = 5.0
-"""Between the expiry that is forgiven and the one that isn't."""
+"""The time between the first expiry, which is ignored, and the second."""
 
 
 class _Timespec(ctypes.Structure):
@@ -36,7 +37,8 @@ class _Sigevent(ctypes.Structure):
 
 
 class LastResort:
-    """The timer. Where the C library has no such timers (macOS, musl), ``there`` is False and nothing else may be called."""
+    """The timer. If the C library has no such timers (macOS, musl), ``there`` is False and nothing else may be
+    called."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -51,12 +53,12 @@ class LastResort:
             self.there = made == 0
 
     def set(self, seconds: float) -> None:
-        """End this process, unless this is called again, ``seconds`` and `AGAIN_SECONDS` from now."""
+        """End this process after ``seconds`` plus `AGAIN_SECONDS`, unless this is called again."""
         self._libc.sysv_signal(_NUMBER, ctypes.cast(self._libc.abs, ctypes.c_void_p))
         self._settime(seconds, AGAIN_SECONDS)
 
     def end(self) -> None:
-        """Forget the timer."""
+        """Cancel the timer."""
         self._settime(0.0, 0.0)
         self._libc.timer_delete(self._timer)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One text log per rank, of what Python's logging and warnings said, with the time; our warnings on the console of one rank."""
+"""One text log per rank with the messages of Python's logging and warnings and their times, and nemo2's warnings on
+the console of one rank."""
 
 import logging
 import sys
@@ -11,27 +12,28 @@ from nemo2.noise import send_to, verbose
 from nemo2.run_dir.environment import redact_text
 
 _NAMES = ("", "lightning.pytorch", "lightning.fabric", "py.warnings")
-"""The root logger, and the ones that don't pass their messages on to it."""
+"""The root logger, and the loggers that don't propagate their messages to it."""
 
 _handler: logging.FileHandler | None = None
 
 
 class _Redacted(logging.Formatter):
-    """Without secrets: other libraries log what they are given."""
+    """Removes secrets, because other libraries log the values that they receive."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact_text(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
-    """A log that is appended to where it is a file, and not through a link that somebody put there."""
+    """A log file that is appended to, but not through a link."""
 
     def _open(self) -> Any:
         return open(self.baseFilename, "a", encoding=self.encoding, opener=open_to_write)
 
 
 class _Console(logging.Handler):
-    """Python's last resort, which writes warnings to stderr, goes silent once any handler is there, as that of the log file."""
+    """Python's handler of last resort writes warnings to stderr only until another handler, such as the log file's,
+    exists. This handler replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not any(map(_speaks, logging.getLogger().handlers)):
@@ -39,7 +41,7 @@ class _Console(logging.Handler):
 
 
 def _speaks(handler: logging.Handler) -> bool:
-    """Whether it writes to a console: Python's own, or rich's."""
+    """Whether the handler writes to a console: Python's own, or rich's."""
     to_stream = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
     return to_stream or type(handler).__name__ == "RichHandler"
 
@@ -48,17 +50,17 @@ _console = _Console(logging.WARNING)
 
 
 def warn_on_console() -> None:
-    """Show the warnings of nemo2 on this process' stderr, with ``nemo2 -v`` all that it logs, unless the script has a console
-    handler of its own. Idempotent."""
+    """Show nemo2's warnings on this process's stderr, and with ``nemo2 -v`` all its messages, unless the script has
+    its own console handler. Idempotent."""
     _console.setLevel(logging.INFO if verbose() else logging.WARNING)
     logging.getLogger("nemo2").addHandler(_console)
 
 
 def add_log_file(path: Path) -> None:
-    """Send the log messages of this process (INFO and above) to ``path`` as well; appends, replaces an earlier file.
+    """Also write this process's log messages (INFO and above) to ``path``. Appends, and replaces an earlier file.
 
     Raises:
-        UnusableFile: a link or something else that is no file stands there.
+        UnusableFile: ``path`` is a link or not a regular file.
     """
     global _handler
     remove_log_file()
@@ -77,7 +79,7 @@ def add_log_file(path: Path) -> None:
 
 
 def remove_log_file() -> None:
-    """Stop writing to the file of `add_log_file`; nothing happens if there is none."""
+    """Stop writing to the file of `add_log_file`. Does nothing if there is none."""
     global _handler
     if _handler is None:
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks end with those that started them, so that nobody trains on, unseen, with a lock that the next run needs.
+"""Ends ranks together with their launcher, so that no orphaned rank keeps training with a lock that the next run needs.
 
-A launcher or a torchrun that is killed can't end its ranks. Each rank of a launched run looks once a second whether both are
-still there. If not, it does what SIGTERM would have it do, which is to save and stop, and ends in any case soon after.
+A launcher or a torchrun that is killed can't end its ranks. Each rank of a launched run checks once a second whether
+both still exist. If not, it acts as on SIGTERM, which saves and stops, and ends soon afterwards in any case.
 """
 
 import os
@@ -16,23 +16,24 @@ from typing import Optional
 from nemo2.place import here
 
 LAUNCHER_VARIABLE = "NEMO2_LAUNCHER"
-"""The launcher of a run on this machine, as `name_of_this_process` says; set by the launcher."""
+"""The variable with the launcher of a run on this machine, in the form of `name_of_this_process`. The launcher sets
+it."""
 
 GRACE_SECONDS = 60.0
-"""Seconds that a rank without a launcher has for its last save."""
+"""The seconds that a rank without a launcher has for its last save."""
 _LOOK_SECONDS = 1.0
 _started = False
 
 
 def name_of_this_process() -> str:
-    """Its id and the time of its start, by which it is told from a later process of that id."""
+    """The process's id and start time, which distinguish it from a later process with the same id."""
     return f"{os.getpid()} {_start_time(os.getpid())}"
 
 
 def end_with_parents() -> bool:
-    """Have this process end with torchrun and with the launcher, if these started it; returns whether it is watched.
+    """Let this process end with torchrun and with the launcher, if these started it. Returns whether it is watched.
 
-    Does nothing in a process of which torchrun's variables don't say that it is a rank. Idempotent.
+    Does nothing in a process that is no rank according to torchrun's variables. Idempotent.
     """
     global _started
     if here().launcher != "torchrun":
@@ -40,7 +41,7 @@ def end_with_parents() -> bool:
     if not _started:
         _started = True
         parent, launcher = os.getppid(), os.environ.get(LAUNCHER_VARIABLE)
-        # torchrun may have ended while this process was being imported.
+        # torchrun may have ended during this process's imports.
         orphaned = _is_init(parent)
         threading.Thread(
             target=_watch, args=(lambda: orphaned or _lost(parent, launcher),), daemon=True, name="parents"
@@ -51,7 +52,7 @@ def end_with_parents() -> bool:
 def _watch(lost: Callable[[], bool]) -> None:
     while not lost():
         time.sleep(_LOOK_SECONDS)
-    # To the process, as anybody else would: its main thread answers.
+    # Sent to the process like any external signal: its main thread handles it.
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -62,7 +63,7 @@ def _lost(parent: int, launcher: Optional[str]) -> bool:
 
 
 def lives(name: str) -> bool:
-    """Whether the process of this name, as `name_of_this_process` gave it, is still there."""
+    """Whether the process of this name, from `name_of_this_process`, still exists."""
     pid, _, started = name.partition(" ")
     try:
         os.kill(int(pid), 0)
@@ -74,9 +75,9 @@ def lives(name: str) -> bool:
 
 
 def _start_time(pid: int) -> str:
-    """In clock ticks since the machine was; "" where that isn't known, or for a process that has ended and is waited for."""
+    """The start time in clock ticks since boot. "": unknown, or the process is a zombie."""
     try:
-        # After the name, which may hold anything, in parentheses.
+        # After the name, which is in parentheses and may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
@@ -84,7 +85,7 @@ def _start_time(pid: int) -> str:
 
 
 def _is_init(pid: int) -> bool:
-    """Whether it is the process that orphans are given to, rather than a torchrun that is a container's first."""
+    """Whether it is the process that adopts orphans, rather than a torchrun that is a container's first process."""
     try:
         return pid == 1 and b"torch" not in Path("/proc/1/cmdline").read_bytes()
     except OSError:

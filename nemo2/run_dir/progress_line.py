@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text line of one logged step: written by a rank, read back by whoever shows a run.
+"""The text line of a logged step, which a rank writes and a launcher parses.
 
-The form is NeMo's, which scripts parse::
+The format is NeMo's, which scripts parse::
 
     Training epoch 0, iteration 0/29 | lr: 5.988e-07 | global_batch_size: 256 | global_step: 0 | reduced_train_loss: 9.1
 
-Both directions live here, so that they cannot drift apart. No imports beyond the standard library: the launching
-process reads these lines before it has any reason to load torch.
+Formatting and parsing are both here, so that they can't diverge. Imports only the standard library, because the
+launching process reads these lines without torch.
 """
 
 import math
@@ -37,7 +37,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressLine:
-    """One parsed line. ``step`` and ``last_step`` count from zero; ``last_step`` is None for a run without an end."""
+    """A parsed line. ``step`` and ``last_step`` count from zero. ``last_step`` is None for a run without an end."""
 
     stage: str
     epoch: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells what has changed in the recipe of a run that goes on, before its checkpoint is loaded."""
+"""Reports the changes in the recipe of a resumed run before its checkpoint is loaded."""
 
 import json
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from nemo2.run_dir.records import CHANGES_FILE, write_text
 
 
 class ResumedRecipe(Callback):
-    """Compares the run with the one that wrote ``checkpoint``. Rank 0 compares, and every rank hears the verdict.
+    """Compare the run with the run that wrote ``checkpoint``. Rank 0 compares, and every rank receives the result.
 
     Hook: ``on_fit_start``, when the model is set up and nothing is loaded.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of a run that stalled: who was silent since when, and what the others waited for.
+"""The facts of a stalled run: which rank was silent since when, and what the other ranks waited for.
 
-A rank of a launched run leaves a sign of life after each step, and its stacks when `HangWatchdog` ends it. Both lie in the
-launcher's folder on this machine. Imports nothing heavy.
+A rank of a launched run writes a sign of life after each step, and its stacks when `HangWatchdog` ends it. Both are in
+the launcher's folder on this machine. Imports nothing heavy.
 """
 
 import contextlib
@@ -22,15 +22,16 @@ MISMATCH_ADVICE = "With the variable TORCH_DISTRIBUTED_DEBUG=DETAIL torch names 
 
 
 class LifeSign:
-    """This rank's file with the time and number of its last step. A step costs one write to a file that is open."""
+    """This rank's file with the time and number of its last step. A step costs one write to an open file."""
 
     def __init__(self, directory: str | os.PathLike[str], rank: int) -> None:
         with contextlib.suppress(OSError):
-            os.unlink(Path(directory) / f"rank-{rank}.stopped")  # of an attempt before this one
+            os.unlink(Path(directory) / f"rank-{rank}.stopped")  # from an earlier attempt
         self._file = open(Path(directory) / f"rank-{rank}.life", "wb", buffering=0)  # noqa: SIM115  (open as long as the run)
 
     def give(self, step: int, phase: str = "") -> None:
-        """Never raises: a full disk is told by what needs it. ``phase``: where it is beside steps, as "in validation"."""
+        """Write a sign of life. Never raises, because a full disk is reported elsewhere. ``phase``: the activity
+        outside steps, such as "in validation"."""
         record = json.dumps({"time": round(time.time(), 3), "step": step, "phase": phase}).ljust(_RECORD_BYTES)
         with contextlib.suppress(OSError):
             os.pwrite(self._file.fileno(), record.encode(), 0)
@@ -43,14 +44,14 @@ class LifeSign:
 
 
 def mark_stopped(directory: str | os.PathLike[str], rank: int) -> None:
-    """Note that the process of ``rank`` was found stopped, by whoever ends it."""
+    """Record that the process of ``rank`` was found stopped, before it is ended."""
     with contextlib.suppress(OSError):
         (Path(directory) / f"rank-{rank}.stopped").write_text("", encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spot:
-    """Where a rank was: a collective of torch's with the caller, or only the innermost frame."""
+    """The place of a rank: a torch collective with its caller, or only the innermost frame."""
 
     collective: Optional[str]
     at: str
@@ -72,13 +73,13 @@ def place_of(stacks: str) -> Spot:
     outermost = frames.index(inside[-1])
     callers = [frame for frame in frames[outermost + 1 :] if "/torch/" not in frame["file"]]
     collective = inside[-1]["function"]
-    # A work that was begun elsewhere is waited for under no name but this.
+    # The wait for work that began elsewhere has only this name.
     return Spot(collective=collective, at=_shown(callers[0] if callers else frames[outermost]))
 
 
 def describe(directory: Path) -> Optional[tuple[int, float, str]]:
-    """The rank to blame, the time of the first stacks in seconds since the epoch, and what happened, in a sentence or more;
-    None where no rank left stacks."""
+    """The rank to blame, the time of the first stacks in seconds since the epoch, and a description. None: no rank
+    left stacks."""
     stacks = {_rank(path): path for path in sorted(directory.glob("rank-*.stacks")) if path.stat().st_size}
     if not stacks:
         return None

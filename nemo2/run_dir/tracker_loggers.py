@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning's loggers of MLflow and Comet, where Lightning's own don't fit a run of many ranks that goes on after a break."""
+"""Loggers for MLflow and Comet that, unlike Lightning's own, fit a run of many ranks that resumes."""
 
 import os
 from pathlib import Path
@@ -91,10 +91,10 @@ class MLFlowTracker(MLFlowLogger):
 
 @configurable
 class CometTracker(CometLogger):
-    """Lightning's CometLogger that begins its experiment once the run's directory is known, and can stay offline.
+    """Lightning's CometLogger, which begins its experiment once the run's directory is known, and can stay offline.
 
-    Lightning's begins it while the trainer is built, so a run that is resumed would be a second experiment; its
-    ``online=False`` records nothing at all.
+    Lightning's begins it while the trainer is built, so a resumed run would be a second experiment, and its
+    ``online=False`` records nothing.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiment trackers by name, and what each is told about a run beside its metrics.
+"""Experiment trackers by name, and the information that each receives about a run beside its metrics.
 
-Their loggers are Lightning's. `NeMoLogger` names their runs after its own, and `RunDirectoryCallback` hands them the settings
-in force at the first step, the recipe and, at the end, the report.
+Their loggers are Lightning's. `NeMoLogger` names their runs after its own. `RunDirectoryCallback` passes them the
+settings at the first step, the recipe and, at the end, the report.
 """
 
 import hashlib
@@ -25,29 +25,29 @@ from nemo2.run_dir.directory import RunDirectory
 logger = logging.getLogger(__name__)
 
 _LIGHTNINGS_NAME = "lightning_logs"
-"""The project that Lightning's loggers write to where nobody named another."""
+"""The default project of Lightning's loggers."""
 _OFF = frozenset({"0", "false", "no", "off"})
 _NEEDS = {"MLFlowLogger": "mlflow", "CometLogger": "comet_ml"}
-"""The packages of Lightning's own loggers that have a better one of ours."""
+"""The packages of Lightning's loggers that nemo2 replaces by its own."""
 
 
 @dataclass(frozen=True)
 class Tracker:
-    """One experiment tracker."""
+    """An experiment tracker."""
 
     name: str
     logger: str
     """The dotted name of its class."""
     package: str
-    """What has to be installed."""
+    """The package to install."""
     project: str
-    """The logger's argument for what holds runs of one name; "" for none."""
+    """The logger's argument for the group of runs of one name. "": there is none."""
     log_field: str = "extra_loggers"
-    """Of ``recipe.log``."""
+    """The field of ``recipe.log``."""
     variables: tuple[str, ...] = ()
-    """Environment variables that a rank on another machine needs too, where they are set here."""
+    """Environment variables that a rank on another machine also needs, if they are set here."""
     offline: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that keep everything on the machine."""
+    """Arguments that keep all data on the machine."""
 
     @property
     def kind(self) -> str:
@@ -99,10 +99,10 @@ TRACKERS = {
 
 
 def missing_login(kind: str, arguments: Mapping[str, Any]) -> Optional[str]:
-    """Why the logger of this class, with these arguments, could not log in from this machine; None where it can.
+    """Why the logger of this class, with these arguments, can't log in from this machine. None: it can.
 
-    W&B and Comet ask for a key at the terminal, and a rank has none: every rank would end. Whether a key is valid, only the
-    service knows.
+    W&B and Comet ask for a key on the terminal, which a rank doesn't have, so every rank would end. Only the service
+    knows whether a key is valid.
     """
     if kind == "WandbLogger":
         offline = arguments.get("offline") or os.environ.get("WANDB_MODE", "online") != "online"
@@ -135,7 +135,7 @@ def _in_netrc() -> bool:
 
 
 def name_run(item: Any, directory: RunDirectory) -> None:
-    """Call the tracker's run as the run directory is called, where nobody named it; a run that goes on is the same there."""
+    """Name the tracker's run after the run directory, unless it has a name. A resumed run keeps its name."""
     kind, version = type(item).__name__, directory.version or None
     if kind == "CometTracker":
         item.run_name = version
@@ -161,7 +161,7 @@ def name_run(item: Any, directory: RunDirectory) -> None:
 
 
 def _mlflow_run(item: Any) -> Optional[str]:
-    """The id of the run of this name in the experiment; None if there is none yet."""
+    """The id of the run of this name in the experiment. None: there is none yet."""
     client = item._mlflow_client
     experiment = client.get_experiment_by_name(item._experiment_name)
     if experiment is None:
@@ -172,8 +172,8 @@ def _mlflow_run(item: Any) -> Optional[str]:
 
 
 def describe_run(loggers: Iterable[Any], settings: Mapping[str, Any], files: Iterable[Path]) -> None:
-    """Tell each tracker the settings in force, and give it the files. A tracker that fails is warned of, and no more: what it
-    is told is in the run directory."""
+    """Pass each tracker the settings in force, and the files. A tracker that fails only causes a warning, because
+    the run directory has the same data."""
     for item in loggers:
         if type(item).__name__ == "TensorBoardLogger":
             text = yaml.safe_dump(dict(settings), sort_keys=False, width=120)
@@ -186,7 +186,7 @@ def describe_run(loggers: Iterable[Any], settings: Mapping[str, Any], files: Ite
 
 
 def attach(loggers: Iterable[Any], files: Iterable[Path]) -> None:
-    """Give each tracker that keeps files those of ``files`` that exist. Failures are warned of."""
+    """Give each tracker that stores files the existing ones among ``files``. Failures only cause warnings."""
     there = [path for path in files if path.is_file()]
     for item in loggers:
         if give := _ATTACH.get(type(item).__name__):
@@ -195,7 +195,7 @@ def attach(loggers: Iterable[Any], files: Iterable[Path]) -> None:
 
 
 def _to_wandb(item: Any, path: Path) -> None:
-    # A copy: wandb links what lies elsewhere, and warns of each link.
+    # A copy, because wandb links files outside its folder and warns about each link.
     copied = shutil.copy(path, item.experiment.dir)
     item.experiment.save(copied, base_path=item.experiment.dir, policy="now")
 
@@ -210,11 +210,11 @@ _ATTACH: dict[str, Callable[[Any, Path], Any]] = {
 def _told(item: Any, tell: Callable[[], Any]) -> None:
     try:
         tell()
-    except Exception as error:  # a service that is away must not end a run
+    except Exception as error:  # an unavailable service must not end a run
         logger.warning("%s was not told about the run: %s: %s", type(item).__name__, type(error).__name__, error)
 
 
 def missing_package(kind: str) -> Optional[str]:
-    """The package that the logger of this class needs and that isn't installed; None otherwise."""
+    """The package that the logger of this class needs and that isn't installed. None: nothing is missing."""
     package = (_NEEDS | {one.kind: one.package for one in TRACKERS.values()}).get(kind)
     return package if package is not None and not has(package) else None

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One value in several configurations: what is written into those of the model, the optimizer and the gradient buffers, and what
-is refused. Each function changes what it is given; `nemo2.settle.settle` gives it copies.
+"""Keeps values that exist in several configurations equal: those of the model, the optimizer and the gradient buffers.
 
-One value may stand in several configurations. Where the user set it in one of them, that one decides; where he set it in
-two, differently, it is an error that names both.
+If the user set such a value in one configuration, it applies to all. If the user set it to different values in two, the
+error names both. The functions change their arguments; `nemo2.settle.settle` passes copies.
 """
 
 from dataclasses import fields
@@ -33,11 +32,11 @@ _DERIVED = {
 def write_parallelism(
     config: TransformerConfig, parallelism: ParallelismConfig, layout: Layout, machine: Machine
 ) -> None:
-    """The strategy's sizes are the model's: a model can't be laid out one way and run another. What the machine can't do is left
-    out, and Megatron-Core derives the rest.
+    """Write the strategy's sizes into the model's configuration, so that both agree. Settings that the machine doesn't
+    support are left out, and Megatron-Core derives the rest.
 
     Raises:
-        ConfigError: the user set the model's own field to something else, or Megatron-Core refuses the result.
+        ConfigError: the user set the model's own field to another value, or Megatron-Core rejects the result.
     """
     explicit = explicit_fields(config)
     # Megatron-Core derived these from other sizes; a plain TransformerConfig does not tell that from what was set.
@@ -99,7 +98,7 @@ def send_what_stages_hold(model: TransformerConfig, parallelism: ParallelismConf
 
 
 def _dtype_between_layers(model: TransformerConfig) -> torch.dtype:
-    """What comes out where Megatron-Core adds a layer's output to an fp32 residual: its newer versions keep fp32."""
+    """The dtype of a layer's output after Megatron-Core adds it to an fp32 residual. Newer versions keep fp32."""
     if not model.fp32_residual_connection:
         return model.params_dtype
     output, residual = (torch.zeros(1, dtype=dtype, device="cpu") for dtype in (model.params_dtype, torch.float32))
@@ -107,10 +106,10 @@ def _dtype_between_layers(model: TransformerConfig) -> torch.dtype:
 
 
 def follow_the_data(config: Any, data: Any) -> None:
-    """Settings that the model takes over from the data, unless somebody set them on the model.
+    """Copy settings from the data to the model, unless they are set on the model.
 
-    They are the length of sequences, and that the loss is the mean over the tokens of the global batch, which samples with
-    masks need.
+    They are the sequence length, and whether the loss is the mean over the tokens of the global batch, which samples
+    with masks need.
 
     Args:
         data: The data module, or its node in a recipe.
@@ -126,8 +125,11 @@ def follow_the_data(config: Any, data: Any) -> None:
 
 
 def sum_gradients_where_tokens_count(config: Any, ddp_config: DistributedDataParallelConfig) -> None:
-    """Gradients that are divided by the tokens of the global batch aren't averaged before; where only the data asks for the
-    former, the recipe's ``average_in_collective`` gives way. Where both were set, a rule refuses them."""
+    """Turn off ``average_in_collective`` if the loss is divided by the tokens of the global batch and only the data
+    requests that division.
+
+    Gradients that are divided by tokens must not be averaged before. If both were set explicitly, a rule rejects them.
+    """
     if ddp_config.average_in_collective and "calculate_per_token_loss" in adjustments(config):
         adjust(ddp_config, "average_in_collective", False, why="model.config.calculate_per_token_loss")
 
@@ -135,7 +137,7 @@ def sum_gradients_where_tokens_count(config: Any, ddp_config: DistributedDataPar
 def align_distributed_optimizer(
     optimizer_config: Any, ddp_config: DistributedDataParallelConfig, explicit_ddp: frozenset[str]
 ) -> None:
-    """One switch in two configurations: whichever was set explicitly decides for both."""
+    """Align the switch in two configurations: the explicit one decides for both."""
     if optimizer_config is None:
         return
     theirs = "use_distributed_optimizer" in explicit_fields(optimizer_config)
@@ -228,10 +230,11 @@ def prepare_graphs(
 
 
 def keep_no_history_beside_pieces(precision: Any, ddp_config: DistributedDataParallelConfig) -> None:
-    """Delayed scaling computes by the maxima of the last steps, and the checkpoints of Megatron-FSDP hold parameters only.
+    """Check delayed scaling under Megatron-FSDP. It needs the maxima of the last steps, but Megatron-FSDP's checkpoints
+    hold parameters only.
 
     Raises:
-        ConfigError: both were asked for.
+        ConfigError: both are requested.
     """
     dtypes = getattr(precision, "dtype_config", None)
     if dtypes is not None and dtypes.fp8 and dtypes.fp8_recipe == "delayed" and ddp_config.use_megatron_fsdp:
@@ -253,8 +256,10 @@ def leave_overflows_to_the_scaler(ddp_config: DistributedDataParallelConfig, pre
 
 
 def keep_gradients_in_fp32(config: TransformerConfig) -> None:
-    """Megatron-Core's fused cross-entropy returns its gradient in bf16, whatever the model's dtype (calculate_gradients in
-    fusions/fused_cross_entropy.py): not in a model that was asked to be fp32, unless the user turned it on."""
+    """Turn off Megatron-Core's fused cross-entropy in an fp32 model, unless the user turned it on.
+
+    It returns its gradient in bf16, whatever the model's dtype (calculate_gradients in fusions/fused_cross_entropy.py).
+    """
     fused = getattr(config, "cross_entropy_loss_fusion", False)
     if fused and config.params_dtype is torch.float32 and "cross_entropy_loss_fusion" not in explicit_fields(config):
         why = "the fused kernel rounds gradients to bf16, and the model is fp32"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings for which Megatron-Core wants a newer Transformer Engine than the oldest that nemo2 takes.
+"""Settings for which Megatron-Core needs a newer Transformer Engine than the oldest that nemo2 supports.
 
-Megatron-Core asks for the version where a layer is built or first called, on every rank. What its configuration asks for by
-itself isn't here. A test compares with each comparison of versions in Megatron-Core's sources.
+Megatron-Core checks the version where a layer is built or first called, on every rank. Checks in its configuration
+aren't repeated here. A test compares this list with each version comparison in Megatron-Core's sources.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Need(NamedTuple):
     since: str
     fields: tuple[str, ...]
     asked: Callable[[Any, Any], bool]
-    """Of the model's configuration and that of gradient buffers, settled."""
+    """Whether the settled configurations of the model and the gradient buffers need it."""
     instead: str
 
 

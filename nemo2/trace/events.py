@@ -77,7 +77,7 @@ class RankTrace:
         return union((span.start, span.end) for span in self.of(COMPUTE))
 
     def hidden(self) -> list[Hidden]:
-        """Each kind of communication that there is, in the order of `KINDS`."""
+        """Each kind of communication in the trace, in the order of `KINDS`."""
         found = []
         for kind in KINDS:
             spans = self.of(kind)

@@ -44,7 +44,7 @@ _METHODS = {
 
 @dataclass(eq=False)
 class Communication:
-    """One collective or message; times in nanoseconds since the epoch, None while it is under way."""
+    """A collective or message. Times are in nanoseconds since the epoch, None while it is in progress."""
 
     name: str
     """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``send`` or ``recv``."""
@@ -55,7 +55,7 @@ class Communication:
     returned: int = 0
     """When the call came back; between ``issued`` and this the caller was held."""
     waits: list[tuple[int, int]] = field(default_factory=list)
-    """From when to when somebody waited for it."""
+    """The intervals in which a caller waited for it."""
     done: Optional[int] = None
 
     @property

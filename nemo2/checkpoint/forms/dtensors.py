@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that torch's ``fully_shard`` has made DTensors."""
+"""Checkpoints of parameters that torch's ``fully_shard`` has made DTensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,10 +15,10 @@ from nemo2.parallel.transform import tell_of_loaded_weights
 
 
 class DTensorForm(PieceForm):
-    """The one chunk of a strategy that leaves sharding to torch, and its `ShardedOptimizer`."""
+    """The form for the only chunk of a strategy that lets torch shard it, and for its `ShardedOptimizer`."""
 
     chunk: StoredChunk
-    """How the chunk is stored; asked before it was sharded."""
+    """How the chunk is stored, determined before it was sharded."""
 
     def model_state(self) -> dict[str, Held]:
         state = unwrap(self.parallel[0]).state_dict(keep_vars=True)

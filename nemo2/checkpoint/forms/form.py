@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a strategy's checkpoints: the questions that a strategy asks of it."""
+"""The form of a strategy's checkpoints: the interface that a strategy uses."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ Part = Union[Literal["trained"], Callable[[str], bool]]
 
 
 class Owner(Protocol):
-    """The parts of a strategy that its form reads."""
+    """The attributes of a strategy that its form reads."""
 
     layout: Layout
     restore_config: Optional[RestoreConfig]
@@ -56,14 +56,14 @@ class Owner(Protocol):
 
 
 class Form(ABC):
-    """Made to be subclassed.
+    """Base class of forms.
 
     Args:
         owner: The strategy.
-        load_optimizer, save_optimizer: Whether the optimizer's state takes part.
+        load_optimizer, save_optimizer: Whether the optimizer's state is loaded, or saved.
         load_main_params: Whether only the fp32 parameters of the optimizer's state are loaded.
-        part: What is saved of the model: "trained" parameters, or those whose full name, as a transform sees it
-            (``decoder.layers.3.mlp.linear_fc1.weight``), a function takes. None: all of it.
+        part: The saved part of the model: "trained" parameters, or those that a function selects by their full names as
+            a transform sees them (``decoder.layers.3.mlp.linear_fc1.weight``). None: all of it.
     """
 
     def __init__(
@@ -87,11 +87,12 @@ class Form(ABC):
 
     @abstractmethod
     def parameters(self) -> Iterable[Tensor]:
-        """This rank's shards of the parameters that `state` gives."""
+        """This rank's shards of the parameters in `state`."""
 
     @abstractmethod
     def state(self, *, optimizer: bool) -> dict[str, Any]:
-        """The state that the checkpoint IO writes: the model's and, where asked for, that of optimizer and random streams."""
+        """The state that the checkpoint IO writes: the model's and, if requested, that of the optimizer and the
+        random streams."""
 
     def storage_options(self) -> dict[str, Any]:
         """Further facts for the checkpoint IO."""
@@ -99,19 +100,21 @@ class Form(ABC):
 
     @abstractmethod
     def layout_record(self) -> dict[str, Any]:
-        """The manifest's facts about the ranks. "strategy" names who wrote a form that isn't Megatron-Core's."""
+        """The manifest's facts about the ranks. "strategy" names the writer of a form that isn't Megatron-Core's."""
 
     # ------------------------------------------------------------------------------------------------------ loading
 
     def read(self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False) -> dict[str, Any]:
-        """The state that `take` takes: of a checkpoint, the model and the optimizer as asked for, and plain data. Of one
-        that holds a part of the model only, the rest is loaded first, from the checkpoint that the run began with.
+        """The state for `take`, from a checkpoint: the model and the optimizer as requested, and plain data.
+
+        If the checkpoint holds only a part of the model, the rest is loaded first, from the checkpoint that the run
+        started from.
 
         Args:
-            base: It may be of the model before its transform.
+            base: The checkpoint may be of the model before its transform.
 
         Raises:
-            CheckpointError: it can't be read into this model, or there is nothing to load the rest from.
+            CheckpointError: the checkpoint can't be read into this model, or the source of the rest is unknown.
         """
         manifest = read_manifest(path)
         if manifest is None or manifest.part_of is None or not model:
@@ -138,8 +141,8 @@ class Form(ABC):
         return self.read_whole(path, optimizer=optimizer, part=True)
 
     def _rest_of(self, path: Path, manifest: Manifest) -> str:
-        """Where the rest of the model is: what the recipe begins with, or what began the run. Where that is a part itself, as
-        the additions that this run went on from are, it is what that part is of."""
+        """The location of the rest of the model: the recipe's initial weights, or the run's. If those are themselves
+        a part, such as the adapters that this run continued, the checkpoint that they belong to."""
         given = self.owner.restore_config
         if given is None or resolved(given.path) == path:
             return manifest.part_of or "?"
@@ -173,22 +176,22 @@ class Form(ABC):
     def read_whole(
         self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
     ) -> dict[str, Any]:
-        """The part of the checkpoint that `read` gives.
+        """The part of the checkpoint that `read` returns.
 
         Args:
-            part: It holds a part of the model, layer by layer.
+            part: The checkpoint holds a part of the model, layer by layer.
         """
 
     def take(self, checkpoint: Mapping[str, Any], *, strict: bool) -> None:  # noqa: B027  # pieces are read in place
-        """Load the model and the optimizer from what `read` gave, where they weren't read in place."""
+        """Load the model and the optimizer from the result of `read`, unless they were read in place."""
 
     @abstractmethod
     def model_pieces(self) -> list[Piece]:
-        """This rank's part of the model as pieces of what is stored, to be filled in place."""
+        """This rank's part of the model as pieces of stored tensors, to be filled in place."""
 
     @abstractmethod
     def take_up_model(self) -> None:
-        """After `model_pieces` have been filled: what is derived from them follows."""
+        """Update derived values after `model_pieces` have been filled."""
 
     @property
     def lightning_loads_optimizer(self) -> bool:
@@ -200,17 +203,17 @@ class Form(ABC):
         return {}
 
     def load_optimizer_states(self, states: Iterable[dict[str, Any]]) -> None:  # noqa: B027  # mostly there are none
-        """Load what `optimizer_state` gave."""
+        """Load the result of `optimizer_state`."""
 
     @abstractmethod
     def added_keys(self) -> frozenset[str]:
-        """Under which keys is stored what ``model_transform`` has added to this rank's part of the model."""
+        """The keys of the tensors that ``model_transform`` has added to this rank's part of the model."""
 
     def lacking(self, path: Path, stored: Collection[str]) -> frozenset[str]:
-        """Keys of `added_keys` that a checkpoint of the model before its transform doesn't have: all of them, of all ranks.
+        """The keys of `added_keys`, of all ranks, if a checkpoint of the model before its transform has none of them.
 
         Raises:
-            CheckpointError: on every rank, if it has some of them.
+            CheckpointError: on every rank, if the checkpoint has some of them.
         """
         parts: list[frozenset[str]] = [self.added_keys()] * self.owner.world_size
         torch.distributed.all_gather_object(parts, parts[0])
@@ -235,7 +238,7 @@ class Form(ABC):
 
     @property
     def base(self) -> Optional[Union[Path, str]]:
-        """The weights that the model began with, a checkpoint or released ones: where the rest is of what `part` leaves out."""
+        """The model's initial weights, a checkpoint or released ones, which hold the parameters outside `part`."""
         given = self.owner.restore_config
         if self._read_base is not None or given is None:
             return self._read_base
@@ -246,10 +249,11 @@ class Form(ABC):
         return bool(self.part(name)) if callable(self.part) else self.part is None or trained
 
     def part_in(self, path: Path, stored: Collection[str], here: Collection[str]) -> set[str]:
-        """Under which of the keys ``here``, of this rank, a checkpoint has a part of the model.
+        """Those of this rank's keys, ``here``, under which a checkpoint has a part of the model.
 
         Raises:
-            CheckpointError: on every rank, if it has what no rank has, or lacks what ``model_transform`` has added.
+            CheckpointError: on every rank, if the checkpoint has a part that no rank has, or lacks one that
+                ``model_transform`` has added.
         """
         there = {name.partition("/shard_")[0] for name in stored if name.startswith("module.")}
         parts: list[Any] = [(set(here), self.added_keys())] * self.owner.world_size
@@ -289,8 +293,8 @@ def _short(digest: str) -> str:
 
 
 def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:
-    """How many rows the vocabulary of ``module`` may have in a checkpoint, where they are filled up to a number that suits the
-    tensor-parallel size; empty where the number is a setting. Without a manifest the usual sizes are thought of."""
+    """The possible numbers of vocabulary rows of ``module`` in a checkpoint, if they are padded for the
+    tensor-parallel size. Empty: the number is a setting. Without a manifest the usual sizes are assumed."""
     config, tokenizer = getattr(module, "config", None), getattr(module, "tokenizer", None)
     unit = getattr(config, "make_vocab_size_divisible_by", None)
     if tokenizer is None or unit is None or getattr(config, "vocab_size", None) is not None:

@@ -37,19 +37,21 @@ from nemo2.parallel.sharded_state import added_keys, frozen_keys, part_of, unsta
 _STATE = "optimizer."
 _log = logging.getLogger(__name__)
 _RECIPE_SETTINGS = {"betas", "eps", "weight_decay"}
-"""Settings of an optimizer's groups that the recipe of the run decides, and not the checkpoint that it goes on from."""
+"""Settings of an optimizer's groups that come from the run's recipe, not from the checkpoint that it resumes from."""
 _FORM = "optimizer_of_another_form"
 _MAY_BE_INCOMPLETE = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
-"""Strictness under which what the checkpoint doesn't have, which Megatron-Core calls unexpected, stays as it was made."""
+"""Strictness values under which tensors that the checkpoint lacks, which Megatron-Core calls unexpected, keep their
+initial values."""
 
 
 class MegatronForm(Form):
-    """Megatron-Core's sharded state, written by `MegatronCheckpointIO`, or by another checkpoint IO of the user's own.
+    """Megatron-Core's sharded state, written by `MegatronCheckpointIO` or the user's own checkpoint IO.
 
     Args:
-        strictness: Megatron-Core's ``StrictHandling`` by name. None: what the model has and the checkpoint doesn't is an error.
-        fully_reshardable: Cut the optimizer's state so that any layout can read it; False: only the same one.
-        options: As `Form`'s.
+        strictness: The name of one of Megatron-Core's ``StrictHandling`` values. None: a tensor that the model has and
+            the checkpoint lacks is an error.
+        fully_reshardable: Shard the optimizer's state so that any layout can read it. False: only the same layout can.
+        options: As in `Form`.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class MegatronForm(Form):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """How Megatron-Core cuts the optimizer's state."""
+        """How Megatron-Core shards the optimizer's state."""
         kind = "fully_reshardable" if self.fully_reshardable else "dp_reshardable"
         return {
             "distrib_optim_sharding_type": kind,
@@ -106,20 +108,23 @@ class MegatronForm(Form):
     # ------------------------------------------------------------------------------------------------------ a part
 
     def _part(self, model_state: dict[str, Any], keep: Any) -> dict[str, Any]:
-        """The part of the chunks' state that ``keep(name, trained)`` takes, each layer by itself."""
+        """The part of the chunks' state that ``keep(name, trained)`` selects, with separate layers."""
         return self._of_chunks(model_state, lambda core, state: part_of(core, state, keep))
 
     def _by_layer(self, model_state: dict[str, Any]) -> dict[str, Any]:
-        """What the optimizer's state is described by as it is saved."""
+        """The model state that describes the optimizer's state in a save."""
         return self._frozen_apart(model_state) if self.part is None else self._part(model_state, lambda *_: True)
 
     def _frozen_apart(self, model_state: dict[str, Any], stored: Collection[str] = ()) -> dict[str, Any]:
-        """The chunks' state with layers by themselves where some aren't trained: of these Megatron-Core would stack what the
-        optimizer has, and a stack has to be complete. ``stored``: the keys of a checkpoint; what it has stacked stays so."""
+        """The chunks' state with separate layers if some aren't trained.
+
+        Megatron-Core would stack the optimizer's tensors of these layers, and a stack must be complete. ``stored`` are
+        the keys of a checkpoint, whose stacks stay stacks.
+        """
         here: set[str] = set()
         self._of_chunks(model_state, lambda core, state: here.update(frozen_keys(state)))
         everywhere: list[set[str]] = [set()] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everywhere, here)  # layers of one stack are on other stages, too
+        torch.distributed.all_gather_object(everywhere, here)  # other stages hold layers of the same stack
         stacked = {key for key in set().union(*everywhere) if any(_is_state_of(key, one) for one in stored)}
         keys = set().union(*everywhere) - stacked
         return self._of_chunks(model_state, lambda core, state: unstacked(state, keys)) if keys else model_state
@@ -173,18 +178,22 @@ class MegatronForm(Form):
             loaded["optimizer"] = wanted["optimizer"] = reshaped
         for kind in ("model", "optimizer", "random_state"):
             if kind not in wanted:
-                loaded.pop(kind, None)  # its plain data come unasked, without the tensors
+                loaded.pop(kind, None)  # its plain data are loaded without being requested
         return loaded
 
     def _chunks_in(self, loaded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-        """``loaded`` as this rank's chunks take it. Of a writing chunk that kept nothing the checkpoint has an empty entry,
-        which comes unasked; for a chunk of this rank of which nothing was kept, none comes."""
+        """``loaded`` in the form of this rank's chunks.
+
+        For a writing chunk without a saved part, the checkpoint has an empty entry, which is loaded without being
+        requested. For a chunk of this rank without a saved part, no entry is loaded.
+        """
         if len(self.parallel.unwrapped) == 1:
             return {name: value for name, value in loaded.items() if name in asked}
         return {name: loaded.get(name, {}) for name in asked}
 
     def _say_if_another_vocabulary(self, model_state: dict[str, Any], path: Path) -> None:
-        """Megatron-Core reads the rows that there are, which is right for another padding of the same vocabulary."""
+        """Report a difference in vocabulary size. Megatron-Core reads the existing rows, which is right for another
+        padding of the same vocabulary."""
         padded = [value for value in nested_values(model_state) if getattr(value, "allow_shape_mismatch", False)]
         if not (self.owner.is_global_zero and padded):
             return
@@ -202,9 +211,11 @@ class MegatronForm(Form):
             )
 
     def _in_another_form(self, wanted: dict[str, Any], path: Path) -> Optional[dict[str, Any]]:
-        """The optimizer's state, loaded, where it was saved by one of another form (distributed or not, fp32 or half
-        precision, experts apart or not, cut by another strategy); its request is then taken out of ``wanted``. None where it
-        is of this form."""
+        """The loaded optimizer state, if an optimizer of another form saved it: distributed or not, fp32 or half
+        precision, experts separate or not, sharded by another strategy.
+
+        Its request is then removed from ``wanted``. None: the state has this form.
+        """
         io: Any = self.io
         if "optimizer" not in wanted:
             return None
@@ -217,7 +228,7 @@ class MegatronForm(Form):
             return None
         own = wanted.pop("optimizer")
         request = under_saved_names(own, saved)
-        # Asked for by itself: where fp32 parameters serve as their own copies, a name would be asked for twice.
+        # Requested separately: if fp32 parameters are their own copies, a name would otherwise be requested twice.
         loaded = io.load_checkpoint(path, sharded_state_dict={_FORM: request}, strict=self.strictness)[_FORM]
         return completed(loaded, own, saved)
 
@@ -271,7 +282,7 @@ class MegatronForm(Form):
 
     @property
     def lightning_loads_optimizer(self) -> bool:
-        """Megatron-Core's optimizer is loaded with the model; a torch optimizer by Lightning."""
+        """False for Megatron-Core's optimizer, which is loaded with the model. Lightning loads a torch optimizer."""
         return self.load_optimizer and len(self._optimizers) < len(self.owner.optimizers)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
@@ -285,7 +296,7 @@ class MegatronForm(Form):
 
 
 def _without(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """A sharded state without what is stored under these keys."""
+    """A sharded state without the entries that are stored under these keys."""
     return {
         name: _without(value, keys) if isinstance(value, dict) else value
         for name, value in state.items()
@@ -302,5 +313,5 @@ def _keys(state: dict[str, Any]) -> set[str]:
 
 
 def _is_state_of(key: str, stored: str) -> bool:
-    """Whether a checkpoint's tensor is an optimizer's state of the parameters that are stored under ``key``."""
+    """Whether a checkpoint's tensor is an optimizer's state for the parameters stored under ``key``."""
     return stored.startswith(_STATE) and stored.endswith(f".{key}")

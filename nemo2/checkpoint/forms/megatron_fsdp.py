@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that Megatron-FSDP has split into rows.
+"""Checkpoints of parameters that Megatron-FSDP has sharded by rows.
 
-Megatron-Core's own format for it ("fsdp_dtensor") knows nothing of layers stacked under one name, so that nothing else
+Megatron-Core's own format for it ("fsdp_dtensor") doesn't support layers stacked under one name, so no other strategy
 could read it.
 """
 
@@ -60,7 +60,7 @@ class MegatronFSDPForm(PieceForm):
             optimizer._init_optimizer_states_with_dummy_values()
 
     def optimizer_extras(self) -> dict[str, Any]:
-        """Scheduled hyperparameters are set anew by the run."""
+        """The optimizer's values without a tensor. The run sets scheduled hyperparameters again."""
         scaler = getattr(self._optimizer.mcore_optimizer, "grad_scaler", None)
         return {
             "step": steps_done(self._torch_optimizers),
@@ -80,7 +80,7 @@ class MegatronFSDPForm(PieceForm):
         return frozenset(key for chunk in self._chunks for key in chunk.described.added)
 
     def take_up(self, *, model: bool, optimizer: bool) -> None:
-        # Megatron-FSDP gathers what was read once, so what is read first waits.
+        # Megatron-FSDP gathers the loaded tensors once, so tensors that are read first wait.
         if model and not self._reads_the_rest:
             for chunk in self._chunks:
                 chunk.install_main_parameters()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that are sharded over data-parallel ranks: each rank writes and reads its rows.
+"""Checkpoints of parameters that are sharded over data-parallel ranks: each rank writes and reads its rows.
 
-Weights stand in the files as Megatron-Core's checkpoints store them, so that they can be read under any other strategy
-and layout. The optimizer's state stands beside them under the same names.
+The files hold weights in the form of Megatron-Core's checkpoints, so that any other strategy and layout can read them.
+The optimizer's state is beside them under the same names.
 """
 
 from abc import abstractmethod
@@ -27,50 +27,53 @@ from nemo2.parallel.stored_names import StoredRows, rows_by_layer
 
 
 class Held(NamedTuple):
-    """A parameter, or what the optimizer keeps of it."""
+    """A parameter, or the optimizer's state of it."""
 
     stored: list[StoredRows]
     value: Any
-    """Its tensor; or the optimizer's tensors of it, by their names."""
+    """The parameter's tensor, or the optimizer's tensors for it by name."""
     first_row: Optional[int] = None
-    """The row of the parameter that the local tensor begins with. None: its DTensor knows."""
+    """The parameter's row with which the local tensor begins. None: the DTensor's own."""
     name: str = ""
-    """In the whole model."""
+    """The name in the whole model."""
     trained: bool = True
 
 
 class PieceForm(Form):
-    """Pieces, written by `TorchCheckpointIO`. Made to be subclassed: by what knows where parameters and states are."""
+    """Base class of forms with pieces, which `TorchCheckpointIO` writes. Subclasses know where parameters and states
+    are."""
 
     @abstractmethod
     def model_state(self) -> dict[str, Held]:
-        """Parameters and buffers by name, on all chunks. Their tensors are the model's, or `take_up` puts them back."""
+        """Parameters and buffers of all chunks by name. The tensors are the model's, or `take_up` writes them back."""
 
     @abstractmethod
     def optimizer_states(self) -> dict[str, Held]:
-        """The same of what the optimizer keeps of each parameter."""
+        """The same for the optimizer's state of each parameter."""
 
     @abstractmethod
     def make_optimizer_state(self) -> None:
-        """Have the optimizer hold all that a checkpoint is read into."""
+        """Let the optimizer create all state that a checkpoint is read into."""
 
     @abstractmethod
     def optimizer_extras(self) -> dict[str, Any]:
-        """The optimizer's values that are no tensors of a parameter: "step", the updates it has made, and "loss_scaler"."""
+        """The optimizer's values that are no tensors of a parameter: "step", the number of updates, and
+        "loss_scaler"."""
 
     @abstractmethod
     def load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
-        """Set what `optimizer_extras` gave, maybe another strategy's."""
+        """Set the values of `optimizer_extras`, possibly from another strategy."""
 
     @abstractmethod
     def stored_objects(self) -> dict[str, Any]:
-        """Entries that Megatron-Core stores of the model beside tensors, by name."""
+        """Entries of the model that Megatron-Core stores beside tensors, by name."""
 
     def take_up(self, *, model: bool, optimizer: bool) -> None:
-        """After reading; for forms whose state isn't read in place."""
+        """Called after reading, for forms whose state isn't read in place."""
 
     def tell_of_what_was_loaded(self, keys: set[str]) -> None:
-        """After reading: tell modules of a transform that ask (`nemo2.parallel.transform`) of what was stored under ``keys``."""
+        """Called after reading. Passes the keys that were loaded to modules of a transform that ask for them
+        (`nemo2.parallel.transform`)."""
 
     def model_pieces(self) -> list[Piece]:
         return self.pieces(optimizer=False)
@@ -99,8 +102,8 @@ class PieceForm(Form):
         """This rank's pieces of the model and of the optimizer's state.
 
         Args:
-            part: Only those that the form keeps.
-            all_layers: All of them, stored layer by layer as those of a part are.
+            part: Only the pieces that the form saves.
+            all_layers: All pieces, stored layer by layer like those of a part.
         """
         pieces: list[Piece] = []
         apart = part or all_layers
@@ -157,7 +160,7 @@ class PieceForm(Form):
         """Entries beside the optimizer's tensors in a checkpoint of any strategy.
 
         Raises:
-            CheckpointError: it was saved so that only its own layout can read it, or by an optimizer of the user's own.
+            CheckpointError: only the original layout can read the checkpoint, or the user's own optimizer saved it.
         """
         if "optimizer_extras" in plain:
             return plain["optimizer_extras"]

@@ -72,7 +72,7 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
     if has_te or config is None or hasattr(facts.model, "mamba_stack_spec"):
         return
     config = copy.copy(config)
-    config.cp_comm_type = None  # and these have rules of their own
+    config.cp_comm_type = None  # and these have separate rules
     told = [
         *layers.mla_needs_sequence_parallel(config),
         *layers.experts_cut_only_where_shared(config),

@@ -50,7 +50,7 @@ def _secrets(facts: Facts) -> Iterator[str]:
 
 
 def _secrets_in(values: Any, path: str) -> Iterator[str]:
-    """The secrets of a mapping or list and of what lies in it; configs in it are searched by themselves."""
+    """The secrets of a mapping or list and its contents. Configs in it are searched separately."""
     if isinstance(values, list | tuple):
         for number, value in enumerate(values):
             yield from _secrets_in(value, f"{path}[{number}]")

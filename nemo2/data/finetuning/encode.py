@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All records of a source as samples of at most a length, and a count of what was cut and what was left out."""
+"""Converts all records of a source to samples of a maximum length, and counts truncated and dropped records."""
 
 import copy
 import threading
@@ -21,13 +21,13 @@ _TOO_LONG, _EMPTY, _TRUNCATED, _MALFORMED = "too long", "nothing to train on", "
 
 @dataclass
 class Report:
-    """The fates of the records of a split.
+    """What happened to the records of a split.
 
     Attributes:
-        records: Records read, malformed ones included.
-        samples: Those that are trained on.
-        tokens, trained_tokens: In these.
-        places: For each fate but the plain one, where such records stand and why, in order.
+        records: The number of records, including malformed ones.
+        samples: The number of samples to train on.
+        tokens, trained_tokens: The numbers of tokens, and of trained tokens, in these samples.
+        places: For each outcome except the normal one, the positions of such records and the reasons, in order.
     """
 
     records: int = 0
@@ -66,12 +66,13 @@ class Report:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long samples may be, and what is done about records that aren't as they should be.
+    """The limits on samples, and the treatment of records beyond them.
 
     Attributes:
-        max_tokens: Of a sample.
-        on_too_long: "truncate"; "skip": left out and counted; "fail": an error.
-        on_bad_line: A malformed record: "fail" is an error, "skip" leaves it out and counts it, up to ``max_bad_lines``.
+        max_tokens: The largest number of tokens in a sample.
+        on_too_long: "truncate"; "skip": leave out and count; "fail": an error.
+        on_bad_line: For a malformed record: "fail": an error. "skip": leave it out and count it, up to
+            ``max_bad_lines``.
 
     Raises:
         ConfigError: another word.

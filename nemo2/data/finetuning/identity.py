@@ -20,7 +20,7 @@ def identity_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _told_by_its_ids(tokenizer: Any) -> dict[str, Any]:
-    """The identity of a class of the user's own that has none: what it makes of every printable character and of some words."""
+    """The identity of a user's class that has none: its ids for every printable character and for some words."""
     text = f"{string.printable} The quick brown fox jumps over the lazy dog. In 2026, 3 + 4 = 7;\n\treturn None"
     ids = json.dumps([int(one) for one in tokenizer.text_to_ids(text)])
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records out of whatever holds them: a ``datasets`` object, lists, a folder of tables or JSON lines, a name on the hub."""
+"""Reads records from a ``datasets`` object, lists, a folder of tables or JSON lines, or a name on the hub."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -58,8 +58,8 @@ def _of_path(path: str | Path, names: Sequence[str], *, streaming: bool) -> Opti
 
 
 def _files_of_split(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Files in a folder by its name, and files whose names begin with it, as the hub has them: train-00000-of-00002.parquet.
-    Where no name of a file says for what it is, all are for training."""
+    """Files in a folder for a split: a file of the split's name, and files whose names begin with it, as on the hub
+    (train-00000-of-00002.parquet). If no file names its split, all are for training."""
     files = sorted(file for file in folder.rglob("*") if file.is_file() and _readable(file))
     of_split = [file for file in files if _split_of(file, folder) in names]
     if of_split or not files or "train" not in names:
@@ -107,7 +107,7 @@ def load(name: str, *, streaming: bool = False, **options: Any) -> Mapping[str, 
     package = _datasets(name)
     try:
         return package.load_dataset(name, streaming=streaming, **options)
-    except Exception as error:  # the package passes on whatever its readers and the network raise
+    except Exception as error:  # the package raises any error of its readers and the network
         raise DataError(
             f"The dataset {name!r} cannot be loaded from this machine or from the Hugging Face hub "
             f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Check the name. Without a network, copy "

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chat templates from elsewhere: programs in Jinja that come with a tokenizer, rendered where they reach nothing.
+"""Renders chat templates from elsewhere, which are Jinja programs that come with a tokenizer, without access to
+anything else.
 
-transformers renders them in Jinja's immutable sandbox. What its sandbox stops is an attack and no fault of a record: it is told
-as such, with the tokenizer's or the template's file. Two things the sandbox leaves open are bounded here: text that a
-multiplication makes out of nothing, and loops within loops.
+transformers renders them in Jinja's immutable sandbox. Anything that the sandbox stops is an attack rather than a fault
+of a record, and the error names the tokenizer's or the template's file. This module limits two things that the sandbox
+allows: text created by a multiplication, and loops within loops.
 """
 
 import contextlib
@@ -17,9 +18,9 @@ from nemo2.data.finetuning.sample import Malformed
 from nemo2.errors import SecurityError
 
 MOST_SECONDS = 10.0
-"""Of processor time for one conversation; templates take some milliseconds."""
+"""The processor time for one conversation. Templates take some milliseconds."""
 MOST_CHARACTERS = 1 << 20
-"""That a template's ``*`` may make."""
+"""The largest text that a template's ``*`` may create."""
 
 
 def render(tokenizer: Any, messages: list[Any], *, template: str, source: str, **options: Any) -> Any:
@@ -50,12 +51,12 @@ def render(tokenizer: Any, messages: list[Any], *, template: str, source: str, *
             f"{_told(error)}), so it is not a template of a conversation. Set another template "
             f"(dataset_kwargs={{'chat_template': ...}})."
         ) from error
-    except Exception as error:  # whatever else a template raises, Jinja's own errors among them
+    except Exception as error:  # any other error of a template, including Jinja's
         raise Malformed(f"the chat template fails: {type(error).__name__}: {_told(error)}") from error
 
 
 class _TooMuch(Exception):
-    """A bound of ours."""
+    """A limit of nemo2 was exceeded."""
 
 
 @contextlib.contextmanager

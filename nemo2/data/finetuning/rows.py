@@ -87,13 +87,13 @@ def arrays_of(sample: Sample) -> Arrays:
 
 @dataclass(frozen=True)
 class Collate:
-    """Items of different lengths as a batch.
+    """Combine items of different lengths into a batch.
 
     Attributes:
-        pad_id: Token of the padding, which no loss counts.
-        length: Of every batch. None: that of its longest item, as a multiple of ``multiple``.
-        multiple: What the length must be a multiple of; 2 * cp * tp cuts it for every rank.
-        at_most: A length that isn't passed for the sake of the multiple.
+        pad_id: The token of the padding, which doesn't count in the loss.
+        length: The length of every batch. None: that of its longest item, rounded up to a multiple of ``multiple``.
+        multiple: The divisor of the length. 2 * cp * tp allows a split over all ranks.
+        at_most: The largest length to which the rounding may lead.
         most_ends: Columns of ``cu_seqlens``. None: as many as the batch needs.
     """
 
@@ -126,5 +126,6 @@ def _filled(values: Tensor, length: int, value: int) -> Tensor:
 
 
 def _counted_on(positions: Tensor, length: int) -> Tensor:
-    """Positions of the padding begin anew: it is a sequence of its own in a pack, and learned positions are only so many."""
+    """Positions that restart in the padding: it is a separate sequence in a pack, and the number of learned
+    positions is limited."""
     return torch.cat([positions, torch.arange(length - len(positions))])

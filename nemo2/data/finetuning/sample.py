@@ -11,13 +11,13 @@ from nemo2.errors import DataError
 
 @dataclass(frozen=True)
 class Sample:
-    """Token ids of one sample.
+    """The token ids of one sample.
 
     Attributes:
         ids: All tokens, in order.
-        trained: Whether the loss counts the prediction of that token; as long as ``ids``. The first token is predicted from
-            nothing, so that its flag has no effect.
-        truncated: Whether tokens were cut off to make it fit.
+        trained: Whether the prediction of each token counts in the loss; as long as ``ids``. The first token has no
+            prediction, so its flag has no effect.
+        truncated: Whether tokens were cut off to make the sample fit.
     """
 
     ids: list[int]
@@ -57,21 +57,21 @@ class Encoder(ABC):
 
 
 class Parts(ABC):
-    """A record's sample before it is cut to a length."""
+    """A record's sample before it is truncated."""
 
     @abstractmethod
     def whole(self) -> Sample:
-        """Nothing cut."""
+        """The whole sample."""
 
     def cut(self, max_tokens: int) -> Sample:
-        """At most ``max_tokens`` tokens; the last ones are cut off where nothing better is known."""
+        """At most ``max_tokens`` tokens. By default the last ones are cut off."""
         whole = self.whole()
         return Sample(whole.ids[:max_tokens], whole.trained[:max_tokens], truncated=True)
 
 
 @dataclass(frozen=True)
 class Whole(Parts):
-    """A sample whose end is cut off where it is too long."""
+    """A sample whose end is cut off if it is too long."""
 
     sample: Sample
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where records come from: files of JSON lines, and objects that hold records."""
+"""Sources of records: files of JSON lines, and objects that hold records."""
 
 import hashlib
 import json

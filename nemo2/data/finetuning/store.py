@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of a split in files: all ids in a row, which are trained on, and where each sample ends.
+"""The samples of a split in files: all ids in a row, the trained flags, and the end of each sample.
 
-The files lie in a folder that only this user can write to, each with its SHA-256 (`nemo2.data.index_cache`). The folder's name
-is made of all that the samples follow from: the data's contents, the tokenizer, the template, the length. Rank 0 makes them, and
-every process maps them.
+The files are in a folder that only this user can write to, each with its SHA-256 (`nemo2.data.index_cache`). The
+folder's name derives from everything that determines the samples: the data's contents, the tokenizer, the template, the
+length. Rank 0 writes the files, and every process memory-maps them.
 """
 
 import json
@@ -41,7 +41,7 @@ class Samples:
         return Sample(ids.tolist(), trained.tolist())
 
     def arrays(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and flags of a sample, as they lie in the files."""
+        """The ids and flags of a sample, as views of the files."""
         part = slice(int(self._ends[index - 1]) if index else 0, int(self._ends[index]))
         return self._ids[part], self._trained[part]
 
@@ -58,7 +58,7 @@ class Samples:
 
 
 def write_samples(folder: Path, name: str, samples: Iterable[Sample], report: Report) -> None:
-    """Write all ``samples``; ``report`` is what it is when they are used up."""
+    """Write all ``samples``. ``report`` is read after the last one."""
     # Appended to arrays and not to lists: an int in a list takes ten times its room.
     ids, trained, ends = (_Growing(dtype) for dtype in (np.int32, np.bool_, np.int64))
     for sample in samples:
@@ -82,7 +82,7 @@ def open_samples(folder: Path, name: str, make: Optional[Callable[[], None]]) ->
 
 
 def path_of(folder: Path, name: str, part: str) -> Path:
-    """The file of a part of what is called ``name``."""
+    """The file of a part of the samples called ``name``."""
     return folder / f"{name}-{part}.npy"
 
 

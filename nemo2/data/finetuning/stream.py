@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps from a source that is read as it goes: nothing is tokenized beforehand, and nothing kept.
+"""Steps from a source that is read during training, without tokenizing beforehand or storing anything.
 
-Each item is a rank's share of one global batch, cut as `nemo2.data.batch_sampler` cuts it. A resumed run reads the source again
-up to where it was. What is malformed is met when its turn comes; records that are cut or left out are told after each pass.
+Each item is a rank's part of one global batch, as in `nemo2.data.batch_sampler`. A resumed run reads the source again
+up to its position. Malformed records are found when they are read. Truncated and dropped records are reported after
+each pass.
 """
 
 import logging

@@ -17,9 +17,10 @@ IGNORED = -100
 
 
 class TokenEncoder(Encoder):
-    """Records with ``input_ids``, and with ``labels`` (-100 where a token isn't trained on) or ``loss_mask``, each as long.
+    """Encode records with ``input_ids``, and with ``labels`` (-100 for tokens that aren't trained on) or ``loss_mask``
+    of the same length.
 
-    Labels stand at the place of their own token, as transformers has them; without either all tokens are trained on.
+    As in transformers, a label is at the position of its own token. Without labels and mask all tokens are trained on.
     """
 
     @property
@@ -46,9 +47,9 @@ class TokenEncoder(Encoder):
 
 @dataclass(frozen=True)
 class AnyEncoder(Encoder):
-    """Each record by what it has: ``input_ids``, messages, or the fields of the prompt template.
+    """Encode each record by its fields: ``input_ids``, messages, or the fields of the prompt template.
 
-    The tokenizer may be None where all records have ``input_ids``.
+    The tokenizer may be None if all records have ``input_ids``.
     """
 
     tokenizer: Tokenizer | None

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TrainJob of a run: a manifest that ``kubectl create -f`` takes as it is printed.
+"""The TrainJob of a run: a manifest for ``kubectl create -f``.
 
-Fields and their names are those of nemo-run's ``KubeflowExecutor``, and the manifest is begun by its `get_job_body`. What
-nemo-run 0.11 makes of a recipe does not run: the ranks' command names a file of the submitting machine, and variables stand
-unquoted in a script. Here the recipe travels in the command itself (`pod`), so that the image needs nemo2 and nothing else.
+Fields and their names are those of nemo-run's ``KubeflowExecutor``, whose `get_job_body` makes the first version of the
+manifest. nemo-run 0.11's own manifest of a recipe does not run: the ranks' command names a file of the submitting
+machine, and variables are unquoted in a script. Here the command itself contains the recipe (`pod`), so that the image
+needs only nemo2.
 
-Volumes, tolerations and the like stand in one of two places, by the version of Kubeflow Trainer:
+The place of volumes, tolerations and similar fields depends on the version of Kubeflow Trainer:
 
 | Trainer | field of the TrainJob |
 |---|---|
 | before 2.2 | ``spec.podTemplateOverrides``, which nemo-run 0.11 writes |
 | from 2.2 | ``spec.runtimePatches`` (https://github.com/kubeflow/trainer/pull/3309) |
 
-A server drops a field that it does not know, volumes included, unless it is asked to refuse it, which `run` does.
+A server drops unknown fields, including volumes, unless the request asks for an error, which `run` does.
 """
 
 import copy
@@ -33,11 +34,11 @@ from nemo2.names import safe_name
 Form = Literal["runtimePatches", "podTemplateOverrides"]
 
 MANAGER = "nemo2/launch"
-"""Whose patch of the runtime it is; Trainer keeps the patches of different owners apart."""
+"""The owner of the runtime's patch. Trainer separates the patches of different owners."""
 CONTAINER = "node"
 """Kubeflow's own runtimes call the trainer's job and its container so."""
 GRACE_SECONDS = 600
-"""How long a pod that is to end may save. Kubernetes gives 30 seconds unless it is asked for more."""
+"""The time that a terminating pod has to save. Kubernetes' default is 30 seconds."""
 _MOST_BYTES = 120 * 1024
 """Linux takes no longer argument than 128 KiB."""
 _SHARED_MEMORY = {"name": "nemo2-shared-memory", "emptyDir": {"medium": "Memory"}}
@@ -83,7 +84,7 @@ def job_name(name: str, experiment_id: str) -> str:
 
 
 def own_modules(recipe: Any) -> list[str]:
-    """Modules that the recipe names and that lie in folders of the user's own: the image must have them."""
+    """Modules that the recipe names and that are in the user's own folders. The image must contain them."""
     named = {
         getattr(fiddle.get_callable(value), "__module__", None)
         for value, _ in daglish.iterate(recipe)
@@ -134,7 +135,7 @@ def _refuse_lost_files(recipe: Any, executor: Any) -> None:
     mounts = [mount["mountPath"].rstrip("/") for mount in executor.volume_mounts if "mountPath" in mount]
     if directory and directory.startswith("/"):
         inside = any(directory == mount or directory.startswith(f"{mount}/") for mount in mounts)
-        # Without mounts of its own the runtime may bring them: the cluster's administrator knows.
+        # Without its own mounts, the runtime may provide them. Only the cluster's administrator knows.
         if inside or not mounts:
             return
     there = f" (mounted: {', '.join(mounts)})" if mounts else ""

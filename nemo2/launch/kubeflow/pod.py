@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod of a TrainJob runs: torchrun over the ranks of this node, and the first error as the pod's last word.
+"""The program of a TrainJob's pod: it runs torchrun over the ranks of this node, and reports the first error as the
+pod's termination message.
 
-``python3 -m nemo2.launch.kubeflow.pod CONFIG RECIPE MAIN``: the recipe as nemo-run serialises it, the same as JSON, for the run's
-directory, and the launching script or "". Nodes, ranks, this node's number and rank 0's address come in the variables that
-Kubeflow Trainer sets (``PET_NNODES``, ``PET_NPROC_PER_NODE``, ``PET_NODE_RANK``, ``PET_MASTER_ADDR``, ``PET_MASTER_PORT``), which
-torchrun reads by itself. Kubernetes keeps the last word beside the pod's state for as long as it knows the pod.
+``python3 -m nemo2.launch.kubeflow.pod CONFIG RECIPE MAIN`` receives the recipe in nemo-run's serialization, the same
+recipe as JSON, for the run's directory, and the launching script or "". Kubeflow Trainer sets the variables with nodes,
+ranks, this node's number and rank 0's address (``PET_NNODES``, ``PET_NPROC_PER_NODE``, ``PET_NODE_RANK``,
+``PET_MASTER_ADDR``, ``PET_MASTER_PORT``), which torchrun reads itself. Kubernetes keeps the termination message with
+the pod's state for as long as it knows the pod.
 """
 
 import contextlib
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_last_words(text: Optional[str]) -> Optional[dict[str, Any]]:
-    """The fields of a `Fault` out of a pod's last word; None where it says nothing of ours."""
+    """The fields of a `Fault` from a pod's termination message. None: the message isn't nemo2's."""
     try:
         fault = json.loads(text or "")
     except ValueError:

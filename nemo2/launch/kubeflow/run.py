@@ -128,7 +128,7 @@ def _create(executor: Any, body: Any) -> None:
     forms: tuple[Form, ...] = ("runtimePatches", "podTemplateOverrides")
     for form in forms:
         try:
-            # Asked so, a server refuses a field that it would else drop, and the run's volumes with it.
+            # With this option a server rejects a field that it would otherwise drop, together with the run's volumes.
             executor._custom_objects_api.create_namespaced_custom_object(
                 **_KIND, namespace=executor.namespace, body=body(form), field_validation="Strict"
             )

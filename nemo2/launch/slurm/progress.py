@@ -61,7 +61,7 @@ def progress(shell: Shell, run_directory: str) -> Optional[Progress]:
     for line in lines.splitlines():
         try:
             record = json.loads(line)
-        except ValueError:  # the first line may have been cut by tail, the last is being written
+        except ValueError:  # tail may have truncated the first line, and the last is being written
             continue
         if isinstance(record, dict):
             records.append(record)

@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a family's tensors and settings are called and cut in Hugging Face's files: a table per family, for both directions."""
+"""The names and the layout of a family's tensors and settings in Hugging Face's files: one table per family, for
+both directions."""

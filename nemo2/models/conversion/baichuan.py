@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Baichuan 2 7B.
 
-transformers has no class of its own for it: fields and tensors are those of baichuan-inc/Baichuan2-7B-Base (config.json,
-modeling_baichuan.py). The output layer's rows are copied as they are: our model, like the release, divides them by their length.
+transformers has no class for it. Fields and tensors are those of baichuan-inc/Baichuan2-7B-Base (config.json,
+modeling_baichuan.py). The output layer's rows are copied unchanged, because nemo2's model, like the release, divides
+them by their length.
 """
 
 from typing import Any

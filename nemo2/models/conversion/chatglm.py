@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ChatGLM 2 and 3, under the names of their release, and as transformers' GLM, which is what is exported.
+"""ChatGLM 2 and 3, imported under the names of their release, and exported as transformers' GLM.
 
-transformers has no class for ChatGLM: fields and tensors are those of THUDM/chatglm3-6b (config.json, modeling_chatglm.py). Its
-GLM is the same decoder under Llama's names.
+transformers has no class for ChatGLM. Fields and tensors are those of THUDM/chatglm3-6b (config.json,
+modeling_chatglm.py). transformers' GLM is the same decoder under Llama's names.
 """
 
 from typing import Any

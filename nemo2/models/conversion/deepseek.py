@@ -26,7 +26,7 @@ from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.deepseek import DeepSeekConfig, DeepSeekModel, DeepSeekV2Config, DeepSeekV3Config
 
 _LATENT = [
-    # Every head has a key and a value of its own, cut from the latent.
+    # Every head has its own key and value, derived from the latent.
     *without(decoder_fields(), "num_key_value_heads", "head_dim", "max_position_embeddings"),
     Field("q_lora_rank", "q_lora_rank", 1536),
     Field("kv_lora_rank", "kv_lora_rank", 512),
@@ -68,7 +68,7 @@ def rows(config: DeepSeekConfig) -> list[Row]:
 
 
 def _attention(config: DeepSeekConfig) -> list[Row]:
-    """Latents of queries (but for V2-Lite) and of keys and values, each with its norm."""
+    """Latents of queries (except in V2-Lite) and of keys and values, each with its norm."""
     queries = [
         *linear("self_attention.linear_q_down_proj.", one("self_attn.q_a_proj.")),
         *norm("self_attention.linear_q_up_proj.layer_norm_", one("self_attn.q_a_layernorm.")),

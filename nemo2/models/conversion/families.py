@@ -33,12 +33,13 @@ FAMILIES: tuple[Conversion, ...] = (
 
 
 def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
-    """The conversion of a configuration of ours; a family's own class counts before the class that it is derived from.
+    """The conversion of a nemo2 configuration. A family's own class takes precedence over its base class.
 
-    Where a family has several (ChatGLM, by its own names and as a GLM) the one with one of ``architectures``, or else the first.
+    If a family has several conversions (ChatGLM: its own names, and as a GLM), the one for any of ``architectures``, or
+    else the first.
 
     Raises:
-        ConfigError: no family has it.
+        ConfigError: no family has the configuration.
     """
     for kind in type(config).__mro__:
         found = [family for family in FAMILIES if kind in family.configs]

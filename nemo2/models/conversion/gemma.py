@@ -36,7 +36,7 @@ _FIELDS_2 = [
     Field("attn_logit_softcapping", "attn_logit_softcapping", 50.0),
     Field("final_logit_softcapping", "final_logit_softcapping", 30.0),
 ]
-# Released files for pictures leave out what is a default of the class.
+# Released files of vision models leave out the defaults of the class.
 _DEFAULTS_3 = {"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
 _FIELDS_3 = [
     *decoder_fields(
@@ -94,7 +94,7 @@ def hf_config_2(ours: Gemma2Config) -> dict[str, Any]:
 
 
 def config_3(hf: Config) -> Gemma3Config:
-    """Also of a model for pictures, whose text model has a configuration of its own in config.json."""
+    """Also for a vision model, whose text model has a separate configuration in config.json."""
     told = text_config(hf)
     fields = read(told, _FIELDS_3, only=_ONLY_3)
     near, far = _rotary(told)

@@ -96,7 +96,7 @@ def config(hf: Config) -> Llama4Config:
         moe_shared_expert_intermediate_size=fields["moe_ffn_hidden_size"],
         no_rope_freq=[int(not flag) for flag in rotated],
         attention_chunk_size=told.get("attention_chunk_size", 8192),
-        # A bound of what it can be run with, not what it is trained with.
+        # A limit for inference, not the length of the training.
         seq_length=min(told.get("max_position_embeddings", 131072), 8192),
         attn_temperature_tuning=bool(told.get("attn_temperature_tuning", True)),
     )

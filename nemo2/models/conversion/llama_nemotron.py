@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama-Nemotron Super and Ultra: Llama 3.1 with blocks of their own widths, some without attention or feed-forward.
+"""Llama-Nemotron Super and Ultra: Llama 3.1 with blocks of individual widths, some without attention or feed-forward.
 
-transformers has no class of its own for them: fields and tensors are those of nvidia/Llama-3_3-Nemotron-Super-49B-v1
+transformers has no class for them. Fields and tensors are those of nvidia/Llama-3_3-Nemotron-Super-49B-v1
 (configuration_decilm.py, block_config.py). Nano and 70B are Llamas (`llama`).
 """
 

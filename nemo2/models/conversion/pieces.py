@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a Hugging Face file's tensors that make up a tensor of ours.
+"""The rows of a Hugging Face file's tensors that make up a nemo2 tensor.
 
-A tensor as Megatron-Core stores it (one layer's, one expert's) is a list of `Piece`, one below the other along its first axis.
-An `Operation` makes the list from names and sizes. Both directions read the same list: importing puts the pieces together,
-exporting takes them apart again, so that a table of operations can't say one thing this way and another that way.
+A tensor as Megatron-Core stores it (one layer's, one expert's) is a list of `Piece`, stacked along its first axis. An
+`Operation` makes the list from names and sizes. Both directions read the same list: the import puts the pieces together
+and the export separates them, so a table of operations can't differ between the directions.
 
     one(a)                       all of ``a``
-    one(a, transposed=True)      ``a`` is stored [in, out], as GPT-2's Conv1D
-    one(a, stacked=True)         ``a`` holds all experts along a first axis of its own
+    one(a, transposed=True)      ``a`` is stored [in, out], as in GPT-2's Conv1D
+    one(a, stacked=True)         ``a`` holds all experts along an additional first axis
     cat(a, b)                    ``a``, then ``b``: gate, then up
     qkv(q, k, v)                 by query group: its queries' rows, its key's, its value's; weights and biases
-    fused_qkv(a)                 the same out of one tensor with all q, then all k, then all v
+    fused_qkv(a)                 the same from one tensor with all q, then all k, then all v
     every_other(a)               rows 0, 2, 4 ... of ``a``, then rows 1, 3, 5 ...: gate and up interleaved
-    rows(a, start)               of ``a`` the rows from ``start`` on, as many as ours has
-    normalised(operation)        rows are brought to length 1 on import, and exported as they are
+    rows(a, start)               the rows of ``a`` from ``start`` on, as many as nemo2's tensor has
+    normalised(operation)        rows are scaled to length 1 on import, and exported unchanged
 
-In names the first ``*`` is the number of the layer, the second (or the only one of a tensor outside of layers) the expert's.
+In names the first ``*`` is the number of the layer. The second ``*``, or the only one of a tensor outside layers, is
+the expert's.
 """
 
 from collections.abc import Callable
@@ -46,10 +47,10 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which tensor of ours is meant, and the sizes that cutting it takes."""
+    """The nemo2 tensor, and the sizes that are needed to divide it."""
 
     rows: int
-    """Of ours that the file has; more in ours are padding."""
+    """The rows of nemo2's tensor that the file has. Further rows are padding."""
     layer: Optional[int] = None
     expert: Optional[int] = None
     heads: int = 1
@@ -62,7 +63,7 @@ _Cut = Callable[[tuple[str, ...], Place], tuple[Piece, ...]]
 
 @dataclass(frozen=True)
 class Operation:
-    """How a tensor of ours is made of the file's tensors ``names``."""
+    """How a nemo2 tensor is made of the file's tensors ``names``."""
 
     names: tuple[str, ...]
     cut: _Cut
@@ -126,7 +127,7 @@ def fused_qkv(name: str, *, transposed: bool = False) -> Operation:
 
 
 def every_other(name: str, *, transposed: bool = False, stacked: bool = False) -> Operation:
-    """Even rows, then odd ones."""
+    """Even rows, then odd rows."""
 
     def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
         at = place.expert if stacked else None
@@ -138,7 +139,7 @@ def every_other(name: str, *, transposed: bool = False, stacked: bool = False) -
 
 
 def rows(name: str, start: int) -> Operation:
-    """A range of rows of a tensor that several of ours are cut from."""
+    """A range of rows of a tensor that several nemo2 tensors share."""
 
     def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
         return (Piece(name=names[0], start=start, stop=start + place.rows),)
@@ -147,7 +148,7 @@ def rows(name: str, start: int) -> Operation:
 
 
 def normalised(operation: Operation) -> Operation:
-    """Rows of length 1: what Baichuan's output layer computes with, whatever lengths are stored."""
+    """Rows of length 1, which Baichuan's output layer uses, whatever lengths are stored."""
     return replace(operation, normalised=True)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions in config.json, in both of its spellings, and how they are stretched.
+"""Rotary positions in config.json, in both of its forms, and how they are stretched.
 
-Kinds that any of our decoders takes (`positions`): linear, dynamic, yarn, longrope. Llama 3.1's, GPT-OSS's and DeepSeek's have
-fields of their own, and read their numbers by `scaled`.
+The kinds that any decoder accepts (`positions`) are linear, dynamic, yarn and longrope. Llama 3.1, GPT-OSS and DeepSeek
+have their own fields, and read their numbers with `scaled`.
 """
 
 import math
@@ -15,7 +15,7 @@ from nemo2.models.conversion.settings import NEEDED, Config, refusal
 from nemo2.models.rotary import DynamicNTK, LongRope, Stretching, Yarn
 
 KINDS = ("default", "linear", "dynamic", "yarn", "longrope")
-"""Those that `positions` reads."""
+"""The kinds that `positions` reads."""
 _LENGTH = "original_max_position_embeddings"
 _YARN = {
     "factor": ("factor", None),
@@ -132,7 +132,7 @@ def _stretching(hf: Config, rope: Rope, longest: int) -> Optional[Stretching]:
         return None
     told = scaled(hf, rope, _YARN if rope.kind == "yarn" else _LONG)
     told["original_length"] = told["original_length"] or longest
-    # Both classes of transformers take the ratio where no factor is told, and don't shrink.
+    # Both classes of transformers use the ratio if no factor is given, and don't shrink.
     told["factor"] = told["factor"] or max(1.0, longest / told["original_length"])
     if rope.kind == "longrope":
         return LongRope(**told)
@@ -144,7 +144,7 @@ def _stretching(hf: Config, rope: Rope, longest: int) -> Optional[Stretching]:
 
 
 def positions_of(ours: Any, *, partial: Optional[float] = None) -> dict[str, Any]:
-    """The inverse of `positions`; ``max_position_embeddings`` is among the answer where the stretching has one of its own."""
+    """The inverse of `positions`. The result includes ``max_position_embeddings`` if the stretching defines it."""
     stretching = ours.rope_stretching
     if stretching is None:
         if ours.seq_len_interpolation_factor is None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json and our configurations: fields under both names, and what either side can't say.
+"""config.json and nemo2's configurations: fields under both names, and settings that only one side has.
 
-A family lists its fields (`Field`) and what its class always does (``only=``). Defaults are those of transformers' class, for
-config.json leaves out what is a default. Nothing here needs transformers.
+A family lists its fields (`Field`) and the fixed behavior of its class (``only=``). Defaults are those of transformers'
+class, because config.json leaves out defaults. This module doesn't need transformers.
 
-What a model computes is decided by `meaning` of its configuration: two with the same are the same model. `said` holds an
-exported configuration against what reading it gives, so that no setting that decides anything is lost on the way.
+`meaning` of a configuration determines what a model computes: two configurations with the same meaning are the same
+model. `said` compares an exported configuration with the result of reading it, so that no relevant setting gets lost.
 """
 
 import json
@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from nemo2.errors import ConfigError
 
 Config = Mapping[str, Any]
-"""What config.json says."""
+"""The contents of config.json."""
 NEEDED: Any = object()
 """In a default's place: config.json has to say it."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One setting: what config.json calls it, what we call it, and what it is where config.json doesn't say (None: unset)."""
+    """A setting: its name in config.json, its name in nemo2, and its value if config.json omits it (None: unset)."""
 
     theirs: str
     ours: str
@@ -54,7 +54,7 @@ def decoder_fields(**defaults: Any) -> list[Field]:
 
 
 def without(fields: Iterable[Field], *theirs: str) -> list[Field]:
-    """``fields`` but for those that config.json calls ``theirs``."""
+    """``fields`` without those that config.json calls ``theirs``."""
     return [field for field in fields if field.theirs not in theirs]
 
 
@@ -102,9 +102,10 @@ def refusal(hf: Config, name: str, reason: str) -> ConfigError:
 
 
 def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -> dict[str, Any]:
-    """The fields of config.json that say these fields of our configuration.
+    """The fields of config.json for these fields of nemo2's configuration.
 
-    Special tokens are None: a tokenizer has them, and defaults of transformers' classes may lie beyond a small vocabulary.
+    Special tokens are None: they are the tokenizer's, and defaults of transformers' classes may exceed a small
+    vocabulary.
     """
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     values = {field: getattr(ours, field.ours) for field in fields}
@@ -159,7 +160,7 @@ def pattern_of(hf: Config, types: Sequence[str]) -> Any:
     return 2 if flags == [(layer + 1) % 2 for layer in range(len(flags))] else flags
 
 
-# What decides what a model computes
+# The settings that determine what a model computes
 
 _DECIDES = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "vocab_size",
@@ -214,7 +215,7 @@ def meaning(ours: Any) -> dict[str, Any]:
     if not ours.num_moe_experts:
         told |= {name: None for name in told if name.startswith("moe_")}
     blocks = getattr(ours, "heterogeneous_layers_config_encoded_json", None)
-    if blocks:  # have widths and groups of their own
+    if blocks:  # have their own widths and groups
         told |= {"blocks": json.loads(blocks)["block_configs"], "ffn_hidden_size": None, "num_query_groups": None}
     return told
 

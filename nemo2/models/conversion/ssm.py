@@ -59,7 +59,7 @@ _EXPERTS = [
 ]
 # Megatron-Core projects to fewer channels before the experts with Transformer Engine's layers only, which no test has here.
 _ONLY_ROUTED = {"norm_topk_prob": True, "moe_latent_size": None}
-# Our mixer's gated norm has this epsilon whatever the others have.
+# Our mixer's gated norm has this epsilon, independently of the other norms.
 _MIXER = {"conv_kernel": 4, "use_conv_bias": True, "layer_norm_epsilon": 1e-5, "use_bias": False}
 _ONLY_MAMBA = _MIXER | {"model_type": "mamba2", "hidden_act": "silu"}
 _ONLY_HYBRID = _MIXER | {"model_type": "nemotron_h", "mamba_hidden_act": "silu", "mamba_proj_bias": False}

@@ -43,7 +43,7 @@ _ONLY_2 = {"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "use_b
 
 
 def rows_1(config: StarcoderConfig) -> list[Row]:
-    """One key and value behind all queries; where each head has its own, they stand together as Megatron-Core's do."""
+    """One key and value for all queries. If each head has its own, they are ordered as in Megatron-Core."""
     qkv = fused_qkv if config.num_query_groups == 1 else one
     both = qkv("attn.c_attn.weight"), qkv("attn.c_attn.bias")
     return conv_rows(*both, transposed=False, bias=config.add_bias_linear)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family's conversion between Hugging Face's files and our checkpoints is a table: a `Row` for each tensor of a layer.
+"""A family's conversion between Hugging Face's files and nemo2's checkpoints, as a table with a `Row` for each tensor
+of a layer.
 
-A row names a key of a *checkpoint* (`nemo2.parallel.sharded_state`, without "module."; not a parameter's name, which differs
-between layer implementations) and an operation of `nemo2.models.conversion.pieces` on names of the file:
+A row names a key of a *checkpoint* (`nemo2.parallel.sharded_state`, without "module."; not a parameter's name, which
+differs between layer implementations) and an operation of `nemo2.models.conversion.pieces` on names of the file:
 
     def rows(config: LlamaConfig) -> list[Row]:
         return [
@@ -14,13 +15,13 @@ between layer implementations) and an operation of `nemo2.models.conversion.piec
             ]),
         ]
 
-``*`` in a key is the layer; keys of experts (``.experts.experts.``) stand for all experts. What differs between sizes of a
-family is plain Python on its config; a row of some layers only says which (``layers=``). Shapes come from the config
-(`shapes`), so a row has no numbers. How layers are stored, stacked under one key or each under its own, follows from the config
-as Megatron-Core decides it. Padding of the vocabulary is added and cut off without a row's help.
+``*`` in a key is the layer. Keys of experts (``.experts.experts.``) stand for all experts. Differences between the
+sizes of a family are plain Python on its config. A row for some layers only names them (``layers=``). Shapes come from
+the config (`shapes`), so a row has no numbers. Whether layers are stacked under one key or stored separately follows
+from the config, as in Megatron-Core. Padding of the vocabulary is added and removed automatically.
 
-A `Conversion` is the table with the names that ``config.json`` has for the family, and the way of its settings there and back;
-``families.py`` lists all.
+A `Conversion` consists of the table, the family's names in ``config.json``, and the conversion of its settings in both
+directions. ``families.py`` lists all.
 """
 
 import copy
@@ -50,7 +51,7 @@ class Row:
     shift: int = 0
     """Added to the number of the layer in the file's names, where the file counts differently."""
     dtype: Optional[torch.dtype] = None
-    """Kept in this one, whatever the rest of the model is converted to. None: as the rest."""
+    """The dtype that this tensor keeps, whatever dtype the model is converted to. None: the model's dtype."""
 
 
 def linear(key: str, operation: Operation, *, bias: bool = False, **more: Any) -> list[Row]:
@@ -79,15 +80,15 @@ class Entry:
     """A part of a stored tensor that is converted in one go: the tensor, or the layer's and expert's part of a stacked one."""
 
     key: str
-    """Where it is stored, with "module."."""
+    """The key of the stored tensor, with "module."."""
     shape: Shape
-    """Of the whole stored tensor, stacked axes first."""
+    """The shape of the whole stored tensor, stacked axes first."""
     at: Shape
-    """Its indices in the stacked axes: (layer, expert), one of them, or ()."""
+    """The indices in the stacked axes: (layer, expert), one of them, or ()."""
     pieces: tuple[Piece, ...]
     dtype: Optional[torch.dtype] = None
     vocabulary: bool = False
-    """Its rows are a vocabulary's, of which the last ones may be padding."""
+    """Whether the rows are a vocabulary's, of which the last ones may be padding."""
 
     @property
     def own_shape(self) -> Shape:
@@ -110,7 +111,7 @@ class Conversion:
     config: Callable[[Mapping[str, Any]], Any]
     """Our configuration of what config.json says. ConfigError, with field and value, for what our model can't be."""
     hf_config: Callable[[Any], dict[str, Any]]
-    """What config.json says of our configuration, without "architectures" and dtype."""
+    """The fields of config.json for nemo2's configuration, without "architectures" and dtype."""
     ignored: tuple[str, ...] = ()
     """Patterns of names in files that aren't read: buffers, towers for pictures. Each with ``*`` for anything."""
     biased: tuple[str, ...] = ()
@@ -119,7 +120,7 @@ class Conversion:
     unbiased: Callable[[Mapping[str, Any]], Sequence[str]] = lambda hf: ()
     """Patterns of names of biases that ours has and a file of such a config.json hasn't; they are zeros on import."""
     prefixes: tuple[str, ...] = ("",)
-    """What may stand in front of all names of a file, such as ``language_model.``; the first one is written."""
+    """Possible prefixes of all names in a file, such as ``language_model.``. Exports write the first."""
     renamed: tuple[tuple[str, str], ...] = ()
     """How names begin in some files, and in the table; read only."""
 
@@ -228,7 +229,8 @@ class _Table:
 
     @cached_property
     def _without_kernels(self) -> Any:
-        """Megatron-Core makes a configuration for each layer, and looks for the kernels that it asks for on this machine."""
+        """A context without kernel checks. Megatron-Core makes a configuration for each layer, and looks for its
+        kernels on this machine."""
         config = copy.copy(self.config)
         config.apply_rope_fusion = config.moe_permute_fusion = False
         return config

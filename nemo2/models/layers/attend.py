@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of one run of queries over one run of keys: masks, windows, soft-capping and sinks.
+"""Attention of a block of queries over a block of keys: masks, windows, soft-capping and sinks.
 
-Tensors are heads first: `[B, N, S, D]` queries, `[B, G, T, D]` keys, `[B, G, T, E]` values. scaled_dot_product_attention
-does what it can; soft-capped scores and attention sinks, which it cannot express, are computed step by step in fp32, where
-no compiled kernel takes them (`flex`).
+Tensors are heads first: `[B, N, S, D]` queries, `[B, G, T, D]` keys, `[B, G, T, E]` values.
+scaled_dot_product_attention computes everything that it supports. It doesn't support soft-capped scores and attention
+sinks, which are computed step by step in fp32 unless a compiled kernel (`flex`) supports them.
 """
 
 import dataclasses

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Core attention in plain PyTorch, with packed sequences, sliding windows, soft-capping, sinks and context parallelism.
 
-Tensors in Megatron-Core's layout, sequence first: S query tokens, T key tokens, B micro-batch, N query heads, G
-key/value heads (N is a multiple of G), D head width, E width of a value head; N and G are this tensor-parallel rank's
-share.
+Tensors have Megatron-Core's layout, sequence first: S query tokens, T key tokens, B micro-batch, N query heads, G
+key/value heads (N is a multiple of G), D head width, E width of a value head. N and G are those of this tensor-parallel
+rank.
 
-Context parallelism, by `cp_comm_type` (`chunks.py` says which rank holds which tokens):
+`cp_comm_type` selects the kind of context parallelism (`chunks.py` defines which rank holds which tokens):
 
-- `"all_gather"`, and where nothing is asked for: queries stay where they are, keys and values are gathered; their
-  gradients are reduce-scattered by Megatron-Core's own autograd function.
-- `"p2p"`: ring attention (`ring.py`), which never holds more than two shares of keys and values.
-- `"a2a"`: ranks exchange sequence for heads, attend over whole sequences with some of the heads, and change back
+- `"all_gather"`, the default: queries stay, and keys and values are gathered. Megatron-Core's own autograd function
+  reduce-scatters their gradients.
+- `"p2p"`: ring attention (`ring.py`), which never holds more than two shards of keys and values.
+- `"a2a"`: ranks exchange sequence for heads, attend over whole sequences with some of the heads, and exchange back
   (DeepSpeed-Ulysses, arXiv:2309.14509).
 
-All give the same numbers. A mask of its own per query, and dropout in a ring, are beyond the last two; those calls are
-done by gathering, which is said once.
+All give the same numbers. `"p2p"` and `"a2a"` don't support an individual mask per query, and `"p2p"` doesn't support
+dropout. Such calls use the gather, which is reported once.
 """
 
 import math
@@ -49,18 +49,18 @@ _NOTHING_OVERLAPS = (
 
 
 class SDPAttention(MegatronModule):
-    """softmax(Q K^T * scale) V, built and called as Megatron-Core's `DotProductAttention` is.
+    """softmax(Q K^T * scale) V, built and called like Megatron-Core's `DotProductAttention`.
 
     `softmax_scale` None means 1 / sqrt(D). `apply_query_key_layer_scaling` divides and multiplies by the same number to
-    keep fp16 scores in range; scores are kept in fp32 here, so it has nothing to do. Attention dropout draws from
-    Megatron's model-parallel generator unless the sequence is split over the tensor-parallel ranks, as upstream.
+    keep fp16 scores in range; here scores are in fp32, so it has no effect. As in Megatron-Core, attention dropout
+    draws from the model-parallel generator unless the sequence is split over the tensor-parallel ranks.
 
     From `config`: `window_size` (left, right) on the layers that `window_attn_skip_freq` does not leave out,
-    `attn_logit_softcapping` (a field of ours; see `attend.AttentionRule`), and `softmax_type`: `"off-by-one"` adds a score of
-    zero to each softmax, `"learnable"` one parameter per head, `softmax_offset` `[N]` (gpt-oss).
+    `attn_logit_softcapping` (a field of nemo2; see `attend.AttentionRule`), and `softmax_type`: `"off-by-one"` adds a
+    score of zero to each softmax, `"learnable"` one parameter per head, `softmax_offset` `[N]` (gpt-oss).
 
     Raises:
-        ConfigError: `config` asks for what `attention_problems` lists.
+        ConfigError: `config` requests something that `attention_problems` lists.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class SDPAttention(MegatronModule):
     def _attend_rows(
         self, query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule, attention_mask: Optional[Tensor]
     ) -> Tensor:
-        """One sequence per row of the batch."""
+        """Attend with one sequence per row of the batch."""
         if self.cp_group is not None:
             sequences = [(0, key.size(0) * self.cp_group.size())]
             return self._attend_sequences(query, key, value, rule, sequences, attention_mask)
@@ -298,7 +298,7 @@ class SDPAttention(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: Optional[dict] = None
     ) -> dict[str, Any]:
-        """The learnable softmax offset, cut over the tensor-parallel ranks by heads; otherwise nothing."""
+        """The learnable softmax offset, sharded by heads over the tensor-parallel ranks; otherwise nothing."""
         state = self.state_dict(prefix="", keep_vars=True)
         return make_sharded_tensors_for_checkpoint(state, prefix, {"softmax_offset": 0}, sharded_offsets)
 

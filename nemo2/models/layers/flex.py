@@ -72,7 +72,7 @@ def _kernels(compiled: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 @functools.cache
 def _capped(softcap: Optional[float]) -> Optional[Callable[..., Tensor]]:
-    """One function for each value: another object would be compiled anew."""
+    """One function for each value, because another object would be compiled again."""
     if softcap is None:
         return None
 
@@ -115,7 +115,7 @@ def _works(dtype: torch.dtype, width: int, device: torch.device, rule: "Attentio
             attend_compiled(q, k, v, rule, 0).float().sum().backward()
     except torch.cuda.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever the compiler raises: there is another way
+    except Exception as error:  # any error of the compiler: there is another way
         reason = (str(error).strip().splitlines() or [""])[0]
         say_once(
             f"flex_attention doesn't compile here, and attention keeps its scores: {type(error).__name__}: {reason}"

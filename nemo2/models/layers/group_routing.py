@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of experts ranked by their best expert, as DeepSeek V2 ranks them (arXiv:2405.04434, section 2.2.2).
+"""Ranks groups of experts by their best expert, as in DeepSeek V2 (arXiv:2405.04434, section 2.2.2).
 
 Megatron-Core ranks a group by the sum of its best ``topk / group_topk`` scores, which is DeepSeek V3's rule
-(arXiv:2412.19437, section 2.1.2). A router asks its ``router_replay`` for the choice of experts, which is how a recorded
-choice is used again (``moe_enable_routing_replay``); here it is how another rule is used. Transformer Engine's fused
-router asks nobody, and knows the sum only.
+(arXiv:2412.19437, section 2.1.2). A router asks its ``router_replay`` for the choice of experts, to repeat a recorded
+choice (``moe_enable_routing_replay``). This module uses that hook for another rule. Transformer Engine's fused router
+has no such hook, and supports only the sum.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,10 @@ Choice = Callable[..., tuple[Tensor, Tensor]]
 
 
 class BestOfGroup:
-    """The choice of experts of a router with groups: only those of the ``group_topk`` groups with the largest single scores.
+    """The choice of experts of a router with groups: only experts of the ``group_topk`` groups with the largest single
+    scores.
 
-    ``recorded`` is the router's own replay, which goes on recording and replaying what this chooses; None where it has none.
+    ``recorded`` is the router's own replay, which still records and replays these choices. None: it has none.
     """
 
     def __init__(self, recorded: Optional[Any] = None):

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1) with right gradients under tensor parallelism.
+"""Multi-latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1) with correct gradients under tensor parallelism.
 
-Megatron-Core's local layers cut the down-projections by columns and gather the result. The gradient of a gather is a
-split, so what other ranks' heads contribute to the shared rotary key is lost: single parameters were off by 0.1 % to
-100 % with tensor parallelism (0.16.1 and 0.19.2). Here every rank holds the whole of both down-projections, as with
+Megatron-Core's local layers shard the down-projections by columns and gather the result. The gradient of a gather is a
+split, so the contributions of other ranks' heads to the shared rotary key are lost: single parameters were off by 0.1 %
+to 100 % with tensor parallelism (0.16.1 and 0.19.2). Here every rank holds both down-projections whole, as with
 Transformer Engine's layers, whose checkpoints have the same shapes. Under sequence parallelism each rank projects its
-part of the sequence, and `finalize_model_grads` sums the weights' gradients, as those of norms.
+part of the sequence, and `finalize_model_grads` sums the weights' gradients, like those of norms.
 """
 
 from typing import Any, Optional
@@ -115,7 +115,7 @@ class ReplicatedLinear(torch.nn.Module):
     """
 
     parallel_mode = "duplicated"
-    """As Transformer Engine's layer of this kind says; additions beside it ask."""
+    """The value of Transformer Engine's corresponding layer, which adapters read."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig):
         super().__init__()

@@ -42,8 +42,7 @@ class ScaledRouter(TopKRouter):
             self._sequences = 1
 
     def attach_and_log_load_balancing_loss(self, activation: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Attaches the loss as the original does; `valid_token_count` (None: all tokens of this rank) is what it
-        multiplies by."""
+        """Attach the loss as the original does, multiplied by `valid_token_count` (None: all tokens of this rank)."""
         tokens = kwargs.pop("valid_token_count", None)
         tokens = activation.shape[0] if tokens is None else tokens * getattr(self, "_sequences", 1)
         ranks = self.tp_cp_group.size()

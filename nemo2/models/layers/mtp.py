@@ -20,8 +20,8 @@ _MEAN_PER_TOKEN = hasattr(upstream, "process_mtp_loss")
 
 
 def answer_without_labels(chunk: Any) -> None:
-    """Make `chunk`, a GPT with multi-token prediction, give logits where it is given no labels: those of the next token, as
-    0.19 does. 0.16.1 looks for labels to predict further ones."""
+    """Make `chunk`, a GPT with multi-token prediction, return the logits of the next token if there are no labels,
+    as 0.19 does. 0.16.1 requires labels for its additional predictions."""
     if not chunk.config.mtp_num_layers or not chunk.post_process or _MEAN_PER_TOKEN:
         return
     full = chunk.config
@@ -56,7 +56,8 @@ def weigh_further_losses(chunk: Any) -> None:
 
 
 class FurtherLosses:
-    """Stands between a GPT and its cross-entropy, which it asks for the further losses first and for its own last."""
+    """Stands between a GPT and its cross-entropy, which the GPT calls for the additional losses first and for its
+    own loss last."""
 
     def __init__(self, chunk: Any) -> None:
         self.config = chunk.config
@@ -101,8 +102,8 @@ class FurtherLosses:
 
 
 class _Weighted(torch.autograd.Function):
-    """losses * weight. A weight of 0, a share without any token, has a gradient of 0, whatever division by its tokens makes
-    of it."""
+    """losses * weight. A weight of 0, a shard without tokens, has a gradient of 0, whatever the division by its
+    tokens gives."""
 
     @staticmethod
     def forward(ctx: Any, losses: Tensor, weight: Tensor) -> Tensor:

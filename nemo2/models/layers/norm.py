@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LayerNorm and RMSNorm in plain PyTorch, fit for every parallelism.
+"""LayerNorm and RMSNorm in plain PyTorch, for every kind of parallelism.
 
-Megatron-Core's own stand-in (`WrappedTorchNorm`) refuses sequence parallelism and zero-centered weights. With sequence
-parallelism each tensor-parallel rank normalises only its part of the sequence, so a weight's gradient is a partial sum;
-`finalize_model_grads` adds up those whose weight says `sequence_parallel = True`.
+Megatron-Core's substitute (`WrappedTorchNorm`) rejects sequence parallelism and zero-centered weights. With sequence
+parallelism each tensor-parallel rank normalizes only its part of the sequence, so a weight's gradient is a partial sum.
+`finalize_model_grads` adds up the gradients of weights with `sequence_parallel = True`.
 """
 
 from typing import Optional

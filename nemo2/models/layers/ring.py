@@ -148,7 +148,8 @@ class _Passing:
         self._received = [torch.empty_like(x) for x in tensors]
         self._work = []
         for mine, theirs in zip(tensors, self._received, strict=True):
-            # One tensor at a time: with two ranks both neighbours are the same peer, and messages match by their order.
+            # One tensor at a time: with two ranks both neighbors are the same peer, and messages are matched by their
+            # order.
             operations = [P2POp(isend, mine, after, group), P2POp(irecv, theirs, before, group)]
             self._work += batch_isend_irecv(operations)
 

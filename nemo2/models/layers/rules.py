@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configurations that the plain PyTorch layers refuse: one sentence for each broken rule.
+"""Configurations that the plain PyTorch layers reject: one sentence for each broken rule.
 
-`layer_problems(config)` is for whoever checks a recipe before anything is built; the layers themselves call the parts
-that concern them, so that nothing is silently ignored. A missing field counts as its default: the installed
-Megatron-Core may be older or newer than the field.
+`layer_problems(config)` checks a recipe before anything is built. The layers call the parts that concern them, so that
+no setting is silently ignored. A missing field counts as its default, because the installed Megatron-Core may be older
+or newer than the field.
 """
 
 from collections.abc import Iterable

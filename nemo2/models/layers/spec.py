@@ -37,20 +37,20 @@ from nemo2.models.layers.rules import best_of_group_needs_plain_router, layer_pr
 
 
 def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> ModuleSpec:
-    """Transformer Engine's layers on a GPU that has it, `local_layer_spec` anywhere else.
+    """Transformer Engine's layers on a GPU with Transformer Engine, `local_layer_spec` elsewhere.
 
-    Everything else follows from `config`: experts (`num_moe_experts`, and `moe_layer_freq` for which layers have them),
-    `multi_latent_attention`, `qk_layernorm`, and, fields of ours, `post_sublayer_layernorm` and
-    `attn_logit_softcapping`; soft-capped attention is `SDPAttention` on GPUs too, for Transformer Engine has none.
+    The rest follows from `config`: experts (`num_moe_experts`, and `moe_layer_freq` for the layers with experts),
+    `multi_latent_attention`, `qk_layernorm`, and nemo2's fields `post_sublayer_layernorm` and `attn_logit_softcapping`.
+    Soft-capped attention is `SDPAttention` on GPUs too, because Transformer Engine has none.
 
-    vp_stage: which of this rank's virtual pipeline chunks to describe; None without a virtual pipeline.
+    `vp_stage` selects this rank's virtual pipeline chunk. None: there is no virtual pipeline.
 
     Raises:
         ConfigError: see `local_layer_spec`.
     """
     if not have_te():
         backend = get_backend()
-        if isinstance(backend, CudaBackend):  # a CPU misses nothing: there these layers are the only ones
+        if isinstance(backend, CudaBackend):  # a CPU misses nothing: it has only these layers
             say_once(backend.plain_layers())
         return local_layer_spec(config, vp_stage=vp_stage)
     refuse([*mla_problems(config), *best_of_group_needs_plain_router(config)])
@@ -66,7 +66,7 @@ def local_layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = Non
             virtual pipeline, and `vp_stage` does not say which chunk of it.
     """
     refuse(layer_problems(config))
-    # The local spec's own grouped experts need a CUDA extension in 0.16; ours take the place of the sequential ones.
+    # The local spec's grouped experts need a CUDA extension in 0.16. nemo2's replace the sequential ones.
     sequential = copy.copy(config)
     sequential.moe_grouped_gemm = False
     block = _block(sequential, use_transformer_engine=False, vp_stage=vp_stage)
@@ -89,7 +89,7 @@ def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Opt
             "nemo2.models.layers.layer_spec, or set mtp_num_layers=None."
         )
     if not block.layer_specs:
-        # A stage of its own for the loss holds no decoder layer to copy: take the last of the whole model.
+        # A separate stage for the loss holds no decoder layer to copy, so the last layer of the whole model is used.
         whole = copy.copy(config)
         whole.pipeline_model_parallel_size, whole.virtual_pipeline_model_parallel_size = 1, None
         whole.pipeline_model_parallel_layout = None
@@ -101,7 +101,7 @@ def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Opt
 
 
 def completed(spec: Any, config: TransformerConfig) -> Any:
-    """A copy of a spec of Transformer Engine's layers with what they lack for `config`."""
+    """A copy of a spec of Transformer Engine's layers, with the features that they lack for `config`."""
     return _exchange(spec, _additions_to_te(config))
 
 

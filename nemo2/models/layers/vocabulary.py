@@ -25,7 +25,7 @@ class PaddingMask:
         self.rows = rows
         """Columns of the whole output."""
         self.first = first
-        """Where in the whole output this tensor-parallel rank's columns begin."""
+        """The first column of this tensor-parallel rank in the whole output."""
 
     def __call__(self, module: torch.nn.Module, args: tuple, output: tuple[torch.Tensor, ...]) -> None:
         del module, args
