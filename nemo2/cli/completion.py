@@ -51,20 +51,25 @@ complete -o bashdefault -o default -F _nemo2 nemo2
 _ZSH = """\
 #compdef nemo2
 _nemo2() {
-    local -a found open
-    found=("${(@f)$(nemo2 __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    local -a found open asked
+    # As typed the words have their quotes, one that is still open too; compadd quotes what it inserts.
+    asked=("${(@Q)words[2,CURRENT]}")
+    asked[-1]=${asked[-1]#[\\'\\"]}
+    found=("${(@f)$(nemo2 __complete "${(@)asked}" 2>/dev/null)}")
     open=(${(M)found:#*[.=]})
     found=(${found:#*[.=]})
     (( $#open + $#found )) || { _files; return }
-    (( $#open )) && compadd -Q -S '' -- $open
-    (( $#found )) && compadd -Q -- $found
+    (( $#open )) && compadd -S '' -- $open
+    (( $#found )) && compadd -- $found
+    return 0
 }
 compdef _nemo2 nemo2
 """
 _FISH = """\
 function __nemo2_complete
-    set -l words (commandline -opc) (commandline -ct)
-    nemo2 __complete $words[2..-1] 2>/dev/null
+    set -l words (commandline -opc)
+    set -l word (commandline -ct | string trim -l -c "'\\"" | string replace -ra '\\\\\\\\(.)' '$1')
+    nemo2 __complete $words[2..-1] "$word" 2>/dev/null
 end
 complete -c nemo2 -a '(__nemo2_complete)'
 """

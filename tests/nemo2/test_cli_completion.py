@@ -3,9 +3,11 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from shutil import which
 
 import pytest
 from typer.main import get_command
@@ -176,3 +178,35 @@ def test_bash_completes_the_word_before_the_cursor(
     ask = f"COMP_LINE='{line}' COMP_POINT={len(line)}; _nemo2; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     done = subprocess.run(["bash", "-c", f"{stub}\n{script}\n{ask}"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{reply}\n"
+
+
+@pytest.mark.skipif(which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(
+    ("typed", "asked"),
+    [
+        ("trainer.max_s", "trainer.max_s"),
+        (r"trainer.callbacks\[0\].", "trainer.callbacks[0]."),
+        ("'trainer.callbacks[0].", "trainer.callbacks[0]."),
+        ("", ""),
+    ],
+)
+def test_zsh_asks_for_the_word_without_its_quotes_and_has_zsh_quote_the_answer(typed: str, asked: str) -> None:
+    stubs = """
+    nemo2() { print -r -- "$3|${@[-1]}|." }
+    compadd() { print -r -- "$@" }
+    compdef() { :; }
+    """
+    ask = f"words=(nemo2 show llama_tiny {shlex.quote(typed)}) CURRENT=4; _nemo2"
+    script = completion.SCRIPTS["zsh"].replace("2>/dev/null", "")
+    done = subprocess.run(["zsh", "-fc", f"{stubs}\n{script}\n{ask}"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"-S  -- llama_tiny|{asked}|.\n"
+
+
+@pytest.mark.skipif(which("fish") is None, reason="fish is not installed")
+def test_fish_asks_for_the_word_without_its_quotes(tmp_path: Path) -> None:
+    stub = "function nemo2; printf '%s\\n' $argv[-1]max_steps=; end"
+    line = "nemo2 show llama_tiny trainer.callbacks\\[0\\]."
+    ask = f"{stub}\n{completion.SCRIPTS['fish']}\ncomplete -C {shlex.quote(line)}"
+    home = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "-c", ask], capture_output=True, text=True, check=True, env=home)
+    assert done.stdout.splitlines() == ["trainer.callbacks[0].max_steps="]
