@@ -67,7 +67,9 @@ class Browser:
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         self._events.clear()
-        self._ask("Page.navigate", url=page.absolute().as_uri())
+        answer = self._ask("Page.navigate", url=page.absolute().as_uri())
+        if "errorText" in answer:
+            raise FileNotFoundError(f"{page}: {answer['errorText']}")
         while "Page.loadEventFired" not in self._events:
             self._read()
 
