@@ -166,7 +166,7 @@ def test_of_a_checkpoint_that_is_reached_by_a_link_the_link_is_deleted(tmp_path)
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (lambda path: (path / "weights" / "part").write_text("x"), "weights/part has 1 bytes, and 6 were written"),
+        (lambda path: (path / "weights" / "part").write_text("x"), "weights/part has 1 bytes, but 6 were written"),
         (lambda path: (path / "weights" / "part").unlink(), "weights/part is missing"),
         (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
     ],

@@ -200,7 +200,7 @@ DAMAGES = {
     "flipped": r"flipped is damaged: weights/\S+\.distcp has changed since it was written \(its SHA-256 differs\)",
     "flipped pickle": r"flipped pickle is damaged: weights/\S+\.distcp has changed since it was written",
     "flipped common": r"is damaged: weights/\S+ has changed since it was written",
-    "truncated": r"truncated is damaged: weights/\S+\.distcp has \d+ bytes, and \d+ were written.*another checkpoint",
+    "truncated": r"truncated is damaged: weights/\S+\.distcp has \d+ bytes, but \d+ were written.*another checkpoint",
     "missing": r"missing is damaged: weights/\S+\.distcp is missing",
     "manifest": r"manifest\.json cannot be read.*damaged",
     "no metadata": r"no metadata is damaged: weights/metadata\.json is missing",

@@ -113,7 +113,7 @@ def test_a_part_by_name_holds_parameters_of_single_layers_and_says_where_the_res
 
 def test_what_is_missing_is_said(found):
     told = found["refused"]
-    assert "CheckpointError" in told["other"] and "has 4 parameters that this model hasn't" in told["other"]
+    assert "CheckpointError" in told["other"] and "has 4 parameters that this model does not have" in told["other"]
     assert "lacks 2 parameters that model_transform adds: module.decoder.layers.0" in told["more"]
     assert "resume.restore_config.path" in told["moved"] and "the checkpoint with the rest is not at" in told["moved"]
     assert "strategy.ckpt_save_part='trained'" in told["no rest"]

@@ -104,7 +104,7 @@ def test_another_vocabulary_is_refused_by_sharded_strategies_and_told_by_megatro
     found, other = run_on_ranks(another_vocabulary, 2, str(tmp_path), timeout=120.0)
     for kind in KINDS:
         for answers in (found, other):
-            assert "has shape (70, 32) there and (95, 32) here" in answers[kind]
+            assert "has shape (70, 32) in the checkpoint and (95, 32) in this model" in answers[kind]
     assert found["same vocabulary"] == other["same vocabulary"] == other["another vocabulary"] == []
     [told] = found["another vocabulary"]
     assert "has a vocabulary of 70 rows, but this model has 95" in told

@@ -144,7 +144,7 @@ def test_a_file_with_something_behind_its_tensors(tmp_path: Path) -> None:
     source = write(tmp_path / "hf")
     with open(source / "model.safetensors", "ab") as file:
         file.write(b"more")
-    refused(source, r"has \d+ bytes, and its tensors need \d+: it was changed")
+    refused(source, r"has \d+ bytes, but its tensors need \d+, so the file was changed")
 
 
 def test_missing_shards_are_named_together(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ ILLEGAL: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "ddp": ({"ddp": "pytorch"}, {}, "strategy.ddp='pytorch'"),
     "main params": ({"ckpt_load_main_params": True}, {}, "strategy.ckpt_load_optimizer=True"),
     "format": ({"save_ckpt_format": "zarr"}, {}, "strategy.save_ckpt_format='zarr'"),
-    "strictness": ({"ckpt_load_strictness": "raise"}, {}, "strategy.ckpt_load_strictness='raise': must be one of"),
+    "strictness": ({"ckpt_load_strictness": "raise"}, {}, "strategy.ckpt_load_strictness='raise': must be None or one of"),
 }  # fmt: skip
 
 

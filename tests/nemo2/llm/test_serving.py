@@ -118,7 +118,7 @@ def test_additions_are_loaded_beside_their_base_where_vllm_can_and_merged_elsewh
     for name, why in {
         "merged": "--merge requests",
         "DoRA": "vLLM doesn't load DoRA",
-        "LoRA in transformers": "has no argument for them",
+        "LoRA in transformers": "has no argument for adapters",
     }.items():
         lines, told = plans["printed"][name]
         assert [shlex.split(line)[1] for line in lines] == ["merge", "export", "serve"]
@@ -154,7 +154,7 @@ def test_what_an_engine_cannot_do_is_told(plans: dict[str, Any]) -> None:
         "does not divide the 4 attention heads of the model, which vLLM splits. Set it to one of 1, 2, 4."
         in plans["errors"]["heads"]
     )
-    assert "tensor_parallel_size=2: `transformers serve` has no argument for it" in plans["errors"]["tp"]
+    assert "tensor_parallel_size=2: `transformers serve` has no such argument" in plans["errors"]["tp"]
     assert "max_length=5" in plans["errors"]["length"]
 
 
