@@ -126,7 +126,7 @@ def test_an_older_version_is_refused_and_that_version_is_not(
     since: str, model: dict[str, Any], ddp: dict[str, Any]
 ) -> None:
     asked, buffers = settings(model, ddp)
-    with pytest.raises(ConfigError, match=rf"needs Transformer Engine {since} or newer, and this is 2\.2\.0"):
+    with pytest.raises(ConfigError, match=rf"requires Transformer Engine {since} or newer, but 2\.2\.0 is installed"):
         refuse_an_older_transformer_engine(asked, buffers, "2.2.0")
     refuse_an_older_transformer_engine(asked, buffers, since)
     refuse_an_older_transformer_engine(asked, buffers, None)
