@@ -100,7 +100,7 @@ def test_asking_torch_for_unsafe_loading_is_of_no_use(tmp_path, marker):
 @pytest.mark.parametrize("value", ["1", "true"])
 def test_an_environment_that_turns_safe_loading_off_is_refused(monkeypatch, value):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", value)
-    with pytest.raises(SecurityError, match="Unset it"), data_only():
+    with pytest.raises(SecurityError, match="Unset this variable"), data_only():
         pass
 
 

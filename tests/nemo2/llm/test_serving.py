@@ -221,5 +221,7 @@ def test_a_command_that_is_only_told_needs_no_engine(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(engines, "_missing", lambda engine: f"there is no {engine}")
     assert engines.chosen(None, only_told=True) == "vllm"
     assert engines.chosen("transformers", only_told=True) == "transformers"
-    with pytest.raises(ConfigError, match="there is no vllm; there is no transformers. To only see the command, pass --print"):
+    with pytest.raises(
+        ConfigError, match="there is no vllm; there is no transformers. To only see the command, pass --print"
+    ):
         engines.chosen(None)
