@@ -44,8 +44,8 @@ def did_you_mean(name: str, known: Iterable[str], *, listed: bool = False) -> st
     close = nearest(name, known)
     if close:
         quoted = [repr(candidate) for candidate in close]
-        listed = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
-        return f"; did you mean {listed}?"
+        named = quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+        return f"; did you mean {named}?"
     if known and len(known) <= 12 and not listed:
         return f"; known names: {', '.join(known)}."
     return "."
