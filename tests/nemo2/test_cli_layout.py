@@ -27,7 +27,7 @@ def test_a_thousand_ranks_are_one_readable_page(tmp_path, capsys):
     assert main(["show-layout", "llama3_70b", *changes]) == 0
     assert capsys.readouterr().out.strip() == str(page)
     text = page.read_text()
-    assert "3 of 36 replicas, 96 of 1,152 ranks" in text and "32 micro-batches" in text
+    assert "2 of 36 replicas, 64 of 1,152 ranks" in text and "32 micro-batches" in text
     assert "<script" not in text and len(text) < 300_000
 
 
