@@ -178,7 +178,7 @@ def test_a_module_that_is_nowhere_is_named(two_ranks: Any) -> None:
 def test_replicas_that_differ_by_a_bit_are_found_with_parameter_and_rank(two_ranks: Any) -> None:
     for rank in range(2):
         told = two_ranks[rank]["drift"]
-        assert "After step 2 data-parallel replicas differ in 1 parameters" in told and "on ranks [0, 1]" in told
+        assert "After step 2, data-parallel replicas differ in 1 parameters" in told and "on ranks [0, 1]" in told
 
 
 def watch_one_rank() -> dict[str, Any]:

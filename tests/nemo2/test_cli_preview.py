@@ -2,6 +2,7 @@
 """``nemo2 preview-data``: what is trained on is marked, whatever the samples come from."""
 
 import json
+import logging
 
 import pytest
 
@@ -43,7 +44,9 @@ def test_what_is_left_out_is_shown_in_its_place(root, capsys):
     assert "2 samples of 3 records" in text
 
 
-def test_samples_as_json(root, capsys):
+def test_samples_as_json(root, capsys, monkeypatch):
+    # nemo-run gives the whole process a handler that prints to stdout, where an earlier test has imported its command line.
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
     arguments = ["--tokenizer", str(root / "tokenizer"), "--json"]
     assert main(["preview-data", str(root / "chats"), *arguments, "--all"]) == 0
     printed = capsys.readouterr()

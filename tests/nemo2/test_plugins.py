@@ -97,7 +97,7 @@ def test_plugins_come_before_the_checks_and_a_dry_run_tells_what_each_changed(re
 
 
 def test_without_an_executor_they_are_refused_rather_than_forgotten(recipe) -> None:
-    with pytest.raises(ConfigError, match="pass executor"):
+    with pytest.raises(ConfigError, match="Pass executor"):
         run(recipe, plugins=[plugins.TritonCacheSetup()])
 
 

@@ -491,7 +491,7 @@ def test_relative_directories_become_absolute_where_the_job_is_submitted(tmp_pat
     recipe = llama_tiny.pretrain_recipe(dir="my runs", name="x")
     prepare(recipe, executor(tmp_path), ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1, env={})
     assert recipe.log.log_dir == f"{tmp_path}/my runs"
-    with pytest.raises(ConfigError, match="no name of a variable"):
+    with pytest.raises(ConfigError, match="not a valid variable name"):
         prepare(
             recipe,
             executor(tmp_path),

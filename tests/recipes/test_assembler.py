@@ -40,7 +40,7 @@ def test_trainer_takes_the_facts_unless_told_otherwise() -> None:
 
 def test_nemos_own_arguments_of_some_factories() -> None:
     assert llm.mixtral_8x7b.trainer(expert_parallelism=2).strategy.expert_model_parallel_size == 2
-    with pytest.raises(ConfigError, match="two names of one size"):
+    with pytest.raises(ConfigError, match="two names of the same size"):
         llm.mixtral_8x7b.trainer(expert_parallelism=2, expert_model_parallelism=2)
     experts = llm.llama4_e16.trainer(expert_tensor_parallelism=2, expert_model_parallelism=8).strategy
     assert (experts.expert_tensor_parallel_size, experts.expert_model_parallel_size) == (2, 8)
@@ -53,7 +53,7 @@ def test_nemos_own_arguments_of_some_factories() -> None:
     )
     assert llm.gemma3_1b.model(seq_length=512).config.seq_length == 512
     assert llm.starcoder_15b.starcoder_trainer(precision="16-mixed").plugins.precision == "16-mixed"
-    with pytest.raises(ConfigError, match="precision='bf61': one of 'bf16-mixed'"):
+    with pytest.raises(ConfigError, match="precision='bf61': must be one of 'bf16-mixed'"):
         llm.starcoder_15b.starcoder_trainer(precision="bf61")
 
 

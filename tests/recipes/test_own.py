@@ -75,7 +75,10 @@ def test_a_file_is_a_recipe_where_a_name_is_expected(tmp_path: Path, monkeypatch
     assert recipes.get("./own_two.py:pretrain_recipe").pretrain_recipe().trainer.max_steps == 9
     with pytest.raises(ConfigError, match="own_two has no 'SECONT'; did you mean 'SECOND'"):
         recipes.get("own_two.py:SECONT")
-    with pytest.raises(ConfigError, match=r"no recipe 'own_two'.*There is a file own_two.py here: write ./own_two.py"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no recipe 'own_two'.*There is a file own_two.py in this folder. To use it, write ./own_two.py",
+    ):
         recipes.get("own_two")
 
 
@@ -128,7 +131,7 @@ def test_what_is_wrong_with_a_file_is_told_with_its_name_and_line(folder: Path, 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("    return 3", r"pretrain_recipe\(\) returned int, and a recipe is a nemo2.Partial"),
+        ("    return 3", r"pretrain_recipe\(\) returned int, but a recipe is a nemo2.Partial"),
         ("    return {}['seq']", r"pretrain_recipe\(\) failed with KeyError: 'seq' \(own_failing.py:2\)"),
     ],
 )

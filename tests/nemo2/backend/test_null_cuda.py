@@ -18,7 +18,7 @@ def test_events_measure_the_wall_clock_in_milliseconds():
 
 
 def test_an_unrecorded_event_has_no_distance():
-    with pytest.raises(RuntimeError, match="recorded"):
+    with pytest.raises(RuntimeError, match="Record both events"):
         NullEvent().elapsed_time(NullEvent())
 
 

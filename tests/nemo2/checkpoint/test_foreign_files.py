@@ -179,7 +179,7 @@ def test_a_manifest_that_changed_is_told_by_its_own_digest(checkpoint):
 def test_verifying_covers_the_context_and_says_what_it_compared(checkpoint):
     found = identify(checkpoint, verify=True)
     assert found.problems == []
-    assert "files of weights/ and context/; the manifest is what was written" in str(found.notes)
+    assert "files of weights/ and context/; the manifest matches its own digest" in str(found.notes)
     (checkpoint / "context" / "tokenizer.json").write_text("[]")
     assert identify(checkpoint, verify=True).problems == [
         "context/tokenizer.json has changed since it was written (its SHA-256 differs)"
@@ -236,8 +236,8 @@ def test_a_folder_inside_a_checkpoint_that_is_a_link_is_refused(checkpoint, tmp_
     ("harm", "words"),
     [
         (lambda weights: (weights / "common.pt").unlink(), "common.pt is missing"),
-        (lambda weights: (weights / "metadata.json").write_bytes(b"\xff\xfe\x00"), "metadata.json isn't JSON"),
-        (lambda weights: (weights / "metadata.json").write_bytes(b"[" * 100_000), "metadata.json isn't JSON"),
+        (lambda weights: (weights / "metadata.json").write_bytes(b"\xff\xfe\x00"), "metadata.json is not valid JSON"),
+        (lambda weights: (weights / "metadata.json").write_bytes(b"[" * 100_000), "metadata.json is not valid JSON"),
         (lambda weights: (weights / "metadata.json").write_text("[]"), "names no sharded_backend"),
         (lambda weights: (weights / "metadata.json").write_text('{"sharded_backend": "zarr"}'), "format 'zarr'"),
     ],

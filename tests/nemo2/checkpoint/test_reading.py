@@ -96,5 +96,5 @@ def test_bytes_that_are_missing_are_noticed_when_they_are_read(tmp_path):
 
     file = tmp_path / "short"
     file.write_bytes(b"\1" * 10)
-    with pytest.raises(EOFError, match=r"short ends at byte 10, and more was written"):
+    with pytest.raises(EOFError, match=r"short ends at byte 10, but more bytes were written"):
         _read_into(str(file), 4, torch.zeros(2))

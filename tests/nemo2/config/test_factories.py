@@ -138,10 +138,13 @@ def test_text_set_in_python_is_refused_by_check_and_by_the_run() -> None:
     told = "\n".join(find_problems(recipe))
     assert "trainer.plugins='no_such_thing': takes a Precision" in told
     assert "optim='bf16': takes a OptimizerModule" in told
-    assert "data='mock': takes a LightningDataModule, and 'mock' is text: call nemo2.recipes.data.default.mock." in told
+    assert (
+        "data='mock': takes a LightningDataModule, but 'mock' is text. Call nemo2.recipes.data.default.mock instead."
+        in told
+    )
     assert "trainer.callbacks='TimingCallback': takes a Callback" in told
     with pytest.raises(
-        ConfigError, match="trainer.plugins='bf16_mixed'.*call nemo2.recipes.precision.mixed_precision.bf16_mixed"
+        ConfigError, match="trainer.plugins='bf16_mixed'.*Call nemo2.recipes.precision.mixed_precision.bf16_mixed"
     ):
         nl.Trainer(plugins="bf16_mixed")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="optim='distributed_fused_adam': takes a OptimizerModule"):

@@ -95,7 +95,9 @@ def test_an_object_changed_behind_its_arguments_is_refused(leave):
     r = recipe()
     r.trainer.callbacks.append(mine)
     mine.every = 7
-    with pytest.raises(ConfigError, match=r"live Callback whose every=7 changed after it was made.*Callback\(\.\.\.\)"):
+    with pytest.raises(
+        ConfigError, match=r"live Callback whose every=7 changed after it was created.*Callback\(\.\.\.\)"
+    ):
         leave(r)
 
 

@@ -107,8 +107,8 @@ class Color(enum.IntEnum):
         ("soon", timedelta, "takes a time span such as 90s"),
         ("bf17", torch.dtype, "takes a dtype such as torch.bfloat16"),
         ("blue", Color, "takes one of RED"),
-        ("os.system", Callable, "can't be 'os.system'"),
-        ("torch.load", Callable, "can't be 'torch.load'"),
+        ("os.system", Callable, "cannot be 'os.system'"),
+        ("torch.load", Callable, "cannot be 'torch.load'"),
         ("3", Callable, "dotted name"),
         ("3", Callback, "takes a Callback"),
         ("3", type(None), "takes None"),
@@ -230,7 +230,7 @@ def test_live_and_foreign_nodes_can_be_overridden():
 def test_a_field_can_be_given_a_class_by_name():
     r = apply_overrides(recipe(), ["options=nemo2.config.aliases"])
     assert r.options == "nemo2.config.aliases", "an unannotated field takes text as it is"
-    with pytest.raises(ConfigError, match="can't be"):
+    with pytest.raises(ConfigError, match="cannot be"):
         apply_overrides(recipe(), ["model=os.path"])
 
 

@@ -57,7 +57,9 @@ def test_aliases_work_in_constructors():
 
 
 def test_an_alias_into_nothing_says_what_to_set_first():
-    with pytest.raises(AttributeError, match="'strategy' of train stands for 'trainer.strategy', and 'trainer' is not"):
+    with pytest.raises(
+        AttributeError, match="'strategy' of train stands for 'trainer.strategy', but 'trainer' is not set"
+    ):
         Partial(train).strategy = Config(Strategy)
 
 
@@ -120,7 +122,7 @@ def test_a_third_partys_open_signature_takes_any_keyword():
 
 
 def test_reading_a_required_field_says_that_it_is_required():
-    with pytest.raises(AttributeError, match="'strategy' of Trainer is required and not set yet"):
+    with pytest.raises(AttributeError, match="'strategy' of Trainer is required but not set yet"):
         _ = Config(Trainer).strategy
     assert not hasattr(Config(Trainer), "strategy")
 
@@ -129,7 +131,7 @@ def test_reading_a_method_says_to_build_first():
     class WithMethod:
         def fit(self): ...
 
-    with pytest.raises(AttributeError, match="build it first"):
+    with pytest.raises(AttributeError, match="Build the object first"):
         Config(WithMethod).fit()
 
 

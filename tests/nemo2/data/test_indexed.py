@@ -54,7 +54,7 @@ def test_tokens_of_a_part_are_counted_over_the_documents_that_megatron_takes(pre
 
 
 CORRUPT = [
-    (0, b"X", "does not begin as an index does"),
+    (0, b"X", "does not start like an index"),
     (9, struct.pack("<Q", 2), "format version 2"),
     (17, b"\x00", "its data type has code 0"),
     (17, b"\x07", "its data type has code 7"),

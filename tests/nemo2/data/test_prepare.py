@@ -121,7 +121,7 @@ def test_nothing_to_write_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(DataError, match="No text in the 1 input files: 1 are empty"):
         prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
-    with pytest.raises(DataError, match=r"nowhere\*: no such file"):
+    with pytest.raises(DataError, match=r"nowhere\*: this is no file"):
         prepare_data(str(tmp_path / "nowhere*"), tmp_path / "d", BYTES)
     with pytest.raises(ConfigError, match="on_bad_line='maybe'"):
         prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES, on_bad_line="maybe")

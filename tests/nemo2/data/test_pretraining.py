@@ -185,7 +185,7 @@ def test_a_split_without_tokens_is_refused_and_not_counted_for_ever(tmp_path):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"seq_length": 0}, "seq_length=0: must be a whole number of tokens"),
+        ({"seq_length": 0}, "seq_length=0: must be a whole number of at least 1 token"),
         ({"split": "abc"}, "split='abc'"),
         ({"paths": [1, "a", 0, "b"]}, "the weight of b is 0"),
         ({"global_batch_size": 0}, "global_batch_size=0"),

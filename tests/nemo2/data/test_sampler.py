@@ -194,5 +194,5 @@ def test_wrong_settings_are_refused_in_words(kwargs, words):
 
 
 def test_set_up_refuses_a_batch_that_does_not_divide(calculator_after):
-    with pytest.raises(ConfigError, match="the nearest are 6 or 9"):
+    with pytest.raises(ConfigError, match="nearest: 6 or 9"):
         make(micro_batch_size=3).setup(global_rank=0)

@@ -235,7 +235,7 @@ def test_a_nemo_checkpoint_tells_of_its_model_by_nemos_own_call(imported: Path, 
         assert model.tokenizer.vocab_size == nl.io.load_context(place, "model.tokenizer").vocab_size
     whole = nl.io.load_context(nemo)
     assert whole.model.config.hidden_size == nl.io.load_context(nemo, "model.config").hidden_size and whole.extra == {}
-    with pytest.raises(CheckpointError, match="and not 'optim': `nemo2 translate"):
+    with pytest.raises(CheckpointError, match="but not 'optim'. `nemo2 translate"):
         nl.io.load_context(nemo, "optim")
     with pytest.raises(ConfigError, match="build=False.*nemo2 translate"):
         nl.io.load_context(nemo, "model", build=False)

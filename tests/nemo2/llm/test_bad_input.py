@@ -127,7 +127,7 @@ def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path) -> 
 
 
 def test_what_is_there_to_write_to_and_to_read_is_looked_at_first(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="output_path='.*' must be a file in a folder that is there"):
+    with pytest.raises(ConfigError, match="output_path='.*' must be a file in an existing folder"):
         llm.generate(str(checkpoint), prompts=["ab"], output_path=str(tmp_path / "no" / "out.jsonl"))
     for name, text in {"none": None, "empty": "", "broken": "{"}.items():
         if text is not None:
@@ -148,5 +148,5 @@ def test_a_server_is_not_asked_for_more_than_the_model_reads(checkpoint: Path) -
         return plan_serving(str(checkpoint), Asked(max_length=length, dtype="bf16"), engine="vllm", only_told=True)
 
     assert str(LENGTH) in plan(LENGTH).command
-    with pytest.raises(ConfigError, match=f"max_length={LENGTH + 1}: the model reads {LENGTH} tokens"):
+    with pytest.raises(ConfigError, match=f"max_length={LENGTH + 1}: the model reads only {LENGTH} tokens"):
         plan(LENGTH + 1)

@@ -58,12 +58,12 @@ def test_settings_reach_transformer_engine_without_what_is_unset() -> None:
     ("settings", "words"),
     [
         ({"qkv_forward": {}}, r"qkv_forward: Transformer Engine has no such GEMM.*qkv_fprop"),
-        ({"fc1_fprop": PipelineOverlapCfg(16, 2, 4, True)}, "fc1_fprop: method 'pipeline' is not one"),
-        ({"fc2_fprop": BulkOverlapCfg(4, 2, False)}, "fc2_fprop: method 'bulk' is not one"),
-        ({"qkv_wgrad": RingExchangeOverlapCfg()}, "qkv_wgrad: method 'ring_exchange' is not one"),
+        ({"fc1_fprop": PipelineOverlapCfg(16, 2, 4, True)}, "fc1_fprop: this GEMM does not support method 'pipeline'"),
+        ({"fc2_fprop": BulkOverlapCfg(4, 2, False)}, "fc2_fprop: this GEMM does not support method 'bulk'"),
+        ({"qkv_wgrad": RingExchangeOverlapCfg()}, "qkv_wgrad: this GEMM does not support method 'ring_exchange'"),
         (
             {"fc1_dgrad": PipelineOverlapCfg(16, 2, 4, True), "fc1_wgrad": BulkOverlapCfg(4, 2, False)},
-            "fc1_wgrad must be None where fc1_dgrad uses 'pipeline'",
+            "fc1_wgrad must be None when fc1_dgrad uses 'pipeline'",
         ),
         ({"qkv_fprop": {"num_sm": 0}}, "num_sm=0 must be a positive whole number"),
         ({"qkv_fprop": 3}, "must be a BulkOverlapCfg, RingExchangeOverlapCfg or PipelineOverlapCfg"),

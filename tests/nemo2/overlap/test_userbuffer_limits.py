@@ -163,7 +163,7 @@ def refusals(plugin: str, *, version: str, overlapped: bool = True) -> list[tupl
 @pytest.mark.parametrize(
     ("plugin", "version", "words"),
     [
-        ("bf16_with_fp8_subchannel_scaling_mixed", "2.20", "no tensors of this format"),
+        ("bf16_with_fp8_subchannel_scaling_mixed", "2.20", "does not support userbuffers for this format"),
         ("bf16_with_mxfp8_mixed", "2.2", "Install 2.4 or newer"),
         ("bf16_with_mxfp8_mixed", "2.20", ""),
         ("bf16_with_fp8_current_scaling_mixed", "2.2", "Install 2.8 or newer"),
@@ -205,7 +205,7 @@ def test_a_preset_whose_switch_turns_off_what_it_sets_is_told() -> None:
         say=lambda words, *values: said.append(words % values),
     )
     [line] = [line for line in said if "qkv_fprop" in line]
-    assert "qkv_fprop is off: fc1_dgrad scatters" in line and "tp_comm_overlap_disable_qkv=True" in line
+    assert "qkv_fprop is off, because fc1_dgrad scatters" in line and "tp_comm_overlap_disable_qkv=True" in line
 
 
 # ------------------------------------------------------------------------------------------------------- their size

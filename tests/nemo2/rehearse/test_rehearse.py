@@ -176,7 +176,7 @@ def test_a_step_in_time_takes_its_arithmetic_at_the_given_rate_and_its_messages_
 
 def test_the_table_of_recipes_has_a_line_with_the_verdict(results: Any) -> None:
     assert results["error"] == ""
-    assert "1 of them fit" in results["table"] and "| llama_tiny | 2 |" in results["table"]
+    assert "1 recipes fit" in results["table"] and "| llama_tiny | 2 |" in results["table"]
 
 
 def test_the_change_that_is_proposed_makes_it_fit(results: Any) -> None:

@@ -85,7 +85,7 @@ def test_columns_and_functions_over_records():
     data.map(lambda record: seen.append(sorted(record)) or record, "train")
     assert all(text.endswith("over it") for text in texts(trained(data, 6)))
     assert seen[0] == ["input", "output"]
-    with pytest.raises(ConfigError, match="a record at a time"):
+    with pytest.raises(ConfigError, match="one record at a time"):
         data.map(len, batched=True)
     with pytest.raises(ConfigError, match="the splits are train, validation, test"):
         data.map(str, "training")
@@ -152,9 +152,12 @@ def test_chats_and_ready_token_ids(tmp_path):
 @pytest.mark.parametrize(
     "record, why",
     [
-        ({"input_ids": [1, 2, 3], "labels": [2, 3, -100]}, r"labels\[0\]=2 and input_ids\[0\]=1.*shifted by one"),
+        (
+            {"input_ids": [1, 2, 3], "labels": [2, 3, -100]},
+            r"labels\[0\]=2 and input_ids\[0\]=1.*Do not shift labels by one",
+        ),
         ({"input_ids": [1, 2], "loss_mask": [1]}, "'loss_mask' has 1 entries for 2 tokens"),
-        ({"input_ids": ["a"]}, "no list of whole numbers"),
+        ({"input_ids": ["a"]}, "not a list of whole numbers"),
         ({"input": "a", "output": "b"}, "data.tokenizer is None"),
         ("text", "a str, not a record"),
     ],
