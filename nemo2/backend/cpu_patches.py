@@ -13,8 +13,10 @@ Everything that can be a layer or a setting instead lives in `nemo2.models.layer
 """
 
 import functools
+import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -271,6 +273,36 @@ def _mesh_of_cpus(original: Callable[..., Any]) -> Any:
     return staticmethod(from_group)
 
 
+def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of a gloo group, which gets one thread for its collectives in place of two: they run in their order.
+
+    Both threads write the name of the collective that they have done last into one string, without a lock
+    (``ProcessGroupGloo::runLoop``, torch 2.13). Short names stay inside the string; ALLGATHER_COALESCED and
+    ALLREDUCE_COALESCED don't, and where two of these end at once, the memory of the name before is freed twice. Megatron-FSDP
+    and overlapped reductions have several of them under way.
+    """
+
+    @functools.wraps(original)
+    def __init__(
+        self: Any, store: Any, rank: int, size: int, timeout: Any = timedelta(minutes=30), **kwargs: Any
+    ) -> None:
+        options: Any = kwargs.pop("options", timeout)
+        if isinstance(options, timedelta):
+            kind = type(self)
+            # As torch chooses them where it is given a timeout.
+            names = os.environ.get("GLOO_SOCKET_IFNAME", "")
+            interfaces = names.split(",") if len(names) > 1 else []
+            options = kind._Options()
+            options._timeout = timeout
+            options._devices = [kind.create_device(interface=name) for name in interfaces] or [
+                kind.create_default_device()
+            ]
+        options._threads = 1
+        original(self, store, rank, size, options, **kwargs)
+
+    return __init__
+
+
 def _scaled_before_the_sum(original: Callable[..., Any]) -> Callable[..., Any]:
     """NCCL multiplies while it sums; gloo can't, so the gradients are scaled first."""
 
@@ -359,6 +391,12 @@ def megatron_patches() -> tuple[Patch, ...]:
             replacement=_mesh_of_cpus,
             wraps=True,
             why="fully sharded parameters would be looked for on GPUs",
+        ),
+        Patch(
+            target="torch.distributed.distributed_c10d:ProcessGroupGloo.__init__",
+            replacement=_one_thread,
+            wraps=True,
+            why="gloo's two threads may free one string twice, where several coalesced collectives of a group are under way",
         ),
         Patch(
             target=f"{fsdp}.param_and_grad_buffer:gradient_reduce_preprocessing",

@@ -3,6 +3,9 @@
 
 import dataclasses
 import logging
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -254,6 +257,52 @@ def random_numbers() -> tuple[bool, bool, bool, int]:
 
 def test_megatrons_generators_work_and_do_not_disturb_the_default_one(run_on_ranks):
     assert in_one_process(run_on_ranks, random_numbers) == (True, True, True, 0)
+
+
+def gloo_groups() -> list:
+    """Threads of groups that were made before the backend came, with it, and without it again; and what eight coalesced gathers
+    of the second, under way at once, brought."""
+    import time
+
+    import torch
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    from nemo2.backend.cpu import CpuBackend
+
+    def running() -> int:
+        return sum(task.read_text().startswith("pt_gloo") for task in Path("/proc/self/task").glob("*/comm"))
+
+    def made(threads: int) -> tuple[int, Any]:
+        before, group = running(), torch.distributed.new_group(timeout=timedelta(seconds=77))
+        for _ in range(1000):  # until they have given themselves their names
+            if running() - before >= threads:
+                break
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return running() - before, group
+
+    backend = CpuBackend()
+    before, _ = made(2)
+    backend.install()
+    threads, group = made(1)
+    options = group._get_backend(torch.device("cpu")).options
+    rank, parts, works = torch.distributed.get_rank(), [torch.zeros(2) for _ in range(8)], []
+    for value, part in enumerate(parts):
+        with _coalescing_manager(group, async_ops=True) as work:
+            torch.distributed.all_gather_into_tensor(part, torch.tensor([value + rank / 2]), group=group)
+        works.append(work)
+    for work in works:
+        work.wait()
+    backend.uninstall()
+    after, _ = made(2)
+    return [before, threads, after, len(options._devices), options._timeout, [part.tolist() for part in parts]]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the threads of a process")
+def test_collectives_of_a_gloo_group_run_in_one_thread(run_on_ranks):
+    for answer in run_on_ranks(gloo_groups, 2):
+        gathered = [[float(value), value + 0.5] for value in range(8)]
+        assert answer == [2, 1, 2, 1, timedelta(seconds=77), gathered]
 
 
 def memory() -> tuple[dict[str, int], dict[str, int]]:
