@@ -289,7 +289,7 @@ SHARDED = [
     _row(2, "gpt, tied", "FSDP2", cut=FSDP2),
     _row(2, "gpt, tied", "FSDP", cut=FSDP),
     _row(2, "gpt, tied", "Megatron-FSDP", cut=MEGATRON, **ALL),
-    _row(2, "llama, padded vocabulary", "FSDP2", cut=FSDP2, quick=True),
+    _row(2, "llama, padded vocabulary", "FSDP2", cut=FSDP2),
     _row(2, "llama, padded vocabulary", "FSDP", cut=FSDP),
     _row(2, "llama, padded vocabulary", "Megatron-FSDP", cut=MEGATRON, **ALL),
     _row(2, "mixtral", "FSDP2", cut=FSDP2),
@@ -298,7 +298,7 @@ SHARDED = [
     _row(
         2, "mixtral", "Megatron-FSDP, EP 2", cut=MEGATRON | {"ep": 2}, refused="leaves one rank for each expert", **ALL
     ),
-    _row(2, "deepseek", "FSDP2", cut=FSDP2),
+    _row(2, "deepseek", "FSDP2", cut=FSDP2, quick=True),
     _row(2, "deepseek", "FSDP", cut=FSDP),
     _row(2, "deepseek", "Megatron-FSDP", cut=MEGATRON, **ALL),
     _row(2, "deepseek, multi-token", "FSDP2", cut=FSDP2),

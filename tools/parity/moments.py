@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nemo2.checkpoint.pieces import Piece as StoredPiece
+from nemo2.parallel.norm_names import renamed_norms
 from tools.parity.gradients import Name, Piece
 
 KEY = "optimizer.state.exp_avg."
@@ -44,9 +45,12 @@ def pieces_of(strategy: Any, whole: dict[Name, dict[str, Any]], *, factor: float
         AssertionError: one process has no such parameter.
     """
     names = _names(whole)
+    renamed = renamed_norms(names)
+    by_stored_name = {renamed.get(key, key): key for key in names}
     for moment in first_moments(strategy):
-        key = moment.key.removeprefix(KEY).removeprefix("module.")
-        assert key in names, f"one process has no parameter stored as {key}"
+        stored = moment.key.removeprefix(KEY).removeprefix("module.")
+        assert stored in by_stored_name, f"one process has no parameter stored as {stored}"
+        key = by_stored_name[stored]
         stacked = names[key]
         name = (key, tuple(moment.offset[:stacked]))
         sizes = tuple(moment.tensor.shape[stacked:])
