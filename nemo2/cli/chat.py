@@ -8,6 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import only_with
+from nemo2.cli.flags import MinP, Temperature, TopK, TopP
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 
 CHAT_EXAMPLE = "Example: nemo2 chat runs/tuned --system 'Answer in one sentence.'"
@@ -32,18 +33,10 @@ def chat(
         Optional[Path], typer.Option(help="File with a Jinja chat template. Default: the run's template.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 256,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the most likely token.")
-    ] = 0.0,
-    top_k: Annotated[
-        int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all tokens.")
-    ] = 0,
-    top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Sample from the most likely tokens with this total probability.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this fraction of the highest token probability.")
-    ] = 0.0,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 1234,
     trust_remote_code: Annotated[
         bool,

@@ -123,7 +123,10 @@ def _profile(name: str) -> Any:
 
     known = profiles()
     if name not in known:
-        raise ConfigError(f"no profile {name!r}{did_you_mean(name, known)}")
+        raise ConfigError(
+            f"There is no cluster profile {name!r}{did_you_mean(name, known)} Run `nemo2 cluster list` for all profiles, or "
+            f"`nemo2 cluster add {name}` to make one."
+        )
     return known[name]
 
 

@@ -26,6 +26,16 @@ Devices = Annotated[
 ]
 Performance = Annotated[bool, typer.Option("--performance", help="Use the recipe's performance mode.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the most likely token.")
+]
+TopK = Annotated[int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all tokens.")]
+TopP = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Sample from the most likely tokens with this total probability.")
+]
+MinP = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this fraction of the highest token probability.")
+]
 
 
 def print_json(value: Any, *, on_a_line: bool = False) -> None:

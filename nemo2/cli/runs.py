@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import AsJson, Performance
+from nemo2.cli.flags import AsJson, MinP, Performance, Temperature, TopK, TopP
 from nemo2.cli.launching import LaunchOptions, TrainingOptions, launched, logged, with_options
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import checkpoint_called
@@ -125,18 +125,10 @@ def generate(
         typer.Option("--prompt", "-p", help="A prompt; may be repeated. '-' reads standard input."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate per prompt.")] = 64,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the most likely token.")
-    ] = 0.0,
-    top_k: Annotated[
-        int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all tokens.")
-    ] = 0,
-    top_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Sample from the most likely tokens with this total probability.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this fraction of the highest token probability.")
-    ] = 0.0,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
     stop: Annotated[Optional[list[str]], typer.Option(help="Stop before this text; may be repeated.")] = None,
     prompts_file: Annotated[
         Optional[Path],
