@@ -6,6 +6,7 @@ runner, and then checks how the run ended.
 """
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import fiddle as fdl
 import nemo_run
 from nemo_run.config import get_nemorun_home
 
@@ -42,6 +44,36 @@ from nemo2.run_dir.orphans import LAUNCHER_VARIABLE, name_of_this_process
 from nemo2.settle.machine import Machine
 
 _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
+
+
+class _Experiment(nemo_run.Experiment):
+    """nemo-run's experiment, which leaves Python's logging to the program.
+
+    When an experiment is created, nemo-run closes and removes every handler of the root logger and sets the logger's
+    level. When the experiment is garbage-collected, nemo-run removes the root logger's first handler, even one that the
+    program has added since (nemo-run 0.11.1, `Experiment.__init__` and `__del__`).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
+        root.handlers.clear()
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._cleanup()
+
+    def to_config(self) -> Any:
+        """The configuration that `nemo experiment` reads. It names nemo-run's class, because the reader may not have
+        nemo2."""
+        config = super().to_config()
+        fdl.update_callable(config, nemo_run.Experiment)
+        return config
 
 
 def on_experiment(
@@ -87,7 +119,7 @@ def on_experiment(
         print(f"warning: {sentence}", file=sys.stderr)
     (staging / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
     keep_private(Path(get_nemorun_home()) / "experiments" / name)
-    experiment = nemo_run.Experiment(
+    experiment = _Experiment(
         name,
         executor=executor,
         id=experiment_id,

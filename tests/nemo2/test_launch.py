@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launching: a run's end reaches the caller as it was, the first failure is the one that is told, nothing is left behind."""
 
+import gc
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -12,8 +14,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+import fiddle as fdl
+import nemo_run
 import psutil
 import pytest
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2.config import Config, Partial
 from nemo2.errors import ConfigError, RuntimeFault
@@ -104,7 +109,7 @@ def test_a_hang_is_the_cause_even_if_the_silent_rank_was_killed(tmp_path, logs):
     (folder / "rank-1.stopped").write_text("")
     failure = explain_failure(fault_dir=folder, log_dir=job)
     assert failure.rank == 1 and "memory" not in str(failure)
-    assert str(failure).startswith("Hang: rank 1 was silent since") and "was stopped (SIGSTOP" in str(failure)
+    assert str(failure).startswith("Hang: rank 1 stopped reporting at") and "was stopped (SIGSTOP" in str(failure)
 
 
 def test_an_error_without_a_message_is_told_by_the_line_that_raised_it(tmp_path, monkeypatch):
@@ -365,6 +370,9 @@ def test_a_run_of_two_ranks_succeeds_in_this_interpreter_and_leaves_no_secret(ta
     assert not list((tmp_path / "home" / "nemo2").iterdir())
     leaked = [path for path in (tmp_path / "home").rglob("*") if path.is_file() and b"canary-8d3f" in path.read_bytes()]
     assert not leaked
+    (config,) = (tmp_path / "home" / "experiments" / "works").glob("*/_CONFIG")
+    stored = ZlibJSONSerializer().deserialize(config.read_text())
+    assert fdl.get_callable(stored) is nemo_run.Experiment, "nemo-run's commands read it without nemo2"
 
 
 @pytest.mark.parametrize(
@@ -416,6 +424,25 @@ def test_a_signal_to_the_launcher_ends_the_ranks(tasks, tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_the_programs_logging_outlives_an_experiment(tasks, tmp_path, capsys):
+    """nemo-run's own experiment closes the file and takes another handler away when it is collected."""
+    root = logging.getLogger()
+    level, file = root.level, logging.FileHandler(tmp_path / "mine.log")
+    root.addHandler(file)
+    handlers = root.handlers[:]
+    try:
+        root.setLevel(logging.INFO)
+        launch(Partial(tasks.wait), devices=1, name="plan", check=False, dryrun=True)
+        gc.collect()
+        assert (root.handlers, root.level) == (handlers, logging.INFO)
+        logging.getLogger("mine").info("still here")
+        assert "still here" in (tmp_path / "mine.log").read_text()
+    finally:
+        root.setLevel(level)
+        root.removeHandler(file)
+        file.close()
 
 
 def test_a_dry_run_starts_nothing_and_says_what_it_would(tasks, tmp_path, capsys):
