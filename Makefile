@@ -92,7 +92,7 @@ reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 
 	@$(BIN)/python -m tools.reshard
 
 docs: $(READY) ## run every example of the README, the docs and a notebook
-	@$(BIN)/python -m pytest -q tests/docs
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m examples tests/docs
 
 notebooks: $(READY) ## run all notebooks, and keep what they put out (some minutes)
 	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.notebooks

@@ -8,9 +8,9 @@ import torch
 from support import small_runs, transformed_runs
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    **transformed_runs.LAYOUTS,
     "tp2": {"tensor_model_parallel_size": 2},
     "cp2": {"context_parallel_size": 2},
+    **transformed_runs.LAYOUTS,
 }
 OF_EXPERTS: dict[str, dict[str, Any]] = {
     "ep2": {"expert_model_parallel_size": 2},

@@ -231,9 +231,12 @@ def start(**layout: Any) -> None:
     from nemo2.parallel.groups import destroy_model_parallel
 
     get_backend().install()
+    from support.small_runs import freeze_what_is_loaded
+
     destroy_model_parallel()  # Megatron-Core's own leaves gloo's threads: thousands, where many models are built in a process
     parallel_state.initialize_model_parallel(**{k: v for k, v in layout.items() if k != "sequence_parallel"})
     tensor_parallel.model_parallel_cuda_manual_seed(7)
+    freeze_what_is_loaded()
 
 
 def our_logits(chunk: Any) -> Tensor:

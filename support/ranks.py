@@ -29,6 +29,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    # Pairs of ranks connect when they first talk: a run makes some thirty groups, and most never do.
+    "TORCH_GLOO_LAZY_INIT": "1",
 }
 PRELOAD = ("support.warm",)
 """Modules that a rank has imported when it starts."""
@@ -119,7 +121,7 @@ class _Ranks:
         job["errors"] = str(self._errors(rank)) if self.quiet else None
         program = str(Path(__file__).with_name("rank_process.py"))
         process = self.context.Process(target=runpy.run_path, args=(program, {"JOB": job}), name=f"rank{rank}")
-        with _anonymous_main():
+        with anonymous_main():
             process.start()
         sender.close()
         self.processes.append(process)
@@ -196,7 +198,7 @@ def _how(process: Any) -> str:
 
 
 @contextlib.contextmanager
-def _anonymous_main() -> Iterator[None]:
+def anonymous_main() -> Iterator[None]:
     """Children would import the parent's main module, pytest or a command, again."""
     with _MAIN:
         main = sys.modules["__main__"]

@@ -204,7 +204,7 @@ def real(names: list[str]) -> dict[str, Any]:
         model, data, trainer = _parts(CASES[name], [saved])
         trainer.fit(model, data)
         results[name] = state_of_real_rank(trainer) | {"saved": saved.peak}
-        del model, data, trainer
+        del model, data, trainer, saved
         small_runs.release()
     return results
 

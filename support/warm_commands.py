@@ -18,7 +18,6 @@ import select
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -219,24 +218,35 @@ def _run(job: dict[str, Any], streams: Sequence[int], python: str) -> int:
 
 @contextlib.contextmanager
 def started(folder: Path, scripts: Sequence[str] = ("nemo2",)) -> Iterator[dict[str, str]]:
-    """`serve` in a process of its own, which imports what a rank has imported when it starts; ends with the context."""
-    program = [sys.executable, "-m", "support.warm_commands", str(folder), *scripts]
-    process = subprocess.Popen(program, cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None and process.stdout is not None
+    """`serve` in a process that is forked, as a rank is, from the server that has imported the slow things; ends with the
+    context."""
+    import multiprocessing
+
+    from support import ranks  # not above: a command reads this file without the checkout on its path
+
+    context = multiprocessing.get_context("forkserver")
+    connection, theirs = context.Pipe()
+    process = context.Process(target=_serve_until_closed, args=(theirs, folder, tuple(scripts)))
+    with ranks.anonymous_main():
+        process.start()
+    theirs.close()
     try:
-        yield json.loads(process.stdout.readline())
+        yield connection.recv()
     finally:
-        process.stdin.close()
-        process.wait(timeout=60)
+        connection.close()
+        process.join(60)
 
 
-if __name__ == "__main__":
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def _serve_until_closed(connection: Any, folder: Path, scripts: Sequence[str]) -> None:
+    import multiprocessing
+
     import nemo_run  # noqa: F401
 
-    import support.warm  # noqa: F401
+    from support import ranks
 
-    variables = serve(Path(sys.argv[1]), sys.argv[2:])
-    print(json.dumps(variables), file=answers, flush=True)
-    sys.stdin.read()
+    multiprocessing.set_start_method(None, force=True)  # a command's own is the platform's, not forkserver
+    # Of the parent's paths to modules a command keeps the checkout, which holds this package, and what is installed.
+    sys.path[:] = [path for path in sys.path if not Path(path).is_relative_to(ranks.ROOT / "tests")]
+    connection.send(serve(folder, scripts))
+    with contextlib.suppress(EOFError):
+        connection.recv()

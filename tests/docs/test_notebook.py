@@ -12,6 +12,7 @@ PATHS = sorted(notebooks.FOLDER.glob("*.ipynb"))
 PLACES = ("/tmp", "/home/", "/root", str(Path(__file__).resolve().parents[2]))
 
 
+@pytest.mark.examples
 def test_a_notebook_runs(tmp_path: Path) -> None:
     """The others take minutes: they rehearse jobs of 70B, and start commands."""
     done = notebooks.executed(notebooks.FOLDER / "edit_and_train.ipynb", tmp_path)

@@ -121,7 +121,16 @@ def test_a_search_finds_classes_and_settings_and_leaves_files_out() -> None:
 def test_parameters_that_are_described_together_are_told_one_by_one() -> None:
     from tools.site.grouped import apart
 
-    before, after = "A.\n\nArgs:\n", "    c: Only.\n\nRaises:\n    ConfigError: a, b: no entry."
+    after = "    c: Only.\n\nRaises:\n    ConfigError: a, b: no entry."
     both = "    {}: Both\n        of them.\n"
-    assert apart(before + both.format("a, b") + after) == before + both.format("a") + both.format("b") + after
+    for section in ("Args:", "Attributes:"):
+        before = f"A.\n\n{section}\n"
+        expected = before + both.format("a") + both.format("*b") + after
+        for names in ("a, *b", "a,\n        *b"):
+            assert apart(before + both.format(names) + after) == expected
+        assert apart(f"{before}    a,\n        *b:\n        Both\n        of them.\n{after}") == expected
     assert apart("Nothing, to: take apart.") == "Nothing, to: take apart."
+    assert (
+        apart("Args:\n    a: One, of\n        two, three: no names.")
+        == "Args:\n    a: One, of\n        two, three: no names."
+    )

@@ -53,6 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
     process.wait(timeout=30)
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run(page: Path, server: subprocess.Popen[str], tmp_path: Path) -> None:
     assert server.stdin is not None and server.stdout is not None
