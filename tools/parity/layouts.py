@@ -295,9 +295,7 @@ SHARDED = [
     _row(2, "mixtral", "FSDP2", cut=FSDP2),
     _row(2, "mixtral", "FSDP", cut=FSDP),
     _row(2, "mixtral", "Megatron-FSDP", cut=MEGATRON, **ALL),
-    _row(
-        2, "mixtral", "Megatron-FSDP, EP 2", cut=MEGATRON | {"ep": 2}, refused="leaves one rank for each expert", **ALL
-    ),
+    _row(2, "mixtral", "Megatron-FSDP, EP 2", cut=MEGATRON | {"ep": 2}, refused="leaves one rank per expert", **ALL),
     _row(2, "deepseek", "FSDP2", cut=FSDP2, quick=True),
     _row(2, "deepseek", "FSDP", cut=FSDP),
     _row(2, "deepseek", "Megatron-FSDP", cut=MEGATRON, **ALL),
