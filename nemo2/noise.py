@@ -36,8 +36,8 @@ _SET_UP = re.compile(
     r"(GPU|TPU|HPU|IPU) available: |Initializing distributed: |-{20}|LOCAL_RANK: |`Trainer\.\w+` stopped: "
     r"|No checkpoint to resume from|`Trainer\(\w+=1(\.0)?\)` was configured so "
 )
-"""Which devices there are, that processes have met, that a run has ended as it should, or begins where it should, and what a
-setting of 1 means."""
+"""Which devices there are, that processes have met, that a run has ended as it should, that a new run starts at the beginning,
+and what a setting of 1 means."""
 
 _early: deque[logging.LogRecord] = deque(maxlen=200)
 """Said before there was a log."""

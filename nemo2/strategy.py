@@ -121,8 +121,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         save_ckpt_format: "torch_dist".
         ckpt_async_save: Write checkpoints in the background.
         ckpt_torch_dist_multiproc: Writer processes per rank. None: Megatron-Core's choice.
-        ckpt_assume_constant_structure, ckpt_parallel_save: See `MegatronCheckpointIO`.
-        ckpt_parallel_save_within_dp, ckpt_parallel_load: See `MegatronCheckpointIO`.
+        ckpt_assume_constant_structure, ckpt_parallel_save, ckpt_parallel_save_within_dp, ckpt_parallel_load: See
+            `MegatronCheckpointIO`.
         ckpt_parallel_save_optim: Save the optimizer's state so that any layout can load it. False: faster, but only the
             same model-parallel layout can load it.
         ckpt_load_directly_on_device: Accepted for NeMo's signature, without effect.
@@ -266,8 +266,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             turn_on(self.ddp_config, self.explicit_ddp_fields, why="strategy.fsdp='megatron'")
         elif fsdp is not None:
             raise ConfigError(
-                f"strategy.fsdp={fsdp!r}: must be 'megatron' or None. For torch's fully_shard use FSDP2Strategy in place of "
-                "MegatronStrategy."
+                f"strategy.fsdp={fsdp!r}: must be 'megatron' or None. To use torch's fully_shard, replace "
+                "MegatronStrategy with FSDP2Strategy."
             )
         num_distributed_optimizer_instances = one_number_of_instances(
             num_distributed_optimizer_instances, self.ddp_config, self.explicit_ddp_fields
@@ -309,8 +309,9 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         self._megatron_log_level = megatron_log_level
         if fsdp and checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
             raise ConfigError(
-                f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: parameters that are sharded "
-                "over data-parallel ranks are written by TorchCheckpointIO. Leave it unset, or give a subclass."
+                f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: only "
+                "TorchCheckpointIO writes parameters that are sharded over data-parallel ranks. Leave checkpoint_io "
+                "unset, or pass a subclass of TorchCheckpointIO."
             )
         if fsdp:
             checkpoint_io = checkpoint_io or TorchCheckpointIO()
@@ -382,9 +383,9 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         module = self.lightning_module
         if not self._setup_optimizers and module is not None and module.automatic_optimization:
             raise ConfigError(
-                f"strategy.setup_optimizers=False: {type(module).__name__} leaves its updates to Lightning, and there is no "
-                "optimizer. Set automatic_optimization = False on the module and update its parameters there, or leave "
-                "setup_optimizers True."
+                f"strategy.setup_optimizers=False: {type(module).__name__} uses Lightning's automatic optimization, but "
+                "has no optimizer. Set automatic_optimization = False on the module and update its parameters in the "
+                "module, or leave setup_optimizers=True."
             )
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -473,7 +474,10 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         if isinstance(optim, OptimizerModule) and not optim.makes_torch_optimizers:
             entries = optim(self.lightning_module, self.megatron_parallel)
             if len(entries) != 1:
-                raise ConfigError(f"{type(optim).__name__} made {len(entries)} optimizers; a Megatron model takes one.")
+                raise ConfigError(
+                    f"{type(optim).__name__} made {len(entries)} optimizers, but MegatronStrategy supports one. Return a "
+                    "single optimizer."
+                )
             entry = dict(entries[0])
             optimizer = entry.pop("optimizer")
             self.optimizers = [optimizer]
@@ -492,8 +496,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         hint = "Give the module `optim=MegatronOptimizerModule(...)`"
         if getattr(self.megatron_parallel.config, "fp16", False):
             raise ConfigError(
-                "trainer.plugins.precision='16-mixed' needs an optimizer that scales the loss, and this module brings a torch "
-                f"optimizer: its small gradients would vanish. {hint}, or use 'bf16-mixed'."
+                "trainer.plugins.precision='16-mixed' requires an optimizer that scales the loss, but this module has "
+                f"a torch optimizer, so small gradients would underflow. {hint}, or use 'bf16-mixed'."
             )
         cut = [
             name
@@ -502,17 +506,18 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         ]
         if self.layout.pp > 1 or (self.layout.tp > 1 and cut):
             raise ConfigError(
-                f"This module brings a torch optimizer, which knows nothing of parameters that are sharded over ranks "
-                f"({self.layout.describe()}): neither its clipping nor its checkpoints would be right. {hint}."
+                f"This module has a torch optimizer, which doesn't support parameters that are sharded over ranks "
+                f"({self.layout.describe()}). Gradient clipping and checkpoints would be wrong. {hint}."
             )
         if self.ddp_config.use_distributed_optimizer:
             raise ConfigError(
-                "strategy.ddp_config.use_distributed_optimizer=True shards the state of Megatron-Core's optimizer, and this "
-                "module brings its own: set it to False, or give the module `optim=MegatronOptimizerModule(...)`."
+                "strategy.ddp_config.use_distributed_optimizer=True shards the state of Megatron-Core's optimizer, but "
+                "this module has a torch optimizer. Set use_distributed_optimizer=False, or give the module "
+                "`optim=MegatronOptimizerModule(...)`."
             )
         super(DDPStrategy, self).setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise ConfigError(
-                f"configure_optimizers returned {len(self.optimizers)} optimizers; MegatronStrategy steps one. Give the module "
-                "`optim=MegatronOptimizerModule(...)`, or return a single optimizer."
+                f"configure_optimizers returned {len(self.optimizers)} optimizers, but MegatronStrategy supports one. "
+                "Return a single optimizer, or give the module `optim=MegatronOptimizerModule(...)`."
             )

@@ -217,7 +217,7 @@ nemotron_nano = partial(nemotronh, family="Nemotron Nano v2")
 # --------------------------------------------------------------------------------------------------------- fine-tuning
 
 ATTENTION: dict[str, Any] = {"target_modules": ["linear_qkv", "linear_proj"]}
-"""Low-rank additions for the layers of attention but not for experts."""
+"""Adapters for the layers of attention but not for experts."""
 LATENT: dict[str, Any] = {
     "target_modules": [
         "linear_q_down_proj",
@@ -227,7 +227,7 @@ LATENT: dict[str, Any] = {
         "linear_proj",
     ]
 }
-"""The same of latent attention."""
+"""Adapters for the layers of latent attention but not for experts."""
 PADDED: dict[str, Any] = {
     "frozen_model": {"cross_entropy_loss_fusion": False},
     "frozen_optimizer": {"use_distributed_optimizer": False},
@@ -236,4 +236,4 @@ PADDED: dict[str, Any] = {
 """The loss and the optimizer of LoRA and DoRA, and packed batches, of NeMo 2.0's newer recipes."""
 RANK_8: dict[str, Any] = {**PADDED, "peft": {"dim": 8, "alpha": 16}, "packed_length": 4096}
 RANK_16: dict[str, Any] = {**RANK_8, "peft": {"dim": 16, "alpha": 32}}
-"""As above, with smaller additions than `nemo2.peft.LoRA`'s defaults, and longer packed rows."""
+"""The settings of `PADDED`, with adapters of a lower rank than `nemo2.peft.LoRA`'s default, and longer packed rows."""

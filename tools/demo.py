@@ -40,7 +40,7 @@ def main() -> None:
 
     say("Train a Llama of 4 M parameters on Python's standard library, tensor-parallel over two processes.")
     stopped_at = train_and_interrupt(PRETRAIN)
-    say(f"Stopped, as Ctrl-C would, with a checkpoint at step {stopped_at}. The same command goes on from there.")
+    say(f"Stopped, as Ctrl-C would, with a checkpoint at step {stopped_at}. Run the same command again to resume.")
     run(PRETRAIN)
     run_dir = next((RUNS / NAME).glob("*/metrics.jsonl")).parent
 

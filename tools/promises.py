@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The promises of NeMo 2.0's documentation on parallelism, overlap, precision, the distributed optimizer and the bridge
-to Lightning, and our own on plans and figures, each with the test that proves it: docs/promises.md.
+to Lightning, and our own on plans and figures, each with the test that checks it: docs/promises.md.
 
     python -m tools.promises
 
@@ -688,7 +688,7 @@ _HEAD = """# What NeMo's documentation promises
 
 <!-- Written by `python -m tools.promises`; a test compares. -->
 
-This page lists the promises of NeMo 2.0's documentation that nemo2 keeps, and the test that proves each promise. The promises
+This page lists the promises of NeMo 2.0's documentation that nemo2 keeps, and the test that checks each promise. The promises
 cover parallelism, communication overlap, precision, the distributed optimizer, the strategy, and the bridge between Lightning and
 Megatron-Core. The last two sections list our own promises on plans and figures.
 

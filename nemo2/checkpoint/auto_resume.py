@@ -56,6 +56,8 @@ class Search:
     whole: Optional[Path] = None
     """The newest checkpoint with an optimizer's state, from which training can resume."""
     whole_step: int = -1
+    begun: bool = False
+    """The run was started here before, whether or not it has saved anything."""
 
 
 @configurable
@@ -159,7 +161,13 @@ class AutoResume:
                     "resume.resume_ignore_no_checkpoint=True."
                 )
             beginning = "the beginning" if self.restore_config is None else f"{self.restore_config.path}"
-            _say(f"No checkpoint to resume from in {looked}; starting from {beginning}.")
+            # The console shows the first of these only: a new run is expected to start there.
+            why = (
+                "The run was interrupted before its first checkpoint: there is none"
+                if search.begun
+                else "No checkpoint"
+            )
+            _say(f"{why} to resume from in {looked}; starting from {beginning}.")
             return None
         assert search.manifest is not None
         limit, weights_only = trainer.max_steps, search.manifest.weights_only
@@ -270,6 +278,7 @@ def _newest(directories: list[Path], *, any_run: bool) -> Search:
             candidates = finished(directory)
             search.left_out |= unusable(directory)
         run = None if any_run else run_of(directory)
+        search.begun |= run is not None
         search.left_out |= {
             path: (
                 f"belongs to run {manifest.run}, but this directory belongs to run {run.id}; resume.resume_from_path "

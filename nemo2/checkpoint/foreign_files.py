@@ -48,8 +48,8 @@ def read_yaml(path: Path, *, at_most: int = MOST_BYTES) -> Any:
 
 
 def nemo_adapters(checkpoint: Path) -> Optional[str]:
-    """The reason why a checkpoint of NeMo 2.0's that holds the additions of fine-tuning alone can't be read, and the way to a
-    whole one; None for any other folder."""
+    """The reason why nemo2 can't read a NeMo 2.0 checkpoint that contains only adapters, and the way to convert it. None: any
+    other folder."""
     file = checkpoint / "weights" / "adapter_metadata.json"
     if not file.is_file():
         return None
@@ -58,9 +58,9 @@ def nemo_adapters(checkpoint: Path) -> Optional[str]:
     over = f" over the weights of {base}" if isinstance(base, str) else ""
     return (
         f"it contains only the adapters of a PEFT fine-tuning{over}. nemo2 reads adapters of Hugging Face's peft and "
-        f"its own adapters. Where NeMo is installed, merge them with llm.peft.merge_lora({str(checkpoint)!r}, OUTPUT) "
-        "and use OUTPUT, or export them with llm.export_ckpt(..., target='hf-peft') and run `nemo2 import` on the "
-        "result."
+        "its own adapters. On a machine with NeMo, merge the adapters with "
+        f"llm.peft.merge_lora({str(checkpoint)!r}, OUTPUT) and use OUTPUT, or export them with "
+        "llm.export_ckpt(..., target='hf-peft') and run `nemo2 import` on the result."
     )
 
 

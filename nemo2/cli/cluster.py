@@ -112,7 +112,8 @@ def test(
     if as_json:
         print_json({"name": name, "nodes": nodes, "works": not stops, "findings": findings})
     else:
-        print(f"{name}: runs will fail" if stops else f"{name}: {nodes} nodes add up; runs can start")
+        works = f"the all-reduce over {nodes} node{'s' if nodes > 1 else ''} is correct. Runs can start."
+        print(f"{name}: {'runs will fail. Fix the errors above.' if stops else works}")
     raise typer.Exit(1 if stops else 0)
 
 

@@ -3,7 +3,8 @@
 
 Commands, options, recipes and runs are looked up as they are. The settings of a recipe and their values come from an index,
 because the recipe's tree takes seconds to import. A process of its own writes the indexes of all recipes once per version of
-nemo2: when ``nemo2 completion`` prints its script, or at the first TAB, which waits for the one that it needs.
+nemo2: when ``nemo2 completion`` prints its script, or at the first TAB, which waits for the index that it needs, however
+long its import takes on a busy machine.
 """
 
 import contextlib
@@ -27,8 +28,6 @@ ASK = "__complete"
 """The word with which the scripts ask: ``nemo2 __complete WORD...``, the last of them what stands before the cursor."""
 PARTS = ("model.", "data.", "trainer.", "strategy.", "log.", "optim.", "resume.")
 """What every recipe has; all that is offered of a recipe without an index."""
-PATIENCE = 15.0
-"""For how many seconds a TAB waits for an index that is being written."""
 _RECIPES = ("name", "source", "old", "new")
 _RUNS = ("checkpoint", "checkpoints", "run", "path", "run_dir")
 _CHANGES = ("overrides", "words")
@@ -144,14 +143,16 @@ def index_of(recipe: Any) -> dict[str, list[str]]:
 
 
 def write_indexes(first: str = "") -> None:
-    """Write the indexes that aren't there, ``first`` before the others; nothing where another process is about it."""
+    """Write the indexes that aren't there: ``first``, for which a TAB waits; the others unless another process does."""
     from nemo2.recipes._shipped import names
 
     folder = _folder()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if first and not _file(first).is_file():
+        write_index(first)
     with open(folder / ".writing", "w") as lock, contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for recipe in sorted(names(), key=lambda name: (name != first, name)):
+        for recipe in sorted(names()):
             if not _file(recipe).is_file():
                 write_index(recipe)
 
@@ -186,7 +187,8 @@ def _offered(target: Any, name: str) -> list[str]:
 
 
 def _index(recipe: str) -> dict[str, list[str]]:
-    """The index of a recipe: of another version of nemo2, or waited for, where it isn't there yet; empty if it doesn't come."""
+    """The index of a recipe. Where it isn't there yet, that of another version of nemo2, or else the one that a process writes
+    now. Empty: that process has failed."""
     from nemo2.recipes._shipped import names
 
     recipe = recipe.partition(":")[0]
@@ -198,11 +200,9 @@ def _index(recipe: str) -> dict[str, list[str]]:
     for older in _folder().parent.glob(f"*/{recipe}.json"):
         if (found := _read(older)) is not None:
             return found
-    until = time.monotonic() + PATIENCE
-    while found is None and time.monotonic() < until and (writer.poll() is None or _is_written()):
+    while (found := _read(_file(recipe))) is None and writer.poll() is None:
         time.sleep(0.05)
-        found = _read(_file(recipe))
-    return found or {}
+    return found or _read(_file(recipe)) or {}
 
 
 def _read(file: Path) -> Optional[dict[str, list[str]]]:
@@ -218,18 +218,6 @@ def _write_in_background(first: str = "") -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         [sys.executable, "-c", code], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
     )
-
-
-def _is_written() -> bool:
-    """Whether a process writes indexes now."""
-    try:
-        with open(_folder() / ".writing") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
 
 
 def _file(recipe: str) -> Path:

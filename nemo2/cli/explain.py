@@ -114,7 +114,7 @@ def _tell_variables(
         nodes=nodes,
         profile=executor or "",
     )
-    where = f"{nodes} node{'s' if nodes > 1 else ''} x {devices} of {machine.describe()}"
+    where = f"{nodes} node{'s' if nodes > 1 else ''} x {machine.counted(devices)}"
     if as_json:
         variables = {variable: [one._asdict() for one in values] for variable, values in found.items()}
         print_json({"variables": variables, "machine": where})

@@ -162,7 +162,7 @@ def place(recipe: Any, machine: "Machine") -> str:
         return ""
 
     world = world_of(recipe, machine)
-    return f"for {world.nodes} node{'s' if world.nodes > 1 else ''} x {world.devices} of {machine.describe()}"
+    return f"for {world.nodes} node{'s' if world.nodes > 1 else ''} x {machine.counted(world.devices)}"
 
 
 def _is_number(gpus: str) -> bool:

@@ -126,7 +126,8 @@ def tail(
                 print(format_record(record, planned), flush=True)
         shown = len(records)
         planned = planned or folder.planned_steps
-        if not follow or (planned is not None and folder.steps >= planned):
+        every = folder.effective.get("trainer", {}).get("log_every_n_steps") or 1
+        if not follow or (planned is not None and planned - folder.steps < every):  # no further record will come
             return
         time.sleep(_PAUSE)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores a model's answers to the requests of tasks during an evaluation, so that an interrupted evaluation can resume.
 
-Rank 0 reads and writes the file, with one line of JSON per answer. All ranks start with its contents, and so send the
-same requests to the model.
+Rank 0 reads and writes the file, which has one line of JSON per answer. Every rank starts with the file's contents, so
+all ranks send the same requests to the model.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from nemo2.evaluation.replicas import shared
 from nemo2.files import open_to_write
 
 _CHUNK = 64
-"""Requests of each replica between two writes."""
+"""The number of requests that each replica answers between two writes."""
 
 
 class Answers:
@@ -25,8 +25,8 @@ class Answers:
 
     Args:
         file: The file that stores them. None: no file.
-        replicas: The model's replicas, which answer at the same time.
-        on_progress: Called after some requests were answered.
+        replicas: The number of the model's replicas, which answer in parallel.
+        on_progress: Called after each write.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Answers:
         if torch.distributed.is_initialized():
             torch.distributed.broadcast_object_list(known)
         self.known: dict[str, Any] = known[0]
-        """The known answers by the digests of requests."""
+        """The known answers, by the digest of the request."""
 
     def to(self, kind: str, requests: Sequence[Any], answer: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
-        """The answers to ``requests``, in order: known answers, and those of ``answer`` for the other requests."""
+        """The answers to ``requests``, in order. ``answer`` computes those that aren't known."""
         keys = [_key(kind, request) for request in requests]
         open_ = {key: request for key, request in zip(keys, requests, strict=True) if key not in self.known}
         waiting = sorted(open_, key=lambda key: len(repr(open_[key])))
@@ -66,7 +66,7 @@ class Answers:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The stored answers. A line that the interruption truncated is requested again."""
+    """The stored answers. A line that an interruption truncated is ignored, so its request is answered again."""
     known: dict[str, Any] = {}
     if not file.is_file():
         return known

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scores of evaluations by their names in loggers, a run's report and files."""
+"""The scores of evaluations, by the names that loggers, a run's report and files use."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from nemo2.run_dir.records import EVALUATION
 
 
 def of_texts(found: Mapping[str, Perplexity]) -> dict[str, float]:
-    """``evaluation/<name of the file>/loss`` (nats per token) and ``.../bits_per_byte``."""
+    """The scores of texts: ``evaluation/<name of the file>/loss`` (nats per token) and ``.../bits_per_byte``."""
     figures: dict[str, float] = {}
     for file, one in found.items():
         figures[f"{EVALUATION}{Path(file).name}/loss"] = one.loss
@@ -19,7 +19,8 @@ def of_texts(found: Mapping[str, Perplexity]) -> dict[str, float]:
 
 
 def of_tasks(results: Mapping[str, Any]) -> dict[str, float]:
-    """``evaluation/<task>/<metric>`` of lm-eval's results, without standard errors; a filter's name follows its metric."""
+    """The scores of lm-eval's results as ``evaluation/<task>/<metric>``, without standard errors. The name of a filter
+    follows that of its metric."""
     figures: dict[str, float] = {}
     for task, metrics in results["results"].items():
         for name, value in metrics.items():

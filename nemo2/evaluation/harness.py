@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EleutherAI's lm-eval over a nemo2 model: tasks, prompts and metrics are lm-eval's, log-probabilities and texts are
-nemo2's.
+"""Runs EleutherAI's lm-eval on a nemo2 model. Tasks, prompts and metrics are lm-eval's, and nemo2 computes
+log-probabilities and texts.
 
-Every rank must call it with the same arguments. Data-parallel replicas share the requests
+Every rank must call `evaluate_tasks` with the same arguments. Data-parallel replicas share the requests
 (`nemo2.evaluation.replicas`).
 """
 
@@ -27,7 +27,7 @@ from nemo2.names import did_you_mean
 
 _log = logging.getLogger(__name__)
 _MOST_NEW_TOKENS = 256
-"""lm-eval's own limit where a task sets none."""
+"""lm-eval's own limit for a task without a limit."""
 
 
 def evaluate_tasks(
@@ -45,15 +45,15 @@ def evaluate_tasks(
     answers_file: Optional[Path] = None,
     on_progress: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """lm-eval's results, ``{"results": {task: {metric: value}}, ...}``, the same on every rank.
+    """Evaluate a model on tasks. Returns lm-eval's results, ``{"results": {task: {metric: value}}, ...}``, on every rank.
 
     Args:
         model, tokenizer, max_sequence_length, max_batch_size: As in `nemo2.models.scoring.score`.
         tasks: Names of lm-eval's tasks, or of tasks in ``task_folder``.
-        task_folder: A folder with your own tasks, as YAML files in lm-eval's format. Their data may be beside them.
-        num_fewshot: Solved examples before each question. None: as the task says.
-        limit: Questions per task. None: all.
-        seed: The seed for the choice of examples.
+        task_folder: A folder with your own tasks, as YAML files in lm-eval's format. It may also contain their data.
+        num_fewshot: The number of solved examples before each question. None: the task's number.
+        limit: The number of questions per task. None: all.
+        seed: The seed for the choice of solved examples.
         trust_tasks: Run the functions that files of ``task_folder`` name, and render their prompts without a sandbox.
         answers_file: The file that stores the model's answers until the evaluation is complete. Answers from an
             interrupted evaluation are reused. None: no file.
@@ -85,25 +85,27 @@ def evaluate_tasks(
     names = ("results", "versions", "n-shot", "n-samples")
     told = [{name: found[name] for name in names if name in found} if found else None]
     if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(told)  # lm-eval from 0.4.13 on gives them to one rank of each machine
-    assert told[0] is not None, "the first rank has them"
+        torch.distributed.broadcast_object_list(told)  # lm-eval 0.4.13 and later return results on one rank per machine
+    assert told[0] is not None, "rank 0 has lm-eval's results"
     return told[0]
 
 
 def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_tasks: bool = False) -> Any:
-    """lm-eval's register of tasks, which has all of ``tasks``. From here on its prompts are rendered in a sandbox, where
-    ``task_folder`` isn't trusted.
+    """Check that lm-eval has all of ``tasks``, and return its task manager. If ``task_folder`` isn't trusted, lm-eval
+    renders prompts in a sandbox from here on.
 
     Raises:
-        ConfigError: lm-eval isn't installed, there is no such task or no such folder, or no task is named.
-        SecurityError: a file of ``task_folder`` would have code run.
+        ConfigError: lm-eval isn't installed, a task is unknown, the folder doesn't exist, or ``tasks`` is empty.
+        SecurityError: a file of ``task_folder`` would run code.
     """
     if not tasks:
-        raise ConfigError("There is no task to evaluate: name one, such as arc_easy.")
+        raise ConfigError("tasks is empty: name at least one task, such as arc_easy.")
     if task_folder is not None and not task_folder.is_dir():
-        raise ConfigError(f"task_folder={str(task_folder)!r}: there is no such folder.")
+        raise ConfigError(f"task_folder={str(task_folder)!r} (--include): the folder doesn't exist.")
     if importlib.util.find_spec("lm_eval") is None:
-        raise ConfigError("Tasks need lm-eval: pip install 'nemo2[evaluate]'. Texts are measured without it (--text).")
+        raise ConfigError(
+            "Tasks need lm-eval, which is not installed: pip install 'nemo2[evaluate]'. Text files (--text) don't need it."
+        )
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
     if task_folder is not None and not trust_tasks:
@@ -116,13 +118,13 @@ def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_t
         if not known.match_tasks([name]):
             hint = did_you_mean(name, known.all_tasks)
             raise ConfigError(
-                f"lm-eval knows no task {name!r}{hint} `lm-eval ls tasks` lists its tasks; --include FOLDER adds others."
+                f"lm-eval has no task {name!r}{hint} `lm-eval ls tasks` lists the tasks, and --include FOLDER adds your own."
             )
     return known
 
 
 def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, answers: Answers) -> Any:
-    """Ours behind lm-eval's interface, whose `TemplateLM` splits texts into tokens for transformers' models too."""
+    """The nemo2 model behind lm-eval's interface. `TemplateLM` tokenizes texts as it does for transformers' models."""
     from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
     from lm_eval.models.utils import handle_stop_sequences  # pyright: ignore[reportMissingImports]
 
@@ -130,12 +132,12 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
         told = False
 
         def _tell(self, lengths: Sequence[int]) -> None:
-            """A task that is too long for the model is measured, as lm-eval does, without the beginning of its questions."""
+            """Warn once about a question that is too long for the model. As in lm-eval, its beginning is cut off."""
             if not self.told and max(lengths, default=0) > most:
                 self.told = True
                 _log.warning(
-                    "A task's question and answer have %d tokens and the model reads %d: it loses its beginning, as others that "
-                    "are too long do.",
+                    "A question of a task has %d tokens with its answer, and the model reads at most %d. nemo2 cuts off the "
+                    "beginning of every question that is too long.",
                     max(lengths),
                     most,
                 )
@@ -193,7 +195,8 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
             new = int(settings.get("max_gen_toks") or settings.get("max_new_tokens") or _MOST_NEW_TOKENS)
             if new >= most:
                 raise ConfigError(
-                    f"A task asks for {new} new tokens, and the model reads {most}: set max_gen_toks lower."
+                    f"A task asks for max_gen_toks={new} new tokens, but the model reads at most {most} tokens, question "
+                    f"included. Set max_gen_toks to at most {most - 1} in the task."
                 )
             ids = tokenizer.text_to_ids(context) or [self.prefix_token_id]
             self._tell([len(ids) + new])
@@ -216,7 +219,8 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
 
 @contextmanager
 def random_numbers_as_before() -> Iterator[None]:
-    """A context that restores the random generators, which lm-eval seeds, for a training that continues."""
+    """A context that restores the state of all random generators at its end. lm-eval seeds them, and training may
+    continue after an evaluation."""
     python, arrays = random.getstate(), np.random.get_state()
     with torch.random.fork_rng():
         try:

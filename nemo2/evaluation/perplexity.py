@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a model predicts texts, in a figure that doesn't depend on its tokenizer."""
+"""Measures how well a model predicts texts: loss, perplexity, and bits per byte, which doesn't depend on the tokenizer."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,24 +17,24 @@ class Perplexity:
     """The perplexity of one or more texts."""
 
     nats: float
-    """The negative log-likelihood of all tokens together."""
+    """The sum of the tokens' negative log-likelihoods."""
     num_tokens: int
     num_bytes: int
     """The size of the texts in UTF-8."""
 
     @property
     def loss(self) -> float:
-        """Nats per token, as training reports them."""
+        """Nats per token, as in training."""
         return self.nats / self.num_tokens
 
     @property
     def perplexity(self) -> float:
-        """Per token: of two models, comparable only where they have one tokenizer."""
+        """The perplexity per token. Two models are comparable only if they have the same tokenizer."""
         return math.exp(self.loss)
 
     @property
     def bits_per_byte(self) -> float:
-        """Comparable between models of any tokenizers."""
+        """Bits per byte of text, which are comparable between models with different tokenizers."""
         return self.nats / math.log(2) / self.num_bytes
 
     def __add__(self, other: "Perplexity") -> "Perplexity":
@@ -55,34 +55,40 @@ def perplexity_of(
     max_batch_size: int = 8,
     share: bool = False,
 ) -> list[Perplexity]:
-    """The perplexity of each text; every token of it is predicted once, the first behind the tokenizer's first token.
+    """The perplexity of each text. The model predicts every token once, the first one from the tokenizer's ``bos_id`` or
+    ``eos_id``.
 
     Args:
-        model, max_batch_size: As for `nemo2.models.scoring.score`.
-        tokenizer: With ``text_to_ids``, ``vocab_size``, and ``bos_id`` or ``eos_id``.
-        texts: Texts longer than the model reads are read in windows.
-        max_sequence_length: Tokens of a window.
-        stride: New tokens that a window predicts: the smaller, the more is before each of them, and the longer it takes. None:
-            as many as a window has, the last window being a whole one as well, which is lm-eval's way.
-        share: Let each data-parallel replica read a part of the windows; all ranks call it with the same texts.
+        model, max_batch_size: As in `nemo2.models.scoring.score`.
+        tokenizer: A tokenizer with ``text_to_ids``, ``vocab_size``, and ``bos_id`` or ``eos_id``.
+        texts: The texts. The model reads a text that is too long for it in windows.
+        max_sequence_length: The number of tokens in a window.
+        stride: The number of new tokens that each window predicts. A smaller stride gives each token more context and
+            takes longer. None: all tokens of the window, as in lm-eval, with a last window of full length.
+        share: Each data-parallel replica reads a part of the windows. All ranks must then pass the same texts.
 
     Raises:
-        ConfigError: a stride that no window has.
-        DataError: an empty text, or a tokenizer without a first token.
+        ConfigError: the stride is out of range.
+        DataError: a text is empty, or the tokenizer has neither ``bos_id`` nor ``eos_id``.
     """
     if stride is not None and not 1 <= stride <= max_sequence_length:
-        raise ConfigError(f"stride={stride} must be from 1 to the {max_sequence_length} tokens of a window.")
+        raise ConfigError(f"stride={stride} must lie between 1 and {max_sequence_length}, the tokens of a window.")
     first = next(
         (found for name in ("bos_id", "eos_id") if (found := getattr(tokenizer, name, None)) is not None), None
     )
     if first is None:
-        raise DataError(f"{type(tokenizer).__name__} has neither bos_id nor eos_id, behind which a text could begin.")
+        raise DataError(
+            f"{type(tokenizer).__name__} has neither bos_id nor eos_id, and a text's first token is predicted from one of "
+            "them. Use a tokenizer that has one."
+        )
     windows: list[Pair] = []
     of_text: list[int] = []
     for place, text in enumerate(texts):
         ids = list(tokenizer.text_to_ids(text))
         if not ids:
-            raise DataError(f"Text {place + 1} of {len(texts)} holds no token.")
+            raise DataError(
+                f"Text {place + 1} of {len(texts)} has no tokens: remove it, or write at least one character."
+            )
         found = list(_windows([first, *ids], max_sequence_length, stride or max_sequence_length))
         windows += found
         of_text += [place] * len(found)
@@ -99,16 +105,17 @@ def perplexity_of(
 
 
 def _windows(ids: Sequence[int], most: int, stride: int) -> Iterator[Pair]:
-    """Windows of context and of predicted tokens: all of ``ids`` but the first are predicted, each once."""
+    """The windows, each as context and predicted tokens. All of ``ids`` except the first are predicted once."""
     for start in range(1, len(ids), stride):
         end = min(start + stride, len(ids))
         yield ids[max(0, end - 1 - most) : start], ids[start:end]
 
 
 def text_of(file: Path) -> str:
-    """
+    """The text of a file.
+
     Raises:
-        DataError: it can't be read as UTF-8 text, or is empty.
+        DataError: the file isn't UTF-8 text, or is empty.
     """
     try:
         text = file.read_text(encoding="utf-8")

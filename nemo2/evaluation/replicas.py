@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work shared by the replicas of a model, which each hold all of it."""
+"""Distributes an evaluation's work over the data-parallel replicas of a model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -12,9 +12,9 @@ _R = TypeVar("_R")
 
 
 def shared(items: Sequence[_T], answer: Callable[[Sequence[_T]], Sequence[_R]]) -> list[_R]:
-    """Answers to ``items``, in their order, on every rank; each is worked out by one replica.
+    """The answers to ``items``, in order, on every rank. One replica computes each answer.
 
-    Experts that are spread over the replicas keep these together: each of them then answers everything.
+    With expert parallelism the replicas share their experts and must run together, so every replica computes all answers.
     """
     replicas = parallel_state.get_data_parallel_world_size()
     if replicas == 1 or parallel_state.get_expert_model_parallel_world_size() > 1:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a folder of lm-eval's tasks as data, so that no file decides what is called.
+"""Checks a folder of lm-eval tasks, so that no file in it runs code.
 
 lm-eval imports the names after ``!function`` and under ``class`` in a task's YAML, loads unknown metrics as scripts
-from the hub, and renders prompts in a Jinja environment without a sandbox. A folder from elsewhere is passed to it only
-if its user allows it.
+from the hub, and renders prompts in a Jinja environment without a sandbox. nemo2 passes a task folder that would run
+code to lm-eval only if the user trusts the folder.
 """
 
 from collections.abc import Collection, Iterator
@@ -14,24 +14,25 @@ from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.errors import CheckpointError, SecurityError
 
 _RUN_CODE = {
-    "class": "lm-eval builds what it names",
-    "custom_dataset": "lm-eval calls it",
-    "use_prompt": "lm-eval reads it with a YAML loader that makes objects",
+    "class": "lm-eval imports and calls the named class",
+    "custom_dataset": "lm-eval calls the named function",
+    "use_prompt": "lm-eval reads the prompt with a YAML loader that creates Python objects",
 }
 _SWITCHES = {
-    "trust_remote_code": "datasets then runs a script that comes with the data",
-    "hf_evaluate": "evaluate then runs a script of the hub",
+    "trust_remote_code": "the datasets library then runs the data set's script",
+    "hf_evaluate": "the evaluate library then runs a script from the hub",
 }
 
 
 def refuse_code(folder: Path, *, metrics: Collection[str] = ()) -> None:
-    """Check that no task in ``folder`` would run code, before lm-eval reads it.
+    """Check that no task in ``folder`` would run code, before lm-eval reads the folder.
 
     Args:
-        metrics: The names of lm-eval's own metrics. For other names it looks for scripts. Empty: names aren't checked.
+        metrics: The names of lm-eval's own metrics. lm-eval loads any other metric as a script. Empty: metrics aren't
+            checked.
 
     Raises:
-        SecurityError: the message has the file and the code in it.
+        SecurityError: a task would run code. The message names the file and the setting.
     """
     for file in sorted(path for pattern in ("*.yaml", "*.yml") for path in folder.rglob(pattern)):
         try:
@@ -40,11 +41,11 @@ def refuse_code(folder: Path, *, metrics: Collection[str] = ()) -> None:
             raise _refusal(str(error).rstrip(".")) from error  # ``!function`` among them
         for key, value in _pairs(found):
             if why := _why_not(folder, file, key, value, metrics):
-                raise _refusal(f"{file} has {key}: {value!r}, and {why}")
+                raise _refusal(f"{file} sets {key}: {value!r}, and {why}")
 
 
 def sandbox_prompts() -> None:
-    """Have lm-eval render its prompts in a sandbox in this process: texts of a task reach nothing of Python's."""
+    """Make lm-eval render prompts in a sandbox, so that a task's templates can't access Python objects in this process."""
     from jinja2 import BaseLoader, StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from lm_eval import utils  # pyright: ignore[reportMissingImports]
@@ -67,19 +68,19 @@ def _why_not(folder: Path, file: Path, key: str, value: Any, metrics: Collection
         names = value if isinstance(value, list) else [value]
         known = [(file.parent / str(name)).resolve() for name in names]
         if any(one.suffix not in (".yaml", ".yml") or folder.resolve() not in one.parents for one in known):
-            return "only .yaml files of the same folder are looked through"
+            return "nemo2 checks only .yaml and .yml files inside the task folder"
     if key == "dataset_path" and (str(value).endswith(".py") or any(Path(str(value)).expanduser().glob("*.py"))):
-        return "datasets runs that script"
+        return "the datasets library runs that script"
     if key == "dataset_path" and value == "pandas":
-        return "that reads pickles"
+        return "the pandas loader reads pickles, which can run code"
     if key == "metric" and metrics and value not in metrics:
-        return "lm-eval has no metric of that name and would look for a script of it"
+        return "lm-eval has no metric of that name and would load a script of that name"
     return ""
 
 
 def _refusal(what: str) -> SecurityError:
     return SecurityError(
-        f"{what}. A folder of tasks is read as data: where you have read it and trust it, add --trust-tasks "
+        f"{what}. nemo2 doesn't run code from a task folder unless you trust the folder. If you do, add --trust-tasks "
         "(trust_tasks=True)."
     )
 

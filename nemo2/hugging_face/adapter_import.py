@@ -3,9 +3,9 @@
 ``peft`` itself.
 
 The family's table says which rows of which released modules make a layer of nemo2. The second factors (``lora_B``) are
-combined in the same way. If the released modules of a fused layer have a first factor each, the additions become those
-of `CanonicalLoRA` or `CanonicalDoRA`, which also have separate factors. In layers without parts they become one
-addition whose rank is the sum, ``[B_q 0; 0 B_k] [A_q; A_k]``. Additions of a lower rank than others are padded with
+combined in the same way. If the released modules of a fused layer have a first factor each, their adapters become those
+of `CanonicalLoRA` or `CanonicalDoRA`, which also have separate factors. In layers without parts they become one adapter
+whose rank is the sum of the ranks, ``[B_q 0; 0 B_k] [A_q; A_k]``. Adapters of a lower rank than others are padded with
 zeros, which training leaves at zero. Modules trained in full (``modules_to_save``) are stored like the model's own
 weights.
 """
@@ -102,7 +102,7 @@ def import_adapter(
 
 
 class _Target(NamedTuple):
-    """The place of an addition: a module, and a part of it. "": all of it."""
+    """The place of a nemo2 adapter: a module, and a part of it. "": the whole module."""
 
     module: str
     part: str
@@ -110,7 +110,7 @@ class _Target(NamedTuple):
 
 @dataclass
 class _Made:
-    """nemo2's additions."""
+    """nemo2's adapters, and the released adapters that they consist of."""
 
     kind: type[LoRA]
     rows: dict[_Target, list[Rows]]
@@ -118,7 +118,7 @@ class _Made:
     lengths: dict[tuple[_Target, str], Tensor] = field(default_factory=dict)
 
     def of(self, target: _Target) -> list[str]:
-        """The adapters that one addition is made of."""
+        """The released adapters that one nemo2 adapter consists of."""
         return [name for name in each_once(self.rows[target]) if name in self.adapters]
 
     @property

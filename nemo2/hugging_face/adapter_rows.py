@@ -80,7 +80,8 @@ def module_of(entry: Entry) -> tuple[str, str]:
 
 
 def of_each_expert(module: str, count: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The modules whose additions are stored under one, each with its index in the axis of experts; another module itself."""
+    """The modules whose adapters are stored under one key, each with its index in the axis of experts. A module outside
+    experts is the only one under its key."""
     if _EXPERTS not in module:
         yield module, ()
         return
@@ -89,7 +90,7 @@ def of_each_expert(module: str, count: int) -> Iterator[tuple[str, tuple[int, ..
 
 
 def stored_module(module: str) -> tuple[str, tuple[int, ...]]:
-    """The other way: under which module its additions are stored, and at which index."""
+    """The inverse of `of_each_expert`: the module under which an adapter is stored, and its index."""
     match = _EXPERT.search(module)
     return (module, ()) if match is None else (module.replace(match[0], _EXPERTS), (int(match[1]),))
 

@@ -3,7 +3,7 @@
 model.
 
 The family's table for exporting weights also exports adapters. A module's weight consists of pieces, which are rows of
-released tensors. The second factor of its addition has the same rows, and the first factor goes to each released module
+released tensors. The second factor of its adapter has the same rows, and the first factor goes to each released module
 with these rows. The separate parts of a fused layer (`CanonicalLoRA`) each have a first factor. If a released module
 takes several of them (Phi-3's ``qkv_proj``), its rank is their sum: ``[B_q 0; 0 B_k] [A_q; A_k]``. Modules trained in
 full are written as in the release, and are named in ``modules_to_save``.
@@ -43,7 +43,7 @@ from nemo2.models.conversion.table import Entry, released_shapes
 from nemo2.peft import DoRA, LoRA
 
 _ADAPTER = re.compile(r"(?P<module>.+)\.adapter\.(?P<rest>.+)\.weight(?P<section>\.\w+)?$")
-"""An addition to a Mamba mixer's projection stores its rows section by section, like the weight."""
+"""The adapter of a Mamba mixer's projection stores its rows section by section, like the weight."""
 
 
 def export_adapter(
@@ -125,7 +125,7 @@ _Addition = dict[str, Tensor]
 
 @dataclass
 class _Released:
-    """The factors of a released module: a first factor for each addition to its rows, and the rows of the second
+    """The factors of a released module: a first factor for each nemo2 adapter of its rows, and the rows of the second
     factors."""
 
     num_rows: int
@@ -180,7 +180,7 @@ def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]
 
 
 def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, dict[str, _Addition]]:
-    """Additions by module and part ("": the whole layer). ``besides``: keys that belong to the model itself."""
+    """The adapters by module and part ("": the whole layer). ``besides``: keys that belong to the model itself."""
     found: dict[str, dict[str, _Addition]] = {}
     for key, about in stored.tensors.items():
         if key in besides:

@@ -170,6 +170,10 @@ def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
         return conversion.config(hf_config)
     except Nemo2Error:
         raise
+    except KeyError as error:
+        raise ConfigError(
+            f"config.json ({conversion.architectures[0]}) has no {error.args[0]}, which this architecture requires: add it."
+        ) from error
     except (ValueError, AssertionError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ConfigError(

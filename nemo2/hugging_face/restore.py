@@ -39,7 +39,7 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
     name = path.removeprefix(HUGGING_FACE)
     if name.startswith("/"):
         if not Path(name).is_dir():
-            raise CheckpointError(f"{path}: the folder {name} does not exist.")
+            raise CheckpointError(f"{path}: the folder does not exist.")
         return Path(name)
     repository, _, revision = name.partition("@")
     if repository.count("/") != 1:

@@ -47,7 +47,7 @@ def merge_lora(
     trainer: Optional[pl.Trainer] = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a checkpoint of the whole model, with the additions of LoRA or a method derived from it merged into the
+    """Write a checkpoint of the whole model, with the adapters of LoRA or a method derived from it merged into the
     weights.
 
     Args:

@@ -140,8 +140,8 @@ def deploy(
             log-probabilities to requests that ask for them.
         triton_model_version, triton_http_port, triton_grpc_port, triton_http_address: Must have their defaults, because
             Triton isn't started.
-        triton_model_repository, start_fastapi_server, num_nodes, context_parallel_size: Must have their defaults.
-        expert_model_parallel_size, expert_tensor_parallel_size, legacy_ckpt: Must have their defaults.
+        triton_model_repository, start_fastapi_server, num_nodes, context_parallel_size, expert_model_parallel_size,
+            expert_tensor_parallel_size, legacy_ckpt: Must have their defaults.
 
     Raises:
         CheckpointError: as in `plan_serving`.

@@ -40,26 +40,30 @@ class DecoderConfig(GPTConfig):
             return
         self.rope_stretching.check(int((self.kv_channels or 0) * self.rotary_percent))
         for problem in self._beside_stretching():
-            raise ConfigError(f"model.config.rope_stretching={type(self.rope_stretching).__name__} and {problem}.")
+            raise ConfigError(f"model.config.rope_stretching={type(self.rope_stretching).__name__} {problem}.")
 
     def _beside_stretching(self) -> list[str]:
-        """The settings that stretched positions exclude, each with the fix."""
+        """The settings that contradict stretched positions, each with its fix, as ends of a sentence."""
         found = []
         for name in ("seq_len_interpolation_factor", "scale_factor", "rope_scaling_factor"):
             if (value := getattr(self, name, None)) is not None:
                 found.append(
-                    f"{name}={value} both change rotary frequencies: keep one of them, in a model class that has one"
+                    f"and {name}={value} both change rotary frequencies: keep only one, in a model class that has only one"
                 )
         if self.position_embedding_type != "rope":
-            found.append(f'position_embedding_type="{self.position_embedding_type}", which rotates nothing: use "rope"')
+            found.append(
+                f'needs rotary positions, but position_embedding_type="{self.position_embedding_type}": set '
+                'position_embedding_type="rope"'
+            )
         if self.apply_rope_fusion and self.yarn_mscale:
             found.append(
-                "apply_rope_fusion=True, whose kernel doesn't multiply queries and keys by "
-                f"{self.yarn_mscale + 1:.6g}: use apply_rope_fusion=False"
+                f"scales queries and keys by {self.yarn_mscale + 1:.6g}, which the kernel of apply_rope_fusion=True doesn't do: "
+                "set apply_rope_fusion=False"
             )
         return found
 
-    # Megatron-Core's attention multiplies rotated channels by (1 + m ln(s) / 10) / (1 + n ln(s) / 10), for the three below.
+    # Megatron-Core's attention multiplies rotated channels by (1 + m ln(s) / 10) / (1 + n ln(s) / 10). The next three
+    # properties are s, m and n.
     @property
     def yarn_rotary_scaling_factor(self) -> float:
         return math.exp(10.0)

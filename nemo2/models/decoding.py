@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logits of the next token of every row: over Megatron-Core's cache of keys, values and states, or from the start each time.
+"""Computes the logits of the next token of every row, with Megatron-Core's cache of keys, values and states, or by
+processing all tokens again.
 
-Every rank of a tensor-, expert- and pipeline-parallel group feeds the same tokens and gets the same logits.
+Every rank of a tensor-, expert- and pipeline-parallel group must feed the same tokens and gets the same logits.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,16 +24,16 @@ from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
 # tokens [batch, sequence], position ids [batch, sequence] -> logits [batch, sequence, vocabulary / tp]
 Forward = Callable[[Tensor, Tensor], Tensor]
 _PRODUCT = "_forward_impl"
-"""The method by which Megatron-Core's linear layers, of either kind and in all versions that we take, multiply."""
+"""The method of Megatron-Core's linear layers, column- and row-parallel, that computes the matrix product."""
 
 
 class Decoder(Protocol):
     """A model that continues from the tokens that it has processed."""
 
     def feed(self, tokens: Tensor) -> Tensor:
-        """Logits ``[batch, vocabulary]`` in fp32 behind the last of ``tokens`` ``[batch, length]``, on every rank.
+        """The logits ``[batch, vocabulary]`` in fp32 after the last of ``tokens`` ``[batch, length]``, on every rank.
 
-        The first call takes any length, each later one a single token per row.
+        The first call takes any length. Each later call takes one token per row.
         """
         ...
 
@@ -57,7 +58,10 @@ class CachedDecoder:
     def feed(self, tokens: Tensor) -> Tensor:
         """As `Decoder.feed` says."""
         if self.context.sequence_len_offset and tokens.size(1) > 1:
-            raise ValueError("Megatron-Core lets several tokens of a later call see each other: feed one.")
+            raise ValueError(
+                f"feed: a call after the first takes one token per row, not {tokens.size(1)}, because Megatron-Core doesn't "
+                "mask the tokens of one call against each other."
+            )
         if self.stretching is not None:
             tokens = self._with_those_that_turn_otherwise(tokens, self.stretching)
         logits = logits_of_stage(self.core, tokens, self.context)
@@ -78,10 +82,14 @@ class CachedDecoder:
 
 
 def logits_of_stage(core: Any, tokens: Tensor, context: Any = None) -> Optional[Tensor]:
-    """``[batch, length, vocabulary]`` of ``tokens`` ``[batch, length]`` on ranks of the last pipeline stage, None on the others.
+    """The logits ``[batch, length, vocabulary]`` of ``tokens`` ``[batch, length]`` on ranks of the last pipeline stage. None:
+    another stage.
 
-    Every rank of the pipeline calls it. ``context``: Megatron-Core's of inference, which makes it the last token's logits only;
-    None runs the plain forward pass, for which sequence parallelism needs a length that it divides.
+    Every rank of the pipeline must call it.
+
+    Args:
+        context: Megatron-Core's inference context, with which only the last token has logits. None: the plain forward,
+            which with sequence parallelism needs a length that the tensor-parallel size divides.
     """
     batch, length = tokens.shape
     start = 0 if context is None else context.sequence_len_offset
@@ -103,7 +111,8 @@ def logits_of_stage(core: Any, tokens: Tensor, context: Any = None) -> Optional[
 
 
 def from_last_stage(value: Optional[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """The last pipeline stage's fp32 ``value`` of this ``shape``, on every stage. Megatron-Core's own way asserts a GPU."""
+    """The last pipeline stage's fp32 ``value`` of this ``shape``, on every stage. Megatron-Core's own function requires a
+    GPU."""
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         assert value is not None, "a single stage is the last one"
         return value
@@ -114,7 +123,7 @@ def from_last_stage(value: Optional[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 class RecomputingDecoder:
-    """Reads everything again for each token: right for any function of tokens, and a check of what caches give."""
+    """Process all tokens again for each new token. This works with any function of tokens, and checks the caches."""
 
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
@@ -133,11 +142,11 @@ class RecomputingDecoder:
 
 
 def decoder_of(model: Any, *, batch_size: int, max_sequence_length: int, use_cache: bool = True) -> Decoder:
-    """The decoder that ``model`` can have: a Megatron-Core model, a LightningModule around it, or a function of tokens and
-    position ids that returns this rank's logits.
+    """The decoder for ``model``: a Megatron-Core model, a LightningModule around it, or a function of tokens and position
+    ids that returns this rank's logits.
 
     Raises:
-        ConfigError: the model's layout can't generate.
+        ConfigError: the model's layout doesn't support generation.
     """
     core = core_of(model)
     config = getattr(core, "config", None)
@@ -156,10 +165,12 @@ def decoder_of(model: Any, *, batch_size: int, max_sequence_length: int, use_cac
 
 @contextmanager
 def without_sequence_parallelism(core: Optional[nn.Module]) -> Iterator[None]:
-    """Single tokens can't be split: ``core`` as if it had been built without, while this lasts. Its parameters are the same.
+    """A context in which ``core`` runs without sequence parallelism, because a single token can't be sharded. The
+    parameters stay the same.
 
-    Experts get each token from every tensor-parallel rank then, and do a step's work once for each. Megatron-Core's own switch
-    (``set_model_to_sequence_parallel``) keeps a list of every model's modules for good, and switches on what was off.
+    Experts then process each token once for every tensor-parallel rank. Megatron-Core's own switch
+    (``set_model_to_sequence_parallel``) isn't used: it keeps a permanent list of the modules of every model, and also
+    enables settings that were off.
     """
     names = ("sequence_parallel", "scatter_to_sequence_parallel", "reduce_scatter_embeddings")
     modules = [] if core is None else list(core.modules())
@@ -176,8 +187,8 @@ def without_sequence_parallelism(core: Optional[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def with_plain_products(core: Optional[nn.Module]) -> Iterator[None]:
-    """Linear layers multiply without the autograd function that Megatron-Core makes of each product, while this lasts: for single
-    tokens and small matrices it takes as long as the product. Sequences have to be whole."""
+    """A context in which linear layers multiply without Megatron-Core's autograd function, whose overhead is as long as the
+    product of a single token and a small matrix. It doesn't support sequence parallelism."""
     kinds = ColumnParallelLinear, RowParallelLinear
     layers = [] if core is None else [module for module in core.modules() if isinstance(module, kinds)]
     for layer in layers:
@@ -195,7 +206,8 @@ def _multiplied(input: Tensor, weight: Tensor, bias: Optional[Tensor] = None, **
 
 
 def agreed(picked: Tensor) -> Tensor:
-    """The first rank's choice on every rank of the model: rounding may differ, and ranks that part ways wait for each other."""
+    """The tokens that the first rank picked, on every rank of the model. Rounding may differ between ranks, and ranks that
+    pick different tokens would deadlock."""
     if not parallel_state.is_initialized():
         return picked
     groups: Any = parallel_state.get_expert_model_parallel_group(), parallel_state.get_model_parallel_group()
@@ -207,57 +219,67 @@ def agreed(picked: Tensor) -> Tensor:
 
 
 def core_of(model: Any) -> LanguageModule | None:
-    """Megatron-Core's model in a LightningModule or a wrapper; None where there is none."""
+    """The Megatron-Core model inside a LightningModule or a wrapper. None: there is none."""
     while isinstance(model, nn.Module) and not isinstance(model, LanguageModule):
         model = getattr(model, "module", None)
     return model if isinstance(model, LanguageModule) else None
 
 
 def stretching_of(core: Any) -> Optional[Stretching]:
-    """How a Megatron-Core model stretches its rotary positions; None where it doesn't."""
+    """The stretching of a Megatron-Core model's rotary positions. None: they aren't stretched."""
     embedding = getattr(core, "rotary_pos_emb", None)
     return embedding.stretching if isinstance(embedding, StretchedRotaryEmbedding) else None
 
 
 def refuse_another_vocabulary(model: Any, num_tokens: int) -> None:
-    """
+    """Check that the model's embedding has a row for each of a tokenizer's ``num_tokens`` tokens.
+
     Raises:
-        ConfigError: a tokenizer of ``num_tokens`` has ids for which the model has no row.
+        ConfigError: the embedding has too few rows.
     """
     rows = getattr(core_of(model), "vocab_size", num_tokens)
     if num_tokens > rows:
         raise ConfigError(
-            f"The tokenizer has {num_tokens} tokens and the model {rows} rows: it isn't the tokenizer that the model was trained "
-            "with, whose checkpoint describes it (nemo2.checkpoint.context.load_context)."
+            f"The tokenizer has {num_tokens} tokens, but the model's embedding has {rows} rows: the model was trained with "
+            "another tokenizer. Use the tokenizer of the model's checkpoint (nemo2.checkpoint.context.load_context)."
         )
 
 
 def refuse_padding(stretching: Stretching, length: int) -> None:
+    """Check that padded sequences of up to ``length`` tokens have the rotary frequencies of unpadded ones.
+
+    Raises:
+        ConfigError: the frequencies depend on the padded length.
+    """
     alike = stretching.longest_alike(1)
     if alike is not None and length > alike:
         raise ConfigError(
-            f"model.config.rope_stretching={type(stretching).__name__} turns positions by the length of the sequence beyond "
-            f"{alike} tokens, up to {length} are to be written, and sequence_parallel=True pads the length: load the model with "
-            "sequence_parallel=False."
+            f"model.config.rope_stretching={type(stretching).__name__}: beyond {alike} tokens the rotary frequencies depend on "
+            f"the length of the sequence. Prompt and continuation may have {length} tokens, and sequence_parallel=True pads "
+            "their length. Load the model with sequence_parallel=False."
         )
 
 
 def refuse_layouts(cached: bool) -> None:
-    """
+    """Check that a model can generate and score texts in its layout.
+
+    Args:
+        cached: Whether the model is Megatron-Core's and its cache is used. Without the cache pipeline stages aren't
+            supported.
+
     Raises:
-        ConfigError: tokens can't be read one by one (``cached``), or whole sequences of them, in the model's layout.
+        ConfigError: a parallel size isn't supported.
     """
     if not parallel_state.is_initialized():
         return
     pipeline = parallel_state.get_pipeline_model_parallel_world_size()
     virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    for name, size, works in (
-        ("context_parallel_size", parallel_state.get_context_parallel_world_size(), 1),
-        ("virtual_pipeline_model_parallel_size", virtual or 1, None),
-        ("pipeline_model_parallel_size", 1 if cached else pipeline, 1),
+    for name, size, works, who in (
+        ("context_parallel_size", parallel_state.get_context_parallel_world_size(), 1, "Generation and scoring need"),
+        ("virtual_pipeline_model_parallel_size", virtual or 1, None, "Generation and scoring need"),
+        ("pipeline_model_parallel_size", 1 if cached else pipeline, 1, "Generation without a cache needs"),
     ):
         if size > 1:
-            without = " and sequence_parallel=True" if name.startswith("pipeline") else ""
             raise ConfigError(
-                f"generate works with {name}={works}, this model runs with {size}{without}: load it with {works}."
+                f"{who} {name}={works}, but this model runs with {size}. Load the model with {name}={works}."
             )

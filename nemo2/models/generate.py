@@ -29,7 +29,7 @@ from nemo2.models.sampling import Sampling
 from nemo2.overlap.userbuffers import without_userbuffers
 
 _UNFINISHED_LETTER = "\N{REPLACEMENT CHARACTER}"
-"""Decoders write this for bytes of a character whose remaining bytes are still to come."""
+"""Tokenizers decode an incomplete character to this, until its remaining bytes arrive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class _Row:
         return not self.finished and len(self.ids) + len(self.new) < self.limit
 
     def at(self, position: int) -> int:
-        """The token at a position. 0 behind the end, where it is never used."""
+        """The token at a position. Beyond the end: 0, which is never used."""
         if position < len(self.ids):
             return self.ids[position]
         return self.new[position - len(self.ids)] if position - len(self.ids) < len(self.new) else 0
@@ -159,22 +159,22 @@ def read_prompts(
             tokenizer lacks.
     """
     if isinstance(prompts, str) or not prompts:
-        raise ConfigError("prompts must be a list of at least one text.")
+        raise ConfigError("prompts must be a list with at least one prompt.")
     begin = [_first_token(tokenizer)] if add_bos else []
     found = []
     for place, prompt in enumerate(prompts, start=1):
         told = "The prompt" if len(prompts) == 1 else f"Prompt {place} of {len(prompts)}"
         ids = list(tokenizer.text_to_ids(prompt) if isinstance(prompt, str) else prompt)
         if not begin + ids:
-            raise ConfigError(f"{told} holds no token, and a model goes on from at least one: write a character.")
+            raise ConfigError(f"{told} has no tokens, and generation needs at least one: write at least one character.")
         if max_sequence_length is not None and len(begin + ids) >= max_sequence_length:
             raise ConfigError(
-                f"{told} has {len(begin + ids)} tokens and leaves no room in the model's {max_sequence_length}: shorten it to "
-                f"{max_sequence_length - 1} tokens at most."
+                f"{told} has {len(begin + ids)} tokens, and a prompt and its continuation may have {max_sequence_length} tokens "
+                f"together. Shorten the prompt to at most {max_sequence_length - 1} tokens."
             )
         if strange := [token for token in ids if not 0 <= token < tokenizer.vocab_size]:
             raise ConfigError(
-                f"{told} has the token {strange[0]}, and the tokenizer's go from 0 to {tokenizer.vocab_size - 1}."
+                f"{told} has the token id {strange[0]}, but the tokenizer's ids range from 0 to {tokenizer.vocab_size - 1}."
             )
         found.append(begin + ids)
     return found
@@ -183,7 +183,7 @@ def read_prompts(
 def _continue(
     decoder: Decoder, rows: list[_Row], vocab_size: int, sampling: Sampling, ends: Collection[int | None]
 ) -> Iterator[_Row]:
-    """Each row whenever it has a new token. One of ``ends`` finishes the row."""
+    """Yield each row after each of its new tokens. A token of ``ends`` finishes the row."""
     position = min(len(row.ids) for row in rows)
     logits = decoder.feed(_tokens([row.ids[:position] for row in rows]))
     while True:
@@ -227,7 +227,9 @@ def _teller(on_text: Callable[[int, str], None], place: int) -> Callable[[str], 
 def _first_token(tokenizer: Any) -> int:
     first = getattr(tokenizer, "bos_id", None)
     if first is None:
-        raise ConfigError(f"{type(tokenizer).__name__} has no token that begins a text: leave add_BOS out.")
+        raise ConfigError(
+            f"add_BOS=True: {type(tokenizer).__name__} has no begin-of-sequence token. Set add_BOS=False."
+        )
     return first
 
 
@@ -254,7 +256,7 @@ def _tokens(rows: list[list[int]]) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module | Forward) -> Iterator[None]:
-    """``model`` in ``eval`` mode and without userbuffers, whose size is that of a training micro-batch."""
+    """A context with ``model`` in ``eval`` mode and without userbuffers, which have the size of a training micro-batch."""
     if not isinstance(model, nn.Module):
         yield
         return

@@ -115,8 +115,8 @@ class GPTConfig(TransformerConfig):
         missing = [name for name in ("num_layers", "hidden_size", "num_attention_heads") if not getattr(self, name)]
         if missing:
             raise ConfigError(
-                f"{type(self).__name__} has no size of its own: set {', '.join(missing)}, or use a class that has them, such "
-                "as Llama32Config1B."
+                f"{type(self).__name__} has no default sizes: set {', '.join(missing)}, or use a class with sizes, such as "
+                "Llama32Config1B."
             )
         spell_as_installed(self)
         self.activation_func = as_megatron_has_it(self.activation_func)
@@ -236,7 +236,7 @@ class GPTConfig(TransformerConfig):
         if self.vocab_size is None:
             if tokenizer is None:
                 raise ConfigError(
-                    "model.config.vocab_size is not set and there is no tokenizer to take it from: set it, or give the "
+                    "model.config.vocab_size is not set, and no tokenizer defines it. Set model.config.vocab_size, or give the "
                     "data module a tokenizer."
                 )
             from nemo2.data.tokenizer import get_vocab_size
@@ -303,7 +303,7 @@ class GPTModel(FNMixin, pl.LightningModule):
         super().__init__()
         if config is None:
             raise ConfigError(
-                f"{type(self).__name__} was given no config: pass one, such as `LlamaModel(config=Llama32Config1B())`."
+                f"{type(self).__name__} needs a config: pass one, such as `LlamaModel(config=Llama32Config1B())`."
             )
         self.config = config
         self.tokenizer = tokenizer
@@ -321,9 +321,9 @@ class GPTModel(FNMixin, pl.LightningModule):
         """
         if not parallel_state.model_parallel_is_initialized():
             raise ConfigError(
-                f"{type(self).__name__} is made of Megatron-Core's layers, which need its process groups, and "
-                f"{_strategy_of(self)} makes none. Use strategy=MegatronStrategy(), which replicates the model as DDP does "
-                "where no size is set, or FSDP2Strategy() or FSDPStrategy() for torch's sharding."
+                f"{type(self).__name__} consists of Megatron-Core layers, which need Megatron-Core's process groups, and "
+                f"{_strategy_of(self)} doesn't create them. Use strategy=MegatronStrategy(), which replicates the model like DDP "
+                "if no parallel size is set, or FSDP2Strategy() or FSDPStrategy() for torch's sharding."
             )
         if not hasattr(self, "module"):
             self.module = self.build_chunk(None)
@@ -349,11 +349,11 @@ class GPTModel(FNMixin, pl.LightningModule):
             return
         if config.recompute_granularity == "selective" and "moe_act" in (config.recompute_modules or ()):
             raise ConfigError(
-                "model.config.recompute_modules has 'moe_act', which layers of grouped experts alone can do, and peft puts "
-                "additions beside each expert. Leave 'moe_act' out, or the experts: "
+                "model.config.recompute_modules has 'moe_act', which needs grouped experts, but experts with adapters (peft) "
+                "are not grouped. Remove 'moe_act', or exclude the experts: "
                 "peft.exclude_modules=[*.experts.linear_fc1,*.experts.linear_fc2]."
             )
-        adjust(config, "moe_grouped_gemm", False, why="each expert has an addition of its own (peft)")
+        adjust(config, "moe_grouped_gemm", False, why="each expert has its own adapter (peft)")
 
     def forward(
         self,

@@ -59,8 +59,8 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
     missing = [key for key, needed in keep.items() if needed and batch.get(key) is None]
     if missing:
         raise DataError(
-            f"A batch for a GPT must hold {', '.join(missing)}; this one holds {', '.join(batch) or 'nothing'}. "
-            "Return these keys from the dataset, or give the model its own `data_step`."
+            f"The batch has no {', '.join(missing)}, which a GPT needs; it has {', '.join(batch) or 'no keys'}. "
+            "Return these keys from the dataset, or define your own `data_step` on the model."
         )
     device = get_backend().device
     kept = {
@@ -188,8 +188,8 @@ def _ends_of_packed(batch: dict[str, Any]) -> list[int]:
     rows = _rows(batch)
     if any(row.shape[0] != 1 for row in rows.values()):
         raise DataError(
-            f"Packed sequences must come one row at a time; this micro-batch has {max(r.shape[0] for r in rows.values())}. "
-            "Use micro_batch_size=1: a row of several sequences already is a micro-batch."
+            f"A micro-batch of packed sequences must have one row; this one has {max(r.shape[0] for r in rows.values())}. "
+            "Set micro_batch_size=1: a packed row already holds several sequences."
         )
     ends = batch["cu_seqlens"].flatten().tolist()
     if batch.get("cu_seqlens_argmin") is not None:
@@ -198,7 +198,10 @@ def _ends_of_packed(batch: dict[str, Any]) -> list[int]:
     # Stages in the middle of the pipeline see no tokens: the length of the row then is what the sequences say.
     length = next((row.shape[1] for row in rows.values()), ends[-1])
     if ends[0] != 0 or sorted(ends) != ends or ends[-1] > length:
-        raise DataError(f"cu_seqlens must rise from 0 to at most the row's {length} tokens; this batch has {ends}.")
+        raise DataError(
+            f"cu_seqlens must start at 0, never decrease, and end at or before the row's {length} tokens; this batch has "
+            f"{ends}."
+        )
     if ends[-1] < length:
         ends.append(length)  # what follows the last sequence is padding, and rotary positions need every token covered
     return ends
@@ -219,7 +222,8 @@ def _shares(batch: dict[str, Any]) -> dict[str, Tensor]:
         if length % (2 * cp):
             raise DataError(
                 f"'{key}' is {length} tokens long, which context_parallel_size={cp} cannot split into {2 * cp} equal "
-                f"chunks. Use a data.seq_length that is a multiple of {2 * cp}, such as {length - length % (2 * cp)}."
+                f"chunks. Use a data.seq_length that is a multiple of {2 * cp}, such as "
+                f"{max(length - length % (2 * cp), 2 * cp)}."
             )
     group: Any = parallel_state.get_context_parallel_group()
     return get_batch_on_this_cp_rank(sequences, cp_group=group, **_CP_SLICE_FLAGS)

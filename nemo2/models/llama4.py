@@ -105,8 +105,8 @@ class Llama4Config(Llama3Config):
         chunk, cp = self.attention_chunk_size, self.context_parallel_size
         if chunk is not None and cp > 1 and self.seq_length > chunk:
             raise ConfigError(
-                f"model.config.attention_chunk_size={chunk} splits sequences longer than that, and those of seq_length="
-                f"{self.seq_length} are spread over context_parallel_size={cp} ranks: use no context parallelism, or "
+                f"model.config.attention_chunk_size={chunk} needs whole sequences if seq_length={self.seq_length} is longer than "
+                f"a chunk, but context_parallel_size={cp} shards sequences. Set context_parallel_size=1, or "
                 "attention_chunk_size=None for full attention."
             )
         model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
@@ -184,8 +184,9 @@ def _forward_in_chunks(
         return forward(query, key[start:], value[start:], attention_mask, **kwargs)
     if length != key.size(0) or attention_mask is not None and attention_mask.size(-2) > 1:
         raise ConfigError(
-            f"model.config.attention_chunk_size={chunk} splits whole causal sequences: {length} queries over {key.size(0)} "
-            "keys, or a mask of their own, are not split. Feed a cache one token at a time, or set attention_chunk_size=None."
+            f"model.config.attention_chunk_size={chunk} splits only whole causal sequences without another mask; this call has "
+            f"{length} queries and {key.size(0)} keys. With a cache, feed one token at a time. Otherwise set "
+            "attention_chunk_size=None."
         )
 
     def folded(x: Tensor) -> Tensor:

@@ -168,7 +168,7 @@ class TorchMambaMixer(MegatronModule):
             ConfigError: packed sequences, which only the kernels support.
         """
         if packed_seq_params is not None:
-            raise ConfigError("Mamba layers without mamba-ssm don't know packed sequences: pad instead of packing.")
+            raise ConfigError("Mamba layers without mamba-ssm don't support packed sequences: pad sequences instead.")
         context = inference_context or inference_params
         before, state = None, None
         if context is not None and context.sequence_len_offset:
@@ -189,7 +189,8 @@ class TorchMambaMixer(MegatronModule):
         return self.out_proj(self.norm(gated.transpose(0, 1).contiguous()))
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: Any = None) -> dict[str, Any]:
-        """Megatron-Core's form: a tensor that concatenates several is saved part by part, so that the sharding may change."""
+        """The sharded state in Megatron-Core's form: tensors that concatenate several parts are saved part by part, so that the
+        tensor-parallel size may change."""
         own = make_sharded_tensors_for_checkpoint(
             {
                 **{name: getattr(self, name) for name in ("A_log", "dt_bias", "D")},
@@ -215,18 +216,19 @@ def _check(config: Any, heads: int, tp: int) -> None:
     groups = config.mamba_num_groups
     if heads % groups or groups % tp:
         raise ConfigError(
-            f"Mamba layers of {heads} heads in model.config.mamba_num_groups={groups} groups can't be shared by "
-            f"tensor_model_parallel_size={tp}: it must divide the groups, and the groups the heads."
+            f"Mamba layers with {heads} heads and model.config.mamba_num_groups={groups} can't be sharded with "
+            f"strategy.tensor_model_parallel_size={tp}: the tensor-parallel size must divide the groups, and the groups must "
+            "divide the heads."
         )
     if config.context_parallel_size > 1:
         raise ConfigError(
-            f"strategy.context_parallel_size={config.context_parallel_size}: Mamba layers without mamba-ssm see whole "
-            "sequences only; set it to 1, or train on a GPU with mamba-ssm and causal-conv1d."
+            f"strategy.context_parallel_size={config.context_parallel_size}: Mamba layers without mamba-ssm need whole "
+            "sequences. Set strategy.context_parallel_size=1, or train on a GPU with mamba-ssm and causal-conv1d."
         )
 
 
 def _in_parts(tensor: ShardedTensor, sizes: dict[str, int]) -> ShardedTensorFactory:
-    """A tensor that is saved as several, each sharded over the ranks by itself, under keys that end in the parts' names."""
+    """A tensor whose parts are saved separately, each sharded over the ranks, under keys that end in the parts' names."""
     bare = tensor.without_data()
 
     def build(key: str, data: Tensor, replica_id: Any, flattened_range: Any) -> Any:

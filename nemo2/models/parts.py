@@ -60,7 +60,7 @@ class Part:
 
     @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
-        raise TypeError(f"{type(self).__name__} says nothing of its linear layers.")
+        raise TypeError(f"{type(self).__name__} doesn't define its linear layers.")
 
     @property
     def parameters(self) -> int:

@@ -38,7 +38,7 @@ class Stretching(ABC):
         if self.original_length < 2 or not 1 <= self.factor < math.inf:
             raise ConfigError(
                 f"model.config.rope_stretching ({type(self).__name__}) has original_length={self.original_length} and "
-                f"factor={self.factor}: the length must be at least 2, and the factor 1 or more."
+                f"factor={self.factor}: original_length must be at least 2, and factor must be finite and at least 1."
             )
 
     @abstractmethod
@@ -82,7 +82,8 @@ class DynamicNTK(Stretching):
     def check(self, width: int) -> None:
         if width <= 2:
             raise ConfigError(
-                f"model.config.rope_stretching=DynamicNTK needs heads that rotate over 2 channels, not {width}."
+                f"model.config.rope_stretching=DynamicNTK needs heads with more than 2 rotated channels, not {width}. Raise "
+                "model.config.kv_channels or model.config.rotary_percent."
             )
 
 
@@ -118,8 +119,8 @@ class LongRope(Stretching):
             factors = getattr(self, name)
             if len(factors) != width // 2 or not all(0 < factor < math.inf for factor in factors):
                 raise ConfigError(
-                    f"model.config.rope_stretching.{name} has {len(factors)} numbers: a head of {width} rotated channels needs "
-                    f"{width // 2}, each above 0."
+                    f"model.config.rope_stretching.{name} has {len(factors)} numbers: heads with {width} rotated channels need "
+                    f"{width // 2} finite numbers, each above 0."
                 )
 
 

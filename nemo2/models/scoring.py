@@ -53,15 +53,15 @@ def score(
     core = core_of(model)
     if core is None:
         raise ConfigError(
-            f"{type(model).__name__} is none of Megatron-Core's language models, whose texts can be scored."
+            f"{type(model).__name__} contains no Megatron-Core language model, and only these can score texts."
         )
     refuse_layouts(True)
     refuse_another_vocabulary(core, vocab_size)
     for given, asked in pairs:
         if not given or not asked or len(asked) > max_sequence_length:
             raise ConfigError(
-                f"{len(asked)} tokens are asked for behind {len(given)}: there must be at least one of each, and at most "
-                f"{max_sequence_length} asked for, which the model reads at once."
+                f"pairs: {len(asked)} tokens are to be scored after {len(given)} tokens of context. Each pair needs at least one "
+                f"token of context, and from 1 to {max_sequence_length} tokens to score (max_sequence_length)."
             )
     order = sorted(range(len(pairs)), key=lambda place: len(pairs[place][0]) + len(pairs[place][1]))
     scores: dict[int, Score] = {}

@@ -50,33 +50,35 @@ _DTYPES = {
 }
 _MIB = 1024 * 1024
 _GROUP = (
-    "the optimizer's state is sharded over the data-parallel group that the strategy's sizes make. Leave it out; "
-    "strategy.num_distributed_optimizer_instances shards within groups and keeps replicas between them"
+    "the optimizer's state is sharded over the data-parallel ranks of the strategy. Leave it out. To shard within "
+    "smaller groups of ranks and keep replicas between them, set strategy.num_distributed_optimizer_instances"
 )
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "bias_correction": ((True,), "Megatron-Core's Adam always corrects its moments. Leave it out"),
-    "amsgrad": ((False,), "neither Apex's nor Megatron-Core's Adam has the AMSGrad variant. Leave it out"),
+    "amsgrad": ((False,), "neither Apex nor Megatron-Core has the AMSGrad variant of Adam. Leave it out"),
     "device": (
         (None, "cuda", torch.device("cuda")),
-        "the state is where the parameters are. Leave it out; optim.config.optimizer_cpu_offload=True with "
-        "optim.config.optimizer_offload_fraction=1.0 keeps it in the host's memory",
+        "the optimizer's state is on the device of the parameters. Leave it out. To keep the state in the host's "
+        "memory, set optim.config.optimizer_cpu_offload=True and optim.config.optimizer_offload_fraction=1.0",
     ),
     "process_group": ((None,), _GROUP),
     "distributed_process_group": ((None,), _GROUP),
     "redundant_process_group": ((None,), _GROUP),
     "average_grad_sync": (
         (None, True),
-        "Megatron-Core averages gradients over the replicas and doesn't sum them. Leave it out, and multiply "
-        "optim.config.clip_grad and optim.config.adam_eps, which alone feel the difference, by the number of replicas",
+        "Megatron-Core averages gradients over the replicas instead of summing them. Leave it out. For the updates of "
+        "summed gradients, divide optim.config.clip_grad and optim.config.adam_eps by the number of replicas, and with "
+        "adam_w_mode=False also optim.config.weight_decay",
     ),
     "pipeline_size": (
         (2,),
-        "Megatron-Core starts a bucket's collective once its gradients are there, and doesn't count those under way. Leave "
-        "it out; bucket_cap_mb sets how much each moves",
+        "Megatron-Core starts the collective of a bucket as soon as the bucket's gradients are complete, without a "
+        "limit on concurrent collectives. Leave it out. bucket_cap_mb sets the size of a collective",
     ),
     "capturable": (
         (False,),
-        "CUDA graphs capture the model's part of a step (model.config.cuda_graph_impl), and never the optimizer's. Leave it out",
+        "CUDA graphs (model.config.cuda_graph_impl) capture the model's part of a step, but not the optimizer. Leave "
+        "it out",
     ),
     "disable_distributed_parameters": (
         (False,),
@@ -141,8 +143,8 @@ class DistributedFusedAdam:
             return
         if not isinstance(plugin, MegatronMixedPrecision):
             raise ConfigError(
-                f"param_sync_dtype={wanted}: parameters are gathered in the dtype that trainer.plugins gives them, and that is "
-                "no single MegatronMixedPrecision. Leave it out."
+                f"param_sync_dtype={wanted}: trainer.plugins sets the dtype of gathered parameters, but is not a "
+                "single MegatronMixedPrecision. Leave param_sync_dtype out."
             )
         if wanted == torch.uint8 and plugin.fp8 is not None:  # pyright: ignore[reportAttributeAccessIssue]
             yield "trainer.plugins.fp8_param_gather", True
@@ -150,8 +152,9 @@ class DistributedFusedAdam:
         given = fdl.build(plugin).dtype_config.params_dtype  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
         if wanted != given:
             raise ConfigError(
-                f"param_sync_dtype={wanted}: parameters are gathered in their own dtype, which is {given} by "
-                "trainer.plugins. Leave it out, or set trainer.plugins.precision; fp8 needs trainer.plugins.fp8."
+                f"param_sync_dtype={wanted}: parameters are gathered in their own dtype, which trainer.plugins sets to "
+                f"{given}. Leave param_sync_dtype out, or set trainer.plugins.precision. fp8 requires "
+                "trainer.plugins.fp8."
             )
 
 
@@ -239,22 +242,25 @@ def distributed_fused_adam(
         )
     if overlap_param_sync and not overlap_grad_sync:
         problems.append(
-            "overlap_param_sync=True with overlap_grad_sync=False: without overlapped reduction there is one bucket, and nothing "
-            "to gather ahead. Set overlap_grad_sync=True, or leave overlap_param_sync out."
+            "overlap_param_sync=True with overlap_grad_sync=False: without overlapped reduction there is only one "
+            "bucket, so no bucket can be gathered ahead. Set overlap_grad_sync=True, or leave overlap_param_sync out."
         )
     if bucket_cap_mb is not None and bucket_cap_mb <= 0:
         problems.append(f"bucket_cap_mb={bucket_cap_mb} must be more than 0, or None for Megatron-Core's choice.")
     if store_params is False and not store_param_remainders:
         problems.append(
-            "store_params=False: 16-bit parameters alone lose small updates, and Megatron-Core keeps main parameters beside "
-            "them. Leave it out, or set store_param_remainders=True, which keeps what bf16 parameters lack."
+            "store_params=False: 16-bit parameters lose small updates, so Megatron-Core always keeps main parameters. "
+            "Leave it out, or set store_param_remainders=True, which keeps only the bits that bf16 parameters lack."
         )
     if store_params and store_param_remainders:
-        problems.append("store_params=True with store_param_remainders=True: keep one of them, as Apex has it.")
+        problems.append(
+            "store_params=True with store_param_remainders=True: the two options exclude each other, as in Apex. Set "
+            "one of them."
+        )
     if with_scaled_states and state not in (torch.float16, torch.uint8):
         problems.append(
-            f"with_scaled_states=True with dtype={dtype!r}: Transformer Engine's Adam scales moments in fp16 and fp8. Set dtype "
-            "to one of these, or leave it out."
+            f"with_scaled_states=True with dtype={dtype!r}: Transformer Engine's Adam scales only moments in fp16 and "
+            "fp8. Set dtype to 'fp16' or 'fp8', or leave with_scaled_states out."
         )
     if problems:
         raise ConfigError("\n".join(problems))

@@ -90,7 +90,7 @@ class LRSchedule(LRSchedulerModule):
         """A scheduler at step 0. The optimizer's learning rates are already those of step 0.
 
         Raises:
-            ConfigError: `min_lr` is above a group's peak, or the formula needs the length of the run and nobody set it.
+            ConfigError: `min_lr` is above a group's peak, or the formula needs the length of the run, which is unset.
         """
         schedule = self
         if self.max_steps is None:
@@ -99,8 +99,8 @@ class LRSchedule(LRSchedulerModule):
                 schedule = replace(self, max_steps=trainer_steps)  # pyright: ignore[reportArgumentType]
             elif self.needs_max_steps or getattr(self, "warmup_ratio", None) or getattr(self, "hold_ratio", None):
                 raise ConfigError(
-                    f"{type(self).__name__}.max_steps is None and the trainer has no max_steps: this schedule is a "
-                    "fraction of the run's length. Set trainer.max_steps, or the schedule's max_steps."
+                    f"{type(self).__name__}.max_steps is None and trainer.max_steps is unset, but this schedule "
+                    "depends on the length of the run. Set trainer.max_steps, or the schedule's max_steps."
                 )
         if words := schedule._left_out():
             rank_zero_info("%s: %s", type(self).__name__, words)
@@ -112,7 +112,10 @@ class LRSchedule(LRSchedulerModule):
         warmup = getattr(self, "warmup_steps", None) if length is None or ratio is None else ratio * length
         if length is None or not warmup or warmup < length:
             return ""
-        return f"the warm-up of {warmup:g} steps is not over after this run of {length:g} steps: the rate never reaches its peak."
+        return (
+            f"the warm-up of {warmup:g} steps does not end within this run of {length:g} steps, so the learning rate "
+            "never reaches its peak."
+        )
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -123,18 +126,20 @@ class LRSchedule(LRSchedulerModule):
         for field in ("warmup_ratio", "hold_ratio"):
             value = getattr(self, field, None)
             if value is not None and not 0 <= value <= 1:
-                raise ConfigError(f"{name}.{field}={value!r}: must lie between 0 and 1; it is a share of max_steps.")
+                raise ConfigError(f"{name}.{field}={value!r}: must be a fraction of max_steps, from 0 to 1.")
         if not self.min_lr >= 0:
-            raise ConfigError(f"{name}.min_lr={self.min_lr!r}: a learning rate is 0 or more.")
+            raise ConfigError(f"{name}.min_lr={self.min_lr!r}: must be 0 or more.")
         if self.interval not in ("step", "epoch"):
             raise ConfigError(f"{name}.interval={self.interval!r}: must be 'step' or 'epoch'.")
         if self.frequency < 1:
             raise ConfigError(f"{name}.frequency={self.frequency!r}: must be 1 or more.")
         if getattr(self, "hold_steps", None) is not None and getattr(self, "hold_ratio", None) is not None:
-            raise ConfigError(f"{name}: hold_steps and hold_ratio both set the hold phase; give one of them.")
+            raise ConfigError(f"{name}: hold_steps and hold_ratio both set the length of the hold. Set one of them.")
         steps, ratio = getattr(self, "warmup_steps", None), getattr(self, "warmup_ratio", None)
         if ratio is not None and steps not in (None, _DEFAULT_WARMUP_STEPS):
-            raise ConfigError(f"{name}: warmup_steps and warmup_ratio both set the warm-up; give one of them.")
+            raise ConfigError(
+                f"{name}: warmup_steps and warmup_ratio both set the length of the warm-up. Set one of them."
+            )
 
     # Phases that the formulas share.
 
@@ -143,13 +148,15 @@ class LRSchedule(LRSchedulerModule):
         if self.max_steps is not None:
             return self.max_steps
         if self.needs_max_steps:
-            raise ConfigError(f"{type(self).__name__}.max_steps is None: set it to evaluate the schedule by hand.")
+            raise ConfigError(f"{type(self).__name__}.max_steps is None. Set max_steps to evaluate the schedule.")
         return math.inf
 
     def _steps(self, steps: Optional[int], ratio: Optional[float]) -> int:
         if ratio is not None:
             if self.max_steps is None:
-                raise ConfigError(f"{type(self).__name__}.max_steps is None: a ratio is a share of it, so set it.")
+                raise ConfigError(
+                    f"{type(self).__name__}.max_steps is None, but ratios are fractions of max_steps. Set max_steps."
+                )
             return int(ratio * self.max_steps)
         return steps or 0
 
@@ -222,8 +229,8 @@ class StepSchedule(LRScheduler):
         for peak in self.base_lrs:
             if peak < schedule.min_lr:
                 raise ConfigError(
-                    f"{type(schedule).__name__}.min_lr={schedule.min_lr:g} is above the optimizer's lr={peak:g}: the "
-                    "schedule would end higher than it peaks. Lower min_lr (a tenth of lr is usual) or raise lr."
+                    f"{type(schedule).__name__}.min_lr={schedule.min_lr:g} is above the optimizer's lr={peak:g}, so "
+                    "the schedule would end above its peak. Lower min_lr (a tenth of lr is usual) or raise lr."
                 )
         self.last_epoch = 0
         self._apply()
@@ -265,7 +272,9 @@ class StepSchedule(LRScheduler):
         if changed:
             before = {key: state_dict[key] for key in changed}
             after = {key: now[key] for key in changed}
-            rank_zero_info(f"The learning-rate schedule differs from the checkpoint's: {before} there, {after} now.")
+            rank_zero_info(
+                f"The learning-rate schedule differs from the checkpoint's. Checkpoint: {before}. This run: {after}."
+            )
         self.last_epoch = int(state_dict["last_epoch"])
         self._apply()
 
@@ -299,7 +308,8 @@ class CosineAnnealingScheduler(LRSchedule):
             return ""
         return (
             f"warmup_steps={self.warmup_steps:g} and constant_steps={self.constant_steps:g} leave none of the "
-            f"{length:g} steps of this run to the decay: the rate drops from its peak to min_lr. Set constant_steps=0."
+            f"{length:g} steps of this run for the decay, so the learning rate drops from its peak to min_lr in one "
+            "step. Set constant_steps=0."
         )
 
     def lr_at(self, step: int, max_lr: float) -> float:
@@ -529,8 +539,8 @@ class NoamHoldAnnealingScheduler(LRSchedule):
         super().__post_init__()
         if not self.warmup_steps and not self.warmup_ratio:
             raise ConfigError(
-                f"{type(self).__name__}.warmup_steps={self.warmup_steps}: the decay is measured against the "
-                "warm-up, so it needs one; set warmup_steps or warmup_ratio above 0."
+                f"{type(self).__name__}.warmup_steps={self.warmup_steps}: the decay depends on the length of the "
+                "warm-up. Set warmup_steps or warmup_ratio above 0."
             )
 
     def lr_at(self, step: int, max_lr: float) -> float:
@@ -563,9 +573,7 @@ class PolynomialDecayAnnealingScheduler(LRSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        warn_without_effect(
-            "The decay ends with the run, so that nothing is left to extend.", cycle=(self.cycle, False)
-        )
+        warn_without_effect("The decay ends with the run, so there is nothing to extend.", cycle=(self.cycle, False))
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 - step / max_steps) ** power``."""

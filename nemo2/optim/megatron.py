@@ -52,11 +52,11 @@ class MegatronOptimizerModule(OptimizerModule):
     ) -> None:
         super().__init__(lr_scheduler=lr_scheduler)
         if config.lr is None:
-            raise ConfigError("optim.config.lr is unset: set the peak learning rate, e.g. optim.config.lr=3e-4.")
+            raise ConfigError("optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4.")
         if lr_mult != 1.0 and scale_lr_cond is None:
             raise ConfigError(
-                f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which picks the parameters it scales: "
-                "set both, or change optim.config.lr."
+                f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which selects the parameters. Set "
+                "both, or change optim.config.lr."
             )
         self.config = config
         self.no_weight_decay_cond = no_weight_decay_cond
@@ -75,7 +75,8 @@ class MegatronOptimizerModule(OptimizerModule):
             return [ShardedOptimizer(optimizer, self.config, shard_group=getattr(model[0], "shard_group", None))]
         if model.ddp_config is None:
             raise ConfigError(
-                "MegatronOptimizerModule needs chunks wrapped for training: MegatronParallel(ddp_config=...)."
+                "MegatronOptimizerModule requires chunks that are wrapped for training. Create them with "
+                "MegatronParallel(ddp_config=...)."
             )
         mcore = get_megatron_optimizer(
             self.config,

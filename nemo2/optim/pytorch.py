@@ -53,8 +53,8 @@ class PytorchOptimizerModule(OptimizerModule):
         super().__init__(lr_scheduler=lr_scheduler)
         if lr_mult != 1.0 and scale_lr_cond is None:
             raise ConfigError(
-                f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which picks the parameters it scales: "
-                "set both, or change the learning rate of optim.optimizer_fn."
+                f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which selects the parameters. Set "
+                "both, or change the learning rate of optim.optimizer_fn."
             )
         self.optimizer_fn = optimizer_fn
         self.no_weight_decay_cond = no_weight_decay_cond
@@ -71,7 +71,10 @@ class PytorchOptimizerModule(OptimizerModule):
                 scaled = self.scale_lr_cond is not None and self.scale_lr_cond(name, parameter)
                 groups.setdefault((bool(still), bool(scaled)), []).append(parameter)
         if not groups:
-            raise ConfigError(f"All parameters of {type(model).__name__} are frozen: there is nothing to train.")
+            raise ConfigError(
+                f"All parameters of {type(model).__name__} are frozen, so there is nothing to train. Keep "
+                "requires_grad=True on some parameters."
+            )
         listed = [
             {"params": parameters, **({"weight_decay": 0.0} if still else {})}
             for (still, _), parameters in groups.items()
@@ -90,7 +93,7 @@ def fused_adam(params: Any, **settings: Any) -> Optimizer:
     """
     if not have_te():
         raise ConfigError(
-            "optim.optimizer_fn=fused_adam is Transformer Engine's, which isn't installed here: use "
+            "optim.optimizer_fn=fused_adam requires Transformer Engine, which is not installed here. Use "
             "torch.optim.Adam (pytorch_adam_with_cosine_annealing), or install 'nemo2[te]'."
         )
     from transformer_engine.pytorch.optimizers import FusedAdam

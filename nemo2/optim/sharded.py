@@ -41,8 +41,8 @@ def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) 
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.sgd_momentum)
     raise ConfigError(
-        f"optim.config.optimizer={config.optimizer!r}: fully sharded models take 'adam' or 'sgd'. Use one of them, or "
-        "MegatronStrategy."
+        f"optim.config.optimizer={config.optimizer!r}: FSDP2Strategy and FSDPStrategy support 'adam' and 'sgd'. Set "
+        "one of these, or use MegatronStrategy."
     )
 
 

@@ -64,7 +64,7 @@ def overlap(
     decisions = decide(facts, given)
     if say is not None:
         for setting, used in ineffective(decisions, given):
-            say("%s does not take effect, it is %s: %s.", setting.place, used.value, used.reason)
+            say("%s does not take effect. The run uses %s: %s.", setting.place, used.value, used.reason)
         if decisions["tp_comm_overlap"].value:
             for sentence in left_out(decisions["tp_comm_overlap_cfg"].value):
                 say("%s", sentence)

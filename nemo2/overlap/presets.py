@@ -128,11 +128,11 @@ def choose_userbuffers(facts: OverlapFacts, asked: Any) -> tuple[Any, str]:
             note = f", at context_parallel_size={found.context_parallel}"
         return found.settings(), f"preset {found.name}: tuned for {_described(facts)}{note}"
     if isinstance(asked, str) and asked == "default":
-        return None, "Transformer Engine's defaults, as asked for"
+        return None, "Transformer Engine's defaults, as requested"
     if isinstance(asked, str):
-        return preset(asked), f"preset {asked}, as asked for{_misfit(_named(asked), facts)}"
+        return preset(asked), f"preset {asked}, as requested{_misfit(_named(asked), facts)}"
     userbuffer_settings(asked, quantized=facts.quantized is not None)
-    return asked, "as asked for"
+    return asked, "as requested"
 
 
 def _named(name: str) -> Preset:
@@ -152,7 +152,7 @@ def _misfit(chosen: Preset, facts: OverlapFacts) -> str:
         ("micro-batch size", chosen.micro_batch_size, facts.micro_batch_size),
         ("sequence length", chosen.seq_length, facts.seq_length),
     )
-    other = [f"{what} {tuned}, and the run has {has}" for what, tuned, has in pairs if has is not None and tuned != has]
+    other = [f"{what} {tuned}, but the run has {has}" for what, tuned, has in pairs if has is not None and tuned != has]
     return f" (tuned for {'; '.join(other)})" if other else ""
 
 

@@ -26,7 +26,7 @@ from nemo2.overlap.tp_switches import contradictions as switch_contradictions
 DEFAULT_BUCKET_SIZE = 128 * 1024 * 1024
 """Elements per bucket of the gradient reduction: large enough to fill the links, small enough to start early."""
 
-ONE_BUCKET = "overlap_grad_reduce is off, and Megatron-Core makes one bucket of everything"
+ONE_BUCKET = "overlap_grad_reduce is off, so Megatron-Core puts all gradients into one bucket"
 
 
 def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Decision]:
@@ -56,11 +56,11 @@ def contradictions(facts: OverlapFacts, given: Iterable[Setting]) -> list[str]:
 
 
 def ineffective(decided: dict[str, Decision], given: Iterable[Setting]) -> list[tuple[Setting, Decision]]:
-    """The settings that have no effect, each once, with the decision that replaces it."""
+    """The settings that have no effect, each once, with the decision that replaces it. "auto" always has its effect."""
     found = {}
     for setting in given:
         decision = decided[setting.name]
-        if not decision.by_user and decision.value != setting.value:
+        if not decision.by_user and decision.value != setting.value and setting.value != "auto":
             found.setdefault(setting.name, (setting, decision))
     return list(found.values())
 
@@ -94,7 +94,7 @@ def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
         (
             ("overlap_param_gather_with_optimizer_step", True),
             ("overlap_param_gather", False),
-            "it overlaps that gather with the optimizer step",
+            "there is no overlapped gather to combine with the optimizer step",
         ),
         (
             ("overlap_param_gather_with_optimizer_step", True),
@@ -156,7 +156,7 @@ def _tensor_parallel(facts: OverlapFacts, decided: Decisions) -> None:
         obstacle = facts.transformer_engine_missing or facts.without_buffers
     if obstacle is not None:
         _turn_off(decided, "tp_comm_overlap", obstacle)
-    decided.setdefault("tp_comm_overlap", Decision(False, "not asked for"))
+    decided.setdefault("tp_comm_overlap", Decision(False, "not requested"))
     if not decided["tp_comm_overlap"].value:
         _leave_out(decided, "tp_comm_overlap_cfg", "tp_comm_overlap is off")
         return
@@ -177,7 +177,7 @@ def _switches(settings: Any, decided: Decisions) -> None:
         raise ConfigError("\n".join(problems))
     for name, value in switches_of(settings).items():
         gemms = ", ".join(SWITCHES[name])
-        decided.setdefault(name, Decision(value, f"tp_comm_overlap_cfg says so of {gemms}"))
+        decided.setdefault(name, Decision(value, f"follows from tp_comm_overlap_cfg for {gemms}"))
 
 
 def _pipeline(facts: OverlapFacts, decided: Decisions) -> None:
@@ -207,7 +207,7 @@ def _embedding_gradient(facts: OverlapFacts, decided: Decisions) -> None:
         _turn_off(
             decided,
             "defer_embedding_wgrad_compute",
-            "the output layer fuses no gradient (gradient_accumulation_fusion, Apex)",
+            "the output layer does not fuse its weight gradient (gradient_accumulation_fusion, Apex)",
         )
     deferred = decided.get("defer_embedding_wgrad_compute")
     if deferred is None or not deferred.value:
@@ -222,7 +222,8 @@ def _gradients(facts: OverlapFacts, decided: Decisions) -> None:
             _leave_out(decided, "bucket_size", ONE_BUCKET)
         return
     alone = facts.gradient_ranks == 1
-    why = "one rank reduces alone" if alone else f"{facts.gradient_ranks} ranks reduce gradients together"
+    together = f"{facts.gradient_ranks} ranks reduce gradients together"
+    why = "a single rank has no gradients to reduce" if alone else together
     if alone:
         _turn_off(decided, "overlap_grad_reduce", why)
     default = Decision(False, facts.not_overlapped) if facts.not_overlapped and not alone else Decision(not alone, why)
@@ -238,7 +239,7 @@ def _parameters(facts: OverlapFacts, decided: Decisions) -> None:
     if not facts.distributed_optimizer:
         obstacle: Optional[str] = "optim.config.use_distributed_optimizer is off"
     elif facts.gradient_ranks == 1:
-        obstacle = "one rank holds all parameters"
+        obstacle = "a single rank holds all parameters"
     elif reduced is None or not reduced.value:
         # Without it Megatron-Core makes a single bucket, and the first layer waits for all of it.
         obstacle = "overlap_grad_reduce is off"
@@ -252,7 +253,7 @@ def _parameters(facts: OverlapFacts, decided: Decisions) -> None:
             for name in names:
                 decided.setdefault(name, Decision(False, obstacle))
         return
-    why = f"{facts.gradient_ranks} ranks share the parameters"
+    why = f"{facts.gradient_ranks} ranks hold shards of the parameters"
     gathered = decided.setdefault("overlap_param_gather", Decision(True, why)).value
     if not gathered:
         for name in names[1:]:
@@ -264,11 +265,11 @@ def _parameters(facts: OverlapFacts, decided: Decisions) -> None:
             _turn_off(decided, name, "there are no virtual pipeline stages")
     decided.setdefault(
         "align_param_gather",
-        Decision(True, "all stages gather at one time")
+        Decision(True, "all stages gather at the same time")
         if facts.interleaved
         else Decision(False, "there are no virtual pipeline stages"),
     )
-    decided.setdefault("overlap_param_gather_with_optimizer_step", Decision(False, "not asked for"))
+    decided.setdefault("overlap_param_gather_with_optimizer_step", Decision(False, "not requested"))
 
 
 def _context_parallel(facts: OverlapFacts, decided: Decisions) -> None:

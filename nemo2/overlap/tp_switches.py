@@ -11,8 +11,8 @@ configuration says so. Each switch controls several GEMMs:
 | ``tp_comm_bulk_dgrad`` | qkv_dgrad, fc1_dgrad: during them the layer's input is gathered again |
 | ``tp_comm_bulk_wgrad`` | qkv_wgrad, fc1_wgrad: during them the input's gradient is scattered |
 | ``tp_comm_overlap_rs_dgrad`` | qkv_dgrad, fc1_dgrad scatter their own output, in place of both bulk exchanges |
-| ``tp_comm_overlap_disable_qkv`` | neither qkv_fprop's gather nor a scatter of qkv_dgrad |
-| ``tp_comm_overlap_disable_fc1`` | the same for fc1 |
+| ``tp_comm_overlap_disable_qkv`` | turns off the gather of qkv_fprop and the scatter of qkv_dgrad's own output |
+| ``tp_comm_overlap_disable_fc1`` | turns off the gather of fc1_fprop and the scatter of fc1_dgrad's own output |
 
 Source: TELayerNormColumnParallelLinear and TELinear of megatron/core/extensions/transformer_engine.py, and Transformer
 Engine's handling of their arguments (tests/transformer_engine).

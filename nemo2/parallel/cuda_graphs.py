@@ -58,7 +58,7 @@ def spell_as_installed(config: Any) -> None:
         for switch, kind in (("enable_cuda_graph", "local"), ("external_cuda_graph", "transformer_engine")):
             if getattr(config, switch, False):
                 adjust(config, "cuda_graph_impl", kind, why=f"model.config.{switch}")
-                adjust(config, switch, False, why="model.config.cuda_graph_impl is what Megatron-Core goes by")
+                adjust(config, switch, False, why="Megatron-Core reads model.config.cuda_graph_impl")
     if getattr(config, "cuda_graph_impl", None) == "full_iteration" and not hasattr(config, "cuda_graph_modules"):
         from megatron.core.transformer.enums import CudaGraphScope
 
@@ -144,13 +144,14 @@ class StepGraphs:
         asked = f"model.config.cuda_graph_impl={self.kind!r}"
         if isinstance(batch, dict) and batch.get("cu_seqlens") is not None:
             raise ConfigError(
-                f"{asked} with packed sequences: where they begin changes from batch to batch, and a captured kernel can't. "
-                "Set cuda_graph_impl='none', or train on samples of one length."
+                f"{asked} with packed sequences: the sequence boundaries change from batch to batch, but a captured "
+                "graph can't change. Set cuda_graph_impl='none', or train without packing, on samples of one length."
             )
         if self.kind == "full_iteration" and not isinstance(batch, dict):
             raise ConfigError(
-                f"{asked}: Megatron-Core keeps the batch of a whole step's graph in a dictionary of tensors, and this one is a "
-                f"{type(batch).__name__}. Let the dataset return a dictionary, or capture layers ('local')."
+                f"{asked} requires batches that are dictionaries of tensors, but this batch is a "
+                f"{type(batch).__name__}. Return a dictionary from the dataset, or set cuda_graph_impl='local' to "
+                "capture layers instead."
             )
         shape = {"samples in a micro-batch": step.micro_batch_size, "tokens in a sample": step.seq_length}
         if self.kind == "full_iteration" or self._config.pipeline_model_parallel_size > 1:
@@ -161,8 +162,8 @@ class StepGraphs:
         elif shape != self._shape:
             was, now = (", ".join(f"{count} {name}" for name, count in sizes.items()) for sizes in (self._shape, shape))
             raise ConfigError(
-                f"{asked}: the graph was captured for {was}, and this step has {now}. Leave data.rampup_batch_size unset, or "
-                "set cuda_graph_impl='none'."
+                f"{asked} requires equal sizes in all steps. The first step had {was}, but this step has {now}. Leave "
+                "data.rampup_batch_size unset, or set cuda_graph_impl='none'."
             )
 
     def _warn_of_unheard_hooks(self) -> None:
@@ -171,8 +172,8 @@ class StepGraphs:
             import logging
 
             logging.getLogger(__name__).warning(
-                "%s: %s is not called once the step has been captured, for a graph replays kernels and not Python "
-                "(model.config.cuda_graph_impl).",
+                "%s: %s is no longer called after the step has been captured, because a CUDA graph replays kernels "
+                "without Python (model.config.cuda_graph_impl).",
                 ", ".join(names),
                 " or ".join(PER_MICROBATCH),
             )
@@ -222,8 +223,8 @@ def refuse_hooks(layers: Sequence[Any]) -> None:
                 found = ", ".join(sorted({getattr(hook, "__qualname__", type(hook).__name__) for hook in theirs}))
                 raise ConfigError(
                     f"model.config.cuda_graph_impl='transformer_engine' with hooks on {name or 'a layer'} of layer "
-                    f"{layer.layer_number}: {found}. A graph replays kernels and calls no hooks: take them off before step "
-                    "cuda_graph_warmup_steps, or set cuda_graph_impl='none'."
+                    f"{layer.layer_number}: {found}. A graph replays kernels and calls no hooks. Remove the hooks "
+                    "before step cuda_graph_warmup_steps, or set cuda_graph_impl='none'."
                 )
 
 

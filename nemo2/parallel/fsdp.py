@@ -48,7 +48,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
                 device=get_backend().device,
             )
         self.__dict__["core"] = module
-        """The chunk itself, without this wrapper's registry finding it twice."""
+        """The chunk itself. It is not registered as a submodule, because its parameters would then appear twice."""
         self.described = described
         self._first_rows: dict[str, int] | None = None
         # Set on the instance, where Megatron-Core sets its own, which doesn't support parameters that are already
@@ -58,8 +58,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
     def main_parameters(self) -> dict[str, tuple[nn.Parameter, int]]:
         """The optimizer's main parameter of each parameter, by its name in the chunk, with the index of its first row.
 
-        Every rank calls it the first time, because the ranks that share the rows tell how Megatron-FSDP has sharded
-        them.
+        Every rank must make the first call, in which the ranks exchange the number of rows that each of them holds.
         """
         held = {
             name if name in self.described.stored else name.removeprefix("module."): parameter
@@ -115,7 +114,7 @@ def _no_hooks_on_frozen_parameters(module: nn.Module) -> Iterator[None]:
 
 
 def _nothing_left_to_broadcast() -> None:
-    """`_start_alike` did."""
+    """Does nothing: `_start_alike` has broadcast the parameters."""
 
 
 def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | None:
@@ -137,12 +136,14 @@ def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | Non
     sizes = (layout.expert_tensor_size, layout.ep, layout.pp)
     expert_parallel = math.prod(sizes)
     if has_experts and world_size // expert_parallel == 1:
-        smaller = "expert_model" if layout.ep > 1 else "expert_tensor"
+        field, size = ("expert_model", layout.ep) if layout.ep > 1 else ("expert_tensor", layout.expert_tensor_size)
+        smaller = next(size // factor for factor in range(2, size + 1) if size % factor == 0)
         return (
             f"{ranks}: expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
             f"{' * '.join(map(str, sizes))} = {expert_parallel} leaves one rank per expert. Megatron-FSDP has nothing "
-            f"to shard there and would compute wrong gradients for the experts. Halve {smaller}_parallel_size, run on "
-            f"{2 * expert_parallel} ranks, or leave strategy.fsdp unset."
+            f"to shard there and would compute wrong gradients for the experts. Set "
+            f"strategy.{field}_parallel_size={smaller}, run on {2 * expert_parallel} ranks, or leave strategy.fsdp "
+            "unset."
         )
     return None
 
@@ -157,14 +158,18 @@ def always_overlapped(sharding_strategy: str) -> tuple[str, ...]:
 
 
 def not_overlapped(sharding_strategy: str, version: str = _installed) -> str | None:
-    """Why Megatron-FSDP of this version of Megatron-Core may not overlap the reduction of gradients; None: it may.
+    """Why Megatron-FSDP of this version of Megatron-Core may not overlap the reduction of gradients. None: it may.
 
-    In 0.16.1 ``GradReducePipeline._bucket_group_gradient_reduce`` adds the reduced shard to the gradient buffer that it was
-    reduced from, which is right for a buffer of shards only. Norms came out 1.5 to 1.6 times as large (two ranks, four steps).
+    In 0.16.1 ``GradReducePipeline._bucket_group_gradient_reduce`` adds the reduced shard to the gradient buffer that
+    was reduced. This is correct only for a buffer that holds shards. For a buffer of whole gradients, norms were 1.5 to
+    1.6 times too large (measured on two ranks over four steps).
     """
     if sharding_strategy != "optim" or Version(version) >= Version("0.17"):
         return None
-    return f"Megatron-FSDP of Megatron-Core {version} counts a rank's own gradients twice where it overlaps whole ones"
+    return (
+        f"Megatron-FSDP of Megatron-Core {version} counts a rank's own gradients twice if it overlaps the reduction "
+        "of gradients that aren't sharded"
+    )
 
 
 def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str], *, why: str) -> None:
@@ -200,8 +205,9 @@ def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str],
     unsound = not_overlapped(ddp_config.data_parallel_sharding_strategy)
     if unsound and ddp_config.overlap_grad_reduce:
         problems.append(
-            f"strategy.ddp_config.overlap_grad_reduce=True with strategy.fsdp='megatron' and data_parallel_sharding_strategy="
-            f"'optim': {unsound}. Set it and overlap_param_gather to False, shard gradients too ('optim_grads'), or install "
+            "strategy.ddp_config.overlap_grad_reduce=True with strategy.fsdp='megatron' and "
+            f"data_parallel_sharding_strategy='optim': {unsound}. Set overlap_grad_reduce=False and "
+            "overlap_param_gather=False, set data_parallel_sharding_strategy='optim_grads', or install "
             "megatron-core>=0.17."
         )
     if problems:

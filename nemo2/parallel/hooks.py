@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks into the parts of a step that Lightning doesn't see: the schedule and its micro-batches.
 
-Any callback, data module, data sampler or optimizer module that defines one of these methods takes part. A method gets
-the arguments it names and no others.
+Every callback, data module, data sampler and optimizer module that defines one of these methods is called. A method
+receives only the arguments that it names.
 
 ======================================== ==============================================================================
 hook                                     arguments

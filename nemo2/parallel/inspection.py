@@ -48,7 +48,7 @@ def refuse_unknown_modules(trainer: Any, modules: list[str], *, of: str) -> None
     known = {".".join(parts[:end]) for name in names for parts in [name.split(".")] for end in range(1, len(parts) + 1)}
     for module in modules:
         if not any(belongs_to(name, module) for name in names):
-            raise ConfigError(f"{of}: the model has no {module!r} with parameters{did_you_mean(module, known)}")
+            raise ConfigError(f"{of}: the model has no module {module!r} with parameters{did_you_mean(module, known)}")
 
 
 @dataclass

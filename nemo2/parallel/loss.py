@@ -139,10 +139,12 @@ class ScalarLossReduction(MegatronLossReduction):
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             if self.optional:
                 return torch.zeros(()), torch.ones((), dtype=torch.int), {}
+            returned = type(forward_out).__name__
+            if isinstance(loss, Tensor):
+                returned += f" {'of' if loss is forward_out else 'with a loss of'} shape {tuple(loss.shape)}"
             raise TypeError(
-                "training_step must return a scalar loss (or a dict with one under 'loss'); to return something else, define "
-                f"`training_loss_reduction` on the module. It returned {type(forward_out).__name__}"
-                + (f" of shape {tuple(loss.shape)}." if isinstance(loss, Tensor) else ".")
+                f"training_step must return a scalar loss, or a dict with a scalar 'loss', but it returned {returned}. "
+                "To return something else, define `training_loss_reduction` on the module."
             )
         # A copy, because the schedule divides the loss in place, and the user may log their own tensor later.
         loss = loss.float().reshape(()).clone()

@@ -120,10 +120,10 @@ class MegatronParallel(nn.ModuleList):
             ``build_chunk(vp_stage)``.
         precision_plugin: Converts chunks and inputs (`nemo2.precision.MegatronMixedPrecision`). None: no conversion.
         callbacks: The receivers of the step's hooks.
-        data_step, forward_step, loss_reduction: Replace the module's definitions: ``data_step(iterator) -> batch``,
-            ``forward_step(model, batch) -> output`` and an object, as in `forward`. A ``data_step`` with two arguments
-            receives the module first. ``model`` is the module too. On a virtual stage it is the module's twin for that
-            stage.
+        data_step, forward_step, loss_reduction: Replacements for the module's definitions: functions
+            ``data_step(iterator) -> batch`` and ``forward_step(model, batch) -> output``, and a
+            `MegatronLossReduction`. ``model`` is the LightningModule, or on a virtual stage its twin for that stage. A
+            ``data_step`` with two arguments receives ``model`` first. None: the module's.
         vp_size: Chunks on this rank. None: one.
         ddp_config: Wrap the chunks for training. None: no wrapping (validation, generation).
         device: The chunks' device before they are wrapped. None: their current device.
@@ -204,7 +204,7 @@ class MegatronParallel(nn.ModuleList):
         step_i: Optional[int] = None,
         wrap_forward_step: bool = True,
     ) -> Any:
-        """Run one step over ``data`` with the three steps given here, under NeMo's names.
+        """Run one step over ``data`` with the given data step, forward step and loss reduction, under NeMo's names.
 
         Args:
             data: This data-parallel rank's part of a global batch, ``[num_microbatches * micro_batch_size, ...]``; or
@@ -229,7 +229,10 @@ class MegatronParallel(nn.ModuleList):
         """
         count = num_microbatches or 1
         if not wrap_forward_step and forward_step is None:
-            raise ConfigError("MegatronParallel(wrap_forward_step=False) needs forward_step, Megatron-Core's own.")
+            raise ConfigError(
+                "MegatronParallel.forward(wrap_forward_step=False) requires a forward_step in Megatron-Core's form, "
+                "(iterator, chunk) -> (output, loss function). Pass forward_step, or leave wrap_forward_step=True."
+            )
         return self.run_step(
             "validation" if forward_only else "training",
             MicroBatches(islice(data, count)) if isinstance(data, Iterator) else data,
@@ -419,7 +422,7 @@ class MegatronParallel(nn.ModuleList):
 
     def _wrap(self, core: nn.Module, *, first: bool) -> nn.Module:
         for module in core.modules():
-            # Megatron-Core asks each end of a pipeline, also in the user's own models, whether both share an embedding.
+            # Megatron-Core reads this attribute on the first and last stage, also of the user's own models.
             if hasattr(module, "pre_process") and not hasattr(module, "share_embeddings_and_output_weights"):
                 setattr(module, "share_embeddings_and_output_weights", False)  # noqa: B010  # not a tensor or module
         if self.wrap_chunk is not None:
@@ -446,8 +449,8 @@ class MegatronParallel(nn.ModuleList):
         trains = self.ddp_config is not None or self.wrap_chunk is not None
         if trains and counts is not None and counts.total and not counts.trained:
             raise ConfigError(
-                f"All {counts.total:,} parameters are frozen: there is nothing to train. Leave some with requires_grad=True, "
-                "in model_transform or wherever they were frozen."
+                f"All {counts.total:,} parameters are frozen, so there is nothing to train. Keep requires_grad=True on "
+                "some parameters, in model_transform or wherever the parameters are frozen."
             )
 
     def _step_graphs(self) -> Optional[StepGraphs]:
@@ -528,8 +531,10 @@ class MegatronParallel(nn.ModuleList):
         return {f"model_{index}": state for index, state in enumerate(states)}
 
     def load_chunks_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
-        """Load what `sharded_state_dict` described, after Megatron-Core filled it in. What isn't in it stays as it
-        is: that it should be was seen when it was read."""
+        """Load the state that `sharded_state_dict` described and Megatron-Core filled in.
+
+        Tensors that the state lacks keep their values. Unexpected gaps were reported when the checkpoint was read.
+        """
         cores = self.unwrapped
         for index, core in enumerate(cores):
             part = state if len(cores) == 1 else state[f"model_{index}"]
@@ -555,8 +560,8 @@ def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any
         return module  # as NeMo: called with the batch
     if forward_step is None:
         raise ConfigError(
-            f"{type(module).__name__} defines neither {step.stage}_step nor forward_step, nor forward: define "
-            f"`{step.stage}_step(self, batch, batch_idx)` that returns a loss, or `forward_step(self, batch)` and a "
+            f"{type(module).__name__} defines no {step.stage}_step, forward_step or forward. Define "
+            f"`{step.stage}_step(self, batch, batch_idx)`, which returns a loss, or `forward_step(self, batch)` and "
             f"`{step.stage}_loss_reduction`."
         )
     return with_model(forward_step, module)
@@ -573,7 +578,7 @@ def default_data_step(iterator: Iterator[Any], precision_plugin: Any = None) -> 
 
 
 def split_batch(batch: Any, num_microbatches: int) -> list[Any]:
-    """Cut every tensor of a batch into ``num_microbatches`` equal parts along its first dimension (views, no copy).
+    """Split every tensor of a batch into ``num_microbatches`` equal parts along its first dimension (views, no copy).
 
     Raises:
         ConfigError: a tensor's first dimension isn't a multiple of ``num_microbatches``.
@@ -588,8 +593,9 @@ def split_batch(batch: Any, num_microbatches: int) -> list[Any]:
             continue
         if leaf.shape[0] % num_microbatches:
             raise ConfigError(
-                f"A batch tensor of shape {tuple(leaf.shape)} can't be split into {num_microbatches} micro-batches: its first "
-                "dimension must be a multiple. The loader must yield this rank's whole share of a global batch."
+                f"A batch tensor of shape {tuple(leaf.shape)} can't be split into {num_microbatches} micro-batches, "
+                f"because its first dimension is not a multiple of {num_microbatches}. The data loader must yield this "
+                "rank's whole part of a global batch."
             )
         columns.append(leaf.chunk(num_microbatches))
     return [tree_unflatten([column[index] for column in columns], spec) for index in range(num_microbatches)]
@@ -632,8 +638,9 @@ def _chunks_of(module: pl.LightningModule, vp_size: Optional[int], config: Trans
         build_chunk = getattr(module, "build_chunk", None)
         if build_chunk is None:
             raise ConfigError(
-                f"virtual_pipeline_model_parallel_size={vp_size}: {type(module).__name__} must define build_chunk(vp_stage), "
-                "which builds the layers of one virtual stage; or leave virtual stages out."
+                f"virtual_pipeline_model_parallel_size={vp_size}: {type(module).__name__} must define "
+                "build_chunk(vp_stage), which builds the layers of one virtual stage. Define it, or leave "
+                "virtual_pipeline_model_parallel_size unset."
             )
         first = getattr(module, "module", None)
         chunks = [unwrap(first) if stage == 0 and first is not None else build_chunk(stage) for stage in range(vp_size)]
@@ -665,8 +672,8 @@ def _release(wrapper: dict[str, Any]) -> None:
 
 
 def _refuse_parameters_outside(module: pl.LightningModule, chunks: list[nn.Module]) -> None:
-    """Check that no parameters are beside ``self.module``. If that is the model, such parameters would not be reduced,
-    updated or saved.
+    """Check that all parameters are inside ``self.module``, if the module has this attribute. Other parameters would
+    not be reduced, updated or saved.
 
     Raises:
         ConfigError: there are such parameters.
@@ -678,9 +685,9 @@ def _refuse_parameters_outside(module: pl.LightningModule, chunks: list[nn.Modul
     outside = [name for name, parameter in module.named_parameters() if id(parameter) not in held]
     if outside:
         raise ConfigError(
-            f"{type(module).__name__}.module is the model that is trained, and these parameters are outside of it: "
-            f"{', '.join(outside[:5])}{' ...' if len(outside) > 5 else ''}. Put them into self.module, or name the attribute "
-            "`module` differently, so that the LightningModule as a whole is the model."
+            f"{type(module).__name__}.module is the model that is trained, but it doesn't contain these parameters: "
+            f"{', '.join(outside[:5])}{' ...' if len(outside) > 5 else ''}. Move them into self.module, or rename the "
+            "attribute `module`, so that the whole LightningModule is the model."
         )
 
 

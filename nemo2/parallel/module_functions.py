@@ -73,7 +73,8 @@ def _mapped(
         made = func(module, **_accepted(func, kwargs))
         if not isinstance(made, nn.Module):
             raise ConfigError(
-                f"{_called(func)} returned {type(made).__name__}: it must return the module, changed or not."
+                f"{_called(func)} returned {type(made).__name__}. It must return a module: its argument or a "
+                "replacement."
             )
     seen[id(module)] = seen[id(made)] = made
     if depth == 0:

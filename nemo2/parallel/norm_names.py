@@ -17,7 +17,8 @@ _ALONE_AND_FUSED = (
     ("self_attention.q_layernorm.", "self_attention.linear_q_up_proj.layer_norm_"),
     ("self_attention.kv_layernorm.", "self_attention.linear_kv_up_proj.layer_norm_"),
 )
-"""A norm's names by itself, and as a part of the linear layer that it feeds; behind the name of its transformer layer."""
+"""A norm's name as a separate module, and as a part of the linear layer after it. A transformer layer's name precedes
+both."""
 _BEFORE_EXPERTS, _AS_IF_FUSED = _ALONE_AND_FUSED[1]
 _ROUTER = "mlp.router.weight"
 

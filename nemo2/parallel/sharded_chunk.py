@@ -36,25 +36,29 @@ class ShardedChunk(_BaseDataParallel):
     ) -> None:
         super().__init__(config=config, module=module)
         self.num_shards = num_shards
-        # With tensor-parallel groups Megatron-Core asks it whether gradients are in Megatron-FSDP's hands.
+        # With tensor-parallel groups Megatron-Core reads this to find out whether Megatron-FSDP reduces gradients.
         self.ddp_config = DistributedDataParallelConfig()
-        # Neither is a submodule: torch must not find them among the parameters.
+        # Not registered as submodules, because torch would list their tensors among the parameters.
         self.__dict__["whole"], self.__dict__["shard_group"] = whole, shard_group
 
     def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
-        """Nothing is left to do: torch waits for its reductions at the end of each backward."""
+        """Does nothing: torch waits for its reductions at the end of each backward."""
 
     def scale_gradients(self, scaling_factor: float | torch.Tensor) -> None:
-        """Megatron-Core calls this with one over the tokens of the global batch, and means gradients that were summed."""
+        """Scale the gradients by ``scaling_factor``, which Megatron-Core computes for gradients that are sums.
+
+        The factor is one over the number of tokens in the global batch. torch's gradients are means over the sharding
+        ranks, so they are also multiplied by the number of these ranks.
+        """
         for parameter in self.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(scaling_factor * self.num_shards)
 
     def zero_grad_buffer(self) -> None:
-        """There is no buffer; the optimizer drops ``.grad``."""
+        """Does nothing: there is no buffer, and the optimizer clears ``.grad``."""
 
     def broadcast_params(self) -> None:
-        """Each rank's shard is the only one."""
+        """Does nothing: no two ranks hold the same shard."""
 
 
 def stand_ins(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -108,8 +112,11 @@ def _holds(parent: nn.Module, names: set[str], *kinds: type) -> bool:
 
 
 def sharding_mesh(tensor_parallel_size: int, device_type: str) -> Any:
-    """The ranks as a mesh of ``shard`` x ``tp``: data- and context-parallel ranks shard, neighbours share tensors, which is
-    Megatron-Core's order."""
+    """The ranks as a mesh of ``shard`` x ``tp``.
+
+    Parameters are sharded over all data- and context-parallel ranks (``shard``). Tensors are sharded over neighboring
+    ranks (``tp``). Megatron-Core numbers ranks in the same order.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     world = torch.distributed.get_world_size()

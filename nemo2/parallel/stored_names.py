@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Under which name, and where in it, a parameter is stored in Megatron-Core's checkpoints.
+"""The stored tensor, and the position in it, of each parameter in Megatron-Core's checkpoints.
 
-Megatron-Core stacks layers into one tensor, and cuts the gated feed-forward into its two halves. A fully sharded model
-that stores its parameters the same way can be read by `MegatronStrategy` under any layout, and reads what that wrote.
+Megatron-Core stacks layers into one tensor, and divides the gated feed-forward into its two halves. A fully sharded
+model stores its parameters in the same way. `MegatronStrategy` can therefore read its checkpoints in any layout, and
+the fully sharded model can read the checkpoints of `MegatronStrategy`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from nemo2.parallel.transform import full_parameter_names
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRows:
-    """Rows ``start`` to ``stop`` of a parameter stand at ``offset`` in the stored tensor ``key``.
+    """A range of a parameter's rows, ``start`` to ``stop``, which is stored at ``offset`` in the tensor ``key``.
 
     The stored tensor may have further leading dimensions, over which Megatron-Core stacks layers and experts.
     """
@@ -32,23 +33,23 @@ class StoredRows:
     dims: int
     """Dimensions of the parameter; the stored tensor may have more."""
     padded: bool = False
-    """The rows are a vocabulary's, filled up to a number that suits the tensor-parallel ranks."""
+    """Whether the rows are a vocabulary, padded to a number that the tensor-parallel size divides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredChunk:
-    """How a chunk is stored; asked before its parameters are sharded."""
+    """The stored form of a chunk, read before its parameters are sharded."""
 
     stored: dict[str, list[StoredRows]]
     """The stored position of each parameter and persistent buffer, by its name in the chunk."""
     objects: dict[str, Any]
-    """Entries that Megatron-Core stores beside tensors, and misses when they aren't there: the extra state of layers."""
+    """The extra states of layers, which Megatron-Core stores beside tensors and requires on load."""
     added: frozenset[str]
-    """Under which keys is stored what a transform has added."""
+    """The keys of the tensors that a transform has added."""
     full_names: dict[str, str]
-    """The names in the whole model, by those in the chunk."""
+    """The names in the whole model, by the names in the chunk."""
     trained: frozenset[str]
-    """Names in the chunk of the parameters that aren't frozen."""
+    """The names in the chunk of the trainable parameters."""
 
 
 def stored_chunk(core: nn.Module) -> StoredChunk:
@@ -62,8 +63,8 @@ def stored_chunk(core: nn.Module) -> StoredChunk:
 
 
 def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
-    """How each parameter and persistent buffer of ``core`` is stored, by its name. Call this before the parameters are
-    sharded.
+    """The stored rows of each parameter and persistent buffer of ``core``, by its name. Call this before the parameters
+    are sharded.
 
     Parameters that Megatron-Core stores in a form other than rows, or doesn't store itself, keep their own names.
     """
@@ -83,7 +84,7 @@ def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
 
 
 def rows_by_layer(rows: list[StoredRows]) -> list[StoredRows]:
-    """The same rows where each layer is stored by itself, as those of a part of a model are."""
+    """The same rows if each layer is stored separately, as in a checkpoint of a part of a model."""
     found = []
     for row in rows:
         key = key_by_layer(row.key, row.offset, len(row.global_shape) > row.dims)

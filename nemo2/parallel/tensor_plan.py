@@ -26,10 +26,10 @@ def _styles() -> dict[str, ParallelStyle]:
 
 
 def plan_of(model: nn.Module, *, custom: Optional[Mapping[str, Any]], from_model: bool) -> dict[str, Any]:
-    """The plan to shard ``model`` by: the user's, else that of a Hugging Face model inside.
+    """The plan that shards ``model``: the user's plan, or else the plan of a Hugging Face model inside.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no plan.
     """
     if custom:
         return dict(custom)
@@ -39,9 +39,10 @@ def plan_of(model: nn.Module, *, custom: Optional[Mapping[str, Any]], from_model
             if plan:
                 prefix = f"{name}." if name else ""
                 return {prefix + pattern: style for pattern, style in plan.items()}
+    missing = f"{type(model).__name__} has none" if from_model else "strategy.use_hf_tp_plan=False"
     raise ConfigError(
-        f"strategy.tensor_parallel_size > 1: {type(model).__name__} brings no plan of what is sharded how. Give strategy."
-        "custom_tp_plan={'layers.*.up': 'colwise', 'layers.*.down': 'rowwise', ...}, or set tensor_parallel_size=1."
+        f"strategy.tensor_parallel_size > 1 requires a tensor-parallel plan ({missing}). Set strategy.custom_tp_plan="
+        "{'layers.*.up': 'colwise', 'layers.*.down': 'rowwise', ...}, or set tensor_parallel_size=1."
     )
 
 
@@ -57,7 +58,7 @@ def parallel_styles(plan: Mapping[str, Any]) -> dict[str, ParallelStyle]:
     )
     if unknown:
         raise ConfigError(
-            f"strategy.tensor_parallel_size > 1: torch has no equivalent of the plan's styles {', '.join(unknown)}; known are "
-            f"{', '.join(known)}. Give strategy.custom_tp_plan, or set tensor_parallel_size=1."
+            f"strategy.tensor_parallel_size > 1: torch has no equivalent of the plan's styles {', '.join(unknown)}. "
+            f"Supported styles: {', '.join(known)}. Set strategy.custom_tp_plan, or set tensor_parallel_size=1."
         )
     return {name: known[style] if isinstance(style, str) else style for name, style in plan.items()}

@@ -38,7 +38,7 @@ class Transformed:
 
     by: Transform
     before: nn.Module
-    """The chunk that was transformed; mostly the chunk itself."""
+    """The chunk before the transform, usually the same object as the chunk after it."""
     tree: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
     """The original modules, each with its children and its parameters."""
 
@@ -59,27 +59,31 @@ def transform_of(model: Any, callbacks: Iterable[Any] = ()) -> Optional[Transfor
 
 
 def refuse_two_transforms(found: dict[str, Any]) -> None:
-    """``found``: transforms by the place that gives them.
+    """Check that a model has one transform. ``found``: transforms by the place that sets them.
 
     Raises:
-        ConfigError: they aren't one and the same, or one can't be called.
+        ConfigError: the transforms differ, or a transform isn't callable.
     """
     for place, transform in found.items():
         if not callable(transform):
-            raise ConfigError(f"{place}={transform!r}: must be a function of a module that returns a module.")
+            raise ConfigError(f"{place}={transform!r}: must be a function that takes a module and returns a module.")
     if any(transform is not next(iter(found.values())) for transform in found.values()):
         given = " and ".join(f"{place}={_called(transform)}" for place, transform in found.items())
         raise ConfigError(
-            f"{given}: a model is transformed once. Keep one of them, or make one function that applies both in order."
+            f"{given}: a model has a single transform. Keep one, or write a function that applies both in order."
         )
 
 
 def refuse_reading_weights(transform: Optional[Transform], *, under: str) -> None:
-    """Raises ConfigError where what the transform adds reads the weights of other modules, which ``under`` shards apart."""
+    """Check that a transform works with the sharding of ``under``, a strategy or a setting.
+
+    Raises:
+        ConfigError: the modules that the transform adds read the weights of other modules, which ``under`` shards.
+    """
     if getattr(transform, "reads_weights", False):
         raise ConfigError(
-            f"model_transform={_called(transform)} reads the weights of the layers that it adds to, and under {under} these "
-            "aren't whole when it does. Use MegatronStrategy, or FSDP2Strategy."
+            f"model_transform={_called(transform)} reads the weights of the layers that it extends, but {under} shards "
+            "these weights. Use MegatronStrategy without fsdp='megatron', or FSDP2Strategy."
         )
 
 
@@ -102,13 +106,13 @@ def transformed(core: nn.Module, transform: Optional[Transform]) -> nn.Module:
     made = walk(root, transform) if takes_names(transform) else transform(root)
     if not isinstance(made, nn.Module):
         raise ConfigError(
-            f"model_transform={_called(transform)} returned {type(made).__name__} for {type(root).__name__}: it must return the "
-            "module, changed or not."
+            f"model_transform={_called(transform)} returned {type(made).__name__} for {type(root).__name__}. It must "
+            "return a module: its argument or a replacement."
         )
     if made is not root and (isinstance(root, pl.LightningModule) or not (plain or isinstance(made, MegatronModule))):
         raise ConfigError(
-            f"model_transform={_called(transform)} replaced the whole {type(root).__name__} by {type(made).__name__}, which the "
-            "pipeline can't run in its place: replace modules inside of it."
+            f"model_transform={_called(transform)} replaced the whole {type(root).__name__} with a "
+            f"{type(made).__name__}, which the pipeline schedule can't run. Replace modules inside the model instead."
         )
     if plain:
         core.module = made
@@ -121,17 +125,20 @@ def transformed(core: nn.Module, transform: Optional[Transform]) -> nn.Module:
 
 
 def forget_transform(core: nn.Module) -> None:
-    """Take a chunk, in which every module is back in its place, for one that was never transformed."""
+    """Treat a chunk as one that was never transformed. All of its modules must be back in their places."""
     core.__dict__.pop(_RECORD, None)
 
 
 def record_of(core: nn.Module) -> Optional[Transformed]:
-    """The changes to a chunk that nothing wraps. None: none."""
+    """The changes to a chunk without wrappers. None: the chunk wasn't transformed."""
     return core.__dict__.get(_RECORD)
 
 
 def tell_of_loaded_weights(core: nn.Module, names: Iterable[str]) -> None:
-    """``names``: as in ``core.state_dict()``, of what was loaded."""
+    """Call ``weights_loaded`` of each module of a transformed chunk that defines it.
+
+    ``names``: the names of the loaded tensors, as in ``core.state_dict()``.
+    """
     loaded = set(names)
     for path, module in core.named_modules() if record_of(core) is not None else ():
         told = getattr(type(module), "weights_loaded", None)
@@ -141,8 +148,11 @@ def tell_of_loaded_weights(core: nn.Module, names: Iterable[str]) -> None:
 
 
 def walk(root: nn.Module, function: Callable[..., nn.Module]) -> nn.Module:
-    """``root`` with each of its modules replaced by ``function(module, name=full name)``: children before parents, the root
-    last, by the name "". What the function returns isn't walked into, and a module that stands in two places is seen once."""
+    """``root`` with each of its modules replaced by ``function(module, name=full name)``.
+
+    Children come before parents. The root comes last, under the name "". The modules inside a replacement are not
+    visited, and a module in two places is visited once.
+    """
     names = full_names(root)
     replaced: dict[int, nn.Module] = {}
 
@@ -154,8 +164,8 @@ def walk(root: nn.Module, function: Callable[..., nn.Module]) -> nn.Module:
             made = function(module, name=names[path])
             if not isinstance(made, nn.Module):
                 raise ConfigError(
-                    f"model_transform={_called(function)} returned {type(made).__name__} for {names[path] or 'the model'}: it "
-                    "must return the module, changed or not."
+                    f"model_transform={_called(function)} returned {type(made).__name__} for "
+                    f"{names[path] or 'the model'}. It must return a module: its argument or a replacement."
                 )
             replaced[id(module)] = made
         return replaced[id(module)]
@@ -164,7 +174,7 @@ def walk(root: nn.Module, function: Callable[..., nn.Module]) -> nn.Module:
 
 
 def takes_names(transform: Transform) -> bool:
-    """Whether it is called module by module; ``model_transform(module, name)``."""
+    """Whether a transform has the form ``model_transform(module, name)``, which is called for each module."""
     try:
         return "name" in inspect.signature(transform).parameters
     except ValueError:  # of a builtin
@@ -172,7 +182,8 @@ def takes_names(transform: Transform) -> bool:
 
 
 def full_names(root: nn.Module) -> dict[str, str]:
-    """The full name of each module by its path in ``root``, a chunk or a plain module, whose own path and name are ""."""
+    """The full name of each module by its path in ``root``, a chunk or a plain module. The root has the path and the
+    name ""."""
     names = {"": ""}
 
     def visit(module: nn.Module, path: str) -> None:
@@ -194,14 +205,14 @@ def full_parameter_names(core: nn.Module) -> dict[str, str]:
     for key in core.state_dict(keep_vars=True):
         path, _, last = (key.removeprefix("module.") if plain else key).rpartition(".")
         known = path
-        while known not in names:  # a module that calls its parts otherwise in its state
+        while known not in names:  # a module that names its parts differently in its state
             known = known.rpartition(".")[0]
         found[key] = ".".join(part for part in (names[known], path.removeprefix(known).lstrip("."), last) if part)
     return found
 
 
 def _number(parent: nn.Module, name: str, path: str, child: nn.Module) -> str:
-    """A child's name in the whole model; ``name`` is what this rank calls it."""
+    """A child's name in the whole model. ``name`` is its name on this rank."""
     if not (isinstance(parent, nn.ModuleList) and name.isdigit()):
         return name
     if isinstance(number := getattr(child, "layer_number", None), int):
@@ -212,7 +223,8 @@ def _number(parent: nn.Module, name: str, path: str, child: nn.Module) -> str:
 
 
 def _let_megatron_ask(core: nn.Module, *, known: set[int]) -> None:
-    """Megatron-Core asks some modules how they are stored, not all that may stand in their place have an answer."""
+    """Give new modules a ``sharded_state_dict``, which Megatron-Core calls on some modules that a transform may
+    replace."""
     for module in core.modules():
         if id(module) not in known and not hasattr(module, "sharded_state_dict"):
             module.__dict__["sharded_state_dict"] = MethodType(MegatronModule.sharded_state_dict, module)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A low-rank addition to a linear layer: its two factors, and the layer with its addition."""
+"""A low-rank adapter of a linear layer: its two factors, and the layer with its adapter."""
 
 import hashlib
 import math
@@ -21,20 +21,19 @@ INIT_METHODS: tuple[InitMethod, ...] = ("xavier", "uniform", "kaiming", "normal"
 
 
 class Factor(nn.Module):
-    """One factor of an addition: a matrix without a bias.
+    """One factor of an adapter: a matrix without a bias.
 
-    It is called as a module, so that the hooks of ``overlap_param_gather`` wait for its weight.
+    The factor is a module, so that the hooks of ``overlap_param_gather`` wait for its weight before a call.
 
     Args:
         shape: ``[outputs, inputs]`` over all ranks.
         axis: the axis that is sharded over the ranks of ``placement``. None: each rank holds the whole matrix.
-        like: the weight of the layer, which gives dtype and device.
-        name: the full name of the factor. Its initial values are drawn from the name, so they are the same in every
-            layout.
-        sections: the numbers of rows of the parts that ranks share one by one, if the layer's weight has such parts
-            (gate and up projection). None: the ranks' rows are consecutive.
-        whole_layer: whether its rows are all rows of the layer, and so are stored like the weight's rows. False: the
-            rows of a part.
+        like: the weight of the layer, which determines dtype and device.
+        name: the full name of the factor. It seeds the initial values, so they are the same in every layout.
+        sections: the numbers of rows of the parts that are sharded separately, if the layer's weight has such parts
+            (gate and up projection). None: each rank's rows are consecutive.
+        whole_layer: whether the factor has all rows of the layer, so that checkpoints store them like the weight's rows.
+            False: the factor has the rows of one part of the layer.
     """
 
     def __init__(
@@ -69,8 +68,8 @@ class Factor(nn.Module):
                 self.weight.copy_(whole)
 
     def forward(self, x: Optional[Tensor]) -> Tensor:
-        """Multiply ``x``, [..., inputs of this rank], by the matrix. Returns [..., outputs of this rank] in the
-        dtype of ``x``. For None it returns the matrix."""
+        """Multiply ``x``, [..., inputs of this rank], by the matrix. Returns [..., outputs of this rank] in the dtype of
+        ``x``. An ``x`` of None: returns the matrix."""
         weight = self.weight
         if self._sums:
             weight = mappings.copy_to_tensor_model_parallel_region(weight, group=self.placement.group)
@@ -78,16 +77,16 @@ class Factor(nn.Module):
 
 
 class LowRank(nn.Module):
-    """``B A x``, times ``scale``, on the ranks of a linear layer.
+    """An adapter, ``scale B A x``, on the ranks of a linear layer.
 
     Args:
         placement: the layer's placement.
         like: the layer's weight.
         name: the layer's full name.
-        scale: mostly alpha over rank.
+        scale: usually alpha over rank.
         dropout, dropout_position: as in `LoRA`.
-        outputs, part: for a part of a fused layer, its rows and its name.
-        sections: the numbers of rows of the layer's parts, see `Factor`.
+        outputs, part: the number of rows and the name of the part, for an adapter of one part of a fused layer.
+        sections: the numbers of rows of the layer's parts, as in `Factor`.
     """
 
     def __init__(
@@ -130,7 +129,8 @@ class LowRank(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The addition to the layer's output on this rank. ``x`` is the layer's input on this rank."""
+        """The adapter's output on this rank, which is added to the layer's output. ``x`` is the layer's input on this
+        rank."""
         return self.placement.behind(self.before_gather(x))
 
     def before_gather(self, x: Tensor) -> Tensor:
@@ -161,13 +161,13 @@ class LowRank(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A linear layer with an addition to its output.
+    """A linear layer with an adapter, whose output is added to the layer's output.
 
     The layer's attributes can be read on this module. The layer's parameters keep their names in checkpoints.
     """
 
     sharded_state_dict: Any = MegatronModule.sharded_state_dict
-    """The state of the children. Without this, ``__getattr__`` would find the layer's own method."""
+    """The sharded state of the children. Without this attribute ``__getattr__`` would return the layer's own method."""
 
     def __init__(self, to_wrap: nn.Module, adapter: nn.Module) -> None:
         super().__init__()
@@ -178,12 +178,12 @@ class Adapted(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "to_wrap":  # the attribute may not exist
+            if name == "to_wrap":  # not set yet: don't recurse
                 raise
             return getattr(self.to_wrap, name)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The layer's output with the addition, and its bias if the layer leaves the bias to the caller."""
+        """The layer's output plus the adapter's, and the layer's bias if the layer leaves the bias to the caller."""
         layer: Any = self.to_wrap
         if hasattr(layer, "post_layernorm"):  # nemo2.models.layers.post_norm: the norm follows the sum
             output, bias = layer.project(x, *args, **kwargs)
@@ -193,11 +193,11 @@ class Adapted(nn.Module):
         return joined if type(layer) is nn.Linear else (joined, bias)
 
     def merged_weight(self) -> Tensor:
-        """The layer's weight plus the addition on this rank, in fp32."""
+        """The layer's weight plus the adapter's product on this rank, in fp32."""
         return wide(self.to_wrap.weight) + self.adapter.product()  # pyright: ignore
 
     def joined(self, output: Tensor, bias: Optional[Tensor], x: Tensor) -> Tensor:
-        """The layer's output plus the addition.
+        """The layer's output plus the adapter's output.
 
         Args:
             output: the layer's output, including its bias unless the bias is separate.
@@ -207,10 +207,9 @@ class Adapted(nn.Module):
 
 
 def call(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Optional[Tensor], Tensor]:
-    """Call a linear layer. Returns its output, its bias if the bias is left to the caller, and the input of its matrix
-    product.
+    """Call a linear layer. Returns its output, its bias if the caller has to add it, and the input of its matrix product.
 
-    That input is normalized if the layer contains its norm, as Transformer Engine's layers may.
+    The input of the product is normalized if the layer contains its norm, as some of Transformer Engine's layers do.
     """
     result = layer(x, *args, **kwargs)
     if not isinstance(result, tuple):  # torch.nn.Linear
@@ -229,8 +228,8 @@ def wide(x: Tensor) -> Tensor:
 
 
 def sections_of(layer: Any, name: str, placement: Placement) -> Optional[list[int]]:
-    """The numbers of rows, over all ranks, of the parts of a layer's weight that tensor-parallel ranks share one by
-    one. None: the layer has one part, or one rank."""
+    """The numbers of rows, over all ranks, of the parts of a layer's weight that are sharded separately over the
+    tensor-parallel ranks. None: the layer has one part or one rank."""
     if placement.split != "column" or placement.size == 1:
         return None
     if (sizes := getattr(layer.weight, "partition_sizes", None)) is not None:  # a Mamba mixer's in_proj
@@ -241,14 +240,14 @@ def sections_of(layer: Any, name: str, placement: Placement) -> Optional[list[in
 
 
 def prepare(layer: Any) -> None:
-    """Let a Transformer Engine layer that normalizes its input return the normalized input too."""
+    """Make a Transformer Engine layer that normalizes its input also return the normalized input."""
     if hasattr(layer, "return_layernorm_output"):
         layer.return_layernorm_output = True
         layer.return_layernorm_output_gathered = False
 
 
 def mark(parameter: nn.Parameter, *, axis: Optional[int], placement: Placement) -> None:
-    """Tell Megatron-Core how a parameter is distributed over tensor-parallel ranks.
+    """Set the attributes by which Megatron-Core knows how a parameter is distributed over tensor-parallel ranks.
 
     The parameter then counts once in the gradient norm, and its gradients are reduced over the ranks that hold it.
     """
@@ -293,7 +292,7 @@ def _seed_of_the_run() -> int:
 
 
 def required_placement(layer: nn.Module, name: str) -> Placement:
-    """The placement of a layer that is to get an addition.
+    """The placement of a layer that gets an adapter.
 
     Raises:
         ConfigError: the module isn't a linear layer.
@@ -301,6 +300,7 @@ def required_placement(layer: nn.Module, name: str) -> Placement:
     placement = placement_of(layer)
     if placement is None:
         raise ConfigError(
-            f"peft.target_modules: {name} is a {type(layer).__name__}, and a low-rank addition goes beside a linear layer only."
+            f"peft.target_modules: {name} is a {type(layer).__name__}, and only linear layers can have adapters. Remove it from "
+            "the targets, or name it in peft.exclude_modules."
         )
     return placement

@@ -26,12 +26,12 @@ class PEFT(ABC):
     """A method of parameter-efficient fine-tuning, to be subclassed."""
 
     reads_weights: bool = False
-    """Whether the added modules read the weights of the layers beside them. These weights must then be gathered at
-    every call. FSDPStrategy and Megatron-FSDP don't do that and reject such a method."""
+    """Whether the adapters read the weights of their layers. Every call must then gather these weights. FSDPStrategy and
+    Megatron-FSDP don't gather them and reject such a method."""
 
     @abstractmethod
     def transform(self, module: nn.Module, name: Optional[str] = None, prefix: Optional[str] = None) -> nn.Module:
-        """Return the module that replaces ``module``: the module itself, changed or unchanged, or another one.
+        """Return the module that replaces ``module``: the module itself, changed or unchanged, or another module.
 
         Args:
             module: A module whose parameters are all frozen.
@@ -50,8 +50,8 @@ class PEFT(ABC):
         return walk(model, of)
 
     def freeze_model(self, model: nn.Module) -> None:
-        """Freeze all parameters, so that only those that `transform` adds or unfreezes are trained. A subclass may
-        freeze fewer."""
+        """Freeze all parameters. Only the parameters that `transform` adds or unfreezes are then trained. A subclass may
+        freeze fewer parameters."""
         for parameter in model.parameters():
             parameter.requires_grad_(False)
 

@@ -12,7 +12,7 @@ from nemo2.peft.dora import Decomposed, DirectionAndMagnitude, DoRA
 
 
 class ApartWithLengths(Apart):
-    """Additions and trained lengths for the parts of a fused layer. The rows of parts that aren't targets stay
+    """Adapters and trained lengths for the parts of a fused layer. The rows of parts that aren't targets stay
     unchanged."""
 
     def __init__(self, layer: nn.Module, apart: Apart) -> None:

@@ -28,10 +28,10 @@ CANONICAL_TARGETS = [
 
 
 class Apart(nn.Module):
-    """Additions to the parts of a fused layer. Parts that aren't targets get none.
+    """The adapters of a fused layer's parts. Parts that aren't targets have no adapter.
 
     Args:
-        additions: The addition of each part: a `LowRank`, or a module with its ``before_gather`` and ``product``.
+        additions: The adapter of each part: a `LowRank`, or a module with its ``before_gather`` and ``product``.
         widths: The rows of each part in one group of the layer.
         groups: The number of consecutive groups in this rank's rows.
     """
@@ -45,13 +45,13 @@ class Apart(nn.Module):
             self.add_module(part, addition)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The additions in the order of the fused layer's rows: part by part within each of this rank's groups of
+        """The adapters' outputs in the order of the fused layer's rows: part by part within each of this rank's groups of
         heads."""
         made = {name: addition.before_gather(x) for name, addition in self.named_children()}  # pyright: ignore
         return self.placement.behind(self._fused(made))
 
     def product(self) -> Tensor:
-        """The addition to the layer's weight on this rank, in fp32."""
+        """The adapters' products on this rank, in the rows of the layer's weight, in fp32."""
         made = {name: addition.product().T for name, addition in self.named_children()}  # pyright: ignore
         return self._fused(made).T
 
@@ -62,8 +62,8 @@ class Apart(nn.Module):
         return grouped.split(list(self.widths.values()), dim=1)[index].flatten(0, 1)
 
     def _fused(self, made: dict[str, Tensor], *, without: float = 0.0) -> Tensor:
-        """The channels of the parts, ``[..., rows]`` each, in the order of the fused layer. ``without`` is the value
-        for parts without an addition."""
+        """The channels of the parts, ``[..., rows]`` each, in the order of the fused layer. ``without`` is the value for
+        parts without an adapter."""
         like = next(iter(made.values()))
         found = []
         for part, width in self.widths.items():
@@ -97,8 +97,8 @@ class CanonicalLoRA(LoRA):
         if fused:
             parts = ", ".join(PARTS[fused[0].rpartition(".")[2]])
             raise ConfigError(
-                f"peft.target_modules={fused[0]!r}: CanonicalLoRA names the parts of a fused layer ({parts}); LoRA takes it "
-                "as one."
+                f"peft.target_modules has {fused[0]!r}, a fused layer: {type(self).__name__} targets its parts ({parts}). Name "
+                "the parts, or use LoRA or DoRA for the whole layer."
             )
 
     def transform(self, module: nn.Module, name: Optional[str] = None, prefix: Optional[str] = None) -> nn.Module:
@@ -127,7 +127,7 @@ class CanonicalLoRA(LoRA):
         return self.adapted(module, Apart(additions, widths, groups, placement))
 
     def _parts_meant(self, name: str, prefix: str, module: Optional[nn.Module] = None) -> set[str]:
-        """The parts of a layer that get additions. A ``module`` of None is known to be a linear layer."""
+        """The parts of a layer that get adapters. A ``module`` of None: the layer is known to be linear."""
         parts: set[str] = set()
         for pattern, of_pattern in expanded(self.target_modules, PARTS).items():
             matcher = ModuleMatcher([pattern], self.exclude_modules)
@@ -155,5 +155,8 @@ def _widths(layer: Any, name: str, placement: Placement) -> dict[str, int]:
         return {}
     heads = config.num_attention_heads // config.num_query_groups
     if getattr(config, "attention_output_gate", False):
-        raise ConfigError("peft: CanonicalLoRA has no part for the gate of attention's output: use LoRA.")
+        raise ConfigError(
+            "peft=CanonicalLoRA has no adapter for the gate of attention's output (model.config.attention_output_gate=True): "
+            "use LoRA."
+        )
     return dict(zip(PARTS[name], (heads * head, head, head), strict=True))

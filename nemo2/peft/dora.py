@@ -25,7 +25,7 @@ class Magnitude(nn.Module):
     """
 
     _of: tuple[Any, LowRank]
-    """The layer and its additions. Neither is registered as a child module."""
+    """The layer and its adapter. Neither is registered as a child module."""
 
     def __init__(
         self, layer: nn.Module, additions: LowRank, *, part: Optional[Callable[[Tensor], Tensor]] = None
@@ -45,7 +45,7 @@ class Magnitude(nn.Module):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Set the lengths to those of the current rows, so that the model computes the same as before."""
+        """Set the trained lengths to the lengths of the current rows, so that the model's output stays the same."""
         if not self.weight.is_meta:
             self.weight.copy_(self.lengths())
 
@@ -70,7 +70,7 @@ class Magnitude(nn.Module):
 
 
 class DirectionAndMagnitude(nn.Module):
-    """The parameters that `DoRA` adds to a layer or a part of it, under the names in checkpoints."""
+    """The parameters that `DoRA` adds to a layer or to a part of it, under their names in checkpoints."""
 
     additions: LowRank
     magnitude: Magnitude
@@ -108,8 +108,8 @@ class Decomposed(Adapted):
     def weights_loaded(self, names: set[str]) -> None:
         """Called after weights were loaded, with the names of the loaded weights below this module.
 
-        If the lengths were not among them, the weights are a base model's, and the lengths are set to its rows'
-        lengths.
+        If the trained lengths were not loaded, the weights are those of a base model, and the lengths of its rows become
+        the trained lengths.
         """
         if not any(name.endswith("magnitude.weight") for name in names):
             for module in self.adapter.modules():
@@ -134,8 +134,8 @@ class DoRA(LoRA):
     """Fine-tune with DoRA: ``y = m (W + alpha / dim B A) / |W + alpha / dim B A| x``, with W frozen and the length m of
     each row trained.
 
-    Each forward computes the product of B and A, which is as large as W, for the lengths. Dropout applies to the
-    additions only. The arguments are those of `LoRA`.
+    For the lengths, each forward computes the product of B and A, which is as large as W. Dropout applies only to the
+    output of the adapters. The arguments are those of `LoRA`.
     """
 
     reads_weights = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA: low-rank additions to linear layers (Hu et al., arXiv:2106.09685)."""
+"""LoRA: low-rank adapters of linear layers (Hu et al., arXiv:2106.09685)."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,22 +26,21 @@ class LoRA(PEFT):
     """Fine-tune with LoRA: ``y = W x + alpha / dim * B A x`` in each target layer, with W frozen.
 
     A fused layer (queries, keys and values; gate and up projection) has one A for all its parts. `CanonicalLoRA` gives
-    each part its own A. In the layers of routed experts each expert has its own addition, with any expert-parallel
-    size.
+    each part its own A. In the layers of routed experts each expert has its own adapter, with any expert-parallel size.
 
     Args:
         target_modules: Names of linear layers, or patterns of full names (`nemo2.peft.targets`). None: `TARGETS`, the
             layers of attention and of the feed-forward network.
         exclude_modules: Names or patterns to exclude from the targets. None: no exclusions.
-        dim: The rank of the additions.
-        alpha: The additions are scaled by ``alpha / dim``.
+        dim: The rank of the adapters.
+        alpha: The output of the adapters is scaled by ``alpha / dim``.
         dropout: The probability with which a channel is dropped during training.
-        dropout_position: "pre": drop channels of the layer's input to A, as in the paper. "post": drop channels of the
-            addition.
+        dropout_position: "pre": drop channels of the input of A, as in the paper. "post": drop channels of the output of
+            the adapter.
         lora_A_init_method, lora_B_init_method: The initial values of A and B (`nemo2.peft.adapter.first_values`). With
             B at zero the model starts equal to the base model.
         lora_dtype: The dtype of A and B. None: the layer's dtype.
-        modules_to_save: Modules that are trained in full and saved with the additions, as in `peft`. Names or patterns
+        modules_to_save: Modules that are trained in full and saved with the adapters, as in `peft`. Names or patterns
             like those of targets (``word_embeddings``, ``output_layer``, ``*_layernorm``, ``*.layers.0-3.mlp``). Where
             Transformer Engine fuses a norm, use the name that the norm has in plain layers. None: no modules.
 
@@ -50,7 +49,7 @@ class LoRA(PEFT):
     """
 
     default_targets: Sequence[str] = TARGETS
-    """The targets if none are named."""
+    """The targets if ``target_modules`` is None."""
 
     def __init__(
         self,
@@ -80,19 +79,22 @@ class LoRA(PEFT):
         """Raise ConfigError for a setting that is out of range."""
         if not isinstance(self.dim, int) or self.dim < 1:
             raise ConfigError(
-                f"peft.dim={self.dim!r}: the rank of {type(self).__name__}'s additions is a whole number from 1 on."
+                f"peft.dim={self.dim!r}: the rank of {type(self).__name__}'s adapters must be a whole number, at least 1."
             )
         if not 0 < self.alpha < math.inf:
-            raise ConfigError(f"peft.alpha={self.alpha!r}: additions are scaled by alpha / dim; use a number above 0.")
+            raise ConfigError(
+                f"peft.alpha={self.alpha!r}: the adapters' output is scaled by alpha / dim, so alpha must be a finite number "
+                "above 0."
+            )
         if not 0 <= self.dropout < 1:
-            raise ConfigError(f"peft.dropout={self.dropout!r}: is a probability below 1; 0 drops nothing.")
+            raise ConfigError(f"peft.dropout={self.dropout!r} must be a probability from 0 (no dropout) to below 1.")
         if self.dropout_position not in ("pre", "post"):
             raise ConfigError(f"peft.dropout_position={self.dropout_position!r}: must be 'pre' or 'post'.")
         for field in ("lora_A_init_method", "lora_B_init_method"):
             given = str(getattr(self, field))
             if given not in INIT_METHODS:
-                hint = did_you_mean(given, INIT_METHODS)
-                raise ConfigError(f"peft.{field}={given!r} is unknown{hint}; known are {', '.join(INIT_METHODS)}.")
+                hint = did_you_mean(given, INIT_METHODS, listed=True)
+                raise ConfigError(f"peft.{field}={given!r} is unknown{hint} Known methods: {', '.join(INIT_METHODS)}.")
 
     @property
     def matcher(self) -> ModuleMatcher:
@@ -106,7 +108,7 @@ class LoRA(PEFT):
         return self.beside(module, full)
 
     def thawed(self, module: nn.Module, full: str) -> nn.Module:
-        """The module, with those of its own parameters unfrozen that belong to ``modules_to_save``."""
+        """The module. Its own parameters are unfrozen if they belong to ``modules_to_save``."""
         for name, parameter in module.named_parameters(recurse=False):
             if self._is_saved(owner_of(parameter, f"{full}.{name}")):
                 parameter.requires_grad_(True)
@@ -116,7 +118,7 @@ class LoRA(PEFT):
         return any(takes_all_of(pattern, full) for pattern in self.modules_to_save)
 
     def beside(self, module: nn.Module, full: str) -> nn.Module:
-        """The linear layer with the full name ``full``, with an addition."""
+        """The linear layer with the full name ``full``, with an adapter."""
         placement = required_placement(module, full)
         weight: Any = module.weight
         prepare(module)
@@ -125,7 +127,7 @@ class LoRA(PEFT):
 
     @property
     def factors(self) -> dict[str, Any]:
-        """The arguments of `LowRank` except the layer's."""
+        """The arguments of `LowRank` that don't depend on the layer."""
         return {
             "rank": self.dim,
             "scale": self.alpha / self.dim,
@@ -148,13 +150,13 @@ class LoRA(PEFT):
         for name, (outputs, inputs) in linear_layers.items():
             if self.firsts_beside(name) and self._is_saved(name):
                 raise ConfigError(
-                    f"peft.modules_to_save: {name} is trained in full, and peft.target_modules put an addition beside it. Name "
-                    "it in one of them only: peft.exclude_modules leaves it out of the targets."
+                    f"peft.modules_to_save trains {name} in full, and peft.target_modules gives it an adapter. Keep one of them: "
+                    "name the layer in peft.exclude_modules, or remove it from peft.modules_to_save."
                 )
             if self.dim > min(outputs, inputs) and meant.match(name):
                 raise ConfigError(
-                    f"peft.dim={self.dim}: {name} has {inputs:,} inputs and {outputs:,} outputs, and its weight no rank above "
-                    f"{min(outputs, inputs):,}. Lower peft.dim, or leave the layer out by peft.exclude_modules."
+                    f"peft.dim={self.dim}: {name} has {inputs:,} inputs and {outputs:,} outputs, so an adapter's rank can be at "
+                    f"most {min(outputs, inputs):,}. Lower peft.dim, or name the layer in peft.exclude_modules."
                 )
 
     def refuse_unknown_modules(self, modules: Optional[Collection[str]]) -> None:
@@ -166,18 +168,18 @@ class LoRA(PEFT):
         if unmet:
             known = sorted({name.rpartition(".")[2] for name in modules or ()})
             raise ConfigError(
-                f"peft.modules_to_save: {unmet[0]!r} is no module of this model that has weights{near_miss(unmet[0], known)} "
-                f"There are {', '.join(known)}. An output layer that is the embedding (share_embeddings_and_output_weights) is "
-                "trained as word_embeddings."
+                f"peft.modules_to_save: {unmet[0]!r} matches no module with weights in this model{near_miss(unmet[0], known)} "
+                f"The modules with weights are {', '.join(known)}. If the output layer shares the embedding's weight "
+                "(share_embeddings_and_output_weights=True), name word_embeddings."
             )
 
     def firsts_beside(self, full: str) -> int:
-        """The number of first factors for the linear layer of this full name. 0: the layer gets no addition."""
+        """The number of first factors for the linear layer of this full name. 0: the layer gets no adapter."""
         prefix, _, name = full.rpartition(".")
         return int(self.matcher.match(name, prefix) is not None)
 
     def is_beside_experts(self, linear_layers: Iterable[str]) -> bool:
-        """Whether any of these full names is a routed expert's layer with an addition."""
+        """Whether any of these full names is a routed expert's layer with an adapter."""
         return any(".experts." in name and self.firsts_beside(name) for name in linear_layers)
 
     @property
@@ -186,13 +188,12 @@ class LoRA(PEFT):
 
 
 def owner_of(parameter: Any, full: str) -> str:
-    """The full name of the module to which a parameter belongs when it is trained, from the parameter's own full
-    name."""
-    if getattr(parameter, "shared_embedding", False):  # of the last pipeline stage, whose copy is its output layer
+    """The full name of the module that `modules_to_save` names for a parameter, from the parameter's own full name."""
+    if getattr(parameter, "shared_embedding", False):  # the last pipeline stage's copy is its output layer
         return "embedding.word_embeddings"
     return module_of_key(full)
 
 
 def is_meant(module: nn.Module, pattern: str) -> bool:
-    """Whether a matching module gets an addition. A pattern with wildcards applies to linear layers only."""
+    """Whether a matching module gets an adapter. A pattern with wildcards applies only to linear layers."""
     return not any(sign in pattern for sign in "*?") or placement_of(module) is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges additions into the weights that they were trained with."""
+"""Merges adapters into the weights that they were trained with."""
 
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from nemo2.peft.adapter import Adapted
 
 @torch.no_grad()
 def merge(core: nn.Module) -> None:
-    """Merge every addition of a chunk into its layer's weight on this rank, and put the layer back in its place.
+    """Merge every adapter of a model chunk into its layer's weight on this rank, and restore the plain layer.
 
     Sums are computed in fp32 and rounded once.
     """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Describes how tensor-parallel ranks hold a linear layer, and how they hold the two factors of its addition.
+"""Describes how tensor-parallel ranks hold a linear layer, and how they hold the two factors of its adapter.
 
-The rank dimension of the addition is never sharded. If the layer's outputs are sharded (column-parallel), the second
-factor is sharded like the weight, the first is whole, and only a tensor as wide as the addition's rank crosses between
-ranks. The same holds for sharded inputs (row-parallel), with the factors exchanged. The traffic is the addition's rank
-over the layer's width, relative to the layer's own, and no rank needs more of the layer's input than it already has.
+The adapter's rank dimension is never sharded. If the layer's outputs are sharded (column-parallel), the second factor is
+sharded like the weight, and each rank holds the whole first factor. Ranks exchange only a tensor as wide as the adapter's
+rank. For sharded inputs (row-parallel) the two factors swap roles. Relative to the layer's own traffic, an adapter's
+traffic is the adapter's rank over the layer's width. No rank needs more of the layer's input than it already has.
 
 | layer | first factor A | second factor B | between them |
 |---|---|---|---|
@@ -13,7 +13,7 @@ over the layer's width, relative to the layer's own, and no rank needs more of t
 | row-parallel, sequence-parallel | columns | whole, gradient summed | reduce-scatter over the sequence |
 | row-parallel | columns | whole | reduce |
 | the same on all ranks, sequence-parallel | whole, gradient summed | whole, gradient summed | nothing |
-| of an expert, or where the caller communicates | as above | as above | nothing; the whole factor's gradient is summed |
+| an expert, or a layer whose caller communicates | as above | as above | nothing; the whole factor's gradient is summed |
 
 LoRA: Hu et al., arXiv:2106.09685. Tensor and sequence parallelism: Korthikanti et al., arXiv:2205.05198.
 """
@@ -81,7 +81,7 @@ class Placement:
         return hidden
 
     def behind(self, output: Tensor) -> Tensor:
-        """The addition to the layer's output, from the second factor's output."""
+        """The adapter's output, in the layout of the layer's output, from the second factor's output."""
         return (
             mappings.gather_from_tensor_model_parallel_region(output, group=self.group)
             if self.gathers and self.size > 1
@@ -141,7 +141,7 @@ def _group(expert: bool) -> Optional[Any]:
 def _travel(layer: Any, *, expert: bool, size: int) -> Travel:
     if size == 1:
         return "none"
-    # Transformer Engine's layers have a parallel_mode, which is None if the caller communicates.
+    # The parallel_mode of Transformer Engine's layers is None if the caller communicates.
     if expert or getattr(layer, "explicit_expert_comm", False) or getattr(layer, "parallel_mode", "") is None:
         return "outside"
     return "sequence" if getattr(layer, "sequence_parallel", False) else "tensor"

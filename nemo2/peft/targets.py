@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects the modules that a method applies to by their names.
+"""Selects, by name, the modules that a PEFT method applies to.
 
 A pattern is a module's own name (``linear_qkv``), or its full name with wildcards and ranges of layers:
 ``*.layers.0.*.linear_qkv``, ``*.layers.0-15.*.linear_fc?``, ``decoder.layers.{0,4,8}.mlp.linear_fc1``. Layers and
-experts have the numbers that they have in the whole model, from 0.
+experts are numbered over the whole model, from 0.
 """
 
 import functools
@@ -25,7 +25,7 @@ class ModuleMatcher:
     """Select modules by name.
 
     Args:
-        target_modules: Patterns, see above. Empty: all linear layers that ``exclude_modules`` doesn't match.
+        target_modules: Patterns. Empty: all linear layers that ``exclude_modules`` doesn't match.
         exclude_modules: Patterns of modules to exclude.
     """
 
@@ -75,19 +75,20 @@ def refuse_unmet(
         return
     known = sorted({name.rpartition(".")[2] for name in names})
     raise ConfigError(
-        f"peft.{field}: {unmet[0]!r} is no linear layer of this model{near_miss(unmet[0], known)} Its linear layers "
-        f"are {', '.join(known)}; a full name may have wildcards and ranges of layers, such as *.layers.0-15.*.{known[-1]}."
+        f"peft.{field}: {unmet[0]!r} matches no linear layer of this model{near_miss(unmet[0], known)} Its linear layers "
+        f"are {', '.join(known)}. A pattern of full names may have wildcards and ranges of layers, such as "
+        f"*.layers.0-15.*.{known[-1]}."
     )
 
 
 def near_miss(name: str, known: Collection[str]) -> str:
-    """The end of a sentence with the names that a wrong name may stand for."""
+    """The end of a sentence that suggests known names similar to ``name``, or a period."""
     return did_you_mean(name, known) if nearest(name, known) else "."
 
 
 def expanded(patterns: Iterable[str], canonical: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
-    """The patterns of fused layers, with the selected parts of each, from patterns that name parts (``linear_q`` of
-    ``linear_qkv``).
+    """Convert patterns of parts (``linear_q``) to patterns of their fused layers (``linear_qkv``), each with the selected
+    parts.
 
     Args:
         canonical: The parts of each fused layer. A layer that isn't fused has itself as its part.
@@ -111,5 +112,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def _all_of_range(found: re.Match[str]) -> str:
     first, last = int(found[1]), int(found[2])
     if last < first:
-        raise ConfigError(f"The layers {found[0]} of a pattern of target modules end before they begin.")
+        raise ConfigError(
+            f"A pattern of peft has the range of layers {found[0]}, which ends before it begins: write {last}-{first}."
+        )
     return f"{{{','.join(map(str, range(first, last + 1)))}}}"

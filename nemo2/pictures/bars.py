@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacked bars: what a whole is made of, one bar per stage, rank or variant."""
+"""Stacked bars: the parts of a whole, with one bar per stage, rank or variant."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """A line across all bars, such as a GPU's memory; bars that pass it have their total in another colour."""
+    """A line across all bars, such as a GPU's memory. The total of a bar beyond it has another color."""
 
     name: str
     value: float
     kept_free: float = 0.0
-    """Below the value; bars may not reach into it. It is shaded, and the line stands where it begins."""
+    """The part of ``value`` that bars must not use. It is shaded, and the line marks its start."""
 
     @property
     def most(self) -> float:
-        """What a bar may come to."""
+        """The largest total within the limit."""
         return self.value - self.kept_free
 
 
@@ -84,7 +84,7 @@ def stacked_bars(
             canvas.rect(x, y + 4, value * across, _ROW - 8, fills[name], tip=note)
             x += value * across
         over = limit is not None and total > limit.most
-        # In a column of their own: beside its bar a total would lie over lines.
+        # Totals have a column of their own, because next to a bar they would cover lines.
         canvas.text(width - _RIGHT, y + 18, text(total), "bad" if over else "ink", anchor="end", strong=over)
     if limit is not None:
         x, wide = label + limit.most * across, text_width(limit.name)

@@ -19,13 +19,13 @@ _MOST_DRAWN = 16
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutView:
-    """A placement with its pipeline: what the pictures of a recipe are made of."""
+    """A placement with its pipeline, from which the pictures of a recipe are drawn."""
 
     placement: Placement
     whole: Optional[Timeline]
-    """The timeline of a whole step. None: one stage, or no step is possible, as `note` says."""
+    """The timeline of a whole step. None: there is one stage, or a step is impossible. `note` has the reason."""
     drawn: Optional[Timeline]
-    """The timeline to draw: of as many micro-batches as can be read. None with `whole`."""
+    """The timeline to draw, with as many micro-batches as are legible. None if `whole` is None."""
     note: str = ""
     """The caption of the timeline."""
 
@@ -36,16 +36,16 @@ def view(
     """Add the pipeline's timeline to a placement.
 
     Args:
-        recipe: Says the batch sizes and the order of the schedule.
-        placement: Where its layers are.
+        recipe: The recipe, which defines the batch sizes and the order of the schedule.
+        placement: The placement of the recipe's layers.
         num_microbatches: Micro-batches per step. None: the recipe's global batch over micro-batch size and replicas.
-        backward: Time of a backward pass; a forward pass takes 1.
+        backward: The time of a backward, relative to a forward.
 
     Raises:
-        ConfigError: with ``num_microbatches`` given, Megatron-Core would refuse it.
+        ConfigError: Megatron-Core would reject ``num_microbatches``.
     """
     if len(placement.stages) == 1:
-        return LayoutView(placement=placement, whole=None, drawn=None, note="one stage: there is no pipeline")
+        return LayoutView(placement=placement, whole=None, drawn=None, note="one stage, so there is no pipeline")
     strategy = recipe.trainer.strategy
     count = num_microbatches
     if count is None:
@@ -59,7 +59,7 @@ def view(
             return LayoutView(placement=placement, whole=None, drawn=None, note=note)
         count = batch // (micro * replicas)
     weights = [[float(len(chunk.layers) + chunk.mtp_layers) for chunk in stage] for stage in placement.stages]
-    # Where Megatron-Core is told to count them as a layer, so does the picture.
+    # The embedding and the loss count as a layer if Megatron-Core counts them as a layer.
     weights[0][0] += bool(strategy.account_for_embedding_in_pipeline_split)
     weights[-1][-1] += bool(strategy.account_for_loss_in_pipeline_split)
     chunks = len(placement.stages[0])
@@ -85,7 +85,7 @@ def view(
     if count > most:
         fewer = most - most % schedule.group if schedule.interleaved else most
         drawn = timeline(Schedule(num_microbatches=fewer, **options), backward=backward, weights=weights)
-        note = f"{fewer} of {count:,} micro-batches are drawn, idle is of all; " + note
+        note = f"{fewer} of {count:,} micro-batches; idle times of the whole step; {note}"
     return LayoutView(placement=placement, whole=whole, drawn=drawn, note=note)
 
 
@@ -101,7 +101,7 @@ def summary(one: LayoutView) -> str:
 
 
 def draw(one: LayoutView) -> Canvas:
-    """All pictures of a layout, one above the other."""
+    """All pictures of a layout, stacked vertically."""
     pictures = [draw_depth(one.placement), draw_ranks(one.placement)]
     if one.placement.num_experts:
         pictures.append(draw_experts(one.placement))
@@ -116,11 +116,11 @@ def layout_page(one: LayoutView) -> str:
     figures = [
         (f"{placement.world_size:,}", f"ranks on {placement.nodes:,} nodes of {placement.gpus_per_node}"),
         (f"{placement.replicas:,}", "replicas of the model"),
-        (f"{placement.world_size // placement.replicas:,}", "ranks that hold one"),
+        (f"{placement.world_size // placement.replicas:,}", "ranks per replica"),
     ]
     if one.whole is not None:
         figures.append(
-            (f"{one.whole.bubble_fraction:.1%}", "of a step in the pipeline's bubble: the stages' mean idle time")
+            (f"{one.whole.bubble_fraction:.1%}", "of a step in the pipeline's bubble (mean idle time of the stages)")
         )
     held = [figure(draw_depth(placement).render(), "Layers"), figure(draw_ranks(placement).render(), "Ranks")]
     if placement.num_experts:
@@ -139,13 +139,13 @@ def layout_page(one: LayoutView) -> str:
     ]
     groups = section(
         "Groups",
-        table(("kind", "ranks in each", "groups", "nodes that one reaches over", "the first one"), rows),
-        paragraph(f"Ranks are numbered {placement.order.replace('-', ', ')}, the first fastest."),
+        table(("kind", "ranks per group", "groups", "nodes per group, at most", "first group"), rows),
+        paragraph(f"Order of the dimensions in rank numbers, fastest first: {placement.order.replace('-', ', ')}."),
     )
     return page(
         f"Layout of {placement.name}",
         cards(figures),
-        section("Who holds what", *held),
+        section("Placement", *held),
         pipeline,
         groups,
         subtitle=placement.layout.describe(placement.world_size),
@@ -161,7 +161,7 @@ def layout_text(one: LayoutView, *, width: int = 100, colour: bool = False) -> s
 
 
 def layout_json(one: LayoutView) -> dict[str, Any]:
-    """Everything the pictures show, for programs."""
+    """The contents of the pictures as plain data."""
     placement, layout = one.placement, one.placement.layout
     facts: dict[str, Any] = {
         "name": placement.name,
@@ -216,7 +216,7 @@ def _nearest(batch: int, unit: int) -> str:
 
 
 def _draw_step(one: LayoutView, drawn: Timeline) -> Canvas:
-    """A drawing of as many micro-batches as can be read, with the idle time and the activations of the whole step."""
+    """A drawing of as many micro-batches as are legible, with the idle time and the activations of the whole step."""
     return draw_timeline(drawn, title=summary(one), note=one.note, measured=one.whole)
 
 
@@ -232,5 +232,5 @@ def _orders(whole: Timeline) -> str:
         )
         for rank, row in enumerate(whole.slots)
     ]
-    head = ("stage", "warm-up passes", "steady passes", "drain passes", "activations held at most", "idle")
+    head = ("stage", "warm-up passes", "steady passes", "drain passes", "activations in flight, at most", "idle")
     return table(head, rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Line charts as SVG text: no plotting library, readable on light and dark pages, the values under the pointer."""
+"""Line charts as SVG text, without a plotting library, for light and dark pages. Values appear under the pointer."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58, 92, 30, 44
 _MAX_POINTS = 800
 _MAX_TARGETS = 240
 SMOOTH_FROM = 60
-"""Points from which on a median is drawn over them."""
+"""The smallest number of points over which a median is drawn."""
 _COLOURS = (("#1a7f37", "#56d364"), ("#8250df", "#d2a8ff"), ("#bf3989", "#ff9bce"), ("#0a7b83", "#56d4dd"),
             ("#7d6608", "#e3c341"), ("#57606a", "#b1bac4"))  # fmt: skip
 """The colors of the third and further lines, on light and on dark. The first two are in every page's style."""
@@ -49,13 +49,13 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A place on the axis of steps where something happened, as a dashed line, or a stretch of it."""
+    """An event at a step, drawn as a dashed line, or a range of steps."""
 
     x: float
     words: str
-    """Written above the line where there is room, and shown under the pointer."""
+    """The label, shown under the pointer, and above the line if there is room."""
     until: Optional[float] = None
-    """The other end of a stretch, which is shaded. None: there is none."""
+    """The other end of a range of steps, which is shaded. None: a single step."""
 
 
 def line_chart(
@@ -114,9 +114,9 @@ def line_chart(
 
 
 def running_median(points: Sequence[tuple[float, float]], *, share: float = 0.03) -> list[tuple[float, float]]:
-    """The median of the values around each point, over about ``share`` of all: no lag, no trace of one slow step.
+    """The median around each point over about ``share`` of all points. It has no lag and ignores single slow steps.
 
-    The window shrinks towards both ends so that it stays centred. A gap stays a gap.
+    The window shrinks towards both ends, so that it stays centered. Gaps stay gaps.
     """
     reach = max(1, round(share * len(points) / 2))
     smoothed = []
@@ -184,7 +184,7 @@ def _axes(scale: _Scale, x_ticks: list[float], y_ticks: list[float], x_label: st
 
 
 def _marks(marks: Sequence[Mark], scale: _Scale, *, free_from: float) -> list[str]:
-    """Lines from the top of the plot to its axis, their words above it; words that would lie over others are left out."""
+    """Lines from the top of the plot to its axis, with labels above. Labels that would overlap are omitted."""
     parts = []
     for mark in sorted(marks, key=lambda mark: mark.x):
         ends = [scale.x(min(max(x, scale.x_low), scale.x_high)) for x in (mark.x, mark.until) if x is not None]
@@ -219,7 +219,7 @@ def _path(points: Sequence[tuple[float, float]], scale: _Scale) -> str:
 
 
 def _end_labels(labels: list[tuple[float, int, str]], x: float) -> list[str]:
-    """Each line's name and last value at its right end, moved apart where two would overlap."""
+    """The name and last value of each line at its right end, moved apart if they would overlap."""
     parts, free_from = [], -math.inf
     for y, index, text in sorted(labels):
         y = max(y, free_from)
@@ -235,7 +235,7 @@ def _targets(series: Sequence[Series], scale: _Scale) -> list[str]:
         for x, y in one.points:
             by_step.setdefault(x, []).append(f"{one.name} {y:.5g}")
     steps = sorted(by_step)
-    # Steps with a rare value (a validation) are kept even where the others are thinned out.
+    # Steps with a rare value, such as a validation's, are kept even if other steps are dropped.
     stride = max(1, math.ceil(len(steps) / _MAX_TARGETS))
     shown = [step for number, step in enumerate(steps) if number % stride == 0 or len(by_step[step]) > 1]
     parts = []

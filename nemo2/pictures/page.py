@@ -27,7 +27,7 @@ h1{font-size:26px;margin:0;overflow-wrap:anywhere}h1+.cards,h1+figure{margin-top
 figure{--ground:var(--card);margin:0 0 14px;background:var(--card);border:1px solid var(--line);border-radius:10px;
 padding:12px 10px 4px;min-width:0}.charts figure{margin:0}
 figcaption{font-weight:600;padding:0 6px 4px}figure svg{width:100%;height:auto;display:block}
-/* Pictures and tables scroll where the page is too narrow for them: scaled down or cut off, nobody could read them. */
+/* Pictures and tables scroll on narrow pages, because nobody could read them scaled down or cut off. */
 figure .scroll{overflow-x:auto}figure .natural svg{width:auto;max-width:none}
 .tables{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(330px,100%),1fr));gap:14px}.tables>div{min-width:0}
 table{border-collapse:collapse;width:100%;font-size:14px}td,th{padding:4px 8px;border-bottom:1px solid var(--line)}
@@ -48,7 +48,7 @@ pre{margin:0;padding:6px 14px 14px;overflow:auto;font-size:12.5px;line-height:1.
 
 
 def page(title: str, *sections: str, subtitle: str = "", wide: bool = False) -> str:
-    """The page as text; ``sections`` are HTML, ``wide`` has them as wide as the window."""
+    """The page as text. ``sections`` are HTML. With ``wide`` they are as wide as the window."""
     below = f"<p class='sub'>{escape(subtitle)}</p>" if subtitle else ""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
@@ -67,13 +67,13 @@ def paragraph(words: str) -> str:
 
 
 def figure(picture: str, caption: str, *, natural_size: bool = False) -> str:
-    """A picture with its caption, as wide as the page; with ``natural_size`` it is never enlarged."""
+    """A picture with its caption, as wide as the page. With ``natural_size`` it is never enlarged."""
     kind = "scroll natural" if natural_size else "scroll"
     return f"<figure><figcaption>{escape(caption)}</figcaption><div class='{kind}'>{picture}</div></figure>"
 
 
 def figures(pictures: Iterable[tuple[str, str, bool]]) -> str:
-    """Captions and pictures side by side where the page is wide enough; the last of each says whether it takes a row."""
+    """Pictures side by side if the page is wide enough, each as (caption, picture, whether it takes a whole row)."""
     body = "".join(
         f"<figure class='{'wide' if wide else ''}'><figcaption>{escape(caption)}</figcaption>"
         f"<div class='scroll'>{picture}</div></figure>"
@@ -91,7 +91,7 @@ def cards(values: Iterable[tuple[str, str]]) -> str:
 
 
 def passages(columns: Iterable[tuple[str, str, str, str]]) -> str:
-    """Texts beside each other where the page is wide enough: of each its name, what was given, what follows, and a remark."""
+    """Texts side by side if the page is wide enough, each as (name, prompt, continuation, remark)."""
     body = "".join(
         f"<article><h3>{escape(name)}</h3><p><i>{escape(given)}</i>{escape(text)}</p><small>{escape(remark)}</small></article>"
         for name, given, text, remark in columns
@@ -100,9 +100,9 @@ def passages(columns: Iterable[tuple[str, str, str, str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Columns of numbers stand on the right, also of numbers written out with their units; everything else as its text.
+    """A table. Columns of numbers, with or without units, are right-aligned.
 
-    Whole numbers get separated thousands, others as many places as the column's largest needs for four digits.
+    Integers have thousands separators. Fractions of a column have the places with which its largest has four digits.
     """
     rows = [list(row) for row in rows]
     cells = list(zip(*(_column(column) for column in zip(*rows, strict=True)), strict=True))
@@ -140,7 +140,7 @@ def _column(values: Sequence[Any]) -> list[str]:
     places = 0
     if fractions:
         places = max(0, 3 - math.floor(math.log10(max(fractions))))
-        # Up to two more, so that the least is not written as nothing.
+        # Up to two more places, so that the smallest isn't written as 0.
         places = min(max(places, -math.floor(math.log10(min(fractions)))), places + 2, 8)
     return [_text(value, places) for value in values]
 

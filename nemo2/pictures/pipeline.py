@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline's timeline: what each rank does when, in warm-up, steady state and drain, and where it waits."""
+"""Draws a pipeline's timeline: the passes of each rank in warm-up, steady state and drain, and its idle time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class Messages:
     """Communication of a step, in the timeline's unit of time, by pipeline rank."""
 
     inside: Sequence[float]
-    """The share of each pass in which ranks of one stage exchange messages."""
+    """The fraction of each pass in which ranks of one stage exchange messages."""
     transfer: float
-    """From one stage to the next."""
+    """The time of a message from one stage to the next."""
     before: Sequence[float]
-    """Parameters, gathered from all replicas before the first pass."""
+    """The time to gather the parameters from all replicas before the first pass."""
     after: Sequence[float]
-    """Gradients, reduced over all replicas after the last pass."""
+    """The time to reduce the gradients over all replicas after the last pass."""
 
 
 def draw_timeline(
@@ -40,20 +40,20 @@ def draw_timeline(
 ) -> Canvas:
     """The timeline with one row per pipeline rank.
 
-    Passes carry the number of their micro-batch where there is room for it. The strip below a row says in which phase the rank
-    is; what stays empty is the bubble.
+    Passes show the number of their micro-batch if there is room. The strip below a row shows the rank's phase. Empty cells
+    are the bubble.
 
     Args:
-        timeline: From `nemo2.pictures.schedule`.
-        title: None given: the schedule's name and sizes.
+        timeline: A timeline of `nemo2.pictures.schedule`.
+        title: The title. "": the schedule's name and sizes.
         note: A second line below the title.
-        width: Of the picture, in pixels.
-        until: The time that the right end stands for, so that several pictures share a scale. None: the timeline's end.
-        messages: Communication to draw beside the passes, as if nothing of it were hidden; the pipeline then starts at 0, and
-            what comes before it stands to the left. None: passes only.
-        unit: What the axis counts.
-        measured: Whose idle time and activations stand at the rows' ends: the whole step, where `timeline` is its first part.
-            None: those of `timeline`.
+        width: The width of the picture, in pixels.
+        until: The time at the right end, so that several pictures share a scale. None: the timeline's end.
+        messages: Communication to draw with the passes, without any overlap. The pipeline then starts at 0, with earlier
+            messages to the left. None: passes only.
+        unit: The unit of the axis.
+        measured: The timeline whose idle time and activations are written at the ends of the rows, such as the whole step
+            if ``timeline`` is its first part. None: ``timeline``.
     """
     measured = measured or timeline
     schedule = timeline.schedule
@@ -100,7 +100,8 @@ def draw_timeline(
 def _draw_messages(
     canvas: Canvas, messages: Messages, timeline: Timeline, rank: int, y: float, zero: float, across: float
 ) -> None:
-    """Inside passes a strip along their upper edge; between stages a line; over the replicas a box before and one after."""
+    """Draw messages inside a pass as a strip along its upper edge, between stages as a line, and over the replicas as a box
+    before and after the passes."""
     share = messages.inside[rank]
     for slot in timeline.slots[rank] if share >= 0.005 else ():
         busy = (slot.end - slot.start) * share * across
@@ -117,7 +118,7 @@ def _draw_messages(
         canvas.rect(last, y, after, _CELL, _REPLICAS, tip=tip)
     narrowest = min((slot.end - slot.start for slot in timeline.slots[rank]), default=0) * across
     if narrowest < 4:
-        return  # more lines than one can follow
+        return  # too many lines to follow
     for slot in timeline.slots[rank]:
         to = rank + (1 if slot.work.forward else -1)
         if 0 <= to < len(timeline.slots):
@@ -139,7 +140,7 @@ def _legend(canvas: Canvas, timeline: Timeline, messages: Optional[Messages]) ->
 
 
 class _Style:
-    """The style that all passes of one picture share: numbers and outlines are there on all or on none of a kind."""
+    """The style of all passes in a picture. Passes of one kind all have numbers and outlines, or none has."""
 
     def __init__(self, timeline: Timeline, across: float) -> None:
         self._interleaved = timeline.schedule.interleaved
@@ -169,7 +170,7 @@ class _Style:
 
 
 def draw_phases(canvas: Canvas, row: tuple[Slot, ...], y: float, zero: float, across: float) -> None:
-    """One strip per phase, from its first pass to its last."""
+    """Draw a strip for each phase, from its first pass to its last."""
     for phase, fill in PHASES.items():
         slots = [slot for slot in row if slot.work.phase == phase]
         if slots:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of the placement: one replica of the model with its ranks and layers, and the number of replicas.
+"""Draws the placement: one replica of the model with its ranks and layers, and the number of replicas.
 
-A world of a thousand ranks is one replica many times over, so one replica is drawn and the rest is counted.
+A world of a thousand ranks consists of identical replicas, so the picture shows one replica or a few, and the number of
+all.
 """
 
 from nemo2.pictures.ranks import Chunk, Placement
@@ -12,11 +13,12 @@ _LEFT, _WIDTH, _PER_LINE, _HIGH = 74, 1040, 32, 26.0
 _REPLICA_GAP = 14.0
 
 STAGES = COLOURS[2:]
-"""A colour is a stage, of its layers as of its ranks; the first two are passes (`nemo2.pictures.pipeline`)."""
+"""The colors of stages, for their layers and ranks. The first two colors are those of passes
+(`nemo2.pictures.pipeline`)."""
 
 
 def draw_depth(placement: Placement) -> Canvas:
-    """The model from embedding to output, a tile per layer, in the colour of the stage that holds it."""
+    """The model from embedding to output, with a tile per layer in the color of the layer's stage."""
     canvas = Canvas(_WIDTH, 0, title=f"{placement.num_layers} layers over {len(placement.stages)} pipeline stages")
     canvas.text(8, 16, canvas.title, "ink", size=14, strong=True)
     chunks = [
@@ -42,17 +44,17 @@ def draw_depth(placement: Placement) -> Canvas:
         if x - start >= text_width(str(rank), 11):
             canvas.text((start + x) / 2, y + 39, rank, anchor="middle", size=11, tip=f"{where}: {chunk.describe()}")
         x += gap
-    words = "layers above, stage below, in its colour; E the embedding, O the output layer and the loss"
+    words = "layers, with their stage below; a color is a stage; E: embedding, O: output layer and loss"
     has_mtp = any(chunk.mtp_layers for _, _, chunk in chunks)
-    canvas.text(8, y + 58, f"{words}, M multi-token prediction" if has_mtp else words, size=11)
+    canvas.text(8, y + 58, f"{words}, M: multi-token prediction" if has_mtp else words, size=11)
     canvas.height = y + 66
     return canvas
 
 
 def draw_ranks(placement: Placement) -> Canvas:
-    """The ranks of a replica or a few by stage, nodes framed; tensor-parallel groups stand together.
+    """The ranks of one or more replicas by stage. Frames are nodes, and the ranks of a tensor-parallel group are adjacent.
 
-    A replica that is wider than about 32 ranks is broken into lines; of narrower ones as many are drawn as fit.
+    A replica wider than about 32 ranks is broken into lines. Otherwise as many replicas are drawn as fit.
     """
     layout, columns = placement.layout, len(placement.replica()[0])
     held = [_held(stage) for stage in placement.stages]
@@ -102,7 +104,7 @@ def draw_ranks(placement: Placement) -> Canvas:
 
 
 def draw_experts(placement: Placement) -> Canvas:
-    """The ranks of the first stage's first expert-parallel group, and which experts of each MoE layer they hold."""
+    """The ranks of the first stage's first expert-parallel group, with the experts of each MoE layer that they hold."""
     group = placement.group_of("ep", 0)
     ranks = [rank for member in group for rank in placement.group_of("etp", member)]
     nodes = placement.nodes_spanned("ep")
@@ -151,17 +153,17 @@ def describe_rank(placement: Placement, rank: int) -> str:
 def _how_to_read(placement: Placement) -> str:
     layout, parts = placement.layout, []
     if layout.tp > 1:
-        parts.append(f"cells that touch: a tensor-parallel group of {layout.tp}")
+        parts.append(f"adjacent cells: a tensor-parallel group of {layout.tp}")
     if layout.cp > 1:
-        parts.append(f"{_SHADES}: the {layout.cp} context-parallel slices of a sequence")
-    parts.append(f"frames: the ranks that share a node of {placement.gpus_per_node} GPUs")
+        parts.append(f"{_SHADES}: the {layout.cp} context-parallel shards of a sequence")
+    parts.append(f"frames: the ranks of a node with {placement.gpus_per_node} GPUs")
     return "; ".join(parts)
 
 
 def _title(placement: Placement, shown: int, per_replica: int) -> str:
     ranks = f"{shown * per_replica:,} of {placement.world_size:,} ranks"
     if placement.replicas == 1:
-        words = f"all {placement.world_size:,} ranks, which hold one replica"
+        words = f"all {placement.world_size:,} ranks, one replica"
     elif shown == placement.replicas:
         words = f"all {shown} replicas, {placement.world_size:,} ranks"
     else:
@@ -181,7 +183,7 @@ def _fill(placement: Placement, rank: int) -> str:
 
 
 def _frames(canvas: Canvas, placement: Placement, spots: list[tuple[int, float, float]], cell: float) -> None:
-    """A frame around neighbours in a line that are on one node."""
+    """Draw a frame around adjacent ranks of a line that are on the same node."""
     start = 0
     for index in range(1, len(spots) + 1):
         node = placement.node_of(spots[start][0])
@@ -194,7 +196,7 @@ def _frames(canvas: Canvas, placement: Placement, spots: list[tuple[int, float, 
 
 
 def _tiles(chunk: Chunk, *, ranges: bool = False) -> list[tuple[str, str, int]]:
-    """Label, words and how many layers wide; with ``ranges`` the decoder layers are one tile."""
+    """The tiles of a chunk as (label, description, width in layers). With ``ranges`` the decoder layers are one tile."""
     tiles = [("E", "the embedding", 1)] if chunk.embedding else []
     if ranges and len(chunk.layers):
         tiles.append((_span(chunk.layers), f"layers {_span(chunk.layers)}", len(chunk.layers)))
@@ -205,7 +207,7 @@ def _tiles(chunk: Chunk, *, ranges: bool = False) -> list[tuple[str, str, int]]:
 
 
 def _held(stage: tuple[Chunk, ...]) -> str:
-    """Contents of a stage: its chunks in full where they are few, else their number and how many layers."""
+    """The contents of a stage: each chunk if there are few, otherwise the numbers of chunks and layers."""
     if len(stage) <= 2:
         return "; ".join(chunk.describe() for chunk in stage)
     layers = [len(chunk.layers) for chunk in stage]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
 
+from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import SIZES, Layout
 
@@ -26,24 +27,24 @@ _WORDS = {size.short: size.group for size in SIZES if size.group is not None} | 
     "expert_dp": "expert data parallel",
 }
 GROUP_NAMES = {kind: _WORDS[kind] for kind in (*_DENSE, *_EXPERT)}
-"""Kinds of groups by our short names. ``dp_cp`` is where dense gradients are reduced and the distributed optimizer's states
-are sharded; ``expert_dp`` is the same for the experts' weights."""
+"""The kinds of groups by their short names. Over ``dp_cp`` the gradients of dense weights are reduced and the distributed
+optimizer's states are sharded. ``expert_dp`` does the same for the weights of experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Contents of one virtual stage: all of a pipeline stage unless the schedule is interleaved."""
+    """The contents of a virtual stage, or of a whole pipeline stage if the schedule isn't interleaved."""
 
     layers: range
-    """Decoder layers, counted from 0 through the model."""
+    """The decoder layers, numbered from 0 over the whole model."""
     embedding: bool = False
     loss: bool = False
-    """The output layer and the loss."""
+    """Whether the chunk has the output layer and the loss."""
     mtp_layers: int = 0
-    """Multi-token prediction layers."""
+    """The number of multi-token prediction layers."""
 
     def describe(self) -> str:
-        """Contents in words, for example ``embedding, layers 0-3``."""
+        """The contents in words, for example ``embedding, layers 0-3``."""
         parts = ["embedding"] if self.embedding else []
         if len(self.layers):
             first, last = self.layers[0], self.layers[-1]
@@ -55,20 +56,20 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """A layout spread over a world."""
+    """A layout on the ranks of a world."""
 
     name: str
     layout: Layout
     world_size: int
     gpus_per_node: int
     order: str
-    """How ranks are numbered, fastest first, in Megatron-Core's spelling: ``tp-cp-ep-dp-pp``."""
+    """The order of the dimensions in rank numbers, fastest first, in Megatron-Core's notation: ``tp-cp-ep-dp-pp``."""
     groups: Mapping[str, Groups]
-    """All groups of the world by kind; the kinds are the keys of `GROUP_NAMES`."""
+    """All groups of the world by kind. The kinds are the keys of `GROUP_NAMES`."""
     stages: tuple[tuple[Chunk, ...], ...]
-    """By pipeline rank, then by virtual stage."""
+    """The chunks by pipeline rank, then by virtual stage."""
     num_experts: Optional[int] = None
-    """None: a dense model."""
+    """The number of experts. None: a dense model."""
 
     @property
     def nodes(self) -> int:
@@ -86,19 +87,19 @@ class Placement:
         return rank // self.gpus_per_node
 
     def group_of(self, kind: str, rank: int) -> tuple[int, ...]:
-        """The ranks of this rank's group of a kind, itself among them."""
+        """The ranks of this rank's group of a kind, including the rank itself."""
         return self.groups[kind][self._places[kind][rank][0]]
 
     def index_in(self, kind: str, rank: int) -> int:
-        """This rank's place in its group of a kind: its tensor-parallel rank for ``tp``, its stage for ``pp``."""
+        """This rank's index in its group of a kind: its tensor-parallel rank for ``tp``, its stage for ``pp``."""
         return self._places[kind][rank][1]
 
     def nodes_spanned(self, kind: str) -> int:
-        """The most nodes that a group of a kind reaches over."""
+        """The largest number of nodes that a group of a kind spans."""
         return max(len({self.node_of(rank) for rank in group}) for group in self.groups[kind])
 
     def replica(self, index: int = 0) -> list[list[int]]:
-        """The ranks of one replica of the model by pipeline stage, each in order of their number."""
+        """The ranks of one replica of the model by pipeline stage, in ascending order."""
         rows: list[list[int]] = [[] for _ in self.stages]
         for rank in range(self.world_size):
             if self.index_in("dp", rank) == index:
@@ -106,9 +107,9 @@ class Placement:
         return rows
 
     def experts_of(self, rank: int) -> range:
-        """The experts of each MoE layer that this rank holds (a share of, with expert tensor parallelism).
+        """The experts of each MoE layer that this rank holds. With expert tensor parallelism it holds a shard of each.
 
-        Source: Megatron-Core ``BaseMoELayer``: contiguous shares in order of the expert-parallel rank.
+        Source: Megatron-Core ``BaseMoELayer``: contiguous ranges of experts in the order of the expert-parallel ranks.
         """
         if not self.num_experts:
             return range(0)
@@ -125,13 +126,13 @@ class Placement:
 
 
 def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = None) -> Placement:
-    """Place a recipe on the GPUs that it asks for, or on a world of another size.
+    """Place a recipe on its GPUs, or on a world of another size.
 
     Args:
-        recipe: A configured call of ``llm.pretrain`` or a similar function with a ``MegatronStrategy``, whose trainer
-            has numbers of nodes and devices (`nemo2.settle.on`).
-        name: The name of the recipe. "": none.
-        world_size: Ranks. None: the trainer's nodes times devices.
+        recipe: A configured call of ``llm.pretrain`` or a similar function with a ``MegatronStrategy``. Its trainer has
+            the numbers of nodes and devices (`nemo2.settle.on`).
+        name: The name of the recipe. "": no name.
+        world_size: The number of ranks. None: the trainer's nodes times devices.
 
     Raises:
         ConfigError: the layout doesn't fit the world, or Megatron-Core can't split the layers in this way.
@@ -140,8 +141,8 @@ def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = Non
     strategy: Any = trainer.strategy
     if not hasattr(strategy, "tensor_model_parallel_size"):
         raise ConfigError(
-            f"trainer.strategy={type(strategy).__name__}: which rank holds what is shown for MegatronStrategy, whose sizes "
-            "say it."
+            f"trainer.strategy={class_of(strategy).__name__} has no parallel sizes, and only MegatronStrategy's layout can be "
+            "shown."
         )
     layout = Layout.of(strategy)
     ranks = world_size or trainer.num_nodes * trainer.devices
@@ -168,7 +169,8 @@ def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = Non
 
 
 def rank_order(*, tp_pp_dp: bool = False) -> str:
-    """How `nemo2.strategy.MegatronStrategy` has ranks numbered; without ``tp_pp_dp`` it is Megatron-Core's default."""
+    """The order of the dimensions in rank numbers of `nemo2.strategy.MegatronStrategy`. Without ``tp_pp_dp`` it is
+    Megatron-Core's default."""
     from megatron.core.parallel_state import initialize_model_parallel
 
     if tp_pp_dp:
@@ -191,15 +193,15 @@ def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -
         raise ConfigError(
             f"expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
             f"{layout.expert_tensor_size} * {layout.ep} * {layout.pp} = {expert_size} does not divide the world of {world_size} "
-            "ranks."
+            "ranks. Use a smaller expert layout, or another number of GPUs."
         )
     expert_dp = world_size // expert_size
     if not order.endswith("pp") and layout.pp > 1 and expert_dp != dp:
-        # Megatron-Core asserts it, of dense models too, for which the experts' groups are made as well.
+        # Megatron-Core asserts this for dense models too, because it also creates the groups of experts for them.
         raise ConfigError(
             f"strategy.use_tp_pp_dp_mapping=True needs as many replicas of the experts as of the dense layers, not {expert_dp} "
-            f"and {dp}: context_parallel_size must be 1 and expert_tensor_parallel_size * expert_model_parallel_size equal "
-            "tensor_model_parallel_size. Unset it, or change these."
+            f"and {dp}. Set use_tp_pp_dp_mapping=False, or set context_parallel_size=1 and sizes with "
+            "expert_tensor_parallel_size * expert_model_parallel_size = tensor_model_parallel_size."
         )
     # The two generators and their sizes are those of Megatron-Core's initialize_model_parallel.
     dense = RankGenerator(tp=layout.tp, ep=1, dp=dp, pp=layout.pp, cp=layout.cp, order=order)
@@ -220,14 +222,15 @@ def stages_of(
     """The chunks of every pipeline rank.
 
     Args:
-        layout: Gives the number of stages and virtual stages.
-        num_layers: Decoder layers of the whole model.
-        mtp_num_layers: Multi-token prediction layers. None: none.
-        pipeline_model_parallel_layout: Megatron-Core's own notation; it may set the number of virtual stages too.
-        split: Megatron-Core's fields for uneven stages: ``num_layers_in_first_pipeline_stage`` and the like.
+        layout: The layout, which defines the numbers of stages and virtual stages.
+        num_layers: The decoder layers of the whole model.
+        mtp_num_layers: The multi-token prediction layers. None: no such layers.
+        pipeline_model_parallel_layout: A layout in Megatron-Core's notation, which may also set the number of virtual
+            stages.
+        split: Megatron-Core's fields for uneven stages, such as ``num_layers_in_first_pipeline_stage``.
 
     Raises:
-        ConfigError: with Megatron-Core's reason.
+        ConfigError: Megatron-Core rejects the split. The message has Megatron-Core's reason.
     """
     import torch
     from megatron.core.transformer.enums import LayerType
@@ -241,7 +244,7 @@ def stages_of(
             config = TransformerConfig(
                 num_layers=num_layers,
                 mtp_num_layers=mtp_num_layers,
-                # Only there because they have no defaults; nothing here depends on them.
+                # These fields have no defaults, and the result doesn't depend on them.
                 hidden_size=64,
                 num_attention_heads=1,
                 pipeline_dtype=torch.bfloat16,
@@ -281,10 +284,10 @@ def stages_of(
 
 
 def _stages_from_table(table: Any, types: Any) -> tuple[tuple[Chunk, ...], ...]:
-    """The chunks of Megatron-Core's parsed layout: by pipeline rank and virtual stage a list of kinds of layers."""
+    """The chunks of Megatron-Core's parsed layout, which lists the kinds of layers by pipeline rank and virtual stage."""
     counted = 0
     chunks: dict[tuple[int, int], Chunk] = {}
-    # Layers are numbered in the order in which a sample meets them: through all ranks, then their next virtual stage.
+    # Layers are numbered in the order in which a sample passes them: through all ranks, then their next virtual stage.
     for index in range(len(table[0])):
         for pp_rank, row in enumerate(table):
             held = row[index]

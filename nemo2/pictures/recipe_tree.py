@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as a picture: a box for each config with what it sets, joined to the configs that it holds.
+"""Draws a recipe: a box for each config with the fields that it sets, joined to the configs inside it.
 
-Drawn here as SVG or in a page, which needs nothing installed; ``.dot`` is the same for Graphviz, and ``.png`` and ``.pdf``
-are made by its ``dot`` where there is one.
+SVG and HTML need no other program. ``.dot`` is input for Graphviz, and ``.png`` and ``.pdf`` need Graphviz's ``dot``.
 """
 
 import shutil
@@ -25,7 +24,7 @@ SUFFIXES = (".svg", ".html", ".dot", ".png", ".pdf")
 _LINE, _HEAD, _PAD, _GAP, _BETWEEN, _EDGE = 17, 24, 9, 14, 54, 16
 """Heights of a row and of a title, and distances, in pixels."""
 _MOST = 44
-"""Characters of a value that are shown; the whole is under the pointer."""
+"""The largest number of characters shown of a value. The whole value appears under the pointer."""
 
 
 _SIZES = (
@@ -33,12 +32,12 @@ _SIZES = (
     "q_lora_rank", "kv_lora_rank", "num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size",
     "moe_shared_expert_intermediate_size", "mamba_num_heads", "mtp_num_layers",
 )  # fmt: skip
-"""Fields of a model's config that say how large it is."""
+"""The fields of a model's config that define its size."""
 
 
 @dataclass
 class Box:
-    """A config: its class and its rows. ``part`` counts the recipe's own parts, which have a colour each."""
+    """A config: its class and its rows. ``part`` is the index of the recipe's part, which has a color of its own."""
 
     name: str
     title: str
@@ -48,7 +47,7 @@ class Box:
 
 @dataclass
 class Row:
-    """A field: its value as text, or the box of the config that it holds. ``default``: the field is unset."""
+    """A field: its value as text, or the box of the config in it. ``default``: whether the field is unset."""
 
     label: str
     value: str
@@ -57,20 +56,20 @@ class Row:
 
 
 def write_picture(recipe: Any, path: Path, *, title: str, defaults: bool = False) -> Path:
-    """Draw a recipe into a file by its ending (`SUFFIXES`) and return its path; a file that is there is replaced.
+    """Draw a recipe into a file in the format of its suffix (`SUFFIXES`), and return the path. An existing file is replaced.
 
-    ``defaults`` also shows what nobody has set.
+    With ``defaults`` the picture also shows unset fields.
 
     Raises:
-        ConfigError: another ending, or one that needs Graphviz where it isn't installed.
+        ConfigError: the suffix is unknown, or needs Graphviz, which isn't installed.
     """
     if path.suffix not in SUFFIXES:
-        raise ConfigError(f"{path}: a picture ends in {', '.join(SUFFIXES)}.")
+        raise ConfigError(f"{path}: the suffix of a picture must be one of {', '.join(SUFFIXES)}.")
     command = shutil.which("dot") if path.suffix in (".png", ".pdf") else None
     if path.suffix in (".png", ".pdf") and command is None:
         raise ConfigError(
-            f"{path}: {path.suffix} is made by Graphviz, whose `dot` is not installed (apt-get install graphviz); .svg and "
-            ".html need nothing."
+            f"{path}: {path.suffix} needs Graphviz's `dot`, which is not installed: apt-get install graphviz, or use .svg or "
+            ".html."
         )
     root = boxes(recipe, defaults=defaults)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,16 +81,16 @@ def write_picture(recipe: Any, path: Path, *, title: str, defaults: bool = False
         path.write_text(standalone(draw(root, title).render()), encoding="utf-8")
     else:
         drawn = figure(
-            draw(root, title).render(), "Each box is a config; below its name, what it sets.", natural_size=True
+            draw(root, title).render(), "Each box is a config with the fields that it sets.", natural_size=True
         )
         path.write_text(page(title, drawn, wide=True), encoding="utf-8")
     return path
 
 
 def boxes(recipe: Any, *, defaults: bool = False) -> Box:
-    """The recipe's configs as boxes. One that stands in two places is a box at the first and named at the second.
+    """The recipe's configs as boxes. A config in two places is a box at the first place and a name at the second.
 
-    A model's sizes are shown also where its class sets them.
+    A model's sizes are shown even if they are defaults of its class.
     """
     first: dict[int, str] = {}
 
@@ -113,7 +112,7 @@ def boxes(recipe: Any, *, defaults: bool = False) -> Box:
 
 
 def draw(root: Box, title: str) -> Canvas:
-    """The boxes from left to right, each beside those it holds."""
+    """The boxes from left to right, each next to the boxes of the configs inside it."""
     columns: list[float] = []
 
     def measure(box: Box, depth: int) -> None:
@@ -127,7 +126,7 @@ def draw(root: Box, title: str) -> Canvas:
     canvas = Canvas(starts[-1] + columns[-1] + _EDGE, 0, title=title)
 
     def place(box: Box, depth: int, top: float) -> tuple[float, float]:
-        """Draws a box and what is below it from ``top`` on; returns where its title is and where all of it ends."""
+        """Draw a box and all boxes inside it from ``top`` down. Returns the heights of its title and of the lower end."""
         end, joints = top, {}
         for row in box.rows:
             if row.child is not None:
@@ -145,10 +144,10 @@ def draw(root: Box, title: str) -> Canvas:
             tone = "soft" if row.default else "ink"
             canvas.text(x + _PAD, middle, row.label, "soft")
             if row.child is None:
-                # On the right, because nothing here knows exactly how wide the label is drawn.
+                # Right-aligned, because the drawn width of the label isn't known exactly.
                 canvas.text(x + width - _PAD, middle, _cut(row.value), tone, anchor="end", tip=row.value)
             else:
-                # Straight out to the row of elbows, up or down there, and on to the title of the box.
+                # Straight to the column of elbows, vertically along it, and on to the title of the box.
                 elbow = starts[depth + 1] - _BETWEEN / 2
                 canvas.line(x + width, middle - 4, elbow, middle - 4, "soft")
                 canvas.line(elbow, middle - 4, elbow, joints[id(row)], "soft")
@@ -197,7 +196,7 @@ _FILLS = dict(
 
 
 def _fields(node: Any, defaults: bool) -> Iterator[tuple[str, Any, bool]]:
-    """``(label, value, nobody set it)`` of a config; the items of lists and dicts that hold configs one by one."""
+    """The fields of a config as ``(label, value, whether it is unset)``. Lists and dicts with configs yield their items."""
     given = {step for step, _ in effective_children(node, defaults=False)}
 
     def spread(label: str, value: Any, default: bool) -> Iterator[tuple[str, Any, bool]]:
@@ -213,7 +212,7 @@ def _fields(node: Any, defaults: bool) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _sizes(node: Any, given: set[str]) -> list[tuple[str, Any]]:
-    """The sizes of a model's config that its class sets and nobody else; none of other configs."""
+    """The unset sizes of a model's config, whose values are its class's. Empty for other configs."""
     found = dict(effective_children(node, defaults=True))
     if not {".num_layers", ".hidden_size"} <= found.keys():
         return []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points in a plane, such as layouts by memory and step time, with those that nothing beats joined by a line."""
+"""Scatter charts, such as layouts by memory and step time, with a line through the Pareto-optimal points."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from nemo2.pictures.svg import COLOURS, Canvas, legend, nice_ticks, text_width, 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 40, 46
 _RADIUS = 4.5
 _BESIDE = 24
-"""From the middle of a label to its dot, in pixels; one that stands further off is joined to it."""
+"""The largest distance from the middle of a label to its dot, in pixels. A line joins a more distant label to its dot."""
 
 Place = tuple[float, float]
 Box = tuple[float, float, float, float]
@@ -24,9 +24,9 @@ class Point:
     group: str = ""
     """Points of a group share a color. Up to eight groups have distinct colors."""
     label: str = ""
-    """Written beside the point; for the few that matter."""
+    """The text next to the point. "": no label."""
     tip: str = ""
-    """Shown under the pointer."""
+    """The text under the pointer."""
 
 
 def scatter_chart(
@@ -39,9 +39,9 @@ def scatter_chart(
     width: int = 820,
     height: int = 420,
 ) -> Canvas:
-    """The points on two linear axes that need not start at zero; nothing drawn but a sentence if there are none.
+    """The points on two linear axes, which need not start at zero. Without points the chart says so.
 
-    ``frontier`` joins the points that no other beats in both directions, less being better in each.
+    ``frontier`` draws a line through the points that no other point beats on both axes. Less is better on each axis.
     """
     canvas = Canvas(width, height, title=title)
     if not points:
@@ -98,7 +98,7 @@ def _free_spot(
     *,
     within: Box,
 ) -> Box:
-    """The box for a label that is nearest to its dot and lies over no dot, line or label; beside it where there is none."""
+    """The box nearest to a dot in which a label covers no dot, line or other label. Without such a box: next to the dot."""
     wide, high = text_width(words) * 1.08, 12.0
     spots = []
     for away in (_RADIUS + 3, _RADIUS + 12, _RADIUS + 24, _RADIUS + 40, _RADIUS + 60):
@@ -120,7 +120,7 @@ def _free_spot(
 
 
 def _nearest(box: Box, point: Place) -> Place:
-    """The point of a box that is nearest to another."""
+    """The point of a box that is nearest to ``point``."""
     return min(max(point[0], box[0]), box[2]), min(max(point[1], box[1]), box[3])
 
 

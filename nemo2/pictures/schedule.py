@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pipeline schedules as orders of work and as a timeline, from Megatron-Core's own tables.
+"""Pipeline schedules as orders of work and as timelines, from Megatron-Core's own tables.
 
-A step of a pipeline is, on each rank, a list of forward and backward passes of one micro-batch through one model chunk.
-`rank_order` reads that list off Megatron-Core's `get_pp_rank_microbatches`, `get_schedule_table` and
-`convert_schedule_table_to_order`. `timeline` plays the lists against each other: a pass starts as soon as its rank is free
-and what it needs has been computed. Sending takes no time, and keeps no sender waiting, unless told.
+On each rank, a step of a pipeline is a list of forwards and backwards of one micro-batch through one model chunk.
+`rank_order` derives this list from Megatron-Core's `get_pp_rank_microbatches`, `get_schedule_table` and
+`convert_schedule_table_to_order`. `timeline` simulates the lists of all ranks: a pass starts as soon as its rank is free
+and its inputs have been computed. By default a transfer takes no time and doesn't occupy the sender.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ Cost = Callable[[int, int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The inputs that decide the order of work.
+    """The settings that determine the order of work.
 
     Raises:
-        ConfigError: Megatron-Core would refuse the interleaving.
+        ConfigError: Megatron-Core would reject the interleaving.
     """
 
     pp: int
@@ -31,28 +31,31 @@ class Schedule:
     vp: Optional[int] = None
     """Model chunks per rank. None: not interleaved."""
     group_size: Optional[int] = None
-    """Micro-batches that a chunk takes in a row before the next one (``microbatch_group_size_per_vp_stage``). None: ``pp``."""
+    """The consecutive micro-batches of a chunk before the next chunk's (``microbatch_group_size_per_vp_stage``). None:
+    ``pp``."""
     overlap_moe_expert_parallel_comm: bool = False
-    """Run one more forward before the first backward, with which Megatron-Core hides the experts' communication."""
+    """Run one more forward before the first backward, behind which Megatron-Core hides the experts' communication."""
     all_forward_first: bool = False
-    """GPipe's order: every forward, then every backward. Megatron-Core has no such schedule; it is here to be compared with."""
+    """GPipe's order: every forward, then every backward. Megatron-Core doesn't have this schedule. It serves comparisons."""
 
     def __post_init__(self) -> None:
         if self.pp < 1 or self.num_microbatches < 1:
             raise ConfigError(f"pp={self.pp}, num_microbatches={self.num_microbatches}: must both be at least 1.")
         if not self.interleaved:
             return
-        # The rules of Megatron-Core's forward_backward_pipelining_with_interleaving, which states them as it starts.
+        # The rules of Megatron-Core's forward_backward_pipelining_with_interleaving.
         group, count = self.group, self.num_microbatches
         if not self.pp <= group <= count:
+            fixes = [f"set microbatch_group_size_per_vp_stage to at least {self.pp}"] if group < self.pp else []
+            fixes += [f"use at least {max(group, self.pp)} micro-batches"] if count < max(group, self.pp) else []
             raise ConfigError(
                 f"microbatch_group_size_per_vp_stage={group} must lie between the pipeline size {self.pp} and the number of "
-                f"micro-batches {count}; use at least {max(group, self.pp)} micro-batches, or no virtual stages."
+                f"micro-batches {count}: {' and '.join(fixes)}, or use no virtual stages."
             )
         if 0 < count % group < self.pp:
             raise ConfigError(
-                f"{count} micro-batches leave {count % group} after groups of {group}, fewer than the {self.pp} pipeline stages; "
-                f"use {count - count % group} or {count - count % group + self.pp}."
+                f"{count} micro-batches leave {count % group} after groups of {group}, fewer than the {self.pp} pipeline stages. "
+                f"Use {count - count % group} or {count - count % group + self.pp} micro-batches."
             )
 
     @property
@@ -88,7 +91,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A pass in time; the unit is that of the costs."""
+    """A pass with its start and end, in the unit of the costs."""
 
     work: Pass
     start: float
@@ -97,11 +100,11 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """The work of every pipeline rank over time, from 0 to `span`."""
+    """The passes of every pipeline rank over time, from 0 to `span`."""
 
     schedule: Schedule
     slots: tuple[tuple[Slot, ...], ...]
-    """By pipeline rank, in order of time."""
+    """The passes by pipeline rank, in order of time."""
 
     @property
     def span(self) -> float:
@@ -111,21 +114,22 @@ class Timeline:
         return sum(slot.end - slot.start for slot in self.slots[rank])
 
     def idle_fraction(self, rank: int) -> float:
-        """The share of the step, from its first pass to its last, in which a rank has nothing to do."""
+        """The fraction of the step in which a rank is idle."""
         return 1 - self.busy(rank) / self.span
 
     @property
     def bubble_fraction(self) -> float:
-        """The same over all ranks."""
+        """The mean fraction of the step in which ranks are idle."""
         return sum(map(self.idle_fraction, range(len(self.slots)))) / len(self.slots)
 
     @property
     def bubble_overhead(self) -> float:
-        """Time lost over the time of the work itself, (p - 1) / m for 1F1B: the measure of the Megatron-LM papers."""
+        """The idle time over the time of the passes, (p - 1) / m for 1F1B: the measure of the Megatron-LM papers."""
         return self.bubble_fraction / (1 - self.bubble_fraction)
 
     def in_flight(self, rank: int) -> int:
-        """The most chunk-micro-batches whose forward is done and whose backward is not: activations that are held."""
+        """The largest number of micro-batches of any chunk whose activations a rank keeps at the same time, between forward
+        and backward."""
         held = most = 0
         for slot in self.slots[rank]:
             held += 1 if slot.work.forward else -1
@@ -148,7 +152,7 @@ def rank_order(schedule: Schedule, rank: int) -> tuple[Pass, ...]:
     )
     if schedule.all_forward_first:
         warmup = schedule.num_microbatches * chunks
-    # Without interleaving there is one chunk, whose micro-batches come in order.
+    # Without interleaving a rank has one chunk, with its micro-batches in order.
     group = schedule.group if schedule.interleaved else schedule.num_microbatches
     table = get_schedule_table(schedule.num_microbatches, chunks, group)
     order = convert_schedule_table_to_order(warmup, chunks, table)
@@ -190,7 +194,7 @@ def timeline(
     """
     shares = _shares(schedule, weights)
     if forward < 0 or backward < 0 or transfer < 0:
-        raise ConfigError(f"forward={forward}, backward={backward}, transfer={transfer}: times can't be negative.")
+        raise ConfigError(f"forward={forward}, backward={backward}, transfer={transfer}: times must not be negative.")
     orders = [rank_order(schedule, rank) for rank in range(schedule.pp)]
     done: dict[tuple[bool, int, int], float] = {}
     rows: list[list[Slot]] = [[] for _ in orders]
@@ -214,15 +218,15 @@ def timeline(
                 rows[rank].append(Slot(work, start, end))
                 progress = True
     stuck = [rank for rank, order in enumerate(orders) if len(rows[rank]) < len(order)]
-    # Each of Megatron-Core's schedules runs to its end; a new one that doesn't is a fault of this module.
-    assert not stuck, f"the order of work of pipeline ranks {stuck} waits for itself"
+    # Each of Megatron-Core's schedules runs to its end, so a deadlock is a fault of this module.
+    assert not stuck, f"the passes of pipeline ranks {stuck} deadlock"
     return Timeline(schedule=schedule, slots=tuple(map(tuple, rows)))
 
 
 def _ready(
     work: Pass, stage: int, last: int, done: dict[tuple[bool, int, int], float], transfer: float
 ) -> Optional[float]:
-    """When what a pass needs is there; None if that hasn't been computed."""
+    """The time at which the inputs of a pass are ready. None: they haven't been computed yet."""
     if work.forward:
         before = done.get((True, stage - 1, work.microbatch)) if stage else 0.0
         return before if before is None or stage == 0 else before + transfer
@@ -234,16 +238,17 @@ def _ready(
 
 
 def _shares(schedule: Schedule, weights: Optional[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """Each chunk's weight as a share of an average stage."""
+    """The weight of each chunk as a fraction of an average stage's weight."""
     if weights is None:
         return [[1 / schedule.chunks] * schedule.chunks for _ in range(schedule.pp)]
     if len(weights) != schedule.pp or any(len(row) != schedule.chunks for row in weights):
         raise ConfigError(
-            f"weights of {[len(row) for row in weights]} chunks don't fit {schedule.pp} ranks of {schedule.chunks} chunks."
+            f"weights has {[len(row) for row in weights]} chunks per rank, but the schedule has {schedule.pp} ranks of "
+            f"{schedule.chunks} chunks."
         )
     total = sum(map(sum, weights))
     if total <= 0 or any(weight < 0 for row in weights for weight in row):
-        raise ConfigError("weights must not be negative, and not all zero.")
+        raise ConfigError("weights must not be negative, and at least one must be above 0.")
     return [[weight * schedule.pp / total for weight in row] for row in weights]
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SVG as text: a canvas of rectangles, lines and words, its colours, and round numbers for axes.
+"""SVG as text: a canvas of rectangles, lines and words, its colors, and round numbers for axes.
 
-A picture is a string that stands in an HTML page (`nemo2.pictures.page` brings the style) or, through `standalone`, in a
-file of its own. Colours are named, never written out, so that one stylesheet serves light and dark.
+A picture is a string for an HTML page, whose style comes from `nemo2.pictures.page`, or for a file of its own
+(`standalone`). Colors have names, so that one stylesheet serves light and dark pages.
 """
 
 import math
@@ -10,12 +10,12 @@ from html import escape
 from typing import Literal
 
 COLOURS = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
-"""Eight fills that are told apart by hue and by lightness; words in ``ink`` are readable on each of them, in both themes."""
+"""Eight fills that differ in hue and lightness. Words in ``ink`` are legible on each of them, in both themes."""
 
 Anchor = Literal["start", "middle", "end"]
 
 SMALLEST_TEXT = 11
-"""In CSS pixels. A page that is narrower than a picture scrolls it: smaller words can't be read."""
+"""The smallest size of text, in CSS pixels. A page that is too narrow for a picture scrolls it instead of shrinking it."""
 
 STYLE = """
 .chart,.picture{--ink:#1f2328;--soft:#59636e;--grid:#e1e5ea;--card:#e9ecf0;--a:#0b6bcb;--b:#c2410c;--bad:#b3261e;
@@ -46,15 +46,15 @@ font:12px system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif}
 
 
 class Canvas:
-    """A picture that is drawn piece by piece; later pieces lie on top.
+    """A picture that is drawn piece by piece. Later pieces cover earlier ones.
 
-    Lengths are in CSS pixels at the picture's natural size; it scales with the page. Fills are the names in `COLOURS`, or
+    Lengths are in CSS pixels at the picture's natural size. Fills are the names in `COLOURS`, or
     ``ink soft card grid accent bad tint none``.
 
     Args:
-        width, height: Of the whole picture. ``height`` may be set again before `render`, once it is known.
-        title: What the picture shows, for readers who can't see it; also the accessible name.
-        description: More of the same where the title can't say it.
+        width, height: The size of the whole picture. ``height`` may be set again before `render`.
+        title: The subject of the picture, which is also its accessible name.
+        description: A longer description for screen readers.
     """
 
     def __init__(self, width: float, height: float, *, title: str, description: str = "") -> None:
@@ -75,7 +75,7 @@ class Canvas:
         outline: Literal["", "edge", "frame"] = "",
         dark: bool = False,
     ) -> None:
-        """A rectangle; ``tip`` is shown under the pointer, ``outline`` is thin and soft or thick and dark."""
+        """Draw a rectangle. ``tip`` is shown under the pointer. The outline "edge" is thin and soft, "frame" thick and dark."""
         names = " ".join(filter(None, (fill, outline, "dark" if dark else "")))
         rounded = f' rx="{_number(radius)}"' if radius else ""
         self._parts.append(
@@ -92,13 +92,13 @@ class Canvas:
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, tone: str = "grid", *, dashed: bool = False) -> None:
-        """A line in one of the tones ``grid soft ink accent bad``."""
+        """Draw a line in one of the tones ``grid soft ink accent bad``."""
         dashes = ' stroke-dasharray="4 3"' if dashed else ""
         points = f'x1="{_number(x1)}" y1="{_number(y1)}" x2="{_number(x2)}" y2="{_number(y2)}"'
         self._parts.append(f'<line class="{tone}" {points}{dashes}/>')
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float, tone: str = "soft", *, dashed: bool = False) -> None:
-        """A line with a head at its end; where the points are one, nothing."""
+        """Draw a line with an arrowhead at its end. For two equal points, draw nothing."""
         length = math.hypot(x2 - x1, y2 - y1)
         if not length:
             return
@@ -123,7 +123,8 @@ class Canvas:
         halo: bool = False,
         tip: str = "",
     ) -> None:
-        """Words whose baseline starts, is centred or ends at ``(x, y)``; with ``halo`` lines below them stop short of them."""
+        """Draw words whose baseline starts, is centered or ends at ``(x, y)``. With ``halo`` a gap separates them from lines
+        below."""
         names = " ".join(filter(None, (tone, "strong" if strong else "", "halo" if halo else "")))
         placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
         sized = "" if size == 12 else f' font-size="{_number(size)}"'
@@ -147,14 +148,15 @@ class Canvas:
 
 
 def natural_size(width: float, height: float, *, smallest: float = SMALLEST_TEXT) -> str:
-    """The attributes of a picture's size. A page may enlarge it, and shrink it until text of ``smallest`` px has 11 px."""
+    """The attributes of a picture's size. A page may enlarge the picture, or shrink it until text of ``smallest`` px has
+    11 px."""
     least = math.ceil(width * SMALLEST_TEXT / smallest)
     w, h = _number(width), _number(height)
     return f'viewBox="0 0 {w} {h}" width="{w}" height="{h}" style="min-width:{least}px"'
 
 
 def legend(canvas: Canvas, x: float, y: float, entries: list[tuple[str, str]], *, gap: float = 18) -> float:
-    """Swatches and words in a row that starts at ``(x, y)`` (the words' baseline); returns where it ends."""
+    """Draw swatches and words in a row that starts at ``(x, y)``, with ``y`` the words' baseline. Returns the row's end."""
     for fill, words in entries:
         canvas.rect(x, y - 10, 12, 12, fill.removesuffix("*"), radius=2, dark=fill.endswith("*"))
         canvas.text(x + 17, y, words)
@@ -163,7 +165,7 @@ def legend(canvas: Canvas, x: float, y: float, entries: list[tuple[str, str]], *
 
 
 def stack(pictures: list[Canvas], *, title: str, gap: float = 28) -> Canvas:
-    """The pictures one above the other, as one."""
+    """The pictures stacked vertically in one picture."""
     whole = Canvas(max(one.width for one in pictures), 0, title=title)
     whole.description = "; ".join(one.title for one in pictures)
     y = 0.0
@@ -183,7 +185,7 @@ def standalone(picture: str) -> str:
 
 
 def text_width(words: str, size: float = 12) -> float:
-    """About how wide ``words`` are drawn, in pixels; a little too wide rather than too narrow."""
+    """The approximate width of ``words`` in pixels, rather too wide than too narrow."""
     narrow = sum(words.count(letter) for letter in "ijlrtf.,:;|'() ·")
     wide = sum(words.count(letter) for letter in "mwMW%")
     return size * (0.58 * (len(words) - narrow - wide) + 0.36 * narrow + 0.9 * wide)
@@ -192,7 +194,7 @@ def text_width(words: str, size: float = 12) -> float:
 def nice_ticks(low: float, high: float, *, count: int = 6, whole: bool = False) -> list[float]:
     """Round numbers that span ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten.
 
-    For values the first and last lie on or outside the range; with ``whole`` (step numbers) all lie inside it.
+    The first and last lie on or outside the range. With ``whole``, for step numbers, all lie inside it.
     """
     if high <= low:
         low, high = low - (abs(low) or 1) * 0.05, high + (abs(high) or 1) * 0.05
@@ -208,7 +210,7 @@ def nice_ticks(low: float, high: float, *, count: int = 6, whole: bool = False) 
 
 
 def tick_texts(values: list[float]) -> list[str]:
-    """The numbers of an axis, all in one way: of a small one all as ``2.5e-4``."""
+    """The labels of an axis in one notation. If all values are small, all are written as ``2.5e-4``."""
     small = 0 < max(map(abs, values), default=0) < 1e-2
     return [_scientific(value) if small and value else tick_text(value) for value in values]
 

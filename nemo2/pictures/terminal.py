@@ -8,9 +8,9 @@ _FORWARD, _BACKWARD, _OFF = "\033[30;104m", "\033[30;102m", "\033[0m"
 
 
 def timeline_text(timeline: Timeline, *, width: int = 100, colour: bool = False) -> str:
-    """One line per pipeline rank: ``0>`` is the forward of micro-batch 0, ``<0==`` its backward, ``.`` waiting.
+    """One line per pipeline rank: ``0>`` is the forward of micro-batch 0, ``<0==`` its backward, ``.`` idle time.
 
-    A letter after the number is the model chunk. Where that doesn't fit into ``width`` characters the numbers are left out.
+    A letter after the number is the model chunk. Numbers that don't fit into ``width`` characters are omitted.
     """
     schedule = timeline.schedule
     head = max(len(f"stage {rank} ") for rank in range(schedule.pp))
@@ -34,7 +34,7 @@ def timeline_text(timeline: Timeline, *, width: int = 100, colour: bool = False)
 
 
 def placement_text(placement: Placement) -> str:
-    """Stages with their layers and first ranks, then every kind of group."""
+    """The stages with their layers and the ranks of the first replica, then the groups of every kind."""
     layout = placement.layout
     title = (
         f"{placement.name or 'layout'}: {placement.world_size:,} ranks on {placement.nodes:,} node"
@@ -62,7 +62,7 @@ def placement_text(placement: Placement) -> str:
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
-    """Ranks in short: ``0-7``, ``0, 8, 16 ... 56``, or all of them."""
+    """The ranks in short notation: ``0-7``, ``0, 8, 16 ... 56``, or a list."""
     if len(ranks) > 2:
         steps = {other - one for one, other in zip(ranks, ranks[1:], strict=False)}
         if steps == {1}:

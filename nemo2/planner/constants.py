@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Efficiencies: the share of the data sheet's rates that kernels, links and machines reach.
 
-`PRIORS` are guesses from physics and from published measurements of single kernels, each with its reason; none of them is taken
-from a fit. ``make calibrate`` moves them as far as published training speeds ask for and writes
-``calibrated.json``; what those don't tell stays where the guess is. None of them belongs to a model or to a source.
+`PRIORS` are guesses from physics and from published measurements of single kernels. Each guess states its reason, and
+none comes from a fit. ``make calibrate`` adjusts the guesses to published training speeds and writes
+``calibrated.json``. A constant that the published speeds don't determine keeps its guess. No constant is specific to a
+model or to a source.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ class ByGeneration:
 
 @dataclasses.dataclass(frozen=True)
 class Prior:
-    """A guess, the factor by which it may be off (one standard deviation), and why it is that."""
+    """A guess, the factor by which it may be off (one standard deviation), and its reason."""
 
     value: float
     spread: float
@@ -41,7 +42,7 @@ class Prior:
 
 
 class Share(Prior):
-    """The guess of a share, which no calibration may raise above 1."""
+    """The guess of a share. The calibration never raises a share above 1."""
 
 
 _GEMM = "share of the 16-bit data-sheet rate that large matrix products reach"
@@ -193,7 +194,7 @@ PRIORS: dict[str, Prior] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Efficiencies of the step-time model; `PRIORS` says what each is."""
+    """Efficiencies of the step-time model. `PRIORS` describes each of them."""
 
     gemm: ByGeneration
     power: float
@@ -237,7 +238,7 @@ class Constants:
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> "Constants":
-        """The constants by the names of `PRIORS`."""
+        """The constants from ``values``, which are named as in `PRIORS`."""
         single = {name: value for name, value in values.items() if "." not in name}
         groups = {name.partition(".")[0] for name in values if "." in name}
         parted: dict[str, Any] = {
@@ -252,11 +253,14 @@ GUESSED = Constants.of({name: prior.value for name, prior in PRIORS.items()})
 
 @functools.cache
 def calibration() -> dict[str, Any]:
-    """Result of ``make calibrate``: `constants` by name, and `errors` of its left-out predictions by kind of job."""
+    """The result of ``make calibrate``: ``constants`` by name, and ``errors`` by kind of job.
+
+    The errors are those of predictions for a project whose measurements the calibration left out.
+    """
     return json.loads(CALIBRATED.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def calibrated() -> Constants:
-    """The constants that published training speeds ask for."""
+    """The constants fitted to published training speeds."""
     return Constants.of(calibration()["constants"])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a predicted speed may be off: what predictions of like jobs were off when their own project was left out."""
+"""The error band of a predicted speed: the errors of predictions for similar jobs, each calibrated without the job's own
+project."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
@@ -9,19 +10,25 @@ from nemo2.planner.constants import calibration
 from nemo2.planner.job import Job
 
 ENOUGH = 10
-"""Measurements whose sixths say something."""
+"""The fewest measurements of one kind of job that give a band."""
 
 
 class Band(NamedTuple):
-    """Measured over predicted speed: two thirds of similar jobs lie between `low` and `high`.
+    """The range of measured over predicted speed.
 
-    `kind` describes the jobs, and `measurements` is their number.
+    Two thirds of the measured jobs of the same `kind` lie between `low` and `high`. `measurements` is the number of
+    these jobs. With fewer than `ENOUGH` jobs the band is the widest band of the kinds that have enough.
     """
 
     low: float
     high: float
     kind: str
     measurements: int
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether the band is the widest band of other kinds, because this kind has too few measurements."""
+        return self.measurements < ENOUGH
 
 
 def job_kind(shape: ModelShape, job: Job) -> str:
@@ -32,9 +39,10 @@ def job_kind(shape: ModelShape, job: Job) -> str:
 
 
 def band(shape: ModelShape, job: Job, errors: Optional[Mapping[str, list[float]]] = None) -> Band:
-    """The band of a job's speed; ``errors`` (low, high, number of measurements by kind) None: those of the calibration.
+    """The band of a job's speed.
 
-    A kind that fewer than `ENOUGH` have measured gets the widest band of the kinds that so many have.
+    Args:
+        errors: For each kind of job the low end, the high end and the number of measurements. None: the calibration's.
     """
     known: Mapping[str, list[float]] = calibration()["errors"] if errors is None else errors
     kind = job_kind(shape, job)
@@ -42,5 +50,5 @@ def band(shape: ModelShape, job: Job, errors: Optional[Mapping[str, list[float]]
     if count < ENOUGH:
         wide = [one for one in known.values() if one[2] >= ENOUGH] or list(known.values())
         low, high = min(one[0] for one in wide), max(one[1] for one in wide)
-    # The prediction itself is always within: a band that leaves it out would say to multiply it.
+    # The band always contains the prediction. A band without it would be a correction of the prediction.
     return Band(min(low, 1.0), max(high, 1.0), kind, int(count))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of interruptions to a long run: the best time between checkpoints, and the expected duration.
+"""The cost of interruptions to a long run: the best time between checkpoints, and the expected duration.
 
 J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation Computer Systems 22
 (2006): with failures at random, M hours apart on average, a save that stops the run for S and a restart of R, a run of T hours
@@ -7,7 +7,7 @@ with a checkpoint every I hours of work takes (its equation 20)
 
     M exp(R / M) (exp((I + S) / M) - 1) T / I
 
-The best interval is near sqrt(2 S M) (J. W. Young, 1974); here the expression above is minimised itself.
+The best interval is near sqrt(2 S M) (J. W. Young, 1974). This module minimizes the expression itself.
 """
 
 import dataclasses
@@ -26,10 +26,11 @@ class Failures:
     """How often a job is interrupted, and what each time costs.
 
     Attributes:
-        per_gpu_hour: interruptions of the whole job per hour and GPU in it.
-        save_seconds: for which a checkpoint stops training. The default is asynchronous saving's: PyTorch and IBM measured
-            6.3 s for a 7B model (148.8 s otherwise).
-        restart_seconds: from an interruption to the first step after it: noticed, rescheduled, loaded, warmed up.
+        per_gpu_hour: interruptions of the job per GPU hour.
+        save_seconds: seconds for which a save stalls training. The default is that of an asynchronous save: PyTorch
+            and IBM measured 6.3 s for a 7B model, and 148.8 s for a synchronous save.
+        restart_seconds: seconds from an interruption to the next step. They include detection, rescheduling, loading
+            and warm-up.
     """
 
     per_gpu_hour: float
@@ -39,11 +40,11 @@ class Failures:
     def __post_init__(self) -> None:
         for name in ("per_gpu_hour", "save_seconds", "restart_seconds"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: must be 0 or more.")
+                raise ConfigError(f"Failures: {name}={getattr(self, name)!r} must be 0 or more.")
 
     @classmethod
     def of_llama3(cls, **changes: float) -> "Failures":
-        """With the rate of Llama 3 405B's run: one interruption per 50,677 GPU hours."""
+        """Failures at the rate of Llama 3 405B's run: one interruption per 50,677 GPU hours."""
         return cls(**{"per_gpu_hour": LLAMA3_INTERRUPTIONS / (LLAMA3_DAYS * 24 * LLAMA3_GPUS), **changes})
 
 
@@ -52,11 +53,11 @@ class Goodput:
     """A run with its interruptions.
 
     Attributes:
-        interval_hours: the training hours between checkpoints that minimize the total; the run's own hours without
-            interruptions.
-        hours: the expected total.
-        interruptions: the expected number in that time.
-        share: the fraction of the time that is training and is kept.
+        interval_hours: the hours of training between checkpoints that minimize `hours`. Without interruptions: the
+            whole run.
+        hours: the expected duration.
+        interruptions: the expected number of interruptions.
+        share: the fraction of `hours` that is useful training. Training that an interruption loses doesn't count.
     """
 
     interval_hours: float
@@ -82,19 +83,20 @@ def goodput(hours: float, *, gpus: int, failures: Failures) -> Goodput:
 
 
 def expected_hours(hours: float, interval: float, *, between_failures: float, save: float, restart: float) -> float:
-    """Daly's equation 20: hours in all for ``hours`` of training, everything in hours."""
+    """The expected duration of ``hours`` of training, by Daly's equation 20. All arguments are in hours."""
     m = between_failures
     return m * math.exp(restart / m) * math.expm1((interval + save) / m) * hours / interval
 
 
 def best_interval(between_failures: float, save: float) -> float:
-    """The interval at which `expected_hours` is least; sqrt(2 * save * between_failures) where both are far apart.
+    """The interval that minimizes `expected_hours`: about sqrt(2 * save * between_failures) if ``save`` is much shorter
+    than ``between_failures``.
 
-    Where the slope is 0, exp((I + S) / M) (1 - I / M) = 1: the left side falls in I, so it is found by halving.
+    At the minimum, exp((I + S) / M) (1 - I / M) = 1. The left side falls with I, so bisection finds the interval.
     """
     m = between_failures
     if save == 0:
-        # Nothing speaks against saving at every moment; a thousandth of the time between failures is as good.
+        # Free saves would have no interval at all. A thousandth of the time between failures is as good.
         return m / 1000
     low, high = 0.0, m
     for _ in range(60):

@@ -18,8 +18,8 @@ class Adapters:
             pair, and the number of first matrices in the pair. Canonical LoRA has one for each part of a fused layer.
         lengths: the rows of the sum of both weights have a trained length (DoRA, arXiv:2402.09353), which reads the
             weight.
-        dropped: where channels are dropped: in the layer's input ("pre") or in the addition ("post"). Masks are kept.
-            None: no dropout.
+        dropped: where dropout applies: to the layer's input ("pre") or to the adapter's output ("post"). Masks are
+            kept. None: no dropout.
     """
 
     rank: int

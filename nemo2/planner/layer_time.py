@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds that one layer takes on one rank for one micro-batch, by kind of kernel, forward and backward apart."""
+"""The seconds of one layer on one rank for one micro-batch, by kind of kernel, separately for forward and backward."""
 
 import dataclasses
 import math
@@ -14,12 +14,13 @@ from nemo2.planner.links import bandwidth, dispatch_seconds, exchange_seconds, g
 
 # The forward pass's share of elementwise traffic.
 _FORWARD = 0.4
-# Share of a data sheet's rate that no kernel is taken to pass. An H20, with the power of a chip of six times its rate, gets near.
+# The upper bound of any kernel's share of the data-sheet rate. An H20 comes near it, because it has the power limit of a
+# chip with six times its rate.
 _MOST_OF_RATE = 0.85
 
 
 class Passes(NamedTuple):
-    """Seconds of a forward and of a backward pass."""
+    """The seconds of a forward and of a backward."""
 
     forward: float
     backward: float
@@ -46,36 +47,37 @@ class Kernels:
 
     @property
     def rate16(self) -> float:
-        """FLOP/s that large products reach where nothing runs in fewer than 16 bits."""
+        """The FLOP/s of large products in 16 bits, or in fp32 for a job in fp32."""
         return self.job.gpu.rate("fp32" if self.job.precision == "fp32" else "bf16") * self.gemm_share
 
     @property
     def gemm_share(self) -> float:
-        """Share of the data-sheet rate that large products reach."""
+        """The share of the data-sheet rate that large products reach."""
         gpu = self.job.gpu
         return min(_MOST_OF_RATE, self.c.gemm[gpu.generation] * gpu.power**self.c.power)
 
     @property
     def element(self) -> int:
-        """Bytes of an activation."""
+        """The bytes of an activation's element."""
         return 4 if self.job.precision == "fp32" else 2
 
     @property
     def linear_rate(self) -> float:
-        """FLOP/s of linear layers in the job's precision."""
+        """The FLOP/s of linear layers in the job's precision."""
         if not self.job.low_precision:
             return self.rate16
         share = self.c.gemm_fp8 if self.job.precision == "fp8" else self.c.gemm_fp4
         return self.job.gpu.rate(self.job.precision) * self.gemm_share * share
 
     def product(self, rows: float, k: float, n: float, *, rate: float, element: float) -> float:
-        """Seconds of ``[rows, k] @ [k, n]``: its FLOPs, what short sides waste, and the operands' traffic."""
+        """The seconds of ``[rows, k] @ [k, n]``: its FLOPs, the waste of partly filled tiles, and the operands' traffic."""
         wasted = 1 + self.c.gemm_edge * (1 / rows + 1 / k + 1 / n)
         moved = element * (rows * k + k * n) + self.element * rows * n
         return 2 * rows * k * n / rate * wasted + self.c.gemm_bytes * moved / self.job.gpu.hbm
 
     def linear(self, rows: float, k: float, n: float) -> Passes:
-        """A linear layer: the output; the gradients of its input and its weight, added to the gradient buffer."""
+        """The time of a linear layer. The backward computes the gradient of the input, and the gradient of the weight,
+        which it adds to the gradient buffer."""
         rate, element, hbm = self.linear_rate, 1 if self.job.low_precision else self.element, self.job.gpu.hbm
         forward = self.product(rows, k, n, rate=rate, element=element)
         backward = self.product(rows, n, k, rate=rate, element=element)
@@ -88,7 +90,7 @@ class Kernels:
         return Passes(forward, backward)
 
     def chain(self, *linears: Linear) -> Passes:
-        """Linear layers one after another, each as tensor-parallel ranks share it."""
+        """The time of consecutive linear layers, each sharded over the tensor-parallel ranks."""
         total, t = NOTHING, self.job.tp
         for one in linears:
             k = one.inputs / (t if one.split == "row" else 1)
@@ -97,15 +99,18 @@ class Kernels:
         return total
 
     def moving(self, moved: float) -> Passes:
-        """Elementwise kernels that move so many bytes in both passes."""
+        """The time of elementwise kernels that move ``moved`` bytes in forward and backward together."""
         seconds = moved / self.job.gpu.hbm * (self.element / 2) * (1.0 if self.job.compiled else self.c.eager)
         return Passes(_FORWARD * seconds, (1 - _FORWARD) * seconds)
 
     # ------------------------------------------------------------------------------------------------- parts of a layer
 
     def core_attention(self, part: _AnyAttention) -> Passes:
-        """Scores, softmax and weighted values. A fused kernel skips the future and computes the scores again backward:
-        five products instead of four there (FlashAttention-2, arXiv 2307.08691, section 3.1.2)."""
+        """The time of scores, softmax and weighted values.
+
+        A fused kernel skips masked future tokens. It recomputes the scores in the backward, which then has five products
+        instead of four (FlashAttention-2, arXiv 2307.08691, section 3.1.2).
+        """
         job, c = self.job, self.c
         scores = job.tokens * job.attended * part.heads / job.tp * seen(part, job.attended)
         flops = 2 * scores * part.score_channels
@@ -116,7 +121,7 @@ class Kernels:
 
     @property
     def attention_rate(self) -> float:
-        """FLOP/s that the job's fused attention reaches forward."""
+        """The FLOP/s of the job's fused attention in the forward."""
         gpu, c = self.job.gpu, self.c
         rate = gpu.rate("bf16") * min(_MOST_OF_RATE, c.flash[gpu.generation] * gpu.power**c.power)
         if self.job.low_attention and "fp8" in gpu.flops:
@@ -126,34 +131,35 @@ class Kernels:
         return rate * (c.flash1 if self.job.attention == "flash1" else 1.0)
 
     def norm(self) -> Passes:
-        """The norm before a block and the residual sum after it, which sequence parallelism divides."""
+        """The time of the norm before a block and the residual sum after it, which sequence parallelism shards."""
         return self.moving(0.5 * self.c.norm_bytes * self.job.tokens * self.shape.hidden / self.job.sequence_ranks)
 
     def around_attention(self, part: _AnyAttention) -> Passes:
-        """Norm and residual; rotation and layout of heads."""
+        """The time of norm, residual sum, rotary embedding, and changes to the layout of heads."""
         inside = 0.5 * self.c.inner_bytes * (part.query_width + part.kv_width) / self.job.tp
         return self.norm() + self.moving(self.job.tokens * inside)
 
     def activation_of(self, rows: float, width: float) -> Passes:
-        """The activation function of a feed-forward layer whose first product is that wide."""
+        """The time of a feed-forward layer's activation function. ``width`` is the width of the first product."""
         return self.moving(self.c.inner_bytes * rows * width)
 
     def feed_forward(self, part: MLP) -> Passes:
-        """A dense feed-forward layer (or the shared experts), with its activation."""
+        """The time of a dense feed-forward layer, or of the shared experts, including the activation function."""
         return self.chain(*part.linears) + self.activation_of(self.job.tokens, part.inner / self.job.tp)
 
     def mixer(self, part: Mixer) -> Passes:
-        """A Mamba 2 mixer: projections; convolution, scan and gated norm by the bytes they move, and a state per 256 tokens."""
+        """The time of a Mamba 2 mixer: its projections, and the bytes that convolution, scan and gated norm move, with a
+        state per 256 tokens."""
         inner = part.inner / self.job.tp
         states = inner * part.states / 256 * 4
         return self.chain(*part.linears) + self.moving(self.job.tokens * (self.c.mixer_bytes * inner + states))
 
     def routed_rows(self, part: Experts) -> float:
-        """Token copies that a rank's experts see: an even share of all."""
+        """The token copies that a rank's experts process: an even share of all copies."""
         return self.job.tokens * part.topk / self.job.tp * self.job.etp
 
     def grouped_products(self, part: Experts) -> Passes:
-        """Products of the routed experts on a rank, and their activation."""
+        """The time of the matrix products of the routed experts on a rank, and of their activation function."""
         job, c = self.job, self.c
         local, rows = max(1.0, part.count / job.ep), self.routed_rows(part)
         element, hbm = 1 if self.job.low_precision else self.element, job.gpu.hbm
@@ -166,17 +172,17 @@ class Kernels:
             forward = 2 * rows * k * n / rate * wasted + c.gemm_bytes * moved / hbm
             backward = (1 if job.lora else 2) * forward + (0 if job.lora else c.accumulate_bytes * local * k * n / hbm)
             if self.job.low_precision:
-                # Fused kernels cast the inner tensors that they hold already.
+                # Fused kernels cast the inner tensors without another pass over memory.
                 forward += 0 if job.fused_experts and n == part.outer else c.cast_bytes * rows * k / hbm
                 backward += 0 if job.fused_experts and k == part.outer else c.cast_bytes * rows * n / hbm
             total += Passes(forward, backward)
         return total if job.fused_experts else total + self.activation_of(rows, inner)
 
     def experts(self, part: Experts) -> Passes:
-        """Routed experts, with the sorting of tokens before and after them, and shared experts.
+        """The time of routed experts, of the sorts of tokens before and after them, and of shared experts.
 
-        Tokens are sorted by rank, and by expert when they have arrived. Kernels that send each token once do the first
-        sorting during the transfer. Rows in 8 bits are padded to multiples of 16 or 32, a third sorting.
+        Tokens are sorted by rank before the transfer and by expert after it. Kernels that send each token once do the
+        first sort during the transfer. The padding of 8-bit rows to multiples of 16 or 32 counts as a third sort.
         """
         share = 0.5 if self.job.dispatch == "once" and self.job.ep > 1 else 1.0
         share += 0.5 if self.job.low_precision and not self.job.fused_experts else 0.0
@@ -188,13 +194,15 @@ class Kernels:
     # ------------------------------------------------------------------------------------------------------ collectives
 
     def tensor_parallel(self) -> Passes:
-        """Gathering and scattering around one block: as many bytes as an all-reduce a pass (Korthikanti et al., arXiv
-        2205.05198, section 4.2.2); backward gathers inputs once more, which sequence parallelism did not keep for gradients of
-        weights."""
+        """The time of the gather and the scatter around one block.
+
+        Each pass moves as many bytes as one all-reduce (Korthikanti et al., arXiv 2205.05198, section 4.2.2). With
+        sequence parallelism the backward gathers the block's input again for the gradients of the weights.
+        """
         job = self.job
         if job.tp == 1:
             return NOTHING
-        # A tensor that is gathered for a product in 8 bits travels in 8 bits, whereas reduce-scatters carry sums.
+        # A gather for an 8-bit product moves 8 bits per element. A reduce-scatter carries sums in 16 bits.
         element = 0.75 * self.element if self.job.low_precision and job.sp else self.element
         volume = job.tokens * self.shape.hidden * element * gathered_fraction(job.tp)
         one = volume / bandwidth(job, job.tp, 1, self.c) + self.c.collective_us * 1e-6
@@ -203,7 +211,7 @@ class Kernels:
         return Passes(2 * one * shown, (2 + again) * one * shown)
 
     def context_parallel(self, part: _AnyAttention) -> Passes:
-        """Keys and values round the ring, as far as the core attention does not cover them."""
+        """The time of the ring of keys and values that core attention does not hide."""
         job = self.job
         if job.cp == 1:
             return NOTHING
@@ -212,7 +220,8 @@ class Kernels:
         return Passes(max(0.1 * seconds, seconds - core.forward), max(0.2 * seconds, 2 * seconds - core.backward))
 
     def expert_parallel(self, part: Experts) -> Passes:
-        """Tokens to their experts and back in each pass; tensor-parallel experts gather those of their group, and scatter."""
+        """The time to send tokens to their experts and back in each pass. Tensor-parallel experts also gather the tokens of
+        their group, and scatter the results."""
         job, c = self.job, self.c
         copies = self.routed_rows(part) / job.etp * part.outer * self.element
         one = 0.0
@@ -227,15 +236,15 @@ class Kernels:
         return Passes(2 * one, 2 * one)
 
     def output_layer(self) -> float:
-        """Logits and loss of one micro-batch, both passes, and those of further predictions."""
+        """The seconds of logits and loss of one micro-batch in both passes, including multi-token predictions."""
         shape, job = self.shape, self.job
         products = self.product(job.tokens, shape.hidden, shape.vocab / job.tp, rate=self.rate16, element=self.element)
         loss = self.c.logit_bytes * job.tokens * shape.vocab / job.loss_ranks / job.gpu.hbm
         return (1 + len(shape.further)) * ((2 if job.lora else 3) * products + loss)
 
-    # --------------------------------------------------------------------------------------------------------- additions
+    # ---------------------------------------------------------------------------------------------------------- adapters
 
-    def additions(self, part: Part) -> Passes:
+    def adapters(self, part: Part) -> Passes:
         """The time of the adapters of a part's frozen layers: both factors' products in three passes, the scaling of
         their product, and the sums with the layer's output and its input's gradient."""
         job, adapters, total = self.job, self.job.adapters, NOTHING
@@ -246,7 +255,7 @@ class Kernels:
             if not share:
                 continue
             rows, ranks = job.tokens, job.tp
-            # A factor that all ranks have is multiplied with each one's part of the sequence.
+            # Each rank multiplies a replicated factor with its own part of the sequence.
             part_of_rows = job.tokens / job.sequence_ranks
             if isinstance(part, Experts) and linear.copies > 1:
                 rows = part_of_rows = self.routed_rows(part)
@@ -263,7 +272,8 @@ class Kernels:
                 2 * products + (2 * rows_out * n + 3 * rows_in * k) * byte,
             )
             if adapters.lengths:
-                # The product of both factors is as large as the weight; lengths are of the rows of their sum, in fp32.
+                # The product of both factors is as large as the weight. DoRA computes the length of each row of the sum
+                # of both, in fp32.
                 forward += self._thin(n, adapters.rank, k) + 20 * n * k / job.gpu.hbm
             # The tensor between the factors is only as wide as the rank, so its transfer takes the time of any small
             # message.
@@ -272,14 +282,15 @@ class Kernels:
         return total
 
     def _thin(self, rows: float, k: float, n: float) -> float:
-        """A product with a side as short as a rank: as long as its operands' traffic, or its FLOPs, take."""
+        """The seconds of a product with one side as short as an adapter's rank: the time of its FLOPs or of its operands'
+        traffic, whichever is longer."""
         seconds = 2 * rows * k * n / self.rate16
         return max(seconds, self.element * (rows * k + k * n + rows * n) / self.job.gpu.hbm)
 
     # ----------------------------------------------------------------------------------------------------- kinds of parts
 
     def of(self, part: Part) -> Iterator[tuple[str, Passes]]:
-        """Seconds of one part of the model by kind of kernel, without the exchange of tokens between experts."""
+        """The seconds of one part of the model by kind of kernel, without the exchange of tokens between experts."""
         if isinstance(part, Attention | LatentAttention):
             yield "projections", self.chain(*part.linears)
             yield "core attention", self.core_attention(part)
@@ -300,16 +311,20 @@ class Kernels:
                 return
             yield "elementwise", self.norm()
         else:
-            raise TypeError(f"No kernels are known for {type(part).__name__}.")
+            raise TypeError(f"The planner has no kernels for the model part {type(part).__name__}.")
         if self.job.adapters is not None:
-            yield "adapters", self.additions(part)
+            yield "adapters", self.adapters(part)
         # With sequence parallelism routed experts take their tokens from the shards. Only shared experts need them
         # gathered.
         if not isinstance(part, Experts) or part.shared is not None:
             yield "tensor parallel", self.tensor_parallel()
 
     def recomputed(self, part: Part, travel: float) -> float:
-        """Seconds of a part's forward that selective recomputation does again, whose tokens travel for so long."""
+        """The seconds of a part's forward that selective recomputation repeats.
+
+        Args:
+            travel: The seconds of the forward's exchange of tokens between experts.
+        """
         job, seconds = self.job, 0.0
         if isinstance(part, Attention | LatentAttention) and job.recomputes("core_attn") and job.keeps_scores:
             seconds += self.core_attention(part).forward
@@ -330,14 +345,16 @@ class Kernels:
 
 
 def seen(part: _AnyAttention, seq: int) -> float:
-    """Keys that a query meets, as a share of ``seq``: the whole square is 1.
+    """The computed share of the causal scores: 1 for full causal attention.
 
-    A window sees at most its own width; a causal half of the square is 1 here, so a window counts twice."""
+    A window limits a query to ``part.window`` keys. A causal query attends to ``seq / 2`` keys on average, so the share
+    of a window is twice its width over ``seq``.
+    """
     return 1.0 if part.window is None else min(1.0, 2 * part.window / seq)
 
 
 def layers_time(shape: ModelShape, job: Job, c: Constants) -> dict[str, float]:
-    """Seconds of a stage's mean share of the layers for one micro-batch, by part; recomputation is one of them."""
+    """The seconds of a stage's mean share of the layers for one micro-batch, by part, with recomputation as a part."""
     kernels = Kernels(shape, job, c)
     parts: dict[str, float] = {}
     counts = {part: number / job.pp for part, number in shape.parts.items()}
@@ -367,8 +384,11 @@ def layers_time(shape: ModelShape, job: Job, c: Constants) -> dict[str, float]:
 
 
 def again(shape: ModelShape, job: Job) -> Mapping[Part, int]:
-    """The parts of layers that full recomputation does again, by the chunks of Megatron-Core's ``TransformerBlock``: all with
-    "uniform", further predictions too; the first of each chunk with "block". Chunks that don't divide the layers end early."""
+    """The parts of layers that full recomputation repeats, as in Megatron-Core's ``TransformerBlock``.
+
+    "uniform" repeats all layers, including those of multi-token prediction. "block" repeats the first layers of each
+    chunk. If the number of chunks doesn't divide the layers, the last chunks are shorter.
+    """
     if job.recompute_method == "uniform":
         return shape.parts
     layers = len(shape.layers)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the ranks of a group exchange bytes, by where in the machines they sit."""
+"""The bandwidth between the ranks of a group, which depends on the ranks' placement on machines."""
 
 from nemo2.planner.constants import Constants
 from nemo2.planner.job import Job
 
 
 def bandwidth(job: Job, ranks: int, stride: int, c: Constants) -> float:
-    """Bytes per second that each of ``ranks`` GPUs sends and receives when they stand ``stride`` apart.
+    """The bytes per second that each of ``ranks`` GPUs sends and receives, if consecutive members are ``stride`` ranks
+    apart.
 
-    Within one NVLink domain it is NVLink's rate. Beyond it, every adapter of a machine that belongs to a member of the
-    group carries a share of the ring, up to NVLink's rate inside.
+    Within one NVLink domain the rate is NVLink's. Between domains, the network adapters of all the group's members on a
+    machine carry the ring together, up to NVLink's rate.
     """
     inside = job.gpu.nvlink * c.nvlink
     if ranks * stride <= job.gpu.domain:
@@ -19,15 +20,15 @@ def bandwidth(job: Job, ranks: int, stride: int, c: Constants) -> float:
 
 
 def gathered_fraction(ranks: int) -> float:
-    """The share of a tensor that a rank of a ring receives to have all of it."""
+    """The fraction of a tensor that each rank receives when a ring gathers the whole tensor."""
     return (ranks - 1) / ranks
 
 
 def exchange_seconds(job: Job, volume: float, ranks: int, stride: int, c: Constants) -> float:
-    """Seconds of an all-to-all in which each of ``ranks`` GPUs sends ``volume`` bytes, an equal share to every one.
+    """The seconds of an all-to-all in which each of ``ranks`` GPUs sends ``volume`` bytes, an equal share to each rank.
 
-    What leaves the machine goes through the GPU's own adapter, the rest over NVLink at the same time. No GPU sends faster than
-    NVLink's rate: where that is PCIe's, the adapter hangs on it too.
+    Bytes to other machines go through the GPU's own network adapter, and the other bytes over NVLink at the same time.
+    NVLink's rate limits the sum. On a GPU without NVLink this is PCIe's rate, which the adapter shares.
     """
     inside = min(ranks, max(1, job.gpu.domain // stride))
     everything = volume * gathered_fraction(ranks) / (job.gpu.nvlink * c.nvlink)
@@ -36,10 +37,10 @@ def exchange_seconds(job: Job, volume: float, ranks: int, stride: int, c: Consta
 
 
 def dispatch_seconds(job: Job, volume: float, choices: int, ranks: int, stride: int, c: Constants) -> float:
-    """Seconds in which each of ``ranks`` GPUs sends its ``volume`` bytes of tokens to all ranks that have one of their
-    ``choices`` experts, any with the same chance, and to each of them once.
+    """The seconds in which each of ``ranks`` GPUs sends ``volume`` bytes of tokens to their experts, once per rank.
 
-    Between machines a token travels once to each machine, and is handed on over NVLink there.
+    A token has ``choices`` experts, each equally likely on any rank. Between machines a token travels once to each
+    machine, which forwards it over NVLink.
     """
     inside = min(ranks, max(1, job.gpu.domain // stride))
     remote = volume * _reached(ranks / inside, choices) / (job.adapter * c.network)
@@ -48,5 +49,5 @@ def dispatch_seconds(job: Job, volume: float, choices: int, ranks: int, stride: 
 
 
 def _reached(places: float, choices: int) -> float:
-    """The expected number of remote places that ``choices`` uniform draws among ``places`` hit, each place counted once."""
+    """The expected number of distinct remote places among ``choices`` uniform draws from ``places``."""
     return (places - 1) * (1 - (1 - 1 / places) ** choices) if places > 1 else 0.0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Predicts the peak memory of a training step on a GPU, by part, with formulas.
 
-For a search over many layouts, and for jobs that can't be rehearsed. For other jobs `nemo2.rehearse` counts the same to
-the byte.
+The formulas serve the search over many layouts, and jobs that can't be rehearsed. For other jobs `nemo2.rehearse` counts
+the memory to the byte.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ GB = 1e9
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConstants:
-    """Estimates without a formula, guessed from how torch works. ``python -m bench.planner --memory`` scores them."""
+    """Estimates that have no formula, based on how torch allocates. ``python -m bench.planner --memory`` scores them."""
 
     eager: float = 1.8
     """The factor of activations if elementwise kernels keep their inputs one by one: a norm in plain torch keeps 12
@@ -29,8 +29,8 @@ class MemoryConstants:
     """Bytes per logit that are allocated at once with Megatron-Core's loss, which works in place: 16-bit output,
     fp32 copy, 16-bit gradient."""
     torch_logits: float = 18.0
-    """The same with torch's loss: the 16-bit output, and in fp32 its copy, the logarithms of the softmax, and a
-    gradient of each."""
+    """Bytes per logit that are allocated at once with torch's loss: the 16-bit output, and in fp32 its copy, the
+    logarithms of the softmax, and a gradient of each."""
     context: float = 2.0
     """GB of CUDA's context, NCCL and libraries outside torch's allocator."""
     fragmentation: float = 0.08
@@ -264,7 +264,7 @@ def _between_factors(part: Part, job: Job) -> float:
         met = linear.met * job.etp / job.tp if routed else 1
         inputs = linear.inputs / (job.etp if routed else job.tp if linear.split == "row" else job.sequence_ranks)
         masked = {"pre": firsts * inputs, "post": linear.outputs / ranks, None: 0.0}[job.adapters.dropped]
-        # The dropped input replaces the input, which attention keeps as its output all the same.
+        # The input after dropout replaces the kept input. Attention keeps its output anyway.
         attended = isinstance(part, Attention | LatentAttention) and linear.split == "row"
         again = max(0.0, firsts - (0 if attended else 1)) * inputs if job.adapters.dropped == "pre" else 0.0
         kept += share * met * (2 * (job.adapters.rank * firsts + scaled + again) + masked)
@@ -289,7 +289,7 @@ def _expert_bytes(part: Experts, job: Job) -> float:
     activated = part.width if keeps else 0
     gate = part.width if job.gate_kept and not job.recomputes("moe_act") else 0
     inner = 2 * (part.inner + activated + gate) / job.etp
-    # Sorted by expert, and back. Frozen experts keep only what an adapter of the first product needs.
+    # One copy sorted by expert, and one sorted back. Frozen experts keep only the input of the first product's adapter.
     copies = 2 if not job.lora or job.adapters is None else int(_needs_input(part.routed[0], job))
     routed = part.topk * (2 * copies * part.outer + inner) * job.etp / job.tp
     if part.shared is None or job.recomputes("shared_experts"):

@@ -13,7 +13,7 @@ MOST_POINTS = 400
 
 
 def write_page(found: SearchResult, path: Path, *, title: str) -> Path:
-    """Write the page there, in place of what was; folders are made."""
+    """Write the page to ``path``. Missing folders are created, and an existing file is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render_page(found, title=title), encoding="utf-8")
     return path
@@ -23,9 +23,9 @@ def render_page(found: SearchResult, *, title: str) -> str:
     """The page as text."""
     best = found.best[0]
     glance = [
-        (f"{best.speed:,.0f}", "tokens/s per GPU, the best"),
-        (f"{best.speed / found.asked.speed - 1:+.0%}", "compared with the unchanged recipe"),
-        (str(len(found.tried)), f"fit, of {found.number_tried} configurations searched"),
+        (f"{best.speed:,.0f}", "tokens/s per GPU, fastest layout"),
+        (f"{best.speed / found.asked.speed - 1:+.0%}", "speed compared with the unchanged recipe"),
+        (str(len(found.tried)), f"of {found.number_tried} configurations searched fit in memory"),
     ]
     return page(
         f"Layouts of {title}",
@@ -34,13 +34,13 @@ def render_page(found: SearchResult, *, title: str) -> str:
             "Memory and speed",
             figure(scatter(found).render(), "Layouts that fit: lower is faster, further left needs less memory"),
         ),
-        section("The best", _table(found)),
+        section("Fastest layouts", _table(found)),
         *(paragraph(f"{one.layout.describe(one.job.gpus)}: {_changes(one)}") for one in found.best),
     )
 
 
 def scatter(found: SearchResult):
-    """Step time over memory of every layout that fits, coloured by tensor parallelism; the best are named."""
+    """Step time over memory of the layouts that fit, colored by tensor-parallel size. The best carry their rank."""
     best = {id(one.step): rank for rank, one in enumerate(found.best, 1)}
     points = [
         Point(
@@ -75,7 +75,7 @@ def _table(found: SearchResult) -> str:
 
 
 def _changes(one: Candidate) -> str:
-    return in_shell(one.overrides) if one.overrides else "the recipe as it stands"
+    return in_shell(one.overrides) if one.overrides else "the unchanged recipe"
 
 
 def _describe(one: Candidate) -> str:

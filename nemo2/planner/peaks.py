@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rehearsed memory of every shipped recipe, on H100s as many as it declares. Imports nothing, so that listing stays quick.
+"""The rehearsed memory of every shipped recipe on the number of H100s that it declares. Imports nothing of nemo2, so that
+`nemo2 list` stays fast.
 
-``python tools/rehearse_recipes.py --write docs/rehearsed_recipes.md`` writes it, beside its page.
+``python tools/rehearse_recipes.py --write docs/rehearsed_recipes.md`` writes `FILE` and the page.
 """
 
 import json
@@ -13,5 +14,6 @@ FILE = Path(__file__).with_name("rehearsed.json")
 
 @cache
 def rehearsed() -> dict[str, dict[str, float]]:
-    """GiB of the fullest GPU by recipe: by rehearsal (``peak``) and by ``formula`` (`nemo2.planner.memory`)."""
+    """For each recipe the GiB of the fullest GPU: counted by a rehearsal (``peak``), and by `nemo2.planner.memory`
+    (``formula``)."""
     return json.loads(FILE.read_text(encoding="utf-8"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`plan`: how fast a recipe will be, whether it fits, and how long and how much a number of tokens takes."""
+"""`plan`: predicts a recipe's speed, whether it fits its GPUs, and the duration and cost of a token budget."""
 
 import dataclasses
 from typing import Any, Optional
@@ -20,7 +20,7 @@ HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StageMemory:
-    """Bytes of one kind of rank by part, as a rehearsal counted them or a formula has them."""
+    """The bytes of one kind of rank by part, counted by a rehearsal or predicted by formula."""
 
     kind: str
     parts: dict[str, float]
@@ -101,7 +101,7 @@ class Plan:
         return self.goodput.hours * self.gpus * self.cost_per_gpu_hour
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, figures that are properties included."""
+        """Plain data for JSON, including the properties."""
         result = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -137,20 +137,21 @@ def plan(
 
     Args:
         recipe: A configured call of ``llm.pretrain``.
-        name: What to call it.
-        gpus: ``"H100x64"``; without a number the recipe's nodes and devices.
-        tokens: The budget. None: no hours, no cost.
-        cost_per_gpu_hour: In any currency. None: no cost.
-        failures: How often a job of this size is interrupted and what that costs; None: as Llama 3 405B's.
-        headroom: Share of the GPU that must stay free to call it a fit.
-        rehearsed: Count memory by a rehearsal where there is one for the strategy; False: by formula, which takes no time.
-        check: Refuse what `nemo2 check` refuses first.
+        name: The recipe's name, for the output.
+        gpus: ``"H100x64"``. Without a number: the recipe's nodes and devices.
+        tokens: The token budget. None: no hours, no cost.
+        cost_per_gpu_hour: The price of a GPU hour, in any currency. None: no cost.
+        failures: The rate and the cost of interruptions. None: those of Llama 3 405B's run.
+        headroom: The fraction of the GPU's memory that must stay free for the verdict "fits".
+        rehearsed: Count memory by a rehearsal if the strategy can be rehearsed. False: predict it by formula, which
+            takes no time.
+        check: First reject recipes that `nemo2 check` rejects.
 
     Raises:
-        ConfigError: a broken rule, an unknown GPU, or a model without a formula.
+        ConfigError: the recipe breaks a rule, the GPU is unknown, or the planner has no formula for the model.
     """
     if tokens is not None and tokens <= 0:
-        raise ConfigError(f"--tokens {tokens:g}: must be more than 0.")
+        raise ConfigError(f"tokens={tokens:g}: the token budget (--tokens) must be above 0.")
     chip, recipe = gpu(gpus), on(recipe, Machine.named(gpus))
     if check:
         from nemo2.checks import check_recipe
@@ -160,7 +161,7 @@ def plan(
     step = predict(subject.shape, subject.job)
     if subject.teacher is not None:
         step = dataclasses.replace(step, parts=step.parts | {"teacher": teaching_time(subject.teacher, subject.job)})
-    # A rehearsal moves nothing to the host.
+    # A rehearsal doesn't model the offload of activations to the host.
     counted = rehearsed and not subject.sharded and not subject.job.offloaded_layers
     memory = _rehearsed(recipe) if counted else _by_formula(subject)
     needed = max(stage.total for stage in memory) + (OUTSIDE_TORCH if counted else 0)
@@ -215,6 +216,6 @@ def _by_formula(subject: Subject) -> tuple[StageMemory, ...]:
         for stage in stages
     ]
     return tuple(
-        StageMemory(kind=kind, parts={**memory.parts, "outside of torch and holes": memory.beside})
+        StageMemory(kind=kind, parts={**memory.parts, "outside torch, fragmentation": memory.beside})
         for kind, memory in found
     )

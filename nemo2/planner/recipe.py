@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe as the planner's input: the shape of its model, and the job that it is, as its run would settle them."""
+"""Converts a recipe to the planner's input: the shape of its model, and its job, with the settings that its run would
+settle on."""
 
 import importlib.util
 from collections import Counter
@@ -30,9 +31,9 @@ class Subject:
     """The subject of a plan.
 
     Attributes:
-        facts: the recipe's, for rules that judge other layouts of it.
-        sharded: its strategy shards everything over all data-parallel ranks (FSDP).
-        teacher: the shape of the teacher that it learns from. None: there is none.
+        facts: the recipe's facts, for the rules that judge its other layouts.
+        sharded: whether the strategy shards everything over all data-parallel ranks (FSDP).
+        teacher: the shape of a distillation's teacher. None: no teacher.
     """
 
     facts: Facts
@@ -43,18 +44,18 @@ class Subject:
 
 
 def read_recipe(recipe: Any, chip: GPU) -> Subject:
-    """The shape and the job of a recipe, on the number of GPUs that its trainer asks for.
+    """The shape and the job of a recipe, on the number of GPUs of its trainer.
 
     Raises:
-        ConfigError: the planner has no formula for its model, batch or strategy.
+        ConfigError: the planner has no formula for the recipe's model, or the batch sizes aren't set.
     """
     facts = read_facts(recipe, machine=Machine.named(chip.name))
     if facts.config is None:
-        why = " ".join(facts.settled.refused("megatron-core-agrees")) or "its configuration cannot be built"
-        raise ConfigError(f"nemo2 plan needs the sizes of the model: {why}")
+        why = " ".join(facts.settled.refused("megatron-core-agrees")) or "model.config cannot be built."
+        raise ConfigError(f"`nemo2 plan` needs the model's sizes: {why}")
     missing = [name for name in ("seq_length", "global_batch_size", "micro_batch_size") if getattr(facts, name) is None]
     if missing:
-        raise ConfigError(f"nemo2 plan needs data.{', data.'.join(missing)} as whole numbers.")
+        raise ConfigError(f"`nemo2 plan` needs whole numbers: set data.{', data.'.join(missing)}.")
     shape = shape_of(facts)
     sharded = _is_sharded(facts)
     alone = teachers_recipe(recipe)
@@ -67,16 +68,16 @@ def shape_of(facts: Facts) -> ModelShape:
     """The shape of a recipe's model.
 
     Raises:
-        ConfigError: it has layers whose time was never measured.
+        ConfigError: the planner has no formula for a layer of the model.
     """
     shape = read_shape(facts.config, _vocabulary(facts))
     for part in shape.parts:
         sparse = isinstance(part, LatentAttention) and part.index_heads
         if sparse or isinstance(part, DeltaNet):
             raise ConfigError(
-                f"nemo2 plan has no formula for {'sparse attention' if sparse else 'gated DeltaNet'} "
-                "(model.config.experimental_attention_variant, or a letter of model.config.hybrid_override_pattern): "
-                "`nemo2 rehearse` counts its memory."
+                f"`nemo2 plan` has no formula for {'sparse attention' if sparse else 'gated DeltaNet'} "
+                "(model.config.experimental_attention_variant, or a letter of model.config.hybrid_override_pattern). "
+                "To count the model's memory, use `nemo2 rehearse`."
             )
     return shape
 
@@ -86,7 +87,7 @@ def _vocabulary(facts: Facts) -> int:
     rows = facts.of_model("vocab_size")
     if rows:
         return rows
-    # A data module that makes its own tokenizer says of what size.
+    # A data module that makes its own tokenizer has a vocab_size.
     tokens = (
         tokenizer_size(facts)
         or _size_of_made(getattr(facts.data, "tokenizer", None))
@@ -94,7 +95,7 @@ def _vocabulary(facts: Facts) -> int:
     )
     if tokens is None:
         raise ConfigError(
-            "nemo2 plan needs the size of the vocabulary, and the recipe's tokenizer has to be opened to tell: set "
+            "`nemo2 plan` needs the vocabulary size, but it doesn't open the recipe's tokenizer to read it: set "
             "model.config.vocab_size."
         )
     unit = facts.of_model("make_vocab_size_divisible_by", 128) * facts.layout.tp
@@ -102,7 +103,7 @@ def _vocabulary(facts: Facts) -> int:
 
 
 def _size_of_made(tokenizer: Any) -> Optional[int]:
-    """Vocabulary of a live tokenizer, or of a class without arguments, which opens no file."""
+    """The vocabulary size of a live tokenizer, or of a tokenizer class without arguments, which opens no file."""
     if hasattr(tokenizer, "__fn_or_cls__"):
         if tokenizer.__arguments__:
             return None
@@ -137,7 +138,7 @@ def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         sp=layout.sp or tp == 1,
         sharding=sharding,
         **_recomputation(facts),
-        # Scores are counted as computed and kept one kernel after another: no GPU has shown yet what the compiled kernel does.
+        # Soft-capped scores are counted as kept, kernel by kernel: the compiled kernel hasn't been measured on a GPU.
         attention="flash" if facts.of_model("attn_logit_softcapping") is None else "eager",
         cuda_graphs=kind_of(_model(facts)) != "none",
         low_attention=bool(facts.of_model("fp8_dot_product_attention")),
@@ -193,24 +194,24 @@ def _recomputation(facts: Facts) -> dict[str, Any]:
 
 
 def _offloaded(facts: Facts) -> int:
-    """Layers whose activations Megatron-Core's ``cpu_offloading`` moves."""
+    """The number of layers whose activations Megatron-Core's ``cpu_offloading`` moves to the host."""
     moves = facts.of_model("cpu_offloading") and facts.of_model("cpu_offloading_activations", True)
     return (facts.of_model("cpu_offloading_num_layers") or 0) if moves else 0
 
 
 def _recomputes_hybrids() -> bool:
-    """Whether the stack of hybrids reads ``recompute_granularity="full"``: that of Megatron-Core 0.16 does not."""
+    """Whether Megatron-Core's stack of hybrid layers supports ``recompute_granularity="full"``. Version 0.16 doesn't."""
     return importlib.util.find_spec("megatron.core.recompute") is not None
 
 
 def notes_of(facts: Facts) -> tuple[str, ...]:
-    """Notes on settings that the plan has no formula for, with its assumption."""
+    """A note for each setting that the plan has no formula for, with the plan's assumption."""
     model = facts.of_model
     notes = []
     if model("cpu_offloading"):
         notes.append(
-            f"model.config.cpu_offloading: activations of {_offloaded(facts)} layers are counted as gone to the host, by "
-            "formula; the time of their copies is not counted"
+            f"model.config.cpu_offloading: the activations of {_offloaded(facts)} layers are counted as moved to the host, by "
+            "formula; the time of the copies is not counted"
         )
         if model("cpu_offloading_weights"):
             notes.append("model.config.cpu_offloading_weights: weights are counted as if they stayed on the GPU")
@@ -223,12 +224,13 @@ def notes_of(facts: Facts) -> tuple[str, ...]:
     full = model("recompute_granularity") == "full"
     if full and not _recomputes_hybrids() and hybrid_pattern(_model(facts)) is not None:
         notes.append(
-            "model.config.recompute_granularity=full: the installed Megatron-Core computes no layer of a hybrid again, and "
-            "none is counted (from 0.19 on it does)"
+            "model.config.recompute_granularity=full: the installed Megatron-Core recomputes no layer of a hybrid model, so "
+            "no recomputation is counted (Megatron-Core 0.19 and later recompute)"
         )
     if full and model("recompute_method") == "block" and model("mtp_num_layers"):
         notes.append(
-            "model.config.recompute_method=block: Megatron-Core keeps all of further predictions, and so does the plan"
+            "model.config.recompute_method=block: Megatron-Core keeps the activations of multi-token prediction layers, and "
+            "the plan counts them as kept"
         )
     return tuple(notes)
 
@@ -256,7 +258,7 @@ def _precision(dtypes: Any) -> str:
 
 
 def _state_bytes(facts: Facts) -> int:
-    """Bytes per weight of fp32 copies and both moments; a run in fp32 has no copies."""
+    """The bytes per weight of the fp32 copy and both moments. A run in fp32 has no copy."""
     import torch
 
     moments = 8
@@ -267,7 +269,7 @@ def _state_bytes(facts: Facts) -> int:
 
 
 def _overlaps(facts: Facts, *, tp: int) -> dict[str, Any]:
-    """Which communication overlaps with computation in the settled run. torch overlaps its own sharding."""
+    """The communication that overlaps with computation in the settled run. torch overlaps the collectives of FSDP."""
 
     def on(path: str, name: str) -> bool:
         return bool(facts.settled.value(path, name)[1])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The best layouts of a recipe on given GPUs: all layouts that fit, fastest first, checked by the rules themselves.
+"""Searches for the fastest legal layouts of a recipe on given GPUs.
 
-Speed and memory are the planner's formulas, which take a tenth of a millisecond per layout. `nemo2.checks`, whose rules
-include Megatron-Core's own checks, then checks layouts in the order of speed until enough legal ones are found.
+The planner's formulas predict speed and memory of a layout in a tenth of a millisecond. The rules of `nemo2.checks`,
+which include Megatron-Core's own checks, then judge the layouts that fit, fastest first, until enough legal layouts are
+found.
 """
 
 import copy
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, Optional
 from nemo2.checks.arithmetic import divisors_of
 from nemo2.checks.facts import Facts, with_layout
 from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES, apply_rules
+from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.models.shape import ModelShape
 from nemo2.parallel.layout import Layout
@@ -28,14 +30,14 @@ MICRO_BATCHES = (1, 2, 4, 8)
 MOST_CHUNKS = 12
 MOST_TENSOR_RANKS = 8
 SHORTEST_SHARE = 2048
-"""Tokens of a sequence that a context-parallel rank should have: with fewer its attention is too short to hide the ring."""
+"""The fewest tokens of a sequence per context-parallel rank. With fewer, attention is too short to hide the ring."""
 RECOMPUTATION = ("none", "selective", "full")
 _FULL = (
     "model.config.recompute_granularity=full",
     "model.config.recompute_method=uniform",
     "model.config.recompute_num_layers=1",
 )
-# Megatron-Core refuses a number of layers beside selected modules.
+# Megatron-Core rejects recompute_num_layers with selective recomputation.
 _NOT_FULL = ("model.config.recompute_method=None", "model.config.recompute_num_layers=None")
 
 
@@ -58,7 +60,11 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchResult:
-    """Result of a search: the `best` legal layouts; `asked`, the recipe as it stands; `tried`, all that fit, legal or not."""
+    """The result of a search.
+
+    `best` are the fastest legal layouts, and `asked` is the unchanged recipe. `tried` are all layouts that fit, legal
+    or not, and `number_tried` is the number of configurations searched.
+    """
 
     best: tuple[Candidate, ...]
     asked: Candidate
@@ -67,22 +73,25 @@ class SearchResult:
 
 
 def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> SearchResult:
-    """The fastest legal ways to run a recipe that fit, at most ``limit`` and each with another layout.
+    """The fastest legal layouts of a recipe that fit its GPUs.
 
-    Layout, micro-batch and recomputation are searched; sequence, global batch, precision and overlaps are the recipe's.
+    The search varies layout, micro-batch and recomputation. Sequence length, global batch, precision and overlaps are
+    the recipe's.
 
     Args:
         subject: A recipe as `nemo2.planner.recipe.read_recipe` reads it, with a `MegatronStrategy`.
-        limit: How many to find.
-        headroom: Share of the GPU that must stay free.
+        limit: The largest number of layouts to find.
+        headroom: The fraction of the GPU's memory that must stay free.
 
     Raises:
         ConfigError: the strategy has no layout to search, or no legal layout fits.
     """
     if not subject.facts.sizes or subject.sharded:
         raise ConfigError(
-            "nemo2 plan --search looks for layouts of MegatronStrategy with Megatron-Core's data parallel; this recipe shards "
-            "everything over all ranks, and has none to choose."
+            "`nemo2 plan --search` varies the parallel sizes of MegatronStrategy with Megatron-Core's data parallelism, and "
+            f"trainer.strategy={class_of(subject.facts.strategy).__name__}"
+            f"{' with fsdp set' if subject.facts.sizes else ''} has none to vary. Use MegatronStrategy without fsdp, or plan "
+            "without --search."
         )
     capacity = subject.job.gpu.memory * (1 - headroom)
     tried = fitting_ways(subject, capacity)
@@ -101,14 +110,17 @@ def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
     gpus = f"{subject.facts.world_size} x {subject.job.gpu.name}"
     if tried.number == 0:
         return (
-            f"data.global_batch_size={subject.job.global_batch} cannot be split into equal micro-batches by any layout of {gpus}"
-            ": use a global batch with more divisors (--global-batch), or another number of GPUs."
+            f"No layout of {gpus} splits data.global_batch_size={subject.job.global_batch} into equal micro-batches. Use a "
+            "global batch with more divisors (--global-batch), or another number of GPUs."
         )
     if tried.fitting:
-        return f"Of {len(tried.fitting)} layouts of {gpus} that fit none is legal: `nemo2 check` tells what the recipe breaks."
+        return (
+            f"{len(tried.fitting)} layouts of {gpus} fit in memory, but each of them breaks a rule. `nemo2 check` lists the "
+            "rules that the recipe breaks."
+        )
     return (
-        f"No layout of {gpus} holds this run: the smallest needs {tried.least / 2**30:.0f} GiB a GPU of {capacity / 2**30:.0f}. "
-        "Use more GPUs, or shorter sequences."
+        f"No layout of {gpus} fits in memory: the smallest needs {tried.least / 2**30:.0f} GiB per GPU, and "
+        f"{capacity / 2**30:.0f} GiB are usable. Use more GPUs, or shorter sequences (--seq)."
     )
 
 
@@ -118,7 +130,7 @@ def candidate(shape: ModelShape, job: Job, layout: Layout) -> Candidate:
 
 
 class Tried(NamedTuple):
-    """The candidates of a search: those that fit, their number in all, and the least memory among them."""
+    """The candidates of a search: those that fit, the number of all candidates, and the least memory of any."""
 
     fitting: list[Candidate]
     number: int
@@ -126,10 +138,10 @@ class Tried(NamedTuple):
 
 
 def fitting_ways(subject: Subject, capacity: float) -> Tried:
-    """Every layout and micro-batch whose sizes divide the GPUs, the batch and the layers, with as little recomputation as makes
-    it fit into so many bytes.
+    """Every layout and micro-batch size that divides the GPUs, the batch and the layers, with the least recomputation
+    that fits in ``capacity`` bytes.
 
-    Only arithmetic that saves predictions: whether a layout is legal, the rules say afterwards.
+    The divisions only save predictions. The rules decide later whether a layout is legal.
     """
     facts, shape, job = subject.facts, subject.shape, subject.job
     fitting, number, least = [], 0, math.inf
@@ -150,7 +162,7 @@ def fitting_ways(subject: Subject, capacity: float) -> Tried:
 
 
 def layouts(facts: Facts, shape: ModelShape, *, domain: int) -> Iterator[Layout]:
-    """Sizes whose product divides the GPUs; tensor-parallel ranks share one NVLink domain."""
+    """The layouts whose sizes divide the GPUs, with each tensor-parallel group within one NVLink domain."""
     world = facts.world_size
     stages = [pp for pp in divisors_of(world) if len(shape.layers) % pp == 0 or pp == facts.layout.pp]
     shares = [cp for cp in divisors_of(world) if cp == 1 or (facts.seq_length or 0) // cp >= SHORTEST_SHARE]
@@ -185,16 +197,16 @@ def _as_job(job: Job, layout: Layout, micro: int, recompute: str) -> Job:
         recompute=recompute,
         recompute_method="uniform",
         recompute_layers=1,
-        # Megatron-Core offloads without a pipeline and without recomputation only.
+        # Megatron-Core offloads activations only without a pipeline and without recomputation.
         offloaded_layers=0 if recompute != "none" or layout.pp > 1 else job.offloaded_layers,
-        recomputed=("mlp",) if layout.etp is None else ("moe",),  # an expert size is there where experts are
+        recomputed=("mlp",) if layout.etp is None else ("moe",),  # layouts of models with experts have an etp
         overlap_pp=bool(layout.vp),
         overlap_tp=job.overlap_tp and layout.tp > 1,
     )
 
 
 def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int) -> list[Candidate]:
-    """The fastest that break no rule that a layout can break, one of each layout."""
+    """The fastest candidate of each layout that breaks no rule on layouts, at most ``limit``."""
     rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
     last = [rule for rule in RULES if rule.topic == LAST_TOPIC]
     with_micro_batch = functools.cache(lambda micro: _with_micro_batch(subject.facts, micro))
@@ -249,7 +261,7 @@ def reason(one: Candidate, asked: Candidate, capacity: float) -> str:
     """Why the layout is good: the parts that take less time than in the original recipe, and the parts that take
     more."""
     before, after = asked.step.parts, one.step.parts
-    # Per token, so that other micro-batches compare.
+    # Per token, so that steps with other numbers of tokens can be compared.
     change = {
         name: (after.get(name, 0.0) / one.step.tokens - before.get(name, 0.0) / asked.step.tokens) * asked.step.tokens
         for name in {*before, *after}

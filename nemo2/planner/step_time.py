@@ -53,7 +53,7 @@ def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepT
         "pipeline": _pipeline_sends(shape, job, c),
         "data parallel": _data_parallel(shape, job, c, micro),
         "optimizer": _optimizer(shape, job, c),
-        # With each doubling of the machines, the slowest machine is slower.
+        # The more machines, the slower the slowest of them. All others wait for it.
         "waiting": c.scale * math.log2(max(1.0, job.gpus / 8)) * m * micro,
     }
     return StepTime(

@@ -3,6 +3,7 @@
 
 from nemo2.columns import columns
 from nemo2.config.overrides import in_shell
+from nemo2.planner.error_band import Band
 from nemo2.planner.goodput import Goodput
 from nemo2.planner.plan import Plan
 from nemo2.planner.search import Candidate, SearchResult
@@ -11,7 +12,7 @@ GIB = 2**30
 
 
 def render(plan: Plan) -> str:
-    """The whole: speed with its band, where the step's time goes, memory, and the budget."""
+    """The plan's speed with its band, the parts of a step's time, memory, notes and budget."""
     job = plan.job
     lines = [
         f"{plan.recipe or 'recipe'} on {plan.gpus} x {plan.gpu.name}: {plan.layout}, {job.precision}, sequence {job.seq}, "
@@ -28,14 +29,9 @@ def render(plan: Plan) -> str:
 
 
 def speed_lines(plan: Plan) -> list[str]:
-    """Tokens, FLOPs and step, each with the band."""
+    """The predicted speeds. Tokens per second and the step's time have the band's range."""
     speed, low, high = plan.tokens_per_second_per_gpu, plan.band.low, plan.band.high
-    known = (
-        f"two thirds of {plan.band.measurements} published speeds of similar jobs ({plan.band.kind}) lie in this band"
-        if plan.band.measurements
-        else f"the widest band, because no speeds of similar jobs ({plan.band.kind}) are published"
-    )
-    step = plan.step.total
+    known, step = band_words(plan.band), plan.step.total
     rows = [
         ("tokens/s per GPU", f"{speed:,.0f}  ({low * speed:,.0f} to {high * speed:,.0f}: {known})"),
         (
@@ -52,20 +48,28 @@ def speed_lines(plan: Plan) -> list[str]:
     return columns(rows)
 
 
+def band_words(band: Band) -> str:
+    """The meaning of the range after a speed."""
+    if not band.borrowed:
+        return f"two thirds of {band.measurements} published speeds of similar jobs ({band.kind}) lie in this band"
+    number = f"only {band.measurements}" if band.measurements else "no"
+    return f"the widest band of all kinds, because {number} speeds of similar jobs ({band.kind}) are published"
+
+
 def job_precision(plan: Plan) -> str:
-    """The precision whose rate is meant by MFU; bf16 where the GPU has none of the job's."""
+    """The precision whose data-sheet rate is the denominator of MFU: the job's, or bf16 if the GPU has no such rate."""
     return plan.job.precision if plan.job.precision in (*plan.gpu.flops, "fp32") else "bf16"
 
 
 def step_table(plan: Plan) -> list[str]:
-    """Parts of the step's time, the largest first."""
+    """The parts of the step's time, largest first."""
     parts = sorted(plan.step.parts.items(), key=lambda item: -item[1])
     rows = [(name, seconds(value), f"{value / plan.step.total:.1%}") for name, value in parts]
     return ["where the step's time goes", *columns(rows, right=[1, 2], indent=2)]
 
 
 def memory_table(plan: Plan) -> list[str]:
-    """A column per kind of rank, and the verdict."""
+    """The memory's parts with a column per kind of rank, and the verdict."""
     names = list(dict.fromkeys(name for stage in plan.memory for name in stage.parts))
     rows = [(f"  {name}", *(f"{stage.parts.get(name, 0) / GIB:.2f}" for stage in plan.memory)) for name in names]
     rows.append(("  total", *(f"{stage.total / GIB:.2f}" for stage in plan.memory)))
@@ -79,7 +83,7 @@ def memory_table(plan: Plan) -> list[str]:
 
 
 def budget_lines(plan: Plan) -> list[str]:
-    """Days and price of the tokens."""
+    """The duration and the cost of the token budget."""
     assert plan.tokens is not None and plan.hours is not None and plan.goodput is not None
     lines = [
         f"{plan.tokens:.3g} tokens: {duration(plan.hours)} without interruptions ({plan.hours * plan.gpus:,.0f} GPU hours)",
@@ -92,7 +96,7 @@ def budget_lines(plan: Plan) -> list[str]:
 
 
 def goodput_lines(found: Goodput) -> list[str]:
-    """The paragraph on interruptions."""
+    """The expected interruptions and their effect on the duration."""
     return [
         f"with {found.interruptions:,.1f} expected interruptions: {duration(found.hours)}, {found.share:.1%} of it useful "
         f"training, with a checkpoint every {duration(found.interval_hours)}"
@@ -111,7 +115,7 @@ def duration(hours: float) -> str:
 
 
 def render_search(found: SearchResult, *, title: str) -> str:
-    """The best layouts, each with why, and the overrides that make it."""
+    """The fastest layouts, each with its reason and its overrides."""
     lines = [
         f"{title}: {found.number_tried:,} configurations searched, {len(found.tried):,} fit",
         *_row("unchanged", found.asked),

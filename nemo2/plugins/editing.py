@@ -19,8 +19,8 @@ def add_callback(plugin: Any, task: Any, callback: Any, **arguments: Any) -> Non
     trainer = trainer_of(plugin, task)
     if select(trainer.callbacks or [], callback):
         raise ConfigError(
-            f"{type(plugin).__name__} adds {callback.__name__}, and trainer.callbacks has one: set its fields there, or leave "
-            "the plugin out."
+            f"{type(plugin).__name__} adds {callback.__name__}, but trainer.callbacks already contains this callback. "
+            "Set the fields of the existing callback, or leave out the plugin."
         )
     parameters = inspect.signature(callback).parameters
     asked = {name: value for name, value in arguments.items() if value != parameters[name].default}
@@ -35,7 +35,7 @@ def trainer_of(plugin: Any, task: Any) -> Any:
     """
     trainer = getattr(task, "trainer", None)
     if trainer is None:
-        raise ConfigError(f"{type(plugin).__name__} edits recipe.trainer, and this task has none: give it a recipe.")
+        raise ConfigError(f"{type(plugin).__name__} edits recipe.trainer, but this task has no trainer. Use a recipe.")
     return trainer
 
 
@@ -44,7 +44,7 @@ def set_variable(plugin: Any, executor: Any, name: str, value: str) -> None:
     given = executor.env_vars.get(name)
     if given is not None and given != value:
         print(
-            f"warning: {type(plugin).__name__} would set {name}={value}; {name}={given} of the executor stays.",
+            f"warning: {type(plugin).__name__} does not set {name}={value}, because the executor sets {name}={given}.",
             file=sys.stderr,
         )
         return

@@ -50,7 +50,7 @@ class PerfEnvPlugin(nemo_run.Plugin):
             raise ConfigError(f"PerfEnvPlugin.layernorm_sm_margin={self.layernorm_sm_margin}: must be 0 or more.")
         if self.nccl_pp_comm_chunksize is not None and self.nccl_pp_comm_chunksize < 1:
             raise ConfigError(
-                f"PerfEnvPlugin.nccl_pp_comm_chunksize={self.nccl_pp_comm_chunksize}: must be bytes, at least 1."
+                f"PerfEnvPlugin.nccl_pp_comm_chunksize={self.nccl_pp_comm_chunksize}: must be at least 1 byte."
             )
 
     def setup(self, task: Any, executor: Any) -> None:
@@ -67,7 +67,8 @@ class PerfEnvPlugin(nemo_run.Plugin):
         )
         if ranks is None:
             raise ConfigError(
-                "PerfEnvPlugin: trainer.strategy is none of nemo2's, whose layout the variables follow from."
+                "PerfEnvPlugin derives the variables from the layout of the strategy, but trainer.strategy is not one "
+                "of nemo2's. Set trainer.strategy to a MegatronStrategy, FSDP2Strategy or FSDPStrategy."
             )
         if self.user_buffer_registration:
             ranks = ranks._replace(registered_buffers=True)
@@ -79,14 +80,14 @@ class PerfEnvPlugin(nemo_run.Plugin):
             if ranks.pipeline_parallel > 1:
                 wanted["NCCL_P2P_NET_CHUNKSIZE"] = str(self.nccl_pp_comm_chunksize)
             else:
-                _warn("nccl_pp_comm_chunksize is for messages between pipeline stages, and this recipe has one stage")
+                _warn("nccl_pp_comm_chunksize has no effect, because this recipe has one pipeline stage")
         for name, value in wanted.items():
             set_variable(self, executor, name, value)
         if self.enable_vboost:
             if not isinstance(executor, nemo_run.SlurmExecutor):
                 raise ConfigError(
-                    "PerfEnvPlugin.enable_vboost=True is a line of a Slurm job, and the executor is "
-                    f"{type(executor).__name__}."
+                    "PerfEnvPlugin.enable_vboost=True requires a SlurmExecutor, but the executor is a "
+                    f"{type(executor).__name__}. Set enable_vboost=False."
                 )
             executor.setup_lines = "\n".join(filter(None, [executor.setup_lines, _VBOOST]))
 
@@ -117,7 +118,7 @@ def _without_expandable_segments(executor: Any) -> None:
     options = executor.env_vars.get(ALLOCATOR, "").split(",")
     left = [option for option in options if option and option != EXPANDABLE]
     if len(left) < len([option for option in options if option]):
-        _warn(f"{EXPANDABLE} is taken out of {ALLOCATOR}: registered buffers can't be made of such segments")
+        _warn(f"{EXPANDABLE} is removed from {ALLOCATOR}, because NCCL can't register buffers in such segments")
         executor.env_vars = {key: value for key, value in executor.env_vars.items() if key != ALLOCATOR}
         if left:
             executor.env_vars[ALLOCATOR] = ",".join(left)

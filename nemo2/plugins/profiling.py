@@ -17,7 +17,8 @@ from nemo2.plugins.editing import add_callback
 class NsysPlugin(nemo_run.Plugin):
     """Start the ranks under ``nsys profile``, and let `NsysCallback` select the recorded steps.
 
-    The recordings are in ``nsys_profile`` in the job's folder. On Slurm each life has its own.
+    The recordings are in ``nsys_profile`` in the job's folder. On Slurm each start of the job writes to its own
+    ``lives/N/nsys_profile``.
 
     Args:
         start_step: The first recorded step, counted from 0.
@@ -42,8 +43,8 @@ class NsysPlugin(nemo_run.Plugin):
         launcher = executor.get_launcher()
         if isinstance(launcher, nemo_run.FaultTolerance):
             raise ConfigError(
-                "NsysPlugin and fault tolerance's launcher: a rank that is restarted would be recorded into the file of the one "
-                "before it. Leave one of the plugins out."
+                "NsysPlugin doesn't work with the fault-tolerance launcher, because nsys would record a restarted rank "
+                "into the file of the rank that failed. Leave out NsysPlugin or FaultTolerancePlugin."
             )
         add_callback(
             self,

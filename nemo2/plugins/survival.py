@@ -64,8 +64,8 @@ class FaultTolerancePlugin(nemo_run.Plugin):
 
     Args:
         num_in_job_restarts: The number of restarts within one job. 0: none.
-        num_job_retries_on_failure: On Slurm, the number of times that a failed job is started again. Without the plugin
-            a job restarts as long as it makes progress.
+        num_job_retries_on_failure: On Slurm, the number of times that a failed job is started again. 0: never. Without
+            the plugin a job restarts as long as it makes progress.
         initial_rank_heartbeat_timeout: Seconds until the end of the first step, including compilation.
         rank_heartbeat_timeout: Seconds from one step or validation batch to the next, including a save between them.
         resiliency_ext: Whether to use nvidia-resiliency-ext. None: if it is installed here, unless the ranks run on
@@ -98,15 +98,17 @@ class FaultTolerancePlugin(nemo_run.Plugin):
         launcher = executor.get_launcher()
         if launcher.nsys_profile:
             raise ConfigError(
-                "FaultTolerancePlugin beside nsys: a rank that is restarted would be recorded into the file of the one before "
-                "it. Leave one of the plugins out."
+                "FaultTolerancePlugin doesn't work with nsys, because nsys would record a restarted rank into the file "
+                "of the rank that failed. Leave out FaultTolerancePlugin or NsysPlugin."
             )
         if not isinstance(launcher, nemo_run.Torchrun | nemo_run.FaultTolerance):
             raise ConfigError(
-                "FaultTolerancePlugin: only torchrun starts ranks again, and the executor's launcher is "
-                f"{type(launcher).__name__}; set launcher='torchrun' (of a profile: starter = \"torchrun\")."
+                "FaultTolerancePlugin requires torchrun, which restarts ranks, but the executor's launcher is "
+                f"{type(launcher).__name__}. Set launcher='torchrun', or starter = \"torchrun\" in a cluster profile."
             )
         executor.retries = self.num_job_retries_on_failure
+        if isinstance(executor, nemo_run.SlurmExecutor) and executor.retries == 0:
+            executor.retries = -1  # 0 is nemo-run's default, with which a job restarts as long as it makes progress
         set_variable(self, executor, RESTARTS_VARIABLE, str(self.num_in_job_restarts))
         if self._resiliency_ext(executor):
             executor.launcher = nemo_run.FaultTolerance(
@@ -131,13 +133,14 @@ class FaultTolerancePlugin(nemo_run.Plugin):
         has_gpus = not isinstance(executor, nemo_run.LocalExecutor) or Machine.here().accelerator == "cuda"
         if self.resiliency_ext and not there:
             raise ConfigError(
-                "FaultTolerancePlugin.resiliency_ext=True: nvidia-resiliency-ext is not installed here. pip install "
-                "'nemo2[resiliency]', here and where the ranks run, or leave it out."
+                "FaultTolerancePlugin.resiliency_ext=True: nvidia-resiliency-ext is not installed here. Run "
+                "`pip install 'nemo2[resiliency]'` here and where the ranks run, or leave resiliency_ext unset."
             )
         if self.resiliency_ext and not has_gpus:
             raise ConfigError(
-                "FaultTolerancePlugin.resiliency_ext=True: its launcher asks NVML, the library of NVIDIA's driver, before it "
-                "starts ranks again, and this machine has no GPU. Leave it out: torchrun and nemo2's watchdog do it."
+                "FaultTolerancePlugin.resiliency_ext=True: nvidia-resiliency-ext calls NVML, the library of NVIDIA's "
+                "driver, before it restarts ranks, but this machine has no GPU. Leave resiliency_ext unset to use "
+                "torchrun and HangWatchdog."
             )
         return there and has_gpus
 

@@ -57,7 +57,8 @@ def _preemption(task: Any, executor: Any) -> list[str]:
     if not isinstance(executor, nemo_run.SlurmExecutor) or resumes:
         return []
     return [
-        "resume.resume_if_exists is not set, and a Slurm job that is started again would begin anew: set it to True."
+        "resume.resume_if_exists is not set, so a restarted Slurm job would start from step 0. Set "
+        "resume.resume_if_exists=True."
     ]
 
 
@@ -74,8 +75,9 @@ def _directory(task: Any, executor: Any) -> list[str]:
     if any(f"{folder}/".startswith(f"{place.rstrip('/')}/") for place in mounted):
         return []
     return [
-        f"log.log_dir={str(folder)!r} is in no mount of the container ({', '.join(mounted) or 'there is none'}): checkpoints "
-        "would be lost with it. Mount it, or choose a directory below a mount."
+        f"log.log_dir={str(folder)!r} is not inside a mount of the container (mounts: {', '.join(mounted) or 'none'}). "
+        "Checkpoints would be lost when the container ends. Mount the directory, or set log.log_dir to a mounted "
+        "directory."
     ]
 
 
@@ -89,9 +91,14 @@ def _serialization(task: Any) -> list[str]:
     try:
         changed = diff(task, form.deserialize(form.serialize(task)))
     except Exception as error:  # a user's value may raise anything
-        return [f"the recipe can't be written down for the ranks and read back: {type(error).__name__}: {error}"]
+        return [
+            f"The recipe can't be serialized for the ranks and read back ({type(error).__name__}: {error}). Replace "
+            "the value that can't be serialized with a Config or Partial."
+        ]
     return [
-        f"{change.path} is {change.new!r} after it was written and read, and was {change.old!r}." for change in changed
+        f"{change.path}={change.old!r} becomes {change.new!r} when the recipe is serialized for the ranks and read "
+        "back. Set a value that survives serialization."
+        for change in changed
     ]
 
 
@@ -100,7 +107,8 @@ def _wandb(task: Any, executor: Any) -> list[str]:
     if not asked or "WANDB_API_KEY" in os.environ or "WANDB_API_KEY" in executor.env_vars:
         return []
     return [
-        "log.wandb is set, and WANDB_API_KEY is not: export it, or set WANDB_MODE=offline and leave this check out."
+        "log.wandb is set, but WANDB_API_KEY is not. Export WANDB_API_KEY, or set WANDB_MODE=offline and "
+        "ConfigValidationPlugin.validate_wandb=False."
     ]
 
 
@@ -113,6 +121,7 @@ def _shape(task: Any, executor: Any) -> list[str]:
     if carried == (asked.nodes, asked.devices):
         return []
     return [
-        f"trainer.num_nodes={asked.nodes} and trainer.devices={asked.devices}, and {type(executor).__name__} starts {carried[0]} "
-        f"nodes of {carried[1]} ranks: set one of them."
+        f"trainer.num_nodes={asked.nodes} and trainer.devices={asked.devices}, but {type(executor).__name__} starts "
+        f"{carried[0]} nodes of {carried[1]} ranks. Set the trainer and the executor to the same nodes and ranks per "
+        "node."
     ]

@@ -37,10 +37,10 @@ class WandbPlugin(nemo_run.Plugin):
         """
         log = getattr(task, "log", None)
         if log is None:
-            raise ConfigError("WandbPlugin sets log.wandb, and this task has no log: give it a recipe.")
+            raise ConfigError("WandbPlugin sets log.wandb, but this task has no log. Use a recipe.")
         key = os.environ.get("WANDB_API_KEY")
         if key is None:
-            print("warning: WandbPlugin: WANDB_API_KEY is not set, so nothing is logged to W&B.", file=sys.stderr)
+            print("warning: WandbPlugin: WANDB_API_KEY is not set, so log.wandb is not changed.", file=sys.stderr)
             return
         shown = plain(task) if self.log_task_config else None
         log.wandb = self.logger_fn(name=self.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rehearses a job on any number of GPUs in one process on a laptop, with the code that will run it."""
+"""Rehearses a job for any number of GPUs in one process on a laptop, with the code that the job will run."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformer Engine's FusedAdam for memory purposes: its states, in the requested types.
+"""A stand-in for Transformer Engine's FusedAdam that only allocates its states, in the requested dtypes.
 
 Megatron-Core's precision-aware optimizer exists only with Transformer Engine, because it reads the arguments of the
 installed FusedAdam. `transformer_engine_stub` replaces it during a rehearsal.
@@ -21,8 +21,8 @@ from nemo2.backend.patching import Patch
 class FusedAdam(torch.optim.Optimizer):
     """Two moments per parameter, and with `master_weights` the optimizer's copy of 16-bit parameters. No arithmetic.
 
-    Types and names of the states: Transformer Engine, ``pytorch/optimizers/fused_adam.py``. With
-    `store_param_remainders` the copy of a bf16 parameter is the 16 bits that bf16 lacks.
+    The dtypes and names of the states are those of Transformer Engine, ``pytorch/optimizers/fused_adam.py``. With
+    `store_param_remainders` the copy of a bf16 parameter holds only the 16 bits that bf16 drops from fp32.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class FusedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Makes the states, the first time."""
+        """Allocate the states in the first step."""
         for group in self.param_groups:
             group["step"] = int(group.get("step", 0)) + 1
             for parameter in group["params"]:
@@ -58,7 +58,7 @@ class FusedAdam(torch.optim.Optimizer):
                     self.initialize_state(parameter)
 
     def initialize_state(self, parameter: Any, store_param_remainders: Optional[bool] = None) -> None:
-        """The states of one parameter."""
+        """Allocate the states of one parameter."""
         state = self.state[parameter]
         for name, dtype in self.moments.items():
             state[name] = torch.empty_like(parameter, dtype=dtype)
@@ -79,7 +79,8 @@ ADAM: tuple[Patch, ...] = tuple(
 
 @contextmanager
 def transformer_engine_stub() -> Iterator[None]:
-    """Inside, ``transformer_engine.pytorch.optimizers`` has only this FusedAdam; nothing happens where it is installed."""
+    """A context in which ``transformer_engine.pytorch.optimizers`` has only this FusedAdam. If Transformer Engine is already
+    imported, nothing changes."""
     names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
     if names[0] in sys.modules:
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest change that makes a job fit: tried, not guessed."""
+"""Finds the smallest change that makes a job fit, by rehearsing the candidates."""
 
 import copy
 import dataclasses
@@ -17,8 +17,10 @@ MAX_TRIES = 10
 
 
 def smallest_change(recipe: Any, ranks: tuple[RankRehearsal, ...], verdict: Verdict, *, kernels: str) -> Verdict:
-    """``verdict`` with the first of `candidates` that is legal and makes the fullest rank fit; each costs one rehearsal of that
-    rank. As it was where none does."""
+    """``verdict`` with the first legal candidate that makes the fullest rank fit. Without such a candidate it is unchanged.
+
+    Each candidate costs one rehearsal of the fullest rank. At most `MAX_TRIES` candidates are rehearsed.
+    """
     fullest = max(ranks, key=lambda rank: rank.memory.total)
     tries = 0
     for change in candidates(recipe):
@@ -34,7 +36,7 @@ def smallest_change(recipe: Any, ranks: tuple[RankRehearsal, ...], verdict: Verd
         try:
             rank = rehearse_rank(changed, stage=stage, kernels=kernels)
         except (ValueError, AssertionError, RuntimeError):
-            continue  # Megatron-Core knows a rule of its own
+            continue  # Megatron-Core rejects the change
         needed = rank.memory.total + verdict.outside_torch
         if needed + verdict.headroom <= verdict.capacity:
             return dataclasses.replace(verdict, change=change, change_needs=needed)
@@ -42,7 +44,8 @@ def smallest_change(recipe: Any, ranks: tuple[RankRehearsal, ...], verdict: Verd
 
 
 def candidates(recipe: Any) -> Iterator[tuple[str, ...]]:
-    """Changes in the order of their cost: nothing, a little recomputation, smaller products, more cuts, full recomputation."""
+    """The candidate changes in the order of their cost: the distributed optimizer, a little recomputation, smaller
+    micro-batches, more parallelism, full recomputation."""
     strategy, data, model = recipe.trainer.strategy, recipe.data, recipe.model.config
     if not getattr(recipe.optim.config, "use_distributed_optimizer", True):
         yield ("optim.config.use_distributed_optimizer=True",)

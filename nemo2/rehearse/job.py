@@ -118,11 +118,11 @@ def on_gpus(recipe: Any, machine: Machine) -> Any:
     made = getattr(trainer.strategy, "__fn_or_cls__", None)
     if not (isinstance(made, type) and issubclass(made, MegatronStrategy)) or getattr(trainer.strategy, "fsdp", None):
         raise ConfigError(
-            "A rehearsal runs MegatronStrategy with Megatron-Core's distributed data parallel; this recipe's "
-            f"trainer.strategy is {getattr(made, '__name__', type(trainer.strategy).__name__)}"
-            f"{' with fsdp set' if getattr(trainer.strategy, 'fsdp', None) else ''}."
+            f"trainer.strategy={getattr(made, '__name__', type(trainer.strategy).__name__)}"
+            f"{' with fsdp set' if getattr(trainer.strategy, 'fsdp', None) else ''} can't be rehearsed: a rehearsal needs "
+            "MegatronStrategy without fsdp. `nemo2 plan` predicts the memory of FSDP by formula."
         )
-    # The rank is built on this machine, wherever the job will run, and nothing is written.
+    # The rank is built on this machine, which may have no GPU, and a rehearsal writes no logs.
     trainer.accelerator = "cpu"
     trainer.logger = None
     return recipe
@@ -132,23 +132,26 @@ def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
     """The assumptions behind the numbers of this recipe."""
     notes = []
     if kernels == "te":
-        notes.append("kernels as Transformer Engine's (nemo2.rehearse.kernels); --kernels plain for the plain layers")
+        notes.append(
+            "memory and arithmetic are those of Transformer Engine's kernels; --kernels plain counts plain PyTorch layers"
+        )
     model = recipe.model.config
     if getattr(model, "num_moe_experts", None):
-        notes.append("every expert gets its equal share of the tokens; an uneven router needs more")
+        notes.append("every expert gets an equal share of the tokens; an uneven router needs more memory")
     if computes_in_eight_bits(recipe):
-        notes.append("8-bit matrix products: counted in 16 bits, so saved activations are an upper bound")
+        notes.append("8-bit matrix products are counted in 16 bits, so the saved activations are an upper bound")
     if keeps_weights_in_eight_bits(recipe):
-        notes.append("8-bit copies of weights, kept from one micro-batch to the next, are among the buffers")
+        notes.append("buffers include the 8-bit copies of weights, which are kept between micro-batches")
     if getattr(model, "cpu_offloading", False) or getattr(model, "fine_grained_activation_offloading", False):
-        notes.append("activations that the model's configuration moves to the host are counted as if they stayed")
+        notes.append("activations that are offloaded to the host are counted as if they stayed on the GPU")
     if kind_of(model) != "none":
         notes.append(
-            "CUDA graphs keep the inputs and outputs of what they capture in memory of their own, which is not counted"
+            "the separate memory in which CUDA graphs keep the inputs and outputs of captured modules is not counted"
         )
     if getattr(model, "attn_logit_softcapping", None) is not None:
         notes.append(
-            "soft-capped scores are counted as kept; a GPU whose compiler takes them keeps none, and needs less"
+            "soft-capped attention scores are counted as kept; a GPU on which flex_attention compiles keeps none and needs "
+            "less memory"
         )
     return tuple(notes)
 

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for a GPU's fused kernels: their saved tensors and their arithmetic, in place of the plain PyTorch layers'.
+"""Stand-ins for a GPU's fused kernels, with the kernels' saved tensors and arithmetic.
 
-Without Transformer Engine the model is built from `nemo2.models.layers`; what those save for the backward pass is not what
-the job will save. Here each place where the GPU runs one kernel is one operation that computes nothing, allocates the
-kernel's outputs, saves what the kernel saves, and reports the kernel's arithmetic and messages:
+Without Transformer Engine the model is built from `nemo2.models.layers`, whose plain PyTorch layers save other tensors
+for the backward than the job's kernels. A stand-in replaces each operation that is one kernel on the GPU. It computes
+nothing. It allocates the kernel's outputs, saves the tensors that the kernel saves, and reports the kernel's arithmetic
+and messages:
 
-- norms save their input and a statistic per token (Transformer Engine's norms; what the linear behind it saves is its input);
-- attention saves queries, keys, values, its output and one fp32 number per head and token, never scores (FlashAttention-2,
-  arXiv:2307.08691, section 3); with context parallelism as Transformer Engine's ring, gather or all-to-all;
-- rotary embedding saves nothing where ``apply_rope_fusion`` asks for the fused kernel;
-- dropout saves one byte per element;
-- OpenAI's GELU, which Megatron-Core compiles, saves its input (`squared_relu` saves as much in either way);
-- Transformer Engine's cross entropy overwrites the logits with their gradient and saves only them;
-- grouped experts read their weights in place and save each product's input; activation and routing weight are one kernel;
-- routing is taken to be balanced: every expert gets its share of the tokens;
+- Norms save their input and a statistic per token, as Transformer Engine's norms do. The next linear layer saves its own
+  input.
+- Attention saves queries, keys, values, its output and one fp32 number per head and token, but no scores
+  (FlashAttention-2, arXiv:2307.08691, section 3). Context parallelism communicates by Transformer Engine's ring, gather
+  or all-to-all.
+- Rotary embedding saves nothing if ``apply_rope_fusion`` selects the fused kernel.
+- Dropout saves one byte per element.
+- OpenAI's GELU, which Megatron-Core compiles, saves its input. `squared_relu` saves the same with and without
+  compilation.
+- Transformer Engine's cross entropy overwrites the logits with their gradient and saves nothing else.
+- Grouped experts read their weights in place and save the input of each product. Activation and routing weights are one
+  kernel.
+- Routing is balanced: every expert gets an equal share of the tokens.
 - Mamba's convolution and scan save their input and one state per chunk (mamba-ssm, ``mamba_split_conv1d_scan_combined``).
 
-Soft-capped attention is not here: the plain layer is what runs on GPUs too (`nemo2.models.layers.spec`).
+Soft-capped attention has no stand-in, because the plain layer runs on GPUs too (`nemo2.models.layers.spec`).
 """
 
 import functools
@@ -47,7 +52,7 @@ class Kernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        saved = ctx.saved_tensors  # the kernel reads them: they are alive while it runs
+        saved = ctx.saved_tensors  # the kernel reads these tensors, so they are alive while it runs
         if ctx.back is not None:
             ctx.back()
         del saved
@@ -141,7 +146,7 @@ def _flash(module: Any, query: Tensor, key: Tensor, value: Tensor, mask_type: An
     style = "none" if ranks == 1 else (_style(module))
 
     def run(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Any:
-        # Transformer Engine's layouts need each of them whole; values come as a view of all three.
+        # Transformer Engine's layouts need contiguous tensors. Values arrive as a view of the fused tensor.
         q, k, v = (x.contiguous() for x in (q, k, v))
         out = _like(q, (tokens, batch, heads * v.size(3)))
         extra = _exchanged_forward(style, group, q, k, v, out)
@@ -153,8 +158,8 @@ def _flash(module: Any, query: Tensor, key: Tensor, value: Tensor, mask_type: An
     empty = functools.partial(torch.empty, dtype=query.dtype, device=query.device)
 
     def back() -> None:
-        # No tensor is named here, or it would live as long as the graph. Five products of the same size where the forward
-        # pass has two: the scores are made again.
+        # This closure refers to no tensor, because the tensor would live as long as the graph. The backward recomputes the
+        # scores, so it has five products of the same size where the forward has two.
         tracking.add_flops("attention", flops * 5 // 2)
         _exchanged_backward(style, group, *shapes, empty)
 
@@ -163,13 +168,13 @@ def _flash(module: Any, query: Tensor, key: Tensor, value: Tensor, mask_type: An
 
 
 def _style(module: Any) -> str:
-    """How keys and values travel over the context-parallel ranks; Transformer Engine's default is the ring."""
+    """The communication of keys and values between context-parallel ranks. Transformer Engine's default is the ring."""
     asked = getattr(module.config, "cp_comm_type", None)
     return module.cp_comm_type if asked is not None else "p2p"
 
 
 def _pairs(queries: int, keys: int, left: int, *, causal: bool) -> int:
-    """Query-key pairs that are not masked."""
+    """The number of query-key pairs that are not masked."""
     if not causal:
         return queries * min(keys, left)
     full = min(left, keys)
@@ -177,7 +182,7 @@ def _pairs(queries: int, keys: int, left: int, *, causal: bool) -> int:
 
 
 def _exchanged_forward(style: str, group: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> list[Tensor]:
-    """Workspace of the kernel, beside its inputs and its output."""
+    """The workspace of the kernel, apart from its inputs and its output."""
     if style == "none":
         return []
     ranks = group.size()
@@ -230,7 +235,7 @@ def _dropout(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _te_cross_entropy(logits: Tensor, labels: Tensor, group: Any, *_: Any, **__: Any) -> Tensor:
-    """`logits` ``[S, B, V / tp]``; the loss per token, ``[S, B]`` in fp32."""
+    """The loss per token, ``[S, B]`` in fp32, of ``logits`` ``[S, B, V / tp]``."""
 
     def run(x: Tensor) -> Any:
         if group.size() > 1:
@@ -241,7 +246,7 @@ def _te_cross_entropy(logits: Tensor, labels: Tensor, group: Any, *_: Any, **__:
 
 
 class _InPlaceLoss(torch.autograd.Function):
-    """A loss whose gradient takes the place of its input."""
+    """A loss whose gradient overwrites its input."""
 
     @staticmethod
     def forward(ctx: Any, run: Callable[..., Any], x: Tensor) -> Tensor:
@@ -298,7 +303,8 @@ def _biased_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]
 
 
 def _compiled_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function of one tensor that Megatron-Core compiles on GPUs. On CPUs PyTorch runs it, and keeps each step."""
+    """A function of one tensor that Megatron-Core compiles on GPUs. On CPUs it runs uncompiled and saves every
+    intermediate result."""
 
     @functools.wraps(original)
     def compiled(x: Tensor) -> Tensor:
@@ -309,11 +315,12 @@ def _compiled_activation(original: Callable[..., Tensor]) -> Callable[..., Tenso
 
 
 _selected: list[int] = []
-"""The number of elements that masks without known values select. The last mask is asked."""
+"""The number of elements that a meta mask selects, innermost call last. A mask on meta has no values to count."""
 
 
 def _permute(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sort tokens by expert. The number of outputs depends on the routing map, and is given here."""
+    """The sort of tokens by expert, with a known number of outputs. The number depends on the routing map, which has no
+    values on meta."""
 
     @functools.wraps(original)
     def permute(
@@ -332,7 +339,8 @@ def _permute(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _masked_select(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """On meta the number of results is not in the mask. Autograd keeps the input and the mask."""
+    """``masked_select`` on meta, whose mask doesn't determine the number of results. Autograd saves the input and the
+    mask."""
 
     @functools.wraps(original)
     def masked_select(self: Tensor, mask: Tensor) -> Tensor:
@@ -346,7 +354,7 @@ def _masked_select(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _sort_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tokens from the order they came in to the order of the experts, and back: one kernel, one copy."""
+    """The sort of tokens from their order of arrival to the order of the experts, or back: one kernel with one copy."""
 
     @functools.wraps(original)
     def sort_chunks_by_idxs(
@@ -362,13 +370,13 @@ def _sort_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=8)
 def _balanced(tokens: int, experts: int, chosen: int) -> Tensor:
-    """A routing map on the CPU, ``[tokens, experts]``, in which experts take turns."""
+    """A routing map on the CPU, ``[tokens, experts]``, that assigns tokens to experts round-robin."""
     picks = torch.arange(tokens * chosen, device="cpu").reshape(tokens, chosen) % experts
     return torch.zeros(tokens, experts, dtype=torch.bool, device="cpu").scatter_(1, picks, True)
 
 
 def _preprocess(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The counts that say who gets how many tokens, made from balanced routing: numbers and not meta tensors."""
+    """The dispatcher's counts of tokens per rank and expert, computed from balanced routing on the CPU instead of meta."""
 
     @functools.wraps(original)
     def preprocess(dispatcher: Any, routing_map: Tensor) -> Tensor:
@@ -383,7 +391,8 @@ def _preprocess(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for the dispatcher that gathers all tokens; which of the local experts a token meets is in its map."""
+    """Balanced routing for the dispatcher that gathers all tokens, which reads the local experts' tokens from its routing
+    map."""
 
     @functools.wraps(original)
     def dispatch_postprocess(dispatcher: Any, hidden_states: Tensor, probs: Tensor) -> Any:
@@ -455,7 +464,7 @@ def te_kernels() -> tuple[Patch, ...]:
 
 
 def routing() -> tuple[Patch, ...]:
-    """The part of the table that every rehearsal of experts needs, for all kernels."""
+    """The stand-ins that a rehearsal of experts needs with any ``kernels``."""
     moe, why = "megatron.core.transformer.moe", "where tokens go depends on their values"
     replacements = {
         f"{moe}.moe_utils:permute": _permute,
@@ -467,7 +476,8 @@ def routing() -> tuple[Patch, ...]:
 
 
 def _cpu_attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The kernel that torch picks on a CPU; on meta it would take the step-by-step formula, which saves scores."""
+    """The attention kernel that torch selects on a CPU. For meta tensors torch selects the unfused formula, which saves
+    scores."""
 
     @functools.wraps(original)
     def scaled_dot_product_attention(

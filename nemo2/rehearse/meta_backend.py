@@ -48,15 +48,15 @@ class MetaBackend(CpuBackend):
 
 @contextlib.contextmanager
 def rehearsing(*, as_on_gpu: bool, patches: tuple[Patch, ...] = ()) -> Iterator[MetaBackend]:
-    """Inside, `get_backend()` answers with a `MetaBackend`, installed; ``patches`` are applied on top.
+    """A context in which a `MetaBackend` is installed and `get_backend()` returns it. ``patches`` are applied on top.
 
     Raises:
-        RuntimeFault: this process has a GPU, where the CPU's stand-ins must not be.
+        RuntimeFault: this process sees a GPU, on which the CPU backend's patches must not be active.
     """
     if torch.cuda.is_available():
         raise RuntimeFault(
-            "A rehearsal needs a process that sees no GPU, because it replaces parts of torch.cuda: set "
-            "CUDA_VISIBLE_DEVICES='' before it starts (`nemo2 rehearse` does)."
+            "A rehearsal replaces parts of torch.cuda, so its process must not see a GPU. Set CUDA_VISIBLE_DEVICES='' before "
+            "the process starts, as `nemo2 rehearse` does."
         )
     before = chosen._backend
     already = isinstance(before, CpuBackend) and before._patcher is not None
@@ -75,13 +75,13 @@ def rehearsing(*, as_on_gpu: bool, patches: tuple[Patch, ...] = ()) -> Iterator[
         chosen._backend = before
         cpu_patches._CPU = cpu
         if not already:
-            # Kept installed, as by any other use of the CPU backend, under the backend that owns it.
+            # The CPU backend stays installed after its first use, under the backend that owns it.
             owner = before if isinstance(before, CpuBackend) else CpuBackend()
             owner._patcher, chosen._backend = backend._patcher, owner
 
 
 def _answered(value: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A method that asks a tensor for its value, answered with ``value`` on meta."""
+    """A method that reads a tensor's value, replaced on meta by ``value``."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -94,7 +94,7 @@ def _answered(value: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _to(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.cuda` and `Tensor.pin_memory` of a rehearsal."""
+    """`Tensor.cuda` of a rehearsal, which moves the tensor to meta."""
 
     @functools.wraps(original)
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsal as one HTML page: memory as stacked bars, what each rank does when, and the tables."""
+"""A rehearsal as one HTML page: memory as stacked bars, the pipeline's timeline, and the tables."""
 
 from pathlib import Path
 from typing import Optional
@@ -13,14 +13,14 @@ from nemo2.rehearse.text import GIB, verdict_lines
 
 
 def write_page(rehearsal: Rehearsal, path: Path, rates: Optional[Rates] = None) -> Path:
-    """Write the page there, in place of what was; folders are made."""
+    """Write the page to ``path``. Missing folders are created, and an existing file is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(render_page(rehearsal, rates), encoding="utf-8")
     return path
 
 
 def render_page(rehearsal: Rehearsal, rates: Optional[Rates] = None) -> str:
-    """The page as text; with ``rates`` a pipeline's passes and messages are drawn as long as these make them."""
+    """The page as text. With ``rates`` the timeline shows the duration of passes and messages at these rates."""
     r, v = rehearsal, rehearsal.verdict
     glance = [
         ("fits" if v.fits else "does not fit", f"on {v.gpu}"),
@@ -32,12 +32,12 @@ def render_page(rehearsal: Rehearsal, rates: Optional[Rates] = None) -> str:
     return page(
         f"Rehearsal of {r.recipe or 'a recipe'}",
         cards(glance),
-        *(paragraph(line) for line in verdict_lines(v)[1:]),  # the first says what the cards do
-        section("Memory", figure(memory_picture(r).render(), "GiB on one GPU of each kind, at the fullest moment")),
+        *(paragraph(line) for line in verdict_lines(v)[1:]),  # the cards show the first line
+        section("Memory", figure(memory_picture(r).render(), "GiB on one GPU of each kind of rank, at the peak")),
         *_timeline(r, rates),
         section("Messages of one step", _messages(r.ranks)),
         section("Arithmetic of one step", _arithmetic(r.ranks)),
-        *([section("Taken for granted", *(paragraph(note) for note in r.notes))] if r.notes else []),
+        *([section("Assumptions", *(paragraph(note) for note in r.notes))] if r.notes else []),
         subtitle=f"{r.num_gpus} x {r.gpu}, {r.layout}, sequence {r.seq_length}, micro-batch {r.micro_batch_size}, global batch "
         f"{r.global_batch_size}",
     )
@@ -51,7 +51,7 @@ def memory_picture(rehearsal: Rehearsal):
             name=rank.kind,
             parts={
                 **{name: size / GIB for name, size in _parts(rank.memory).items()},
-                "outside of torch": v.outside_torch / GIB,
+                "outside torch": v.outside_torch / GIB,
             },
             note=f"rank {rank.rank}: {rank.memory.total / GIB:.2f} GiB",
         )
@@ -67,7 +67,7 @@ def memory_picture(rehearsal: Rehearsal):
 
 
 def _usable(verdict: Verdict) -> str:
-    """What the second number of the page counts."""
+    """The name of the card with the usable memory."""
     if not verdict.headroom:
         return "usable: all of it"
     return f"usable: {verdict.capacity / GIB:.1f} less {verdict.headroom / GIB:.1f} kept free"
@@ -89,25 +89,27 @@ def _parts(memory: MemoryCount) -> dict[str, int]:
 
 
 def _timeline(rehearsal: Rehearsal, rates: Optional[Rates]) -> list[str]:
-    """The pipeline's schedule over all stages, from Megatron-Core's own tables; nothing without a pipeline."""
+    """The pipeline's timeline over all stages, from Megatron-Core's own tables. Empty without a pipeline."""
     step = step_timeline(rehearsal, rates or _PROPORTIONS)
     if step is None:
         return []
     if rates is None:
         picture = draw_timeline(step.timeline, note=step.note)
-        return [section("Pipeline", figure(picture.render(), "Who does what when"))]
+        return [section("Pipeline", figure(picture.render(), _TIMELINE))]
     messages = Messages(inside=step.inside, transfer=step.transfer, before=step.gather, after=step.reduce)
     picture = draw_timeline(step.timeline, note=step.note, messages=messages, unit="ms")
     told = (
-        f"Passes take what matrix products and attention take at {rates.flops / 1e12:,.0f} TFLOP/s, messages what they take at "
-        f"{rates.link / 1e9:,.0f} GB/s inside a machine and {rates.network / 1e9:,.0f} GB/s between machines, and nothing is "
-        "hidden behind anything else: what overlaps takes less. nemo2 plan predicts the time of a step."
+        f"A pass takes the time of its matrix products and attention at {rates.flops / 1e12:,.0f} TFLOP/s. Messages take the "
+        f"time of {rates.link / 1e9:,.0f} GB/s inside a machine and {rates.network / 1e9:,.0f} GB/s between machines. The "
+        "timeline shows no overlap of messages with computation, so an overlapped step is shorter. `nemo2 plan` predicts the "
+        "time of a step."
     )
-    return [section("Pipeline", figure(picture.render(), "Who does what when"), paragraph(told))]
+    return [section("Pipeline", figure(picture.render(), _TIMELINE), paragraph(told))]
 
 
+_TIMELINE = "Passes of each pipeline stage over time"
 _PROPORTIONS = Rates(flops=1e15, link=float("inf"), network=float("inf"))
-"""Arithmetic only."""
+"""Rates at which a pass takes the time of its arithmetic, and messages take no time."""
 
 
 def _messages(ranks: tuple[RankRehearsal, ...]) -> str:
@@ -122,7 +124,7 @@ def _messages(ranks: tuple[RankRehearsal, ...]) -> str:
 
 
 def _moved(rank: RankRehearsal, like: CollectiveCount) -> str:
-    """Empty where it is less than half a MiB in the whole step."""
+    """The GiB and calls of one step. Empty for less than half a MiB."""
     same = [c for c in rank.collectives if (c.kind, c.group, c.ranks) == (like.kind, like.group, like.ranks)]
     size, calls = sum(c.bytes for c in same), sum(c.calls for c in same)
     return f"{size / GIB:,.3f} in {calls:,.0f}" if size >= 2**19 else ""

@@ -42,13 +42,13 @@ class Ran:
     state: dict[str, int]
     """Bytes of model state by kind; see `state_bytes`."""
     at_peak: Sums
-    """Bytes alive at the fullest moment, by holder and part; `state` is the truth about model state."""
+    """The bytes alive at the peak, by holder and part. For model state `state` is authoritative."""
     saved_peak: int
     calls: list[tuple[str, Call]]
-    """(phase, collective) in order; the phase is ``build``, ``schedule``, ``forward``, ``backward``, ``finalize`` or
+    """The collectives in order, each with its phase: ``build``, ``schedule``, ``forward``, ``backward``, ``finalize`` or
     ``optimizer``."""
     events: list[tuple[str, int, int]]
-    """("forward" or "backward", chunk, micro-batch) in the order this rank did them."""
+    """The passes in order: ("forward" or "backward", chunk, micro-batch)."""
     num_microbatches: int
     """Micro-batches of the rehearsed step."""
     num_microbatches_of_step: int
@@ -66,11 +66,14 @@ def run_rank(
     weights_in_eight_bits: bool = False,
     inspect: Callable[[Ran], Any],
 ) -> Any:
-    """Build and run rank ``rank`` of ``world_size``; returns what ``inspect`` makes of it, while it still stands.
+    """Build and run rank ``rank`` of ``world_size``, and return the result of ``inspect``, which is called before the rank
+    is torn down.
 
-    ``parts`` builds (model, data, trainer) anew: objects of one rank are never used for another. ``microbatches``: how many
-    to run; None: as many as the schedule needs to show its peak. ``weights_in_eight_bits``: count the copies that Transformer
-    Engine keeps of the weights of matrix products, one for the forward and one, transposed, for the backward pass.
+    Args:
+        parts: Builds a new (model, data, trainer). Ranks share no objects.
+        microbatches: The number of micro-batches to run. None: as many as the schedule needs to reach its peak.
+        weights_in_eight_bits: Count the 8-bit copies that Transformer Engine keeps of the weights of matrix products:
+            one for the forward, and one transposed for the backward.
     """
     stub = transformer_engine_stub() if as_on_gpu else contextlib.nullcontext()
     with stub, rehearsing(as_on_gpu=as_on_gpu, patches=patches), _world(rank, world_size):
@@ -113,7 +116,7 @@ def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, mic
             teachers = [one for one in trainer.callbacks if isinstance(one, DistillationCallback)]
             state["teacher"] = tracker.own(tensor for one in teachers for tensor in _tensors_of(one, tracker))
             tracker.start_peak()
-            # A teacher reads before the schedule begins, and forward only.
+            # A teacher runs its forward before the schedule begins.
             tracker.phase = "forward" if teachers else "schedule"
             parallel.config.finalize_model_grads_func = _entering(
                 "finalize", tracker, parallel.config.finalize_model_grads_func
@@ -133,10 +136,10 @@ def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, mic
                 new = tracker.own(tensors)
                 state[kind] += new
                 made += new
-            # The states that the first step makes are there during the schedule of every later one.
+            # The optimizer states that the first step allocates exist during the schedule of every later step.
             if tracker.peak > peak + made:
                 at_peak = tracker.at_peak
-                # Counted as state below.
+                # These states are counted in `state`.
                 at_peak[WORK, "optimizer"] = max(0, at_peak.get((WORK, "optimizer"), 0) - made)
     finally:
         stop()
@@ -156,7 +159,7 @@ def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, mic
 def _set_up(
     model: Any, data: Any, trainer: Any, *, rank: int, world_size: int
 ) -> contextlib.AbstractContextManager[Any]:
-    """The rank as `set_up` makes it, on meta tensors; nothing is written to disk."""
+    """Set the rank up with `set_up` on meta tensors, without writing to disk."""
     strategy = trainer.strategy
     strategy.replace_progress_bar = False
     strategy.cluster_environment = _Environment(rank, world_size, trainer.num_devices)
@@ -166,7 +169,7 @@ def _set_up(
 
 
 def _tensors_of(teaching: DistillationCallback, tracker: Tracker) -> list[Tensor]:
-    """Parameters and buffers of a teacher, whose logits are booked as such."""
+    """The parameters and buffers of a teacher. Its output layer's tensors are counted as logits."""
     if hasattr(teaching.core, "output_layer"):
         tracker.name(teaching.core.output_layer, "logits")
     return [*(parameter.data for parameter in teaching.core.parameters()), *teaching.core.buffers()]
@@ -174,7 +177,8 @@ def _tensors_of(teaching: DistillationCallback, tracker: Tracker) -> list[Tensor
 
 def state_tensors(strategy: Any) -> dict[str, list[Tensor]]:
     """The tensors of a rank's model state by kind: ``parameters``, ``gradients``, ``main_parameters``,
-    ``optimizer_states``, ``buffers``. A parameter that is its own main parameter (fp32 models) stands under the first."""
+    ``optimizer_states``, ``buffers``. A parameter that is its own main parameter, as in fp32 models, is listed under
+    ``parameters``."""
     parallel = strategy.megatron_parallel
     chunks = list(parallel)
     kinds: dict[str, list[Tensor]] = {"parameters": [parameter.data for parameter in parallel.parameters()]}
@@ -198,7 +202,8 @@ def state_tensors(strategy: Any) -> dict[str, list[Tensor]]:
 
 
 def _weights_of_products(strategy: Any) -> int:
-    """Elements of the weights that Transformer Engine's linear layers would have: all but the embedding's and the output's."""
+    """The number of elements in the weights of Transformer Engine's linear layers: all except the embedding and the output
+    layer."""
     linear = (ColumnParallelLinear, RowParallelLinear)
     return sum(
         module.weight.numel()
@@ -209,7 +214,7 @@ def _weights_of_products(strategy: Any) -> int:
 
 
 def _torch_optimizers(strategy: Any) -> Iterator[Any]:
-    """The torch optimizers inside of Megatron-Core's."""
+    """The torch optimizers inside Megatron-Core's optimizers."""
     waiting = [getattr(optimizer, "mcore_optimizer", optimizer) for optimizer in strategy.optimizers]
     while waiting:
         optimizer = waiting.pop()
@@ -226,7 +231,7 @@ def _torch_optimizers(strategy: Any) -> Iterator[Any]:
 
 
 def _enough_microbatches(strategy: Any) -> int:
-    """So many that this stage gets past its warm-up and does forward and backward in turns, as the schedule says."""
+    """The number of micro-batches after which this stage has finished its warm-up and alternates forward and backward."""
     config = strategy.megatron_parallel.config
     stages = strategy.layout.pp
     if stages == 1:
@@ -257,7 +262,7 @@ def _batch(
 
 @contextlib.contextmanager
 def _schedule_events(events: list[tuple[str, int, int]], strategy: Any, tracker: Tracker) -> Iterator[None]:
-    """Write down each forward and backward of a micro-batch that Megatron-Core's schedule does."""
+    """Record each forward and backward of a micro-batch that Megatron-Core's schedule runs."""
     forward, backward = schedules.forward_step, schedules.backward_step
     made_by: dict[int, tuple[int, int]] = {}
     done: dict[int, int] = {}
@@ -339,9 +344,9 @@ def part_of(module: nn.Module) -> Optional[str]:
 def _world(rank: int, world_size: int) -> Iterator[None]:
     """torch.distributed as rank ``rank`` of ``world_size`` sees it."""
     if torch.distributed.is_initialized():
-        raise RuntimeError("a rehearsal needs a process that is not a rank of a real world")
+        raise RuntimeError("A rehearsal needs a process in which torch.distributed is not initialized.")
     register()
-    # The variables that a launcher sets: the strategy compares them with the trainer.
+    # A launcher sets these variables, and the strategy compares them with the trainer.
     told = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
     before = {name: os.environ.get(name) for name in told}
     os.environ.update(told)
@@ -399,6 +404,6 @@ class _Environment(ClusterEnvironment):
 
 
 def _forget_buffers() -> None:
-    """Megatron-Core keeps one communication buffer per process; the next rank makes its own."""
+    """Delete Megatron-Core's communication buffer, of which a process has one. The next rank allocates its own."""
     parallel_state.destroy_global_memory_buffer()
     gc.collect()

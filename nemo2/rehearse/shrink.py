@@ -21,7 +21,7 @@ EXPERTS = 4
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A small recipe and what had to become different in kind."""
+    """A small recipe, the number of its processes, and notes on the features that it had to drop."""
 
     recipe: Any
     processes: int
@@ -31,9 +31,9 @@ class Shrunk:
 def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5) -> Shrunk:
     """A copy of ``recipe`` for at most ``max_processes`` CPU processes and ``steps`` optimizer steps.
 
-    Sizes that were larger than one become 2. Where their product needs more processes than there are, context, expert,
-    pipeline and tensor parallelism are given up, in this order, and a note says so. A data-parallel size above one becomes 2
-    where there are processes left.
+    Parallel sizes larger than one become 2. If their product exceeds ``max_processes``, context, expert, pipeline and
+    tensor parallelism are dropped, in this order, each with a note. A data-parallel size above one becomes 2 if enough
+    processes remain.
     """
     recipe = copy.deepcopy(recipe)
     notes: list[str] = []
@@ -66,13 +66,13 @@ def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5) -> Shrunk:
 
 
 def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) -> dict[str, Any]:
-    """Small values for the size fields of a model configuration (or of its config node): only those it has and uses.
+    """Small values for the size fields that a model configuration, or its config node, has and uses.
 
     Args:
-        config: Read for what kind of model it is.
-        tp: Tensor-parallel ranks that must divide heads and groups.
-        chunks: Pipeline chunks over which layers are spread evenly.
-        extra: Stages counted as layers (the embedding, the loss).
+        config: The configuration, which determines the kind of model.
+        tp: The number of tensor-parallel ranks, which must divide heads and query groups.
+        chunks: The number of pipeline chunks, over which the layers are split evenly.
+        extra: The number of stages that count as layers (the embedding, the loss).
     """
     get = lambda name: getattr(config, name, None)  # noqa: E731
     kinds = _kinds_of_layers(config)
@@ -131,7 +131,7 @@ def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) ->
 
 
 def _layers_of_all_kinds(config: Any) -> int:
-    """How many layers it takes to have one of each kind, where kinds take turns and are not written out."""
+    """The number of layers after which a model with a repeating pattern of layers has one of each kind."""
     turns = [getattr(config, name, None) for name in ("moe_layer_freq", "window_attn_skip_freq")]
     blocks = 3 if getattr(config, "heterogeneous_layers_config_encoded_json", None) else 2
     return max([blocks, *(turn for turn in turns if isinstance(turn, int))])
@@ -146,7 +146,7 @@ def _kinds_of_layers(config: Any) -> str:
 
 
 def _blocks(layers: int, groups: int) -> list[Mapping[str, Any]]:
-    """Layers of a heterogeneous model: complete ones, one without attention, one without feed-forward."""
+    """The layers of a heterogeneous model, in turn: complete, without attention, without feed-forward."""
     whole = {"attention": {"num_query_groups": groups}, "mlp": {"ffn_hidden_size": FFN}}
     no_attention = {"attention": {"no_op": True, "num_query_groups": None}, "mlp": {"ffn_hidden_size": FFN // 2}}
     no_mlp = {"attention": {"num_query_groups": groups}, "mlp": {"no_op": True, "ffn_hidden_size": None}}
@@ -167,7 +167,7 @@ def _cut(wide: Layout, max_processes: int, notes: list[str]) -> Layout:
             break
         if sizes[size] > 1:
             sizes[size] = 1
-            notes.append(f"{name} parallelism is left out: {max_processes} processes are too few for it")
+            notes.append(f"{name} parallelism is dropped, because {max_processes} processes are too few")
     return small()
 
 
@@ -179,8 +179,10 @@ def _shrink_data(recipe: Any, replicas: int, layout: Layout, notes: list[str]) -
 
     made = getattr(recipe.data, "__fn_or_cls__", None)
     if isinstance(made, type) and issubclass(made, SampleDataModule):
-        # Its tokens belong to a vocabulary that the small model lacks, and its files may be on another machine.
-        notes.append(f"data is random tokens in place of {made.__name__}: every token counts, and none are packed")
+        # The data's tokens exceed the small model's vocabulary, and its files may be on another machine.
+        notes.append(
+            f"data is random tokens instead of {made.__name__}: the loss counts every token, and no sequences are packed"
+        )
         recipe.data = Config(MockDataModule)
     data = recipe.data
     data.seq_length = SEQUENCE
@@ -207,10 +209,10 @@ def _shrink_run(recipe: Any, processes: int, steps: int, notes: list[str]) -> No
     if getattr(plugins, "fp8", None):
         from nemo2.rehearse.stage import leave_out_eight_bits
 
-        notes.append("trainer.plugins.fp8 is left out: it needs a GPU with Transformer Engine")
+        notes.append("trainer.plugins.fp8 is dropped: it needs a GPU with Transformer Engine")
         leave_out_eight_bits(plugins)
     if getattr(optim.config, "use_precision_aware_optimizer", False):
-        notes.append("optim.config.use_precision_aware_optimizer is left out: it needs Transformer Engine")
+        notes.append("optim.config.use_precision_aware_optimizer is dropped: it needs Transformer Engine")
         import torch
 
         wide = dict.fromkeys(
@@ -223,7 +225,7 @@ def _shrink_run(recipe: Any, processes: int, steps: int, notes: list[str]) -> No
 
 
 def _set(node: Any, **values: Any) -> None:
-    """Set only fields that the node has and that differ."""
+    """Set those of the fields that the node has and that differ from ``values``."""
     for name, value in values.items():
         if hasattr(node, name) and getattr(node, name) != value:
             setattr(node, name, value)

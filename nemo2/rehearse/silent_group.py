@@ -26,11 +26,12 @@ class Call:
     kind: str
     """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``broadcast``, ``send``, ``receive`` ..."""
     group: str
-    """Megatron-Core's name of the group (its ``group_desc``), "" for the world."""
+    """Megatron-Core's name of the group (its ``group_desc``). "": the world."""
     ranks: int
-    """Size of the group."""
+    """The size of the group."""
     bytes: int
-    """Bytes of the larger of its two sides on this rank: the whole buffer of a gather or a scatter, the message of a send."""
+    """The bytes of the larger side of the collective on this rank: the output of a gather, the input of a scatter, the
+    message of a send."""
 
 
 Listener = Callable[[Call, list[Tensor]], None]
@@ -38,7 +39,7 @@ _listeners: list[Listener] = []
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Have ``listener`` called with every collective and its tensors; returns what ends that."""
+    """Call ``listener`` with every collective and its tensors. Returns a function that removes the listener."""
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)
 
@@ -47,7 +48,7 @@ _ProcessGroup: Any = dist.ProcessGroup  # torch 2.6 to 2.13 name its methods and
 
 
 class SilentGroup(_ProcessGroup):
-    """Looks to torch.distributed like any group of its size."""
+    """A process group of any size for torch.distributed, without communication."""
 
     def __init__(self, rank: int, size: int):
         super().__init__(rank, size)
@@ -63,7 +64,7 @@ class SilentGroup(_ProcessGroup):
 
     @property
     def pg_name(self) -> str:
-        # When a group is destroyed, torch asks once more after it has forgotten the name.
+        # When a group is destroyed, torch reads the name once more after it has deleted it.
         return dist.distributed_c10d._world.pg_names.get(self, "")
 
     @property
@@ -147,7 +148,7 @@ class SilentGroup(_ProcessGroup):
 
     monitored_barrier = barrier
 
-    # torch 2.13 renamed these; both names are here so that either version finds its own.
+    # torch 2.13 renamed these methods. Older versions call the old names.
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base
@@ -156,7 +157,7 @@ class SilentGroup(_ProcessGroup):
 
 
 def register() -> None:
-    """Make ``init_process_group("rehearsal")`` known; once per process."""
+    """Register the backend for ``init_process_group("rehearsal")``, once per process."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(
             BACKEND, lambda store, rank, size, timeout: SilentGroup(rank, size), devices=["cpu", "meta"]

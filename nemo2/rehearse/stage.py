@@ -17,7 +17,8 @@ from nemo2.settle import Machine, world_of
 
 
 def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches: Optional[int] = None) -> RankRehearsal:
-    """The first rank of pipeline stage ``stage``: place 0 in every other group. ``microbatches``: see `rank.run_rank`."""
+    """Rehearse the first rank of pipeline stage ``stage``, which is rank 0 of its other groups. ``microbatches``: see
+    `rank.run_rank`."""
     started = time.perf_counter()
     layout, world = Layout.of(recipe.trainer.strategy), world_of(recipe, Machine()).size
     rank = first_rank_of_stage(recipe, stage)
@@ -52,14 +53,14 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
 
 
 def stages_of(recipe: Any, *, every: bool = False) -> list[int]:
-    """The pipeline stages that stand for all: the first, the second (of those in the middle it holds the most micro-batches at
-    a time) and the last."""
+    """The pipeline stages to rehearse, which represent all stages: the first, the second and the last. Of the middle stages
+    the second keeps the most micro-batches."""
     stages = Layout.of(recipe.trainer.strategy).pp
     return list(range(stages)) if every else sorted({0, min(1, stages - 1), stages - 1})
 
 
 def first_rank_of_stage(recipe: Any, stage: int) -> int:
-    """The first rank of a stage, by Megatron-Core's own numbering."""
+    """The first rank of a stage, in Megatron-Core's own numbering."""
     from megatron.core.parallel_state import RankGenerator
 
     layout = Layout.of(recipe.trainer.strategy)
@@ -88,7 +89,8 @@ _EIGHT_BITS: dict[str, Any] = {
 
 
 def in_sixteen_bits(recipe: Any) -> Any:
-    """A copy of ``recipe`` without fp8 and fp4, whose kernels a rehearsal has no counterpart for; itself where it has neither."""
+    """A copy of ``recipe`` without fp8 and fp4, whose kernels a rehearsal can't replace. A recipe in 16 or 32 bits is
+    returned itself."""
     if not computes_in_eight_bits(recipe):
         return recipe
     recipe = copy.deepcopy(recipe)
@@ -101,7 +103,7 @@ def in_sixteen_bits(recipe: Any) -> Any:
 
 
 def leave_out_eight_bits(plugin: Any) -> None:
-    """Switch fp8 and fp4 off, and unset what belongs to them, which would else be told to take no effect."""
+    """Switch fp8 and fp4 off, and unset their options, which would otherwise cause a warning that they have no effect."""
     from nemo2.precision import OF_EIGHT_BITS
 
     for name, off in _EIGHT_BITS.items():
@@ -113,7 +115,7 @@ def leave_out_eight_bits(plugin: Any) -> None:
 
 
 def keeps_weights_in_eight_bits(recipe: Any) -> bool:
-    """Whether there are 8-bit copies of weights beside the weights: fp8 without parameters that are in it."""
+    """Whether the run keeps 8-bit copies of the weights in addition to the weights: with fp8, but without fp8 parameters."""
     plugin = recipe.trainer.plugins
     return computes_in_eight_bits(recipe) and not getattr(plugin, "fp8_param_gather", False)
 

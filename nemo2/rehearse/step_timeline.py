@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rehearsed step in time: the counts divided by a GPU's rates, in the order of the pipeline's schedule.
+"""The timeline of a rehearsed step: the counts divided by a GPU's rates, in the order of the pipeline's schedule.
 
-It is for a picture of dependencies and messages, not for a forecast. `nemo2 plan` has a calibrated model.
+The timeline illustrates dependencies and messages. It is not a forecast: `nemo2 plan` has a calibrated model of time.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _INSIDE = ("tensor", "context", "expert", "expert_tensor", "expert_tensor_and_ex
 """Groups that exchange messages in the middle of a forward or backward pass."""
 _REPLICAS = ("data", "expert_data")
 _SHOWN, _SHOWN_INTERLEAVED = 4, 2
-"""So many micro-batches per stage are drawn at most: the steady state repeats itself, and passes of chunks are short."""
+"""The largest number of micro-batches per stage to draw. The steady state repeats itself, and passes of chunks are short."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,30 +24,30 @@ class Rates:
 
     flops: float
     link: float
-    """Bytes that a GPU sends to the others of its machine."""
+    """The bytes that a GPU sends to other GPUs of its machine."""
     network: float
-    """Bytes that it sends to other machines."""
+    """The bytes that a GPU sends to other machines."""
     gpus_per_node: int = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeline:
-    """Times in milliseconds."""
+    """The timeline of a step, with times in milliseconds."""
 
     timeline: Timeline
     inside: tuple[float, ...]
-    """By stage the share of a pass in which messages between tensor, context and expert ranks travel."""
+    """For each stage, the fraction of a pass that messages between tensor, context and expert ranks take."""
     transfer: float
-    """From a stage to the next."""
+    """The time of a message from one stage to the next."""
     gather: tuple[float, ...]
-    """By stage, before its first pass: all parameters, from all replicas."""
+    """For each stage, the time to gather its parameters from all replicas before its first pass."""
     reduce: tuple[float, ...]
-    """By stage, after its last pass: all gradients."""
+    """For each stage, the time to reduce its gradients over all replicas after its last pass."""
     note: str = ""
 
 
 def step_timeline(rehearsal: Rehearsal, rates: Rates) -> Optional[StepTimeline]:
-    """The timeline of a step; None without a pipeline."""
+    """The timeline of a step. None: the recipe has no pipeline."""
     sizes = rehearsal.sizes
     stages, chunks = sizes["pp"] or 1, sizes["vp"] or 1
     if stages == 1:
@@ -59,7 +59,8 @@ def step_timeline(rehearsal: Rehearsal, rates: Rates) -> Optional[StepTimeline]:
     backward = [_seconds(rank, "backward", rates) / total * 1e3 for rank in ranks]
     messages = [sum(_time(c, rates) for c in rank.collectives if c.group in _INSIDE) / total * 1e3 for rank in ranks]
     whole = [sum(times) for times in zip(forward, backward, messages, strict=True)]
-    # Messages are as many forward as backward, near enough; the timeline has one ratio of the two for all stages.
+    # Forward and backward have about the same number of messages. The timeline has one ratio of forward to backward for
+    # all stages.
     mean = sum(whole) / stages
     share = sum(forward) / max(sum(forward) + sum(backward), 1e-12)
     transfer = max(_transfer(rank, rates) for rank in ranks) * 1e3
@@ -82,7 +83,7 @@ def step_timeline(rehearsal: Rehearsal, rates: Rates) -> Optional[StepTimeline]:
 
 
 def _rank_of(rehearsal: Rehearsal, stage: int) -> RankRehearsal:
-    """The rehearsed rank that stands for a stage: its own, or the one in the middle."""
+    """The rehearsed rank that represents a stage: the stage's own rank, or that of the middle stages."""
     for rank in rehearsal.ranks:
         if rank.stage == stage:
             return rank
@@ -94,7 +95,7 @@ def _seconds(rank: RankRehearsal, phase: str, rates: Rates) -> float:
 
 
 def _time(count: CollectiveCount, rates: Rates) -> float:
-    """Seconds of all these messages, one after the other; what a ring moves is `CollectiveCount.bytes`' share."""
+    """The seconds of the collectives, one after another, as rings: see `CollectiveCount.bytes` for the moved bytes."""
     around = (count.ranks - 1) / count.ranks * (2 if count.kind == "all_reduce" else 1)
     crossing = count.ranks > rates.gpus_per_node or count.group in _REPLICAS or count.group == "pipeline"
     moved = count.bytes * (1 if count.kind in ("send", "receive", "send_receive") else around)
@@ -102,7 +103,7 @@ def _time(count: CollectiveCount, rates: Rates) -> float:
 
 
 def _transfer(rank: RankRehearsal, rates: Rates) -> float:
-    """Seconds of one message to the next stage."""
+    """The seconds of one message to the next stage."""
     sent = [count for count in rank.collectives if count.kind == "send" and count.group == "pipeline" and count.calls]
     return max((count.bytes / count.calls / rates.network for count in sent), default=0.0)
 
@@ -112,7 +113,8 @@ def _over_replicas(rank: RankRehearsal, kinds: str | tuple[str, ...], rates: Rat
 
 
 def _weights(ranks: Sequence[RankRehearsal], whole: Sequence[float], chunks: int) -> list[list[float]]:
-    """Each chunk's time: by its layers, and what the last stage does beyond them in its last chunk, which has the loss."""
+    """The time of each chunk by its layers. A stage's time beyond its layers counts for the last chunk, which has the loss
+    on the last stage. On the first stage it counts for the first chunk, which has the embedding."""
     per_layer = min(time / max(1, sum(rank.layers)) for rank, time in zip(ranks, whole, strict=True))
     weights = []
     for index, (rank, time) in enumerate(zip(ranks, whole, strict=True)):

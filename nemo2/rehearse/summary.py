@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts per step of the recipe (`counts.RankRehearsal`), from what one rank left behind (`rank.Ran`)."""
+"""Summarizes the records of one rank's rehearsed step (`rank.Ran`) as counts per step of the recipe
+(`counts.RankRehearsal`)."""
 
 from collections import defaultdict
 from typing import Any
@@ -35,11 +36,12 @@ _GROUPS = {
 """Megatron-Core's descriptions of its groups, in the words of `Layout`."""
 
 _PER_STEP = ("data", "expert_data")
-"""Gradient buckets are reduced, and parameters gathered, once per step, whenever in the schedule that happens."""
+"""The groups whose collectives run once per step, at any point of the schedule: the reduction of gradient buckets and the
+gather of parameters."""
 
 
 def summarise(ran: Ran, *, kind: str, rank: int, stage: int, seconds: float) -> RankRehearsal:
-    """`ran` must still exist, because its strategy supplies the layers of its chunks."""
+    """The counts of a rank. Call it before the rank is torn down, because the strategy supplies the layers of the chunks."""
     growth = ran.num_microbatches_of_step / ran.num_microbatches
     flops: defaultdict[tuple[str, str], float] = defaultdict(float)
     for (kernel, phase), count in ran.tracker.flops.items():
@@ -66,7 +68,7 @@ def summarise(ran: Ran, *, kind: str, rank: int, stage: int, seconds: float) -> 
 
 
 def memory_of(ran: Ran) -> MemoryCount:
-    """The fullest moment, with the model state of a step that is not the first."""
+    """The memory at the peak, with the model state of a step after the first."""
     activations: dict[str, int] = {}
     logits = messages = working = 0
     for (holder, part), size in sorted(ran.at_peak.items(), key=lambda item: -item[1]):

@@ -11,7 +11,7 @@ GIB = 2**30
 
 
 def render(rehearsal: Rehearsal) -> str:
-    """The whole: what was rehearsed, memory by kind of rank, messages, arithmetic, and the verdict."""
+    """The job, memory by kind of rank, messages, arithmetic, and the verdict."""
     r = rehearsal
     lines = [
         f"{r.recipe or 'recipe'} on {r.num_gpus} x {r.gpu}: {r.layout}, sequence {r.seq_length}, micro-batch "
@@ -31,7 +31,7 @@ def render(rehearsal: Rehearsal) -> str:
 
 
 def memory_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
-    """A column per kind of rank, a row per term, and activations with the parts that they come from."""
+    """The memory's terms with a column per kind of rank. Activations are listed by part of the model too."""
     rows: list[tuple[str, Sequence[int | str]]] = [
         ("rank", [str(rank.rank) for rank in ranks]),
         ("decoder layers", ["+".join(map(str, rank.layers)) for rank in ranks]),
@@ -49,7 +49,7 @@ def memory_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
 
 
 def messages_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
-    """Collectives of one step, GiB and calls."""
+    """The collectives of one step, in GiB and calls."""
     keys = dict.fromkeys((c.kind, c.group, c.ranks) for rank in ranks for c in rank.collectives)
     rows = []
     for kind, group, size in keys:
@@ -63,7 +63,7 @@ def messages_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
 
 
 def flops_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
-    """Arithmetic of one step, TFLOP."""
+    """The arithmetic of one step, in TFLOP."""
     keys = dict.fromkeys((c.kind, c.phase) for rank in ranks for c in rank.flops)
     rows = []
     for kind, phase in keys:
@@ -73,7 +73,7 @@ def flops_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """Whether it fits, in one sentence, and what to change."""
+    """Whether the job fits, and the change that makes it fit, if one was found."""
     v = verdict
     sizes = (
         f"{v.needed / GIB:.1f} GiB of {v.capacity / GIB:.1f} GiB on the {v.fullest} ({v.outside_torch / GIB:.1f} GiB of it "

@@ -50,23 +50,24 @@ class Tracker(TorchDispatchMode):
         self._contexts: list[Any] = []
         self.sums: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.allocated = 0
-        """Bytes alive that the tracker has seen."""
+        """The bytes of all recorded storages that are alive."""
         self.peak = 0
         self.at_peak: Sums = {}
         self.saved = 0
-        """Bytes that autograd holds for the backward pass, parameters and other model state left out."""
+        """The bytes that autograd keeps for the backward, without model state such as parameters."""
         self.saved_peak = 0
         self.phase = "build"
         """The phase of the step, set by its runner."""
         self.flops: defaultdict[tuple[str, str], int] = defaultdict(int)
-        """(kind of kernel, phase) → floating-point operations; a multiply-add counts as two."""
+        """(kind of kernel, phase) → floating-point operations. A multiply-add counts as two."""
         self.traffic: defaultdict[str, int] = defaultdict(int)
         """Phase → bytes that all other kernels read and write."""
 
     # ---------------------------------------------------------------------------------------------- what is alive
 
     def own(self, tensors: Iterable[Tensor]) -> int:
-        """Declare model state: never counted as saved. Returns the bytes of the storages that were not yet declared."""
+        """Declare ``tensors`` as model state, which never counts as saved. Returns the bytes of the storages that were not
+        declared before."""
         total = 0
         for tensor in tensors:
             storage = self._record(tensor)
@@ -76,16 +77,17 @@ class Tracker(TorchDispatchMode):
         return total
 
     def name(self, module: nn.Module, part: str) -> None:
-        """Name this module ``part``, independently of its class."""
+        """Count the allocations of this module under ``part``, independently of its class."""
         self._named[id(module)] = part
 
     def start_peak(self) -> None:
-        """Forget the highest totals so far."""
+        """Reset the peaks to the current totals."""
         self.peak, self.at_peak = self.allocated, dict(self.sums)
         self.saved_peak = self.saved
 
     def message(self, tensors: Iterable[Tensor], part: Optional[str] = None) -> None:
-        """These are buffers of a collective, until autograd saves them; ``part`` renames where they come from."""
+        """Declare ``tensors`` as buffers of a collective. They count as such until autograd saves them. ``part`` replaces the
+        part of the model that they are counted under."""
         for tensor in tensors:
             storage = self._record(tensor)
             if storage.holder == WORK:
@@ -222,7 +224,7 @@ class Tracker(TorchDispatchMode):
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Book what happens inside under ``name``."""
+        """A context in which allocations count under ``name``."""
         self._stack.append(name)
         try:
             yield
@@ -234,19 +236,19 @@ _current: Optional[Tracker] = None
 
 
 def add_flops(kind: str, count: int) -> None:
-    """Tell the tracker of this process, if there is one, of arithmetic that it cannot see."""
+    """Add arithmetic that the tracker can't observe to the tracker of this process, if there is one."""
     if _current is not None:
         _current.flops[kind, _current.phase] += count
 
 
 def moved(size: int) -> None:
-    """The same for bytes read and written."""
+    """Add bytes read and written to the tracker of this process, if there is one."""
     if _current is not None:
         _current.traffic[_current.phase] += size
 
 
 class _Held:
-    """A saved tensor; when the graph drops it, the tracker hears."""
+    """A saved tensor. It notifies the tracker when the autograd graph drops it."""
 
     __slots__ = ("storage", "tensor", "tracker")
 
@@ -262,7 +264,7 @@ def _unpack(held: Any) -> Tensor:
 
 
 def _elementwise(args: Any) -> Optional[Tensor]:
-    """The result of a binary operation on two meta tensors of one shape and type; None where it is not that simple."""
+    """The result of a binary operation on two meta tensors of one shape and dtype. None: torch must compute the shape."""
     a, b = args[0], args[1]
     if not a.is_meta or not a.is_contiguous():
         return None
@@ -285,7 +287,7 @@ def _norm_of(args: Any) -> Optional[Tensor]:
 
 
 def _product(a: Tensor, out: Tensor) -> int:
-    """A matrix product with this left side and result."""
+    """The FLOPs of a matrix product with the left operand ``a`` and the result ``out``."""
     return 2 * out.numel() * a.shape[-1]
 
 
@@ -296,7 +298,8 @@ _FLOPS: dict[Any, tuple[str, Callable[[Any, Any], int]]] = {
     _aten.bmm.default: ("batched_gemm", lambda args, out: _product(args[0], out)),
     _aten.baddbmm.default: ("batched_gemm", lambda args, out: _product(args[1], out)),
 }
-# torch works the shapes of meta tensors out in Python, a millisecond a piece; these are most of a step.
+# torch computes the shapes of meta tensors in Python, which takes a millisecond per operation. These operations are most of
+# a step.
 _SHORTCUTS: dict[Any, Callable[[Any], Optional[Tensor]]] = {
     _aten.add.Tensor: _elementwise,
     _aten.mul.Tensor: _elementwise,
@@ -307,8 +310,8 @@ _SHORTCUTS: dict[Any, Callable[[Any], Optional[Tensor]]] = {
     _aten.linalg_vector_norm.default: _norm_of,
 }
 if hasattr(_aten, "_grouped_mm"):
-    # [tokens, in] x [groups, in, out] → [tokens, out]; the gradient of the weights is [in, tokens] x [tokens, out] →
-    # [groups, in, out], where every token meets one group only.
+    # [tokens, in] x [groups, in, out] → [tokens, out]. The gradient of the weights is [in, tokens] x [tokens, out] →
+    # [groups, in, out], in which every token belongs to one group.
     _FLOPS[_aten._grouped_mm.default] = (
         "grouped_gemm",
         lambda args, out: _product(args[0], out) if out.dim() == 2 else 2 * args[0].numel() * args[1].shape[-1],

@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class RunDirectoryCallback(Callback):
-    """Truncate ``metrics.jsonl`` on resume, and write ``effective_config.yaml`` at the first step and the report at the
-    end.
+    """Truncate ``metrics.jsonl`` on resume, and write ``effective_config.yaml`` at the first step and the report of a
+    failed run.
 
-    Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_train_end``, ``on_exception``,
-    ``teardown``. Each step costs one comparison. Rank 0 writes the files, and every rank logs a failure.
+    Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_exception``, ``teardown``. Each step
+    costs one comparison. Rank 0 writes the files, and every rank logs a failure.
     """
 
     def __init__(self, directory: RunDirectory, metrics: JSONLLogger) -> None:
@@ -41,7 +41,7 @@ class RunDirectoryCallback(Callback):
         """Check that all ranks write to the same directory, now that they can communicate.
 
         Raises:
-            RuntimeFault: they don't.
+            RuntimeFault: the ranks chose different directories.
         """
         if not torch.distributed.is_initialized():
             return
@@ -50,8 +50,8 @@ class RunDirectoryCallback(Callback):
         other = next((rank for rank, directory in enumerate(chosen) if directory != chosen[0]), None)
         if other is not None:
             raise RuntimeFault(
-                f"Rank 0 would write to {chosen[0]}, and rank {other} to {chosen[other]}: part of each checkpoint would be "
-                "missing. Set log.version, or log.explicit_log_dir, to the same on all ranks."
+                f"Rank 0 would write to {chosen[0]}, but rank {other} to {chosen[other]}, so every checkpoint would be "
+                "incomplete. Set log.version or log.explicit_log_dir to the same value on all ranks."
             )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -87,27 +87,40 @@ class RunDirectoryCallback(Callback):
                 described = [effective, *(self.directory.log_dir / name for name in (RECIPE_FILE, ENVIRONMENT_FILE))]
                 describe_run(trainer.loggers, effective_config(trainer, pl_module), described)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.is_global_zero:
-            self._report(trainer)
-
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         record_fault(exception, step=trainer.global_step)
         logger.error("the run ended with %s", type(exception).__name__, exc_info=exception)
-        if trainer.is_global_zero:
-            self._report(trainer)
+        _report(trainer, self.directory, self.metrics)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         remove_log_file()
 
-    def _report(self, trainer: Any) -> None:
-        if not self.metrics.path.is_file():
-            logger.info("no report: no step has been logged, as fewer than trainer.log_every_n_steps were done")
-            return
-        try:
-            path = write_report(self.directory.log_dir)
-        except Exception:  # a failed picture must not make a trained model a failed run
-            logger.exception("the report could not be written; `nemo2 report %s` tries again", self.directory.log_dir)
-        else:
-            logger.info("report: %s", path)
-            attach(trainer.loggers, [path])
+
+class ReportCallback(Callback):
+    """Write the report of a run that ends, with its last checkpoint: callbacks that save run before this callback.
+
+    Hook: ``on_train_end``. Rank 0 writes.
+    """
+
+    def __init__(self, directory: RunDirectory, metrics: JSONLLogger) -> None:
+        super().__init__()
+        self.directory = directory
+        self.metrics = metrics
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        _report(trainer, self.directory, self.metrics)
+
+
+def _report(trainer: Any, directory: RunDirectory, metrics: JSONLLogger) -> None:
+    if not trainer.is_global_zero:
+        return
+    if not metrics.path.is_file():
+        logger.info("no report was written, because the run has logged no step")
+        return
+    try:
+        path = write_report(directory.log_dir)
+    except Exception:  # a failed picture must not make a trained model a failed run
+        logger.exception("the report was not written. Run `nemo2 report %s` to try again", directory.log_dir)
+    else:
+        logger.info("report: %s", path)
+        attach(trainer.loggers, [path])

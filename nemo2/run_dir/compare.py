@@ -25,8 +25,9 @@ _OF_THE_PLACE = ("log.name", "log.log_dir", "log.tensorboard.name", "log.wandb.n
 def summary(run: RunFolder) -> dict[str, Any]:
     """The results of a run. None: not logged.
 
-    ``started`` is the time at which its directory was created, ``written`` that of its last log, both in seconds since
-    the epoch. ``step_s`` and ``tokens_per_second`` are medians.
+    ``start`` is the name of the run directory, by default the run's start time. ``written`` is the time of the last log
+    in seconds since the epoch. ``val_loss`` is the lowest validation loss. ``step_s`` and ``tokens_per_second`` are
+    medians.
     """
     records = run.records
     losses, validation = series(records, TRAINING_LOSS), series(records, VALIDATION_LOSS)
@@ -34,7 +35,7 @@ def summary(run: RunFolder) -> dict[str, Any]:
     return {
         "name": run.absolute().parent.name,
         "start": run.name,
-        "steps": losses[-1][0] + 1 if losses else 0,
+        "steps": run.steps,
         "planned_steps": run.planned_steps,
         "loss": losses[-1][1] if losses else None,
         "val_loss": min((value for _, value in validation if math.isfinite(value)), default=None),
@@ -119,12 +120,12 @@ def _shown(one: dict[str, Any]) -> list[str]:
 
 
 def rows_of(summaries: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A row of `COLUMNS` for each."""
+    """A row of `COLUMNS` for each summary."""
     return [_shown(one) for one in summaries]
 
 
 def _number(value: Optional[float], form: str) -> str:
-    """With as many digits as its form has, zeros at the end too: numbers of a column stand below each other."""
+    """``value`` in the format ``form``. Trailing zeros stay, so that the numbers of a column align."""
     return "-" if value is None else format(value, form).removesuffix(".")
 
 

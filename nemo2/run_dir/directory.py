@@ -49,7 +49,7 @@ _stores: list[Any] = []
 class RunDirectory:
     """The directory of a run. ``exp_dir`` is the folder of all runs. A ``version`` of None: the layout has no version.
 
-    ``resumed`` tells whether the directory already held a run, which now continues.
+    ``resumed`` tells whether the directory already has a finished checkpoint.
     """
 
     log_dir: Path
@@ -179,13 +179,13 @@ def create_directory(directory: Path, *, field: str) -> None:
         links = [entry.path for entry in os.scandir(directory) if entry.is_symlink() and not entry.is_dir()]
     except OSError as error:
         raise ConfigError(
-            f"{field}: cannot write to {directory} ({error.strerror or error}); name a directory that this user may "
+            f"{field}: cannot write to {directory} ({error.strerror or error}). Set a directory that this user can "
             f"write to, for example {field}={_writable_place() / 'runs'}."
         ) from error
     if links:
         raise ConfigError(
-            f"{links[0]} is a link to {os.readlink(links[0])}: a run would write through it. Remove it, or choose another "
-            f"{field}."
+            f"{links[0]} is a link to {os.readlink(links[0])}, and the run would write through it. Remove the link, or "
+            f"choose another {field}."
         )
 
 
@@ -206,8 +206,8 @@ def writing_to(directory: Path) -> Iterator[None]:
     except OSError as error:
         free = shutil.disk_usage(directory).free if directory.is_dir() else 0
         raise ConfigError(
-            f"The run can't write its files to {directory} ({error.strerror or error}; {free / 1e9:.2f} GB are free there). "
-            "Nothing was lost. Make room, or set log.log_dir to another disk, and run the same command again."
+            f"The run can't write its files to {directory} ({error.strerror or error}; {free / 1e9:.2f} GB are free). "
+            "Nothing was lost. Free disk space, or set log.log_dir to another disk, and run the same command again."
         ) from error
 
 

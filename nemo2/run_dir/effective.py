@@ -93,7 +93,7 @@ def _fields(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
     for name in names:
         try:
             value = getattr(owner, name)
-        except Exception:  # a Lightning property may need a running loop; skip the note
+        except Exception:  # a Lightning property may need a running loop; the file then lacks the field
             continue
         found[name] = plain(value)
     return found

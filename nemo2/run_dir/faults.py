@@ -32,7 +32,7 @@ HANG = "Hang"
 
 
 MENDED_BY_A_START = (HANG, RuntimeFault.__name__, SaveFailed.__name__)
-"""The fault kinds of nemo2 that a restart may not meet again."""
+"""The fault kinds of nemo2 that a restart may resolve."""
 
 _step: Optional[int] = None
 
@@ -59,8 +59,8 @@ def install_fault_hook() -> bool:
     process without a launcher it does nothing and returns False.
 
     Raises:
-        SystemExit: torchrun has restarted the ranks after an error that they would meet again, or after they saved and
-            stopped on request. The exit code is that of the earlier end.
+        SystemExit: torchrun has restarted the ranks after an error that would recur, or after they saved and stopped on
+            request. The exit code is that of the earlier end.
     """
     if not (os.environ.get(FAULT_DIR_VARIABLE) or os.environ.get(TORCH_VARIABLE)) or not here().launched:
         return False
@@ -86,7 +86,11 @@ def _refuse_a_start_in_vain() -> None:
         if fault.kind == Preempted.__name__:
             raise SystemExit(EXIT_PREEMPTED)
         if fault.explained and fault.kind not in MENDED_BY_A_START:
-            print(f"not started again: rank {fault.rank}: {fault.message}", file=sys.stderr, flush=True)
+            print(
+                f"no restart, because the error would recur: rank {fault.rank}: {fault.message}",
+                file=sys.stderr,
+                flush=True,
+            )
             raise SystemExit(1)
 
 
@@ -136,8 +140,8 @@ def words_of(error: BaseException) -> str:
 def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
     """The faults in a fault directory, earliest first, without unreadable ones.
 
-    All ranks that `HangWatchdog` ended are one fault, with the stacks of the rank that was silent, or of the first
-    rank.
+    All ranks that `HangWatchdog` ended form one fault. Its ``rank`` is the lowest rank that left a sign of life but no
+    stacks, or else the rank that wrote its stacks first. Its ``traceback`` holds the stacks of all ranks.
     """
     faults = _hangs(Path(directory))
     for path in sorted(Path(directory).glob("rank-*.json")):

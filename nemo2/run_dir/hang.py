@@ -157,7 +157,8 @@ class HangWatchdog(pl.Callback):
         self._set_outer(max(0.0, self._deadline - time.monotonic()))
         os.truncate(file.fileno(), 0)
         print(
-            f"rank {self._rank} didn't run for {seconds:.0f} s (stopped, or its machine was): the watchdog doesn't count them.",
+            f"rank {self._rank} didn't run for {seconds:.0f} s, because its process or its machine was stopped. "
+            "The watchdog doesn't count this time.",
             file=sys.stderr,
             flush=True,
         )
@@ -173,7 +174,7 @@ class HangWatchdog(pl.Callback):
         with contextlib.suppress(OSError):
             where = place_of(Path(file.name).read_text(encoding="utf-8", errors="replace"))
             print(
-                f"error: rank {self._rank}: no step ended within {limit} (h:mm:ss): {where}.",
+                f"error: rank {self._rank}: no step ended within {limit} (h:mm:ss). Last position: {where}.",
                 file=sys.stderr,
                 flush=True,
             )

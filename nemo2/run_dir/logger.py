@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.run_dir.callback import RunDirectoryCallback
+from nemo2.run_dir.callback import ReportCallback, RunDirectoryCallback
 from nemo2.run_dir.directory import (
     RUN_DIR_FILE_VARIABLE,
     RunDirectory,
@@ -123,7 +123,7 @@ class NeMoLogger:
         """
         files = self._checked_files()
         if self.explicit_log_dir and (self.log_dir or self.version):
-            logger.warning("log.explicit_log_dir is set: log.log_dir, log.name and log.version are not used.")
+            logger.warning("log.explicit_log_dir is set, so log.log_dir, log.name and log.version have no effect.")
         directory = choose_directory(
             name=self.name,
             log_dir=self.log_dir,
@@ -149,7 +149,7 @@ class NeMoLogger:
     def _checked_files(self) -> list[Path]:
         files = [Path(file).expanduser() for file in self.files_to_copy or []]
         if missing := [str(file) for file in files if not file.is_file()]:
-            raise ConfigError(f"log.files_to_copy: no such file: {', '.join(missing)}; remove it or correct the path.")
+            raise ConfigError(f"log.files_to_copy: no such file: {', '.join(missing)}. Correct the path or remove it.")
         return files
 
     def _write_files(self, directory: RunDirectory, *, trainer: Any, files: list[Path], task_config: Any) -> None:
@@ -204,8 +204,8 @@ class NeMoLogger:
                 _complete_checkpoint(callback, directory)
 
     def _install_callback(self, directory: RunDirectory, trainer: Any, metrics: JSONLLogger) -> None:
-        others = [item for item in trainer.callbacks if not isinstance(item, RunDirectoryCallback)]
-        trainer.callbacks[:] = [RunDirectoryCallback(directory, metrics), *others]
+        others = [item for item in trainer.callbacks if not isinstance(item, RunDirectoryCallback | ReportCallback)]
+        trainer.callbacks[:] = [RunDirectoryCallback(directory, metrics), *others, ReportCallback(directory, metrics)]
 
 
 def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:

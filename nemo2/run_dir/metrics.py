@@ -83,7 +83,7 @@ class JSONLLogger(Logger):
         record = to_record(metrics, step=step)
         record |= {name: value for name, value in self.counters().items() if name in record}
         if self._file is not None and not self._is_there():
-            logger.warning("%s was removed while the run writes to it: it begins anew with %s.", self.path, record)
+            logger.warning("%s was removed during the run. A new file starts with %s.", self.path, record)
             self._file.close()
             self._file = None
         if self._file is None:
@@ -94,8 +94,9 @@ class JSONLLogger(Logger):
             self._write(json.dumps(record) + "\n")
         except OSError as error:
             raise RuntimeFault(
-                f"{self.path} can't be written ({error.strerror or error}): the run ends, for nobody would see what it does. "
-                "Make room, or mend the file system, and run the same command again: it goes on from its last checkpoint."
+                f"{self.path} can't be written ({error.strerror or error}). The run ends, because its metrics would be "
+                "lost. Free disk space or repair the file system, then run the same command again to resume from the "
+                "last checkpoint."
             ) from error
 
     def _write(self, line: str) -> None:
@@ -117,7 +118,8 @@ class JSONLLogger(Logger):
 
     @rank_zero_only
     def resume_at(self, finished_steps: int) -> None:
-        """Drop the lines of steps that will be repeated, so that curves never go backwards, and note where the run resumed."""
+        """Drop the lines of steps that the run will repeat, so that curves never go backwards, and record the
+        resumption."""
         self._close()
         note_resumption(self._save_dir, finished_steps=finished_steps)
         truncate_metrics(self.path, finished_steps=finished_steps)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends ranks together with their launcher, so that no orphaned rank keeps training with a lock that the next run needs.
+"""Ends ranks together with their launcher, so that no orphaned rank keeps training and holding a lock that the next run
+needs.
 
 A launcher or a torchrun that is killed can't end its ranks. Each rank of a launched run checks once a second whether
-both still exist. If not, it acts as on SIGTERM, which saves and stops, and ends soon afterwards in any case.
+both still exist. If one of them is gone, the rank sends itself SIGTERM, which saves and stops. After `GRACE_SECONDS` it
+kills itself.
 """
 
 import os
@@ -85,7 +87,7 @@ def _start_time(pid: int) -> str:
 
 
 def _is_init(pid: int) -> bool:
-    """Whether it is the process that adopts orphans, rather than a torchrun that is a container's first process."""
+    """Whether ``pid`` is the process that adopts orphans. False for a torchrun that is a container's first process."""
     try:
         return pid == 1 and b"torch" not in Path("/proc/1/cmdline").read_bytes()
     except OSError:

@@ -69,7 +69,7 @@ class PreemptionCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step >= trainer.max_steps > 0:
-            return  # the end of training follows, which saves
+            return  # training ends with a save
         self._stop_if_asked(trainer)
 
     def on_validation_batch_end(
@@ -96,9 +96,9 @@ class PreemptionCallback(pl.Callback):
         error = Preempted(
             f"{signal.Signals(heard).name} after step {trainer.global_step}: "
             + (
-                f"saved {saved}. The same command goes on from there."
+                f"saved {saved}. Run the same command again to resume from this checkpoint."
                 if saved
-                else "nothing is saved, log.ckpt is unset."
+                else "nothing was saved, because the run has no ModelCheckpoint callback. Set log.ckpt."
             )
         )
         if trainer.is_global_zero:

@@ -104,7 +104,7 @@ class LoggedStepProgress(ProgressBar, ABC):
             self.show_training(step=step, metrics=shown)
 
     def _evaluated(self, metrics: Mapping[str, float]) -> Optional[str]:
-        """ "Validation" or "Test" for values that one of them logged. None: training's values."""
+        """The stage that logged ``metrics``: "Validation" or "Test". None: training."""
         if "reduced_train_loss" in metrics:
             return None
         if self._trainer is not None and self._trainer.testing:

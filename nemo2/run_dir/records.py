@@ -23,7 +23,7 @@ EVALUATION = "evaluation/"
 RESUMED_FILE = "resumed.jsonl"
 """The steps at which the run was stopped and resumed, a record for each time."""
 CHANGES_FILE = "changes.json"
-"""The recipe's changes that the last resume found."""
+"""The differences between the recipe and the checkpoint that the last resume found."""
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def series(records: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    """``(step, value)`` of every record with ``name``, by step. Of two records of one step the later one counts."""
+    """``(step, value)`` of every record with ``name``, by step. If a step has several records, the last one counts."""
     values = {}
     for record in records:
         if name in record and "step" in record and isinstance(record[name], int | float):
@@ -79,12 +79,12 @@ def add_evaluation(run_dir: Path, *, step: int, checkpoint: str, figures: Mappin
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that went on from a checkpoint. Both count finished steps."""
+    """A resumption of a run. Both fields count finished steps."""
 
     step: int
-    """Of the checkpoint."""
+    """The step of the checkpoint from which the run resumed."""
     stopped_at: int
-    """The last that was logged before; more than ``step`` where steps were done again."""
+    """The last step that was logged before the resumption. Above ``step`` if the run repeats steps."""
 
     def __str__(self) -> str:
         if self.stopped_at <= self.step:
@@ -93,10 +93,13 @@ class Resumption:
 
 
 def note_resumption(run_dir: Path, *, finished_steps: int) -> None:
-    """Add to the run's file that it goes on from ``finished_steps``; nothing for a run that has logged nothing yet."""
+    """Record in ``resumed.jsonl`` that the run resumes after ``finished_steps`` steps.
+
+    Does nothing if the run has logged no step or starts from step 0.
+    """
     try:
         logged = max((record["step"] for record in read_metrics(run_dir) if "step" in record), default=-1)
-    except DataError:  # not there, or damaged: a mark less
+    except DataError:  # missing or damaged: charts then lack one mark
         return
     if logged >= 0 and finished_steps > 0:
         with open(run_dir / RESUMED_FILE, "a", encoding="utf-8", opener=open_to_write) as lines:
@@ -104,7 +107,7 @@ def note_resumption(run_dir: Path, *, finished_steps: int) -> None:
 
 
 def resumptions(run_dir: Path) -> list[Resumption]:
-    """The times that a run was resumed, in order; none where it says nothing that can be read."""
+    """The resumptions of a run, in order. Empty if the run was never resumed or its record is unreadable."""
     try:
         records = read_metrics(run_dir / RESUMED_FILE)
         return [Resumption(int(record["step"]), int(record["stopped_at"])) for record in records]

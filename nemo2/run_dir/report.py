@@ -47,7 +47,7 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     """
     directory = Path(run_dir)
     if not directory.is_dir():
-        raise DataError(f"{directory} is not a directory; give the run directory, the one that holds {METRICS_FILE}.")
+        raise DataError(f"{directory} is not a directory. Give the run directory, which contains {METRICS_FILE}.")
     records = [*read_metrics(directory), *_evaluations(directory)]
     losses, marks = _loss_series(records), resumed_marks(directory)
     write_text(directory / CURVE_FILE, standalone(line_chart("loss", losses, y_label="loss", marks=marks)))
@@ -60,7 +60,7 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
     effective = _load(directory / "effective_config.yaml", read_yaml)
     environment = _load(directory / "environment.json", read_json)
     sections = [
-        _cards(records, effective),
+        _cards(records, effective, finished_steps(directory, records)),
         "<h2>Curves</h2>",
         _charts(records, resumed_marks(directory)),
         "<h2>Settings</h2>",
@@ -77,10 +77,10 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
 
 
 def _changes(found: Mapping[str, Any]) -> str:
-    """The recipe's changes that the last resume found, the most serious first. "": no changes."""
+    """The list of recipe changes that the last resume found, the most serious first. "": no changes."""
     kinds = (("unfit", "doesn't fit the checkpoint"), ("result", "changes the result"), ("harmless", "harmless"))
     lines = [f"<li>{words}: {escape(str(line))}</li>" for kind, words in kinds for line in found.get(kind) or ()]
-    return f"<h2>Changed since the checkpoint it went on from</h2><ul>{''.join(lines)}</ul>" if lines else ""
+    return f"<h2>Recipe changes since the checkpoint</h2><ul>{''.join(lines)}</ul>" if lines else ""
 
 
 def _title(directory: Path) -> str:
@@ -89,7 +89,7 @@ def _title(directory: Path) -> str:
 
 
 def resumed_marks(run_dir: Path) -> list[Mark]:
-    """Where a chart of the run shows that it was stopped and resumed; the steps that were done again are shaded."""
+    """The marks of a run's resumptions in its charts. Repeated steps are shaded."""
     return [
         Mark(x=one.step, until=one.stopped_at if one.stopped_at > one.step else None, words=str(one))
         for one in resumptions(run_dir)
@@ -144,7 +144,14 @@ def _evaluation_charts(records: list[dict[str, Any]]) -> Iterator[tuple[str, str
         yield f"Evaluation: {title}", line_chart(f"{title} over steps", lines, y_label=title, width=520), False
 
 
-def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any]) -> str:
+def finished_steps(directory: Path, records: list[dict[str, Any]]) -> int:
+    """The number of training steps that a run has finished, by its records and its checkpoints."""
+    losses = series(records, "reduced_train_loss")
+    saved = [manifest.step for _, manifest in finished(directory / "checkpoints")]
+    return max([losses[-1][0] + 1 if losses else 0, *saved])
+
+
+def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any], done: int) -> str:
     losses = series(records, "reduced_train_loss")
     validation = series(records, "val_loss")
     timings = [value for _, value in series(records, "train_step_timing") if math.isfinite(value)]
@@ -154,7 +161,6 @@ def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any]) -> str:
     planned = (effective.get("trainer") or {}).get("max_steps")
     shown = []
     if losses:
-        done = losses[-1][0] + 1
         of = f"of {planned:,}" if isinstance(planned, int) and planned > 0 else "done"
         shown.append((f"{done:,}", f"steps {of}"))
         shown.append((f"{losses[-1][1]:.4g}", f"training loss, from {losses[0][1]:.4g}"))
@@ -258,7 +264,7 @@ def _size(sizes: Iterable[int]) -> str:
 
 
 def _load(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
-    """A file that may be missing, incomplete or foreign. The page is then made without it."""
+    """The contents of a file as a mapping. {}: the file is missing, incomplete or of another kind."""
     try:
         loaded = read(path)
     except CheckpointError:

@@ -27,13 +27,14 @@ class ResumedRecipe(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """
         Raises:
-            CheckpointError: on every rank, where something doesn't fit the checkpoint and isn't accepted.
+            CheckpointError: on every rank, if a setting doesn't fit the checkpoint and changes aren't accepted.
         """
         found = trainer.strategy.broadcast(changes_since(self.checkpoint, trainer) if trainer.is_global_zero else None)
         if found.unfit and not self.accept_changes:
             raise CheckpointError(
-                f"The recipe doesn't fit {self.checkpoint}, which it would go on from: {'; '.join(found.unfit)}. Undo that, give "
-                "the run another log.name, or, if it is meant, set resume.accept_changes=True (--accept-changes)."
+                f"The recipe doesn't fit {self.checkpoint}, from which the run would resume: {'; '.join(found.unfit)}. "
+                "Undo the changes, set another log.name to start a new run, or set resume.accept_changes=True "
+                "(--accept-changes) to resume anyway."
             )
         if trainer.is_global_zero:
             self._tell(found)

@@ -12,7 +12,7 @@ from nemo2.errors import CheckpointError, DataError
 from nemo2.pictures.lines import Series, line_chart
 from nemo2.pictures.svg import standalone
 from nemo2.run_dir.records import METRICS_FILE, by_step_done, read_metrics, series
-from nemo2.run_dir.report import REPORT_FILE, resumed_marks, write_report
+from nemo2.run_dir.report import REPORT_FILE, finished_steps, resumed_marks, write_report
 
 if TYPE_CHECKING:
     import pandas
@@ -30,7 +30,7 @@ class Chart(str):
         """Write the chart to an ``.svg`` file. Returns the path."""
         path = Path(path)
         if path.suffix != ".svg":
-            raise DataError(f"{path}: a chart is written to a file that ends in .svg.")
+            raise DataError(f"{path}: charts are saved as SVG. Use a file name that ends in .svg.")
         path.write_text(self, encoding="utf-8")
         return path
 
@@ -56,7 +56,7 @@ class RunFolder(type(Path())):
             import pandas
         except ImportError as error:
             raise ImportError(
-                "A run's metrics as a DataFrame need pandas: pip install pandas. Without it, run.records is a list of mappings."
+                "run.metrics requires pandas. Run `pip install pandas`, or use run.records, a list of dictionaries."
             ) from error
         frame = pandas.DataFrame(self.records)
         # A validation writes its own record for the step that trained. Both become one row.
@@ -64,9 +64,9 @@ class RunFolder(type(Path())):
 
     @property
     def steps(self) -> int:
-        """The number of training steps that are logged as done."""
-        losses = series(self.records, TRAINING_LOSS)
-        return losses[-1][0] + 1 if losses else 0
+        """The number of finished training steps: those of the newest record or, if it has more, of a checkpoint. A
+        run logs only every ``trainer.log_every_n_steps`` steps."""
+        return finished_steps(self, self.records)
 
     @property
     def planned_steps(self) -> Optional[int]:
@@ -90,13 +90,13 @@ class RunFolder(type(Path())):
 
     @property
     def last_checkpoint(self) -> Optional[Path]:
-        """The finished checkpoint of the latest step. None: there is none."""
+        """The finished checkpoint of the latest step. None: no checkpoint is finished."""
         return next(reversed(self.checkpoints), None)
 
     @property
     def best_checkpoint(self) -> Optional[Path]:
-        """The finished checkpoint with the lowest validation loss, or training loss if none was validated. None: there
-        is none.
+        """The finished checkpoint with the lowest validation loss, or training loss if none was validated. None: no
+        checkpoint is finished.
 
         Among checkpoints with equal losses, or without losses, it is the latest.
         """
@@ -124,16 +124,18 @@ class RunFolder(type(Path())):
         """Plot curves over steps. A notebook displays the chart, and ``save`` writes it to a file.
 
         Args:
-            names: Names in `records`, such as ``grad_norm``. None: the training and the validation loss.
+            names: Names in `records`, such as ``grad_norm``. Without names: the training and the validation loss.
 
         Raises:
-            DataError: the run logs no metric of a name.
+            DataError: the run hasn't logged one of the metrics.
         """
         records = self.records
         numbers = {name for record in records for name, value in record.items() if isinstance(value, int | float)}
         known = sorted(numbers - {"step"})
         if missing := [name for name in names if name not in known]:
-            raise DataError(f"{self} logs no {', '.join(missing)}; it logs {', '.join(known) or 'nothing yet'}.")
+            raise DataError(
+                f"{self} has no metric {', '.join(missing)}. Its metrics: {', '.join(known) or 'none yet'}."
+            )
         return Chart(standalone(curves([(name, self, name) for name in names or (TRAINING_LOSS, VALIDATION_LOSS)])))
 
 
@@ -152,5 +154,5 @@ def curves(lines: Sequence[tuple[str, RunFolder, str]], *, title: str = "", widt
     ]
     label = names[0] if len(names) == 1 else "loss" if all("loss" in name for name in names) else "value"
     runs = list(dict.fromkeys(run for _, run, _ in lines))
-    marks = resumed_marks(runs[0]) if len(runs) == 1 else []  # of several it would not be clear whose they are
+    marks = resumed_marks(runs[0]) if len(runs) == 1 else []  # marks of several runs look alike
     return line_chart(title or ", ".join(names), drawn, y_label=label, width=width, marks=marks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts of a stalled run: which rank was silent since when, and what the other ranks waited for.
+"""The facts of a stalled run: which rank stopped reporting and when, and what the other ranks waited for.
 
 A rank of a launched run writes a sign of life after each step, and its stacks when `HangWatchdog` ends it. Both are in
 the launcher's folder on this machine. Imports nothing heavy.
@@ -18,7 +18,7 @@ from typing import Any, Optional
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 _TORCH_COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _RECORD_BYTES = 128
-MISMATCH_ADVICE = "With the variable TORCH_DISTRIBUTED_DEBUG=DETAIL torch names the collective and shapes of each rank."
+MISMATCH_ADVICE = "Set TORCH_DISTRIBUTED_DEBUG=DETAIL to see the collective and the tensor shapes of each rank."
 
 
 class LifeSign:
@@ -73,7 +73,7 @@ def place_of(stacks: str) -> Spot:
     outermost = frames.index(inside[-1])
     callers = [frame for frame in frames[outermost + 1 :] if "/torch/" not in frame["file"]]
     collective = inside[-1]["function"]
-    # The wait for work that began elsewhere has only this name.
+    # A rank that waits for a collective that was issued elsewhere shows only the name of the wait.
     return Spot(collective=collective, at=_shown(callers[0] if callers else frames[outermost]))
 
 
@@ -90,23 +90,24 @@ def describe(directory: Path) -> Optional[tuple[int, float, str]]:
     places = {rank: place_of(text) for rank, text in texts.items()}
     lives = {rank: life for rank, life in _lives(directory).items() if rank not in stacks}
     if not lives:
-        words = f"no step ended within {limit} (h:mm:ss). Where the ranks were: {_listed(places)}"
+        words = f"no step ended within {limit} (h:mm:ss). Last positions: {_listed(places)}"
         collectives = {str(place) for place in places.values() if place.collective}
         if len(collectives) > 1:
             words += f". The ranks wait in different collectives. {MISMATCH_ADVICE}"
         return first, ended, words
     silent = min(lives)
     told = [_silence(rank, life, ended, (directory / f"rank-{rank}.stopped").exists()) for rank, life in lives.items()]
-    words = f"{'; '.join(told)}. No step ended within {limit} (h:mm:ss); the others waited: {_listed(places)}"
+    words = f"{'; '.join(told)}. No step ended within {limit} (h:mm:ss). Ranks that waited: {_listed(places)}"
     return silent, ended, words
 
 
 def _silence(rank: int, life: dict[str, Any], ended: float, stopped: bool) -> str:
     since = datetime.fromtimestamp(life["time"]).strftime("%H:%M:%S")
-    why = ", and its process was stopped (SIGSTOP, or a debugger)" if stopped else ""
+    why = ", and its process was stopped (SIGSTOP or a debugger)" if stopped else ""
     phase = f", {life['phase']}" if life.get("phase") else ""
     return (
-        f"rank {rank} was silent since {since}, for {ended - life['time']:.0f} s, after step {life['step']}{phase}{why}"
+        f"rank {rank} stopped reporting at {since}, {ended - life['time']:.0f} s before the timeout, after step "
+        f"{life['step']}{phase}{why}"
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loggers for MLflow and Comet that, unlike Lightning's own, fit a run of many ranks that resumes."""
+"""Loggers for MLflow and Comet that, unlike Lightning's, support runs with many ranks and runs that resume."""
 
 import os
 from pathlib import Path
@@ -18,11 +18,13 @@ _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 @configurable
 class MLFlowTracker(MLFlowLogger):
-    """Lightning's MLFlowLogger whose first rank alone opens the store, and that writes nothing into the working directory.
+    """Lightning's MLFlowLogger, with a store that only rank 0 opens and that is outside the working directory.
 
-    MLflow's client lays out a new database as soon as it is made, and two ranks that do so at once break it. A store that nobody
-    named is ``mlflow.db`` beside the runs, and a database without a server has its files in ``mlflow`` there; MLflow's defaults
-    are ``./mlruns`` for both.
+    MLflow's client creates the tables of a new database when the client is created. Two ranks that do so at the same
+    time damage the database.
+
+    By default the store is ``mlflow.db`` in the folder that holds the runs. A database without a server keeps its files
+    in ``mlflow`` in the same folder. MLflow's default for both is ``./mlruns``.
     """
 
     def __init__(
@@ -36,14 +38,14 @@ class MLFlowTracker(MLFlowLogger):
     ) -> None:
         """
         Args:
-            experiment_name: what holds the runs; Lightning's default stands for the run's name.
-            run_name: None takes the run's version, the name of its folder.
-            tracking_uri: of the server or the database; None reads MLFLOW_TRACKING_URI, and without that stands for
-                ``mlflow.db`` in the folder that holds the runs.
-            tags: of the run.
-            artifact_location: where a new experiment keeps files; None leaves it to a server, and without one stands for
-                ``mlflow`` beside the runs.
-            run_id: of an MLflow run to go on with; None finds the one of this name, or begins it.
+            experiment_name: the MLflow experiment. Lightning's default, "lightning_logs", becomes the run's name.
+            run_name: the name of the MLflow run. None: the run's version, which is the name of its folder.
+            tracking_uri: the server or the database. None: the variable MLFLOW_TRACKING_URI, or else ``mlflow.db`` in
+                the folder that holds the runs.
+            tags: tags of the MLflow run.
+            artifact_location: the place of a new experiment's files. None: the server decides. Without a server:
+                ``mlflow`` in the folder that holds the runs.
+            run_id: the MLflow run to continue. None: the run named ``run_name``, which is created if it doesn't exist.
         """
         self._given = {
             "experiment_name": experiment_name,
@@ -65,7 +67,8 @@ class MLFlowTracker(MLFlowLogger):
         super().__init__(**self._given, tracking_uri=uri, log_model=False)
 
     def keep_in(self, folder: Path) -> None:
-        """Open a store in ``folder`` where nobody named another, and have files of a database without a server there."""
+        """Open a store in ``folder`` unless another store is set, and keep the files of a database without a server
+        there."""
         if here().rank != 0:
             return
         if not self._tracking_uri:
@@ -77,7 +80,7 @@ class MLFlowTracker(MLFlowLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        self.keep_in(Path(DEFAULT_BASE))  # does nothing where it has been
+        self.keep_in(Path(DEFAULT_BASE))  # does nothing if a folder was set before
         return super().experiment
 
     @property
@@ -91,10 +94,10 @@ class MLFlowTracker(MLFlowLogger):
 
 @configurable
 class CometTracker(CometLogger):
-    """Lightning's CometLogger, which begins its experiment once the run's directory is known, and can stay offline.
+    """Lightning's CometLogger, which creates its experiment once the run's directory is known, and can stay offline.
 
-    Lightning's begins it while the trainer is built, so a resumed run would be a second experiment, and its
-    ``online=False`` records nothing.
+    Lightning's logger creates the experiment while the trainer is built, so a resumed run would become a second
+    experiment. Its ``online=False`` records nothing.
     """
 
     def __init__(
@@ -107,11 +110,11 @@ class CometTracker(CometLogger):
     ) -> None:
         """
         Args:
-            project: None takes the run's name.
-            workspace: None takes the user's own.
-            experiment_key: of an experiment to go on with; None derives it from the run's folder.
-            offline: write an archive for `comet upload` rather than to the service.
-            offline_directory: for these archives; None is ``comet`` in the folder that holds the runs.
+            project: the Comet project. None: the run's name.
+            workspace: the Comet workspace. None: the user's default workspace.
+            experiment_key: the key of an experiment to continue. None: a key derived from the run's folder.
+            offline: write an archive for `comet upload` instead of sending data to the service.
+            offline_directory: the folder of these archives. None: ``comet`` in the folder that holds the runs.
         """
         if offline:
             os.environ["COMET_START_ONLINE"] = "0"

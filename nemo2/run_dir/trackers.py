@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experiment trackers by name, and the information that each receives about a run beside its metrics.
+"""Experiment trackers by name, and the information that each tracker receives about a run beside its metrics.
 
-Their loggers are Lightning's. `NeMoLogger` names their runs after its own. `RunDirectoryCallback` passes them the
-settings at the first step, the recipe and, at the end, the report.
+The loggers are Lightning's or subclasses of Lightning's. `NeMoLogger` gives a tracker's run the name of the run
+directory. `RunDirectoryCallback` passes the settings, the recipe and the environment to the trackers at the first step,
+and the report at the end.
 """
 
 import hashlib
@@ -37,13 +38,13 @@ class Tracker:
 
     name: str
     logger: str
-    """The dotted name of its class."""
+    """The dotted name of the logger's class."""
     package: str
     """The package to install."""
     project: str
-    """The logger's argument for the group of runs of one name. "": there is none."""
+    """The logger's argument for the group of runs of one name. "": the logger has no such argument."""
     log_field: str = "extra_loggers"
-    """The field of ``recipe.log``."""
+    """The field of ``recipe.log`` that holds the logger."""
     variables: tuple[str, ...] = ()
     """Environment variables that a rank on another machine also needs, if they are set here."""
     offline: Mapping[str, Any] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class Tracker:
 
     @property
     def kind(self) -> str:
-        """The name of its logger's class."""
+        """The name of the logger's class."""
         return self.logger.rpartition(".")[2]
 
 
@@ -149,7 +150,7 @@ def name_run(item: Any, directory: RunDirectory) -> None:
         settings["name"] = item._name = settings.get("name") or version
         if settings.get("project") == _LIGHTNINGS_NAME and directory.name:
             settings["project"] = item._project = directory.name
-        if settings.get("anonymous", "") is None:  # Lightning's; a wandb that has dropped it warns of it
+        if settings.get("anonymous", "") is None:  # Lightning sets it; newer versions of wandb warn about it
             del settings["anonymous"]
     elif kind == "MLFlowTracker" and here().rank == 0:
         item.keep_in(directory.exp_dir)
@@ -161,7 +162,7 @@ def name_run(item: Any, directory: RunDirectory) -> None:
 
 
 def _mlflow_run(item: Any) -> Optional[str]:
-    """The id of the run of this name in the experiment. None: there is none yet."""
+    """The id of the run of this name in the experiment. None: the experiment has no such run yet."""
     client = item._mlflow_client
     experiment = client.get_experiment_by_name(item._experiment_name)
     if experiment is None:
@@ -211,7 +212,9 @@ def _told(item: Any, tell: Callable[[], Any]) -> None:
     try:
         tell()
     except Exception as error:  # an unavailable service must not end a run
-        logger.warning("%s was not told about the run: %s: %s", type(item).__name__, type(error).__name__, error)
+        logger.warning(
+            "%s did not receive the run's settings or files: %s: %s", type(item).__name__, type(error).__name__, error
+        )
 
 
 def missing_package(kind: str) -> Optional[str]:

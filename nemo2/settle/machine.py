@@ -105,6 +105,11 @@ class Machine:
         kind = f"this machine's {kind} GPUs".replace("  ", " ") if self.local else kind or "GPUs of any kind"
         return kind if self.transformer_engine else f"{kind} without Transformer Engine"
 
+    def counted(self, count: int) -> str:
+        """``count`` of its devices for messages: "8 H100", or "2 of this machine's CPUs"."""
+        name = self.describe()
+        return f"{count} of {name}" if name.startswith("this machine's") else f"{count} {name}"
+
 
 def _model(gpu: GPU) -> str:
     """The name under which settings are tuned: an A100 of 40 GB uses those of the A100."""

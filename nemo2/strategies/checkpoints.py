@@ -68,8 +68,8 @@ class Checkpoints(SteppingStrategy):
         part = self.form.part
         if part is not None and not self.form.base:
             raise ConfigError(
-                f"strategy.ckpt_save_part={part!r}: the rest of the model would be in no checkpoint that this run knows. Set "
-                "resume.restore_config.path to the checkpoint to begin with, or leave ckpt_save_part unset."
+                f"strategy.ckpt_save_part={part!r}: this run knows no checkpoint with the rest of the model. Set "
+                "resume.restore_config.path to the base checkpoint, or leave ckpt_save_part unset."
             )
 
     # ------------------------------------------------------------------------------------------------------ saving
@@ -117,9 +117,9 @@ class Checkpoints(SteppingStrategy):
             torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MIN)
         if not worst:
             raise RuntimeFault(
-                f"After step {self.trainer.global_step} some parameters aren't finite numbers: {ckpt_to_dir(filepath).name} is "
-                "not saved, and the checkpoints before it stay. Start again from the last one with a lower learning rate, or "
-                "with the callback LossGuard(on_nonfinite='skip')."
+                f"After step {self.trainer.global_step} some parameters aren't finite, so {ckpt_to_dir(filepath).name} "
+                "is not saved. Earlier checkpoints are kept. Resume from the last checkpoint with a lower learning "
+                "rate, or with the callback LossGuard(on_nonfinite='skip')."
             )
 
     def _storage_options(self, options: Optional[dict[str, Any]], *, weights_only: bool) -> dict[str, Any]:
@@ -230,8 +230,8 @@ class Checkpoints(SteppingStrategy):
 
         if self.restore_config is not None and self.restore_config.load_optim_state:
             raise ConfigError(
-                f"resume.restore_config.load_optim_state=True: {path} holds weights only, as all released models do. Set it "
-                "to False."
+                f"resume.restore_config.load_optim_state=True: {path} contains weights only, like all released models. "
+                "Set load_optim_state=False."
             )
         start_from(
             path,

@@ -39,9 +39,9 @@ class FSDPStrategy(TorchShardedStrategy):
             parameters gathered between forward and backward.
         cpu_offload: Keep shards on the CPU between steps. Has no effect on CPU ranks.
         mixed_precision: torch's ``MixedPrecision``. None: derived from the precision plugin.
-        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config: As in `MegatronStrategy`.
-        ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part: As in `MegatronStrategy`.
-        process_group_backend, replace_progress_bar, progress_interval: As in `MegatronStrategy`.
+        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config, ckpt_load_optimizer,
+            ckpt_save_optimizer, ckpt_save_part, process_group_backend, replace_progress_bar, progress_interval: As in
+            `MegatronStrategy`.
 
     Raises:
         ConfigError: a value that can't work.
@@ -69,8 +69,8 @@ class FSDPStrategy(TorchShardedStrategy):
         problems = []
         if state_dict_type != "sharded":
             problems.append(
-                f"strategy.state_dict_type={state_dict_type!r}: checkpoints are written as shards, which any number of ranks "
-                "can read. Leave it at 'sharded'."
+                f"strategy.state_dict_type={state_dict_type!r}: must be 'sharded'. Every rank writes its own shard of "
+                "a checkpoint, and any number of ranks can read the checkpoint."
             )
         if sharding_strategy not in _SHARDING:
             problems.append(

@@ -95,9 +95,9 @@ class FSDP2Strategy(TorchShardedStrategy):
             offload_policy, tp_shard_plan)``. Default: `fsdp2_strategy_parallelize`.
         use_hf_tp_plan: With ``tensor_parallel_size`` above 1, use the plan that a Hugging Face model brings.
         custom_tp_plan: The plan by module name, as torch's ``parallelize_module`` takes it. None: the model's own plan.
-        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config: As in `MegatronStrategy`.
-        ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part: As in `MegatronStrategy`.
-        process_group_backend, replace_progress_bar, progress_interval: As in `MegatronStrategy`.
+        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config, ckpt_load_optimizer,
+            ckpt_save_optimizer, ckpt_save_part, process_group_backend, replace_progress_bar, progress_interval: As in
+            `MegatronStrategy`.
 
     Raises:
         ConfigError: a size that can't work or contradicts the world size.
@@ -138,13 +138,14 @@ class FSDP2Strategy(TorchShardedStrategy):
         ]
         if sequence_parallel:
             problems.append(
-                "strategy.sequence_parallel=True: DTensor plans split the sequence module by module. Put torch's "
-                "SequenceParallel into strategy.custom_tp_plan and leave sequence_parallel False, or use MegatronStrategy."
+                "strategy.sequence_parallel=True: with FSDP2Strategy the tensor-parallel plan shards the sequence "
+                "module by module. Add torch's SequenceParallel to strategy.custom_tp_plan and leave "
+                "sequence_parallel=False, or use MegatronStrategy."
             )
         if custom_tp_plan and tp == 1:
             problems.append(
-                "strategy.custom_tp_plan has no effect with tensor_parallel_size=1: set strategy.tensor_parallel_size, or leave "
-                "the plan out."
+                "strategy.custom_tp_plan has no effect with tensor_parallel_size=1. Set strategy.tensor_parallel_size, "
+                "or leave custom_tp_plan unset."
             )
         if problems:
             raise ConfigError(" ".join(problems))
@@ -169,7 +170,7 @@ class FSDP2Strategy(TorchShardedStrategy):
 
     @property
     def sequence_parallel(self) -> bool:
-        """Always False, because DTensor plans split the sequence module by module."""
+        """Always False, because the tensor-parallel plan shards the sequence module by module."""
         return False
 
     def _check_world(self, world_size: int) -> None:
@@ -178,8 +179,8 @@ class FSDP2Strategy(TorchShardedStrategy):
         if self.data_parallel_size not in ("auto", size):
             raise ConfigError(
                 f"strategy.data_parallel_size={self.data_parallel_size} contradicts the world: {world_size} ranks / "
-                f"(tensor_parallel_size {self.layout.tp} * context_parallel_size {self.layout.cp}) = {size}. Set it to {size}, "
-                "or to 'auto'."
+                f"(tensor_parallel_size {self.layout.tp} * context_parallel_size {self.layout.cp}) = {size}. Set "
+                f"data_parallel_size={size} or 'auto'."
             )
         self._check_model()
 
@@ -199,8 +200,9 @@ class FSDP2Strategy(TorchShardedStrategy):
             )
         if self.layout.cp > 1 and not megatron:
             raise ConfigError(
-                f"strategy.context_parallel_size={self.layout.cp}: only nemo2's GPT models split sequences; "
-                f"{type(module).__name__} would train on whole ones, on every rank the same. Set it to 1."
+                f"strategy.context_parallel_size={self.layout.cp}: only nemo2's GPT models shard sequences. With "
+                f"{type(module).__name__}, all context-parallel ranks would train on the same whole sequences. Set "
+                "context_parallel_size=1."
             )
 
     def shard(self, config: TransformerConfig, model: nn.Module) -> nn.Module:

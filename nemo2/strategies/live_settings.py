@@ -66,8 +66,9 @@ class LiveSettings:
             raise unknown_name(type(self), name)
         if self.__dict__.get("_lightning_module") is not None:
             raise ConfigError(
-                f"strategy.{name}={value!r}: the strategy is connected to its model, which was laid out by "
-                f"{name}={getattr(self, name)!r}. Set it before the trainer runs, or give it to {type(self).__name__}(...)."
+                f"strategy.{name}={value!r}: the strategy is already connected to a model with "
+                f"{name}={getattr(self, name)!r}. Set {name} before the trainer runs, or pass it to "
+                f"{type(self).__name__}(...)."
             )
         value = read_dtype(type(self), name, value)
         if name in _SIZES:
@@ -77,7 +78,8 @@ class LiveSettings:
             owner.__dict__[attribute] = strictness_of(value) if name == "ckpt_load_strictness" else value
         else:
             raise ConfigError(
-                f"strategy.{name}={value!r}: it is read when the strategy is made. Give it to {type(self).__name__}(...)."
+                f"strategy.{name}={value!r}: {name} is read only when the strategy is created. Pass it to "
+                f"{type(self).__name__}(...)."
             )
         recapture(self, name, value)
 

@@ -122,7 +122,7 @@ def refuse_what_is_gone(**arguments: Any) -> None:
         "encoder_pipeline_model_parallel_size": (
             "Megatron-Core no longer supports encoder-decoder layouts. Leave it unset"
         ),
-        "lazy_init": "nemo2 builds models once, at their place in memory. Leave it unset",
+        "lazy_init": "nemo2 builds a model once, on its final device. Leave it unset",
         "find_unused_parameters": (
             "Megatron-Core's gradient buffers reduce every parameter, used or not. Leave it unset"
         ),

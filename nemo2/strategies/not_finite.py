@@ -28,8 +28,8 @@ def not_finite_in_our_words(step: int) -> Iterator[None]:
         if found is None:
             raise
         raise RuntimeFault(
-            f"Step {step + 1}: this rank's gradients aren't finite ({found['what']}). Nothing was updated or saved with them; "
-            "the same command goes on from the last checkpoint. If it happens there again: lower optim.config.lr or lengthen the "
-            "warm-up, check that optim.config.clip_grad is set, leave such steps out with the callback "
-            "LossGuard(on_nonfinite='skip'), or find the operation with trainer.detect_anomaly=True."
+            f"Step {step + 1}: this rank's gradients aren't finite ({found['what']}). This step changed no parameters "
+            "and saved nothing. Run the same command again to resume from the last checkpoint. If the error recurs, lower "
+            "optim.config.lr, lengthen the warm-up or set optim.config.clip_grad. To skip such steps, add the callback "
+            "LossGuard(on_nonfinite='skip'). To find the operation, set trainer.detect_anomaly=True."
         ) from error

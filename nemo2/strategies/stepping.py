@@ -81,7 +81,7 @@ class SteppingStrategy(WorldStrategy):
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """True: the micro-batches are the accumulation."""
+        """True: a step accumulates the gradients of its micro-batches."""
         return True
 
     def training_step(self, batch: Any, batch_idx: Optional[int] = None, *args: Any, **kwargs: Any) -> Tensor:
@@ -265,13 +265,15 @@ def refuse_what_the_step_does_itself(trainer: pl.Trainer) -> None:
     """
     if trainer.gradient_clip_val:
         raise ConfigError(
-            f"trainer.gradient_clip_val={trainer.gradient_clip_val}: Megatron-Core clips inside its optimizer step. Set "
-            f"optim.config.clip_grad={trainer.gradient_clip_val} and leave trainer.gradient_clip_val unset."
+            f"trainer.gradient_clip_val={trainer.gradient_clip_val}: nemo2 clips gradients inside the optimizer step. "
+            f"Set optim.config.clip_grad={trainer.gradient_clip_val} of MegatronOptimizerModule instead, and leave "
+            "trainer.gradient_clip_val unset."
         )
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: with MegatronStrategy a step's micro-batches "
-            "are the accumulation. Raise data.global_batch_size, and leave accumulate_grad_batches at 1."
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}: every step already accumulates the "
+            "gradients of its micro-batches. Raise data.global_batch_size instead, and leave "
+            "trainer.accumulate_grad_batches=1."
         )
 
 

@@ -75,7 +75,7 @@ class DistillationConfig:
         known = [field.name for field in fields(cls)]
         for name in said:
             if name not in known:
-                raise ConfigError(f"{file} has no setting {name!r}{did_you_mean(name, known)}")
+                raise ConfigError(f"{file}: DistillationConfig has no setting {name!r}{did_you_mean(name, known)}")
         return cls(**said)
 
 
@@ -251,7 +251,10 @@ def _teacher(checkpoint: Path, trainer: pl.Trainer, student: Any) -> Any:
 
 def no_virtual_stages(size: int) -> str:
     """The reason why virtual stages are not supported."""
-    return f"virtual_pipeline_model_parallel_size={size}: a teacher has one stage per rank. Leave it unset for distill."
+    return (
+        f"virtual_pipeline_model_parallel_size={size}: distillation doesn't support virtual pipeline stages, because a "
+        "teacher has one stage per rank. Leave virtual_pipeline_model_parallel_size unset."
+    )
 
 
 def refuse_additions(checkpoint: Path) -> None:
@@ -276,7 +279,7 @@ def _refuse_another_vocabulary(student: Any, teacher: Any) -> None:
     if told[0][:2] != told[1][:2]:
         raise ConfigError(
             f"The teacher has another vocabulary ({told[1][2]}) than the student ({told[0][2]}). Use two models with "
-            "the same tokenizer and the same number of rows."
+            "the same tokenizer and the same number of vocabulary rows."
         )
 
 

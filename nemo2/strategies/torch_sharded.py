@@ -46,8 +46,9 @@ from nemo2.strategies.checkpoints import Checkpoints
 from nemo2.strategies.world import collective_timeout
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forward_step")
-NO_SECOND_MEMORY = "shards of CPU ranks are on the CPU: there is no second memory to keep them in"
 """Methods of a user's module that may use its layers outside of its ``forward``."""
+NO_SECOND_MEMORY = "CPU ranks already keep their shards in the CPU's memory"
+"""The reason why shards of CPU ranks can't be offloaded."""
 
 
 class TorchShardedStrategy(Checkpoints):
@@ -55,9 +56,8 @@ class TorchShardedStrategy(Checkpoints):
 
     Args:
         layout: Only ``tp`` and ``cp`` may differ from 1. All ranks that don't share tensors shard parameters.
-        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config: As in `MegatronStrategy`.
-        ckpt_load_optimizer, ckpt_save_optimizer, ckpt_save_part: As in `MegatronStrategy`.
-        replace_progress_bar, progress_interval: As in `MegatronStrategy`.
+        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config, ckpt_load_optimizer,
+            ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As in `MegatronStrategy`.
         process_group_backend: The backend of torch.distributed. None: NCCL on GPUs, else gloo.
     """
 
@@ -89,8 +89,8 @@ class TorchShardedStrategy(Checkpoints):
         )
         if checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
             raise ConfigError(
-                f"strategy.checkpoint_io={type(checkpoint_io).__name__}: {type(self).__name__} writes its checkpoints with "
-                "TorchCheckpointIO. Leave it unset, or give a subclass."
+                f"strategy.checkpoint_io={type(checkpoint_io).__name__}: {type(self).__name__} requires a "
+                "TorchCheckpointIO. Leave checkpoint_io unset, or pass a subclass of TorchCheckpointIO."
             )
         self.layout = layout
         self.data_sampler = data_sampler
@@ -108,7 +108,7 @@ class TorchShardedStrategy(Checkpoints):
 
     @property
     def ckpt_load_optimizer(self) -> bool:
-        """Whether the optimizer's state is loaded; may be set until it is."""
+        """Whether a load includes the optimizer's state. May be set until the load."""
         return self.form.load_optimizer
 
     @ckpt_load_optimizer.setter
@@ -117,7 +117,7 @@ class TorchShardedStrategy(Checkpoints):
 
     @property
     def ckpt_save_optimizer(self) -> bool:
-        """Whether the optimizer's state is saved; may be set at any time."""
+        """Whether saves include the optimizer's state. May be set at any time."""
         return self.form.save_optimizer
 
     @ckpt_save_optimizer.setter
@@ -143,8 +143,8 @@ class TorchShardedStrategy(Checkpoints):
         if kind_of(config) != "none":
             raise ConfigError(
                 f"model.config.cuda_graph_impl={config.cuda_graph_impl!r}{at(config, 'cuda_graph_impl')} with "  # pyright: ignore[reportOptionalMemberAccess]
-                f"{type(self).__name__}, which gathers parameters into new places in every step: set cuda_graph_impl='none', or "
-                "use MegatronStrategy."
+                f"{type(self).__name__}: a CUDA graph requires parameters at fixed addresses, but this strategy "
+                "gathers parameters into new memory in every step. Set cuda_graph_impl='none', or use MegatronStrategy."
             )
         machine = Machine.here()
         if isinstance(config, TransformerConfig):
@@ -158,7 +158,7 @@ class TorchShardedStrategy(Checkpoints):
         if isinstance(config, TransformerConfig):
             write_parallelism(config, _parallelism(self.layout), self.layout, machine)
             keep_gradients_in_fp32(config)
-            add_gradients_apart(config, why=f"{type(self).__name__} has no buffers of gradients")
+            add_gradients_apart(config, why=f"{type(self).__name__} has no gradient buffers")
         if isinstance(optim, OptimizerModule):
             self._register(optim, optim.lr_scheduler)
         if self.replace_progress_bar:
@@ -174,7 +174,7 @@ class TorchShardedStrategy(Checkpoints):
                 )
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Build and shard the model, make the optimizer, and take backward out of Lightning's hands."""
+        """Build and shard the model, make the optimizer, and turn off Lightning's own backward."""
         assert self.accelerator is not None and self.lightning_module is not None
         self.accelerator.setup(trainer)
         self.trainer = trainer
@@ -259,7 +259,8 @@ class TorchShardedStrategy(Checkpoints):
             entries = optim(self.lightning_module, self.megatron_parallel)
             if len(entries) != 1:
                 raise ConfigError(
-                    f"{type(optim).__name__} made {len(entries)} optimizers; {type(self).__name__} takes one."
+                    f"{type(optim).__name__} made {len(entries)} optimizers, but {type(self).__name__} supports one. "
+                    "Return a single optimizer."
                 )
             entry = dict(entries[0])
             self.optimizers = [entry.pop("optimizer")]
@@ -270,14 +271,14 @@ class TorchShardedStrategy(Checkpoints):
             super(DDPStrategy, self).setup_optimizers(trainer)
             if getattr(config, "fp16", False):
                 raise ConfigError(
-                    "trainer.plugins.precision='16-mixed' needs an optimizer that scales the loss, and this module brings a "
-                    "torch optimizer: its small gradients would vanish. Give the module `optim=MegatronOptimizerModule(...)`, "
-                    "or use 'bf16-mixed'."
+                    "trainer.plugins.precision='16-mixed' requires an optimizer that scales the loss, but this module "
+                    "has a torch optimizer, so small gradients would underflow. Give the module "
+                    "`optim=MegatronOptimizerModule(...)`, or use 'bf16-mixed'."
                 )
         if len(self.optimizers) != 1:
             raise ConfigError(
-                f"configure_optimizers returned {len(self.optimizers)} optimizers; {type(self).__name__} steps one. Return a "
-                "single optimizer."
+                f"configure_optimizers returned {len(self.optimizers)} optimizers, but {type(self).__name__} supports "
+                "one. Return a single optimizer."
             )
         if not isinstance(self.optimizers[0], ShardedOptimizer):
             self.optimizers = [ShardedOptimizer(self.optimizers[0], shard_group=self.shard_group)]

@@ -109,9 +109,10 @@ class WorldStrategy(DDPStrategy):
         environment = self.cluster_environment
         if environment is not None and environment.creates_processes_externally and launched != world_size:
             raise ConfigError(
-                f"trainer.num_nodes * trainer.devices = {self.num_nodes} * {self.num_processes} = {world_size}, and the launcher "
-                f"started {launched} process{'es' if launched > 1 else ''}: set trainer.devices and trainer.num_nodes to what is "
-                "launched, or launch that many (`--devices`, ntasks_per_node)."
+                f"trainer.num_nodes * trainer.devices = {self.num_nodes} * {self.num_processes} = {world_size}, but "
+                f"the launcher started {launched} process{'es' if launched > 1 else ''}. Set trainer.num_nodes and "
+                f"trainer.devices to the launched nodes and processes per node, or launch {world_size} "
+                f"process{'es' if world_size > 1 else ''} (`--devices`, ntasks_per_node)."
             )
         self.layout.data_parallel_size(world_size)
 
@@ -158,7 +159,7 @@ class WorldStrategy(DDPStrategy):
             "predict": "predict",
         }.get(stage, "train")
         mode = getattr(dataloader, "mode", mode)
-        # The reduction that weights the samples defines this. The user's own samplers without the option are not asked.
+        # Passed only if the loss reduction keeps the last samples, because the user's own samplers may lack the option.
         kept = {} if self._drops_last(mode) else {"drop_last": False}
         loader = self.data_sampler.transform_dataloader(
             dataloader, consumed_samples=self.consumed_samples, mode=mode, **kept
@@ -178,7 +179,8 @@ class WorldStrategy(DDPStrategy):
 
 
 def collective_timeout() -> timedelta:
-    """The longest time of a collective: NeMo's environment variable, else torch's 30 minutes."""
+    """The longest time of a collective: the variable TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC, as in NeMo, else torch's 30
+    minutes."""
     seconds = os.environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
     return timedelta(seconds=int(seconds)) if seconds else timedelta(minutes=30)
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a trace of torch's profiler (`export_chrome_trace`) into spans, and adds recorded communication to one.
+"""Reads a trace of torch's profiler (`export_chrome_trace`) into spans, and adds recorded communication to a trace.
 
-On a GPU, computation is every kernel but NCCL's, and communication is NCCL's kernels, which carry the group's description,
-the collective's name and its sizes among their arguments (torch/csrc/distributed/c10d/ParamCommsUtils.hpp). On a CPU,
-computation is the operators that run, and communication what `CommunicationRecorder` saw, which `add_communication` writes
-into the trace under a category of its own.
+On a GPU, NCCL's kernels are communication and all other kernels are computation. The arguments of NCCL's kernels
+contain the group's description, the collective's name and its sizes (torch/csrc/distributed/c10d/ParamCommsUtils.hpp).
+
+On a CPU, operators are computation. Communication is recorded by `CommunicationRecorder`, and `add_communication`
+writes it into the trace under a separate category.
 """
 
 import gzip
@@ -38,11 +39,11 @@ def read_trace(path: Path, *, rank: int | None = None) -> RankTrace:
     """The spans of a trace file, plain or gzipped.
 
     Args:
-        path: What `export_chrome_trace` wrote.
-        rank: Whose it is. None: as the file says (``distributedInfo``), else 0.
+        path: A file that `export_chrome_trace` wrote.
+        rank: The rank of the trace. None: the rank in the file (``distributedInfo``), else 0.
 
     Raises:
-        DataError: it isn't such a file.
+        DataError: the file isn't a trace of torch's profiler.
     """
     try:
         opener = gzip.open if path.suffix == ".gz" else open
@@ -51,11 +52,11 @@ def read_trace(path: Path, *, rank: int | None = None) -> RankTrace:
         events = content["traceEvents"] if isinstance(content, dict) else None
     except (OSError, ValueError, KeyError, EOFError) as error:
         raise DataError(
-            f"{path}: not a trace of torch's profiler ({type(error).__name__}: {error}). It may be unfinished; "
-            "PytorchProfilerCallback writes it at the end of its last step."
+            f"{path}: not a trace of torch's profiler ({type(error).__name__}: {error}). The file may be incomplete: "
+            "PytorchProfilerCallback writes it at the end of the last profiled step."
         ) from error
     if not isinstance(events, list):
-        raise DataError(f"{path}: not a trace of torch's profiler: it has no list of traceEvents.")
+        raise DataError(f"{path}: not a trace of torch's profiler, because it has no list of traceEvents.")
     if rank is None:
         rank = int((content.get("distributedInfo") or {}).get("rank", 0))
     complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
@@ -64,7 +65,7 @@ def read_trace(path: Path, *, rank: int | None = None) -> RankTrace:
 
 
 def add_communication(path: Path, communications: Iterable[Any]) -> None:
-    """Write what a `CommunicationRecorder` found into a trace file, on the trace's own clock."""
+    """Add the communication that a `CommunicationRecorder` recorded to a trace file, in the trace's clock."""
     content = json.loads(path.read_text(encoding="utf-8"))
     base = int(content.get("baseTimeNanoseconds", 0))
     for one in communications:
@@ -99,7 +100,7 @@ def _gpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
         start, arguments = float(event["ts"]), event.get("args") or {}
         end = start + float(event["dur"])
         if "nccl" in str(event["name"]).lower():
-            # Older torch has the name only; the group's description came with 2.3.
+            # Before torch 2.3 kernels have a name but no description of the group.
             description = str(arguments.get("Process Group Description") or "")
             name = str(arguments.get("Collective name") or event["name"])
             yield Span(
@@ -110,14 +111,14 @@ def _gpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
                 size_bytes=_message_bytes(arguments),
             )
         elif event["cat"] == "kernel":
-            # Copies are neither: a copy engine runs them beside either.
+            # Copies are neither computation nor communication: a copy engine runs them beside both.
             yield Span(kind=COMPUTE, name=str(event["name"]), start=start, end=end)
 
 
 def _cpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
     held: list[Interval] = []
-    # gloo's own threads cut and copy what they send; that is communication too. Where it works in the caller's thread, the
-    # caller is held.
+    # The operators of gloo's own threads, which split and copy messages, are communication. If gloo works in the
+    # caller's thread, the recorder marks the caller as held.
     senders = {(event.get("pid"), event.get("tid")) for event in events if str(event["name"]).startswith("gloo:")}
     senders -= {(event.get("pid"), event.get("tid")) for event in events if str(event["name"]).startswith("c10d::")}
     for event in events:
@@ -139,7 +140,7 @@ def _cpu_spans(events: list[dict[str, Any]]) -> Iterable[Span]:
         and str(event["name"]).startswith("aten::")
         and (event.get("pid"), event.get("tid")) not in senders
     )
-    # While the rank is inside a call of torch.distributed, or waits for one, copies it makes there are communication.
+    # Operators inside a call of torch.distributed, or inside the wait for such a call, are communication.
     for start, end in difference(union(operators), union(held)):
         yield Span(kind=COMPUTE, name="operators", start=start, end=end)
 

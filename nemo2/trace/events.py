@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spans of computation and communication on one rank, and how much of each kind of communication is hidden.
 
-Communication is hidden while the rank computes. What is not hidden is time that the rank does nothing else.
+Communication is hidden while the rank computes. During communication that is not hidden the rank does nothing else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,12 +20,12 @@ KINDS = {
     "expert_dp": "expert data parallel",
     "other": "other groups",
 }
-"""Kinds of communication by what their group is for."""
+"""Kinds of communication, by the purpose of their process group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Something that took from ``start`` to ``end``, in microseconds on the rank's clock."""
+    """An operation from ``start`` to ``end``, in microseconds on the rank's clock."""
 
     kind: str
     """`COMPUTE` or one of `KINDS`."""
@@ -33,19 +33,19 @@ class Span:
     start: float
     end: float
     size_bytes: int = 0
-    """Bytes that this rank sends or reduces; 0 where the trace does not say."""
+    """The bytes that this rank sends or reduces. 0: the trace doesn't contain them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hidden:
-    """Communication of one kind over the time that was traced; times in microseconds."""
+    """All communication of one kind in a trace. Times are in microseconds."""
 
     kind: str
     count: int
     total: float
-    """Time in which at least one of them is under way."""
+    """The time in which at least one operation of this kind is in progress."""
     hidden: float
-    """Time of that in which the rank computes."""
+    """The part of ``total`` in which the rank computes."""
     size_bytes: int
 
     @property
@@ -73,11 +73,11 @@ class RankTrace:
 
     @cached_property
     def busy(self) -> list[Interval]:
-        """When the rank computes, without overlaps, in order."""
+        """The intervals in which the rank computes, without overlaps, in order."""
         return union((span.start, span.end) for span in self.of(COMPUTE))
 
     def hidden(self) -> list[Hidden]:
-        """Each kind of communication in the trace, in the order of `KINDS`."""
+        """The hidden time of each kind of communication in the trace, in the order of `KINDS`."""
         found = []
         for kind in KINDS:
             spans = self.of(kind)
@@ -97,10 +97,10 @@ class RankTrace:
 
 
 def kind_of_group(description: str) -> str:
-    """The kind of a process group by the description that Megatron-Core gives it, such as ``DATA_PARALLEL_GROUP_WITH_CP``.
+    """The kind of a process group, from Megatron-Core's description of it, such as ``DATA_PARALLEL_GROUP_WITH_CP``.
 
-    A group over two kinds at once, as for the loss over data and context parallel ranks, counts as the first that is named
-    here.
+    A group over two kinds of ranks, such as the data- and context-parallel ranks that reduce the loss, has the kind
+    that is first in the list below.
     """
     name = description.upper()
     for part, kind in (
@@ -121,17 +121,18 @@ def kind_of_group(description: str) -> str:
 
 
 def kernel_kind(name: str, description: str) -> str:
-    """The kind of a collective or message by its name and its group's description.
+    """The kind of a collective or message, from its name and its group's description.
 
-    With two stages Megatron-Core sends in one direction over the group of the whole world, which has no description, so that
-    the two directions don't wait for each other (``p2p_communication._p2p_ops``): such messages are the pipeline's.
+    With two stages Megatron-Core uses the world's group for one direction, so that the two directions don't wait for
+    each other (``p2p_communication._p2p_ops``). The world's group has no description, so its messages count as pipeline
+    parallel.
     """
     kind = kind_of_group(description)
     return "pp" if kind == "other" and name in ("send", "recv") else kind
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time without overlaps, in order; empty intervals are dropped."""
+    """The union of the intervals, without overlaps, in order. Empty intervals are dropped."""
     merged: list[Interval] = []
     for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
         if merged and start <= merged[-1][1]:
@@ -142,7 +143,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersection(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """The time in both; each is without overlaps and in order."""
+    """The time in both ``one`` and ``other``. The intervals of each must be ordered and must not overlap."""
     found, i, j = [], 0, 0
     while i < len(one) and j < len(other):
         start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
@@ -156,7 +157,7 @@ def intersection(one: Sequence[Interval], other: Sequence[Interval]) -> list[Int
 
 
 def difference(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
-    """The time in ``one`` and not in ``other``; each is without overlaps and in order."""
+    """The time in ``one`` but not in ``other``. The intervals of each must be ordered and must not overlap."""
     found = []
     for start, end in one:
         for cut_start, cut_end in other:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records every collective and message of this process with its group, from being issued to being done.
+"""Records every collective and message of this process with its group, from its start to its end.
 
-torch's profiler knows the process group of NCCL kernels but not of gloo's work, and shows no span for a message that is
-under way. All of torch.distributed goes through the methods of `ProcessGroup`, and these are wrapped while the recorder is
-active. Collectives end when their future is done, on the thread that did them; messages, which have no future on gloo, when
-somebody has waited for them.
+torch's profiler records the process group of NCCL kernels but not of gloo's work, and has no span for a message in
+progress. All calls of torch.distributed go through the methods of `ProcessGroup`, which are wrapped while the recorder
+is active.
+
+A collective ends when its future is done, on the thread that ran it. gloo's messages have no future. They end when a
+caller has waited for them.
 """
 
 import contextlib
@@ -18,7 +20,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from nemo2.trace.events import Span, kernel_kind
 
-# Some were renamed in torch 2.13; the old names are there beside the new ones.
+# torch 2.13 has renamed some methods and keeps their old names.
 _METHODS = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
@@ -53,9 +55,9 @@ class Communication:
     size_bytes: int
     issued: int
     returned: int = 0
-    """When the call came back; between ``issued`` and this the caller was held."""
+    """The time at which the call returned. The caller is held from ``issued`` until then."""
     waits: list[tuple[int, int]] = field(default_factory=list)
-    """The intervals in which a caller waited for it."""
+    """The intervals in which a caller waited for the end."""
     done: Optional[int] = None
 
     @property
@@ -64,9 +66,12 @@ class Communication:
 
 
 class CommunicationRecorder:
-    """A context in which what this process communicates is recorded, in the order of issuing, in `found`.
+    """A context that records this process's communication in `found`, in the order in which it starts.
 
-    The wrappers cost some microseconds per call and take no part in it. Only one recorder is active at a time.
+    The wrappers cost some microseconds per call and change nothing else. Only one recorder can be active at a time.
+
+    Raises:
+        RuntimeError: another recorder is active.
     """
 
     _active: Optional["CommunicationRecorder"] = None
@@ -78,10 +83,10 @@ class CommunicationRecorder:
 
     def __enter__(self) -> "CommunicationRecorder":
         if CommunicationRecorder._active is not None:
-            raise RuntimeError("another recorder of communication is active")
+            raise RuntimeError("Another CommunicationRecorder is active. Leave its context first.")
         CommunicationRecorder._active = self
         for name in _METHODS:
-            # As it lies in the class: what `getattr` gives is no longer bound to an instance when it is put back.
+            # From the class's dictionary: the result of `getattr` would not bind to instances after it is restored.
             original = vars(ProcessGroup).get(name)
             if original is not None:
                 self._originals[name] = original
@@ -129,7 +134,7 @@ class CommunicationRecorder:
 
 
 class _Watched:
-    """A `Work` that notes when it is done. Everything else is the work's own."""
+    """A `Work` that records the time of its end. All else is delegated to the work."""
 
     def __init__(self, work: Any, entry: Communication) -> None:
         self._work, self._entry = work, entry
@@ -160,7 +165,8 @@ class _Watched:
 
 
 def _bytes(arguments: Any) -> int:
-    """The bytes of the largest tensor list among the arguments: what a rank holds on one side of the collective."""
+    """The bytes of the largest tensor or list of tensors among the arguments: a rank's input or output, whichever is
+    larger."""
     sizes = [0]
     for argument in arguments:
         sizes.append(_size(argument))

@@ -13,7 +13,7 @@ from nemo2.trace.chrome import read_trace
 from nemo2.trace.events import COMPUTE, KINDS, RankTrace, Span, union
 
 TRACES = "traces"
-"""Folder in a run directory that the profiler callback writes to: one ``rank-N.json`` per rank."""
+"""The folder in a run directory to which the profiler callback writes one ``rank-N.json`` per rank."""
 PAGE = "overlap.html"
 _FILLS = {
     COMPUTE: "c0",
@@ -33,13 +33,13 @@ def traces_of(directory: Path) -> list[RankTrace]:
     """The traces of a run directory, or of a folder of trace files, by rank.
 
     Raises:
-        DataError: there are none, or one is damaged.
+        DataError: there are no traces, or a trace is damaged.
     """
     folder = directory / TRACES if (directory / TRACES).is_dir() else directory
     files = sorted([*folder.glob("rank-*.json"), *folder.glob("rank-*.json.gz")]) if folder.is_dir() else []
     if not files:
         raise DataError(
-            f"{directory}: no traces. Train with PytorchProfilerCallback(start_step=5, end_step=7), which writes "
+            f"{directory} has no traces. Train with PytorchProfilerCallback(start_step=5, end_step=7), which writes "
             f"{TRACES}/rank-N.json into the run directory."
         )
     ranks = [int(file.name.removeprefix("rank-").split(".")[0]) for file in files]
@@ -49,7 +49,7 @@ def traces_of(directory: Path) -> list[RankTrace]:
 
 
 def rows(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
-    """Per rank and kind of communication: how often, how long, and the share that is hidden behind computation."""
+    """A row per rank and kind of communication: count, bytes, time, and the fraction hidden behind computation."""
     return [
         {
             "rank": trace.rank,
@@ -84,7 +84,7 @@ def render(traces: Sequence[RankTrace], *, title: str) -> str:
 
 
 def draw(trace: RankTrace) -> Canvas:
-    """Computation and each kind of communication as lanes on one axis of time."""
+    """A timeline with a lane for computation and for each kind of communication."""
     kinds = [COMPUTE, *(kind for kind in KINDS if trace.of(kind))]
     top = 34
     bottom = top + len(kinds) * (_LANE + 6)
@@ -111,7 +111,7 @@ def draw(trace: RankTrace) -> Canvas:
 
 
 def text(traces: Sequence[RankTrace]) -> str:
-    """The hidden fractions on a terminal."""
+    """The hidden fractions as a text table."""
     head = ("rank", "communication", "times", "ms", "hidden ms", "hidden")
     return "\n".join(columns([_cells(row) for row in rows(traces)], head=head, right=(0, 2, 3, 4, 5)))
 
@@ -126,7 +126,7 @@ def _label(kind: str, shares: dict[str, float]) -> str:
 
 
 def _thinned(spans: list[Span], pixel: float) -> list[Span]:
-    """Spans that are closer than a pixel drawn as one, where there are too many to tell apart."""
+    """Spans to draw. If there are more than `_MOST`, spans that are closer than a pixel become one span."""
     if len(spans) <= _MOST:
         return spans
     merged = union((span.start - pixel / 2, span.end + pixel / 2) for span in spans)

@@ -57,7 +57,7 @@ def test_what_does_not_take_effect_is_said_once(caplog: pytest.LogCaptureFixture
         callback.setup(trainer, module, "fit")
         callback.setup(trainer, module, "validate")
     assert [record.getMessage() for record in caplog.records] == [
-        "MegatronCommOverlapCallback(tp_comm_overlap=True) does not take effect, it is False: "
+        "MegatronCommOverlapCallback(tp_comm_overlap=True) does not take effect. The run uses False: "
         "tensor_model_parallel_size is 1."
     ]
 

@@ -172,7 +172,7 @@ def test_frozen_for_ever_is_the_same_training_as_frozen_before_gradients_have_me
 
 
 def test_a_module_that_is_nowhere_is_named(two_ranks: Any) -> None:
-    assert "no 'decoder.layer.0' with parameters; did you mean 'decoder.layers.0'" in two_ranks[1]["no such"]
+    assert "no module 'decoder.layer.0' with parameters; did you mean 'decoder.layers.0'" in two_ranks[1]["no such"]
 
 
 def test_replicas_that_differ_by_a_bit_are_found_with_parameter_and_rank(two_ranks: Any) -> None:

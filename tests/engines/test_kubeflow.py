@@ -177,7 +177,7 @@ def test_the_first_error_of_all_pods_is_raised(cluster_of: Any, tmp_path: Path) 
         (lambda recipe, given: given.update(image=""), "image"),
         (lambda recipe, given: setattr(recipe.log, "log_dir", "/elsewhere"), "log.log_dir='/elsewhere'"),
         (lambda recipe, given: setattr(recipe.log, "log_dir", None), "/runs"),
-        (lambda recipe, given: setattr(recipe, "data", Config(PreTrainingDataModule, paths=MANY)), "carries 120"),
+        (lambda recipe, given: setattr(recipe, "data", Config(PreTrainingDataModule, paths=MANY)), "can have only 120"),
     ],
 )
 def test_what_would_be_lost_or_not_arrive_is_refused_here(

@@ -135,7 +135,7 @@ def test_an_unknown_task_is_told_the_nearest() -> None:
     from nemo2.errors import ConfigError
     from nemo2.evaluation.harness import refuse_unknown
 
-    with pytest.raises(ConfigError, match="lm-eval knows no task 'arc_easi'; did you mean 'arc_easy'"):
+    with pytest.raises(ConfigError, match="lm-eval has no task 'arc_easi'; did you mean 'arc_easy'"):
         refuse_unknown(["arc_easi"], None)
 
 

@@ -74,25 +74,31 @@ def test_a_preview_of_an_empty_file_says_that_there_is_nothing(tmp_path, capsys)
     [
         (
             "peft.target_modules=[linear_qvk]",
-            ("'linear_qvk' is no linear layer of this model", "linear_qkv", "linear_fc1"),
+            ("'linear_qvk' matches no linear layer of this model", "linear_qkv", "linear_fc1"),
         ),
         (
             "peft.exclude_modules=[linear_qvk]",
             (
-                "peft.exclude_modules: 'linear_qvk' is no linear layer of this model; did you mean 'linear_qkv'",
+                "peft.exclude_modules: 'linear_qvk' matches no linear layer of this model; did you mean 'linear_qkv'",
                 "? Its linear",
             ),
         ),
         (
             "peft.modules_to_save=[word_embedding]",
-            ("peft.modules_to_save: 'word_embedding' is no module", "did you mean 'word_embeddings'? There are"),
+            (
+                "peft.modules_to_save: 'word_embedding' matches no module",
+                "did you mean 'word_embeddings'? The modules with",
+            ),
         ),
-        ("peft.dim=4096", ("peft.dim=4096", "no rank above")),
+        ("peft.dim=4096", ("peft.dim=4096", "an adapter's rank can be at most")),
         ("peft.dropout=1.5", ("peft.dropout=1.5",)),
-        ("peft.target_modules=[*.layers.90-99.*.linear_fc1]", ("'*.layers.90-99.*.linear_fc1' is no linear layer",)),
+        (
+            "peft.target_modules=[*.layers.90-99.*.linear_fc1]",
+            ("'*.layers.90-99.*.linear_fc1' matches no linear layer",),
+        ),
     ],
 )
-def test_additions_that_do_not_fit_are_told_by_check_and_by_the_run_itself(setting, words, told):
+def test_adapters_that_do_not_fit_are_told_by_check_and_by_the_run_itself(setting, words, told):
     base = f"resume.restore_config.path={Path(__file__).parent}"
     for command in (["check"], ["finetune"]):
         name = "llama_tiny:lora" if command == ["check"] else "llama_tiny"

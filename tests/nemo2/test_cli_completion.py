@@ -72,20 +72,27 @@ def test_every_path_that_is_offered_can_be_set(home: Path) -> None:
 
 
 class Writer:
-    """In place of the process that writes indexes: it ends at once, or takes a while."""
+    """In place of the process that writes indexes: it fails at once, or ends by writing one after ``seconds`` of a clock that
+    only sleeping moves."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path, *, writes: bool) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path, *, seconds: float | None = None) -> None:
         self.started: list[list[str]] = []
-        self.asked = 0
-        self.writes = writes
+        self.clock, self.seconds = 0.0, seconds
+        monkeypatch.setattr(completion.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(completion.time, "sleep", self.sleep)
         monkeypatch.setenv("NEMO_HOME", str(home))
         monkeypatch.setattr(completion.subprocess, "Popen", lambda command, **_: self.started.append(command) or self)
 
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
     def poll(self) -> int | None:
-        self.asked += 1
-        if self.writes and self.asked == 3:
-            index("llama3_8b", "trainer.max_steps")
-        return None if self.writes else 0
+        if self.seconds is None:
+            return 1
+        if self.clock < self.seconds:
+            return None
+        index("llama3_8b", "trainer.max_steps")
+        return 0
 
 
 def index(recipe: str, *paths: str) -> None:
@@ -94,27 +101,30 @@ def index(recipe: str, *paths: str) -> None:
     file.write_text(json.dumps({path: [] for path in paths}))
 
 
-def test_the_first_tab_waits_for_the_index_that_it_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Writer(monkeypatch, tmp_path, writes=True)
-    assert offered("show llama3_8b tr") == ["trainer."] and writer.asked == 3
+@pytest.mark.parametrize("seconds", [0, 2, 90])
+def test_the_first_tab_waits_for_its_index_however_slow_the_machine_is(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(monkeypatch, tmp_path, seconds=seconds)
+    assert offered("show llama3_8b trainer.m") == ["trainer.max_steps="]
     assert writer.started[0][1:] == ["-c", "from nemo2.cli.completion import write_indexes; write_indexes('llama3_8b')"]
     assert offered("show llama3_8b trainer.m") == ["trainer.max_steps="] and len(writer.started) == 1
 
 
 def test_where_no_index_can_be_written_the_parts_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Writer(monkeypatch, tmp_path, writes=False)
+    writer = Writer(monkeypatch, tmp_path)
     assert offered("show llama3_8b m") == ["model."]
     assert offered("show no_such_recipe m") == ["model."] and len(writer.started) == 1
 
 
 def test_after_an_update_the_index_of_before_answers_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Writer(monkeypatch, tmp_path, writes=False)
+    writer = Writer(monkeypatch, tmp_path)
     index("llama3_8b", "trainer.max_steps")
     monkeypatch.setattr("nemo2.__version__", "99.0")
     assert offered("show llama3_8b trainer.m") == ["trainer.max_steps="] and len(writer.started) == 1
 
 
-def test_one_process_writes_the_indexes_of_all_recipes_the_asked_one_first(
+def test_a_process_writes_the_asked_index_first_and_one_of_them_all_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
@@ -123,13 +133,14 @@ def test_one_process_writes_the_indexes_of_all_recipes_the_asked_one_first(
     index("c", "trainer.max_steps")
 
     def write(recipe: str) -> None:
-        assert completion._is_written()
-        completion.write_indexes("d")  # another one, which leaves it to this
         written.append(recipe)
+        if recipe == "a":
+            completion.write_indexes("d")  # another process, for another TAB
+        index(recipe, "trainer.max_steps")
 
     monkeypatch.setattr(completion, "write_index", write)
     completion.write_indexes("b")
-    assert written == ["b", "a", "d"] and not completion._is_written()
+    assert written == ["b", "a", "d"]
 
 
 def test_runs_are_offered_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +171,7 @@ def test_a_completion_imports_no_torch(home: Path) -> None:
 def test_bash_completes_the_word_before_the_cursor(
     line: str, reply: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    writer = Writer(monkeypatch, tmp_path, writes=False)
+    writer = Writer(monkeypatch, tmp_path)
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
     assert len(writer.started) == 1, "indexes are made when the script is installed"

@@ -10,6 +10,7 @@ import pytest
 from nemo2.cli.app import main
 from nemo2.cli.layout import LAYOUT_EXAMPLE
 from nemo2.pictures.schedule import Schedule, timeline
+from nemo2.pictures.svg import text_width
 from nemo2.pictures.terminal import ranks_text, timeline_text
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -78,8 +79,11 @@ def test_json_has_every_group_and_every_pass(capsys):
 
 def test_a_picture_holds_ranks_experts_and_timeline(tmp_path):
     path = tmp_path / "new" / "layout.svg"
-    assert main(["show-layout", "qwen3_30b_a3b", "-o", str(path)]) == 0
-    words = [one.text for one in ElementTree.fromstring(path.read_text()).iter(f"{SVG}text")]
+    assert main(["show-layout", "qwen3_30b_a3b", "--microbatches", "1024", "-o", str(path)]) == 0
+    picture = ElementTree.fromstring(path.read_text())
+    words = [one.text for one in picture.iter(f"{SVG}text")]
+    (caption,) = (str(text) for text in words if "of 1,024 micro-batches" in str(text))
+    assert 8 + text_width(caption) < float(picture.attrib["width"]), "it is cut off"
     assert any("128 experts over 4 ranks" in str(text) for text in words)
     assert any("1F1B: 2 stages" in str(text) for text in words)
 
@@ -89,7 +93,7 @@ def test_a_picture_holds_ranks_experts_and_timeline(tmp_path):
     [
         (["llama3_70b", "--world-size", "36"], "does not divide the world of 36 ranks. Run on 64 ranks"),
         (["llama3_8b", "--output", "layout.png"], "must end in .html or .svg"),
-        (["llama3_70b", "--microbatches", "6"], "use 4 or 8"),
+        (["llama3_70b", "--microbatches", "6"], "Use 4 or 8"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_with_the_way_out(arguments, message, capsys):

@@ -266,8 +266,8 @@ def test_a_recipe_is_shown_and_written_down_for_the_gpus_that_are_named(
     told = capsys.readouterr()
     found = dict(re.findall(r"\b(num_nodes|devices)(?:=|: )(\w+)", told.out))
     assert found == {"num_nodes": "8", "devices": "8"}
-    assert told.err == "for 8 nodes x 8 of H100\n"
+    assert told.err == "for 8 nodes x 8 H100\n"
     assert main([command, "llama3_8b"]) == 0
-    assert capsys.readouterr().err == "for 1 node x 8 of GPUs of any kind\n"
+    assert capsys.readouterr().err == "for 1 node x 8 GPUs of any kind\n"
     assert main([command, "llama3_8b", "--gpus", "H100x12"]) == 2
     assert "12 GPUs are not whole nodes of 8" in capsys.readouterr().err

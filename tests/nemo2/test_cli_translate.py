@@ -315,7 +315,7 @@ NOT_KEPT = {
 }
 """Classes of NeMo's that don't keep all of their arguments either."""
 FIXED = {
-    "MegatronStrategy": "it is read when the strategy is made",
+    "MegatronStrategy": "is read only when the strategy is created",
     "FSDP2Strategy": "has no setter",
 }
 """Classes with arguments that can't be set any more, and what is said of them."""

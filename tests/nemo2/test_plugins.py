@@ -108,13 +108,13 @@ def test_speed_is_variables_that_the_executor_shows_and_the_users_own_stay(recip
     assert executor.env_vars["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     assert executor.env_vars["NVTE_BWD_LAYERNORM_SM_MARGIN"] == "20"
     assert executor.env_vars["NVTE_FWD_LAYERNORM_SM_MARGIN"] == "8"
-    assert "NVTE_FWD_LAYERNORM_SM_MARGIN=8 of the executor stays" in capsys.readouterr().err
+    assert "because the executor sets NVTE_FWD_LAYERNORM_SM_MARGIN=8" in capsys.readouterr().err
     executor = local()
     plugins.PerfEnvPlugin(enable_layernorm_sm_margin=False, nccl_pp_comm_chunksize=2**21).setup(recipe, executor)
     assert executor.env_vars["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
     assert executor.env_vars["NVTE_FWD_LAYERNORM_SM_MARGIN"] == "0"
     assert "NCCL_P2P_NET_CHUNKSIZE" not in executor.env_vars  # one stage
-    assert "one stage" in capsys.readouterr().err
+    assert "one pipeline stage" in capsys.readouterr().err
     recipe.trainer.strategy.pipeline_model_parallel_size = 2
     plugins.PerfEnvPlugin(nccl_pp_comm_chunksize=2**21).setup(recipe, executor := local())
     assert executor.env_vars["NCCL_P2P_NET_CHUNKSIZE"] == "2097152"
@@ -125,7 +125,7 @@ def test_registered_buffers_take_expandable_segments_away(recipe, capsys) -> Non
     plugins.PerfEnvPlugin(user_buffer_registration=True).setup(recipe, executor)
     assert executor.env_vars["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
     assert executor.env_vars["NCCL_NVLS_ENABLE"] == "1"
-    assert "taken out" in capsys.readouterr().err
+    assert "is removed from" in capsys.readouterr().err
 
 
 def test_a_faster_clock_is_a_line_of_a_slurm_job(recipe) -> None:
@@ -150,7 +150,7 @@ def test_nsys_stands_before_the_ranks_of_a_slurm_job(recipe, starter) -> None:
     script = script_of(executor)
     assert "nsys profile -s none -t cuda,nvtx,cublas" in script and "--capture-range=cudaProfilerApi" in script
     assert script.index("nsys profile") < script.index('"$1" -m torch.distributed.run' if starter else '"$1" $4')
-    with pytest.raises(ConfigError, match="trainer.callbacks has one"):
+    with pytest.raises(ConfigError, match="trainer.callbacks already contains this callback"):
         plugins.NsysPlugin(start_step=5, end_step=8).setup(recipe, slurm())
 
 
@@ -204,7 +204,10 @@ def test_fault_tolerance_is_torchruns_restarts_and_a_watchdog(recipe) -> None:
     script = script_of(executor)
     assert "export PET_MAX_RESTARTS=3" in script and '--max-restarts "${PET_MAX_RESTARTS:-0}"' in script
     assert "--retries 1 " in script and "--retries" not in script_of(slurm())
-    with pytest.raises(ConfigError, match="only torchrun"):
+    never = plugins.FaultTolerancePlugin(resiliency_ext=False, num_job_retries_on_failure=0)
+    never.setup(llama_tiny.pretrain_recipe(), executor := slurm())
+    assert "--retries 0 " in script_of(executor.clone())
+    with pytest.raises(ConfigError, match="requires torchrun"):
         plugin.setup(llama_tiny.pretrain_recipe(), slurm(launcher=None))
     with pytest.raises(ConfigError, match="nsys"):
         plugins.NsysPlugin(start_step=1, end_step=2).setup(fresh := llama_tiny.pretrain_recipe(), executor := slurm())
@@ -310,7 +313,7 @@ def test_validation_tells_everything_at_once(recipe) -> None:
     recipe.log.log_dir = "/elsewhere/runs"
     docker = nemo_run.DockerExecutor(container_image="x", volumes=["/data:/data"], ntasks_per_node=8)
     recipe.trainer.num_nodes = 1
-    with pytest.raises(ConfigError, match="in no mount"):
+    with pytest.raises(ConfigError, match="not inside a mount"):
         plugins.ConfigValidationPlugin().setup(recipe, docker)
 
 

@@ -678,7 +678,7 @@ def test_a_cluster_without_fault_has_no_findings_and_a_silent_node_is_said():
     assert not list(probing.judge(both, nodes=2, token="t", python="python3", folder="/j"))
     text = f"{probed(0, sum=1)}\nbash: line 1: /opt/python: No such file or directory\n"
     found = [one.message for one in probing.judge(text, nodes=2, token="t", python="/opt/python", folder="/j")]
-    assert "1 of 2 nodes said nothing" in found[0] and "/opt/python does not exist there" in found[0]
+    assert "1 of 2 nodes reported nothing" in found[0] and "/opt/python does not exist there" in found[0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from typing import Any
 
 import griffe
 
-_SECTION = re.compile(r"^(?P<indent> *)Args:$")
+_SECTIONS = ("Args:", "Attributes:")
+_GROUP = re.compile(r" {4}(?P<names>\*{0,2}\w+(?:,\s+\*{0,2}\w+)+):\s+(?P<text>\S.*)", re.DOTALL)
 
 
 class GroupedParameters(griffe.Extension):
@@ -18,7 +19,8 @@ class GroupedParameters(griffe.Extension):
 
 
 def apart(docstring: str) -> str:
-    """The docstring with an entry for every parameter. An entry is a line that is indented by four columns in ``Args:``."""
+    """The docstring with an entry for every parameter or attribute. An entry is a line that is indented by four columns in
+    its section, and the lines after it that are indented by more; names and text may go over several lines."""
     lines: list[str] = []
     entry: list[str] = []
     inside = False
@@ -28,13 +30,16 @@ def apart(docstring: str) -> str:
         if (starts or ends or not inside) and entry:
             lines += _each(entry)
             entry = []
-        inside = not ends and (inside or bool(_SECTION.match(line)))
+        inside = line in _SECTIONS or (inside and not ends)
         (entry if starts or entry else lines).append(line)
     return "\n".join([*lines, *_each(entry)]).rstrip()
 
 
 def _each(entry: list[str]) -> list[str]:
-    names, colon, text = entry[0].strip().partition(": ") if entry else ("", "", "")
-    if not colon or ", " not in names or not all(re.fullmatch(r"\*{0,2}\w+", name) for name in names.split(", ")):
+    text = "\n".join(entry).rstrip()
+    group = _GROUP.fullmatch(text)
+    if group is None:
         return entry
-    return [line for name in names.split(", ") for line in (f"    {name}: {text}", *entry[1:])]
+    blank = [""] * (len(entry) - len(text.splitlines()))
+    each = [f"    {name}: {group['text']}" for name in re.split(r",\s+", group["names"])]
+    return "\n".join(each).splitlines() + blank

@@ -157,7 +157,7 @@ def _released(facts: Facts) -> Iterator[str]:
         try:
             open_released(folder_of(path), facts.parts.get("model.config"))  # headers only
         except Nemo2Error as error:
-            yield f"{name}.restore_config.path={path}: {error}"
+            yield f"{name}.restore_config.path={path}: {str(error).removeprefix(f'{path}: ')}"
 
 
 @FILES.rule(

@@ -158,7 +158,7 @@ def _first_words(life: Path, faults: list[Fault], code: int) -> tuple[str, Optio
             fault.message if fault.kind == HANG else f"rank {fault.rank} failed first: {fault.kind}: {fault.message}"
         ), fault.rank
     lines = [line for text in output for line in text.splitlines() if line.strip()]
-    last = f"; its last words: {' / '.join(lines[-3:])}" if lines else ""
+    last = f". Last output: {' / '.join(lines[-3:])}" if lines else ""
     return f"the ranks ended with exit code {code} and no error message{last}.", None
 
 

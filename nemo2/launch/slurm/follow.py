@@ -142,6 +142,4 @@ def _ended_by_slurm(shell: Shell, submission: Submission, words: list[str], told
         return Ending(CONTINUED, told["lives"][-1]["message"])
     _, tail, _ = shell.run(f"tail -qn 5 {quote(submission.folder)}/job-*.out 2>/dev/null")
     last = " / ".join(line for line in tail.splitlines() if line.strip())
-    return Ending(
-        "failed", f"Slurm ended job {submission.jobs[-1]}: {word}{f'; its last words: {last}' if last else ''}."
-    )
+    return Ending("failed", f"Slurm ended job {submission.jobs[-1]}: {word}{f'. Last output: {last}' if last else ''}.")

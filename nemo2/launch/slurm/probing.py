@@ -227,8 +227,8 @@ def _silent(text: str, told: dict[int, dict[str, Any]], *, nodes: int, python: s
         why = f"nothing was written to {folder}. It is not shared, or its disk is full"
     else:
         why = "see its last output"
-    said = f"; last words: {last}" if last else ""
-    return Finding(f"{nodes - len(told)} of {nodes} nodes said nothing (job {word}): {why}{said}.")
+    said = f". Last output: {last}" if last else ""
+    return Finding(f"{nodes - len(told)} of {nodes} nodes reported nothing (job {word}): {why}{said}.")
 
 
 def settled(executor: Any) -> Any:

@@ -188,7 +188,7 @@ def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id
         container_image=executor.container_image or "",
         container_mounts=tuple(executor.container_mounts),
         requeue=settings.requeue,
-        retries=executor.retries or None,
+        retries=max(executor.retries, 0) if executor.retries else None,  # 0 is nemo-run's default, not a limit
         nsys=_nsys(executor),
         monitor=_monitor(executor),
     )

@@ -14,7 +14,7 @@ from nemo2.models.conversion.pieces import fused_qkv, one
 from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm
 
-# Every head has its own key and value, as wide as fits.
+# Every head has its own key and value, hidden_size / num_attention_heads wide.
 _FIELDS = without(decoder_fields(), "num_key_value_heads", "head_dim")
 _ONLY = {"model_type": "baichuan", "hidden_act": "silu"}
 
@@ -31,7 +31,9 @@ def rows(config: Baichuan2Config) -> list[Row]:
 def config(hf: Config) -> Baichuan2Config:
     if "max_position_embeddings" not in hf:
         raise refusal(
-            hf, "model_max_length", "without max_position_embeddings this is the 13B, whose ALiBi our model lacks"
+            hf,
+            "model_max_length",
+            "a config.json without max_position_embeddings is that of Baichuan 2 13B, whose ALiBi nemo2 doesn't support",
         )
     return Baichuan2Config(**read(hf, _FIELDS, only=_ONLY))
 

@@ -73,7 +73,7 @@ def rows_glm(config: ChatGLMConfig) -> list[Row]:
 
 
 def config(hf: Config) -> ChatGLMConfig:
-    """Our configuration of a released ChatGLM; models for longer sequences raise the rotary base by ``rope_ratio``."""
+    """nemo2's configuration of a released ChatGLM. Models for longer sequences multiply the rotary base by ``rope_ratio``."""
     return ChatGLMConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=int(10_000 * hf.get("rope_ratio", 1)))
 
 

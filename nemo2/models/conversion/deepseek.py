@@ -40,7 +40,7 @@ _LATENT = [
 ]
 _GROUPS = [Field("n_group", "moe_router_num_groups", None), Field("topk_group", "moe_router_group_topk", None)]
 _ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1, "ep_size": 1}
-# Whatever the other norms have, the releases' and transformers' classes normalise latents with this; ours have one for all.
+# The released classes and transformers' normalize latents with this epsilon. nemo2's norms all have one epsilon.
 _ONLY |= {"rms_norm_eps": 1e-6}
 _ONLY_2 = _ONLY | {"model_type": "deepseek_v2", "scoring_func": "softmax", "norm_topk_prob": False}
 _ONLY_3 = _ONLY | {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "norm_topk_prob": True}
@@ -95,7 +95,8 @@ def _experts(config: DeepSeekConfig) -> list[Row]:
 
 
 def _further_predictions(config: DeepSeekConfig) -> list[Row]:
-    """Layers behind the last one. Their files repeat the embedding and the output layer, which are not read again."""
+    """The layers of multi-token prediction, after the last layer. The file repeats the embedding and the output layer for
+    them, which are not read again."""
     layer = [
         *norm("enorm.", one("enorm.")),
         *norm("hnorm.", one("hnorm.")),
@@ -115,7 +116,7 @@ def config_v2(hf: Config) -> DeepSeekV2Config:
     elif method == "greedy":
         fields |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
     else:
-        raise refusal(hf, "topk_method", "V2 knows 'greedy' and 'group_limited_greedy'")
+        raise refusal(hf, "topk_method", "nemo2's DeepSeek V2 supports 'greedy' and 'group_limited_greedy'")
     return DeepSeekV2Config(**fields, **_others(hf, fields))
 
 
@@ -133,20 +134,23 @@ def config_v3(hf: Config) -> DeepSeekV3Config:
 
 
 def check_routing(hf: Config, fields: Config) -> None:
-    """
+    """Check that Megatron-Core's router chooses and weights the same experts as the released model's router.
+
+    The released router ranks groups by the sum of the best two scores of each, and divides the chosen experts' weights
+    by their sum.
+
     Raises:
-        ConfigError: Megatron-Core's router would choose or weigh other experts than the release's, which ranks groups by the sum
-            of their best two, and divides the chosen experts' weights by their sum.
+        ConfigError: the routers differ.
     """
     best, groups = fields["moe_router_topk"], fields["moe_router_group_topk"] or 1
     if best == 1:
-        raise refusal(hf, "num_experts_per_tok", "our router doesn't divide the weight of a single expert by itself")
+        raise refusal(hf, "num_experts_per_tok", "nemo2's router doesn't normalize the weight of a single expert to 1")
     if (fields["moe_router_num_groups"] or 1) > 1 and best // groups != 2:
         raise refusal(
             hf,
             "num_experts_per_tok",
-            f"with topk_group={groups} our router ranks groups by the sum of their best {best // groups} experts, and the "
-            "release by that of two",
+            f"with topk_group={groups}, nemo2's router ranks groups by the sum of their best {best // groups} scores, and the "
+            "released model by the sum of their best 2",
         )
 
 
@@ -156,9 +160,10 @@ def hf_config_v3(ours: DeepSeekV3Config) -> dict[str, Any]:
 
 
 def _others(hf: Config, fields: Config) -> dict[str, Any]:
-    """Settings that aren't one field on both sides: dense layers before those with experts, shared experts, positions."""
+    """The settings that aren't a single field on both sides: the dense layers before the layers with experts, shared
+    experts, and positions."""
     rope = rope_of(hf, kinds=("default", "yarn"))
-    # Megatron-Core scales the scores by this factor whether positions are stretched or not.
+    # Megatron-Core scales the scores by this factor even if positions aren't stretched.
     yarn: dict[str, Any] = {"rope_type": "rope", "rotary_scaling_factor": 1.0}
     if rope.kind == "yarn":
         yarn = {"rope_type": "yarn", **scaled(hf, rope, _YARN)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All families that can be converted, and which of them a configuration is of."""
+"""The families of models with a conversion, and the choice of the family for a configuration."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
@@ -47,8 +47,8 @@ def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
             return next((family for family in found if set(architectures) & set(family.architectures)), found[0])
     known = sorted(kind.__name__ for family in FAMILIES for kind in family.configs)
     raise ConfigError(
-        f"model.config={type(config).__name__}: there is no conversion between Hugging Face and such a model. Those with one "
-        f"are {', '.join(known)} and what is derived from them."
+        f"model.config={type(config).__name__}: nemo2 has no conversion between this model and Hugging Face. Conversions exist "
+        f"for {', '.join(known)} and their subclasses."
     )
 
 
@@ -56,26 +56,30 @@ def conversion_for(released: Mapping[str, Any]) -> Conversion:
     """The conversion for a config.json.
 
     Raises:
-        ConfigError: it names an architecture that nemo2 has no model of, or none.
+        ConfigError: the architecture is unknown or missing, or isn't a list of names.
     """
-    names = [str(name) for name in released.get("architectures") or []]
+    names = released.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f'config.json has architectures={names!r}: it must be a list of names, for example ["LlamaForCausalLM"].'
+        )
     known = {name: family for family in FAMILIES for name in family.architectures}
     for name in names:
         if name in known:
             return known[name]
     if not names:
         raise ConfigError(
-            "config.json: architectures is missing, so that nothing tells what model it is. Add it, such as "
-            '"architectures": ["LlamaForCausalLM"].'
+            'config.json has no architectures, which names the kind of model: add it, for example "architectures": '
+            '["LlamaForCausalLM"].'
         )
     raise ConfigError(
-        f"config.json: architectures={names}: nemo2 has no conversion for it{did_you_mean(names[0], known)}"
+        f"config.json has architectures={names}, for which nemo2 has no conversion{did_you_mean(names[0], known)}"
     )
 
 
 def modules_with_weights(config: Any) -> Optional[list[str]]:
-    """The full names of all modules that have weights, as plain layers have them, those of routed experts without the expert's
-    number; None where no family has the model."""
+    """The full names of all modules with weights, as in plain layers. Names of routed experts don't include the expert's
+    number. None: no family has the model."""
     try:
         rows = conversion_of(config).rows(config)
     except ConfigError:

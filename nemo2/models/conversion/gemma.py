@@ -36,7 +36,7 @@ _FIELDS_2 = [
     Field("attn_logit_softcapping", "attn_logit_softcapping", 50.0),
     Field("final_logit_softcapping", "final_logit_softcapping", 30.0),
 ]
-# Released files of vision models leave out the defaults of the class.
+# The released config.json of vision models omits the defaults of the class.
 _DEFAULTS_3 = {"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
 _FIELDS_3 = [
     *decoder_fields(
@@ -47,7 +47,7 @@ _FIELDS_3 = [
 _TANH = "gelu_pytorch_tanh"
 _ONLY_1 = {"model_type": "gemma", "hidden_act": _TANH, "attention_bias": False}
 _ONLY = {"hidden_activation": _TANH, "attention_bias": False}
-# transformers' class has the field and takes no notice of it: normalised heads are in its place.
+# transformers' class has attn_logit_softcapping and ignores it, because Gemma 3 has norms of heads instead.
 _ONLY_3 = _ONLY | {"model_type": "gemma3_text", "use_bidirectional_attention": False, "attn_logit_softcapping": None}
 
 
@@ -94,7 +94,7 @@ def hf_config_2(ours: Gemma2Config) -> dict[str, Any]:
 
 
 def config_3(hf: Config) -> Gemma3Config:
-    """Also for a vision model, whose text model has a separate configuration in config.json."""
+    """nemo2's configuration. In a vision model's config.json the text model has a separate configuration."""
     told = text_config(hf)
     fields = read(told, _FIELDS_3, only=_ONLY_3)
     near, far = _rotary(told)
@@ -149,12 +149,14 @@ def _rotary(hf: Config) -> tuple[Rope, Rope]:
 
 
 def _interleaved(hf: Config, types: Sequence[str]) -> tuple[int, int]:
-    """(local, global) layers that come over and over."""
+    """The numbers of local and of global layers in the repeating pattern."""
     period = types.index(FULL) if FULL in types else len(types)
     behind = next((n for n, kind in enumerate(types[period:]) if kind != FULL), len(types) - period)
     pattern = [SLIDING] * period + [FULL] * behind
     if list(types) != (pattern * len(types))[: len(types)]:
-        raise refusal(hf, "layer_types", "our Gemma 3 repeats one run of local and one of global layers")
+        raise refusal(
+            hf, "layer_types", "nemo2's Gemma 3 repeats one pattern of local layers followed by global layers"
+        )
     told = hf.get("sliding_window_pattern")
     if told and not hf.get("layer_types"):
         return told - 1, 1

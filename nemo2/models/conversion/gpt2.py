@@ -11,7 +11,7 @@ from nemo2.models.gpt3 import GPTConfig126M
 
 
 def conv_fields() -> list[Field]:
-    """Fields under GPT-2's names, which StarCoder 1 has too; the output layer is the embedding in both."""
+    """The fields under GPT-2's names, which StarCoder 1 shares. In both models the output layer is tied to the embedding."""
     return [
         Field("vocab_size", "vocab_size"),
         Field("n_positions", "seq_length"),
@@ -43,7 +43,7 @@ def rows(config: GPTConfig126M) -> list[Row]:
 
 
 def conv_rows(qkv: Operation, qkv_bias: Operation, *, transposed: bool, bias: bool) -> list[Row]:
-    """A model under GPT-2's names, which StarCoder 1 has too."""
+    """A whole model under GPT-2's names, which StarCoder 1 shares."""
     biases = [
         Row("self_attention.linear_qkv.bias", qkv_bias),
         Row("self_attention.linear_proj.bias", one("attn.c_proj.bias")),
@@ -80,15 +80,16 @@ _GELU = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
 
 
 def gelu_of(hf: Config, *, default: str) -> dict[str, Any]:
-    """Ours of ``activation_function``: fused with the bias, Megatron-Core's GELU is the tanh approximation (two names)."""
+    """nemo2's settings for ``activation_function``. Megatron-Core's GELU that is fused with the bias is the tanh
+    approximation, which has two names in config.json."""
     activation = hf.get("activation_function", default)
     if activation not in _GELU:
-        raise refusal(hf, "activation_function", f"our model knows {', '.join(map(repr, _GELU))}")
+        raise refusal(hf, "activation_function", f"nemo2's model supports {', '.join(map(repr, _GELU))}")
     return {"bias_activation_fusion": _GELU[activation]}
 
 
 def gelu_in(ours: GPTConfig, approximation: str) -> str:
-    """The inverse of `gelu_of`; ``approximation`` is the family's name for that."""
+    """The inverse of `gelu_of`. ``approximation`` is the family's name for the tanh approximation."""
     return approximation if ours.bias_activation_fusion else "gelu"
 
 

@@ -45,7 +45,7 @@ _YARN = {
 
 
 def rows(config: GPTOSSConfig) -> list[Row]:
-    """Experts are stacked and stored [in, out], and each one's gate and up alternate."""
+    """Experts are stacked and stored [in, out], and the rows of an expert's gate and up projection alternate."""
     experts = "mlp.experts.experts"
     layer = [
         *attention(config),
@@ -63,7 +63,7 @@ def rows(config: GPTOSSConfig) -> list[Row]:
 def config(hf: Config) -> GPTOSSConfig:
     fields = read(hf, _FIELDS, only=_ONLY)
     rope = rope_of(hf, theta=150_000.0, kinds=("default", "yarn"))
-    # Megatron-Core scales queries and keys by this factor whether positions are stretched or not.
+    # Megatron-Core scales queries and keys by this factor even if positions aren't stretched.
     positions: dict[str, Any] = {"position_embedding_type": "rope", "yarn_rotary_scaling_factor": 1.0}
     if rope.kind == "yarn":
         positions = scaled(hf, rope, _YARN)

@@ -25,7 +25,7 @@ def rows(config: LlamaConfig) -> list[Row]:
 
 
 def decoder(config: GPTConfig, layer: list[Row], *, norm_bias: bool = False) -> list[Row]:
-    """A whole model of such layers, under the names that most families have taken over."""
+    """A whole model with these layers, under names that most families share."""
     return [
         Row("embedding.word_embeddings.weight", one("model.embed_tokens.weight")),
         *under("decoder.layers.*.", "model.layers.*.", layer),
@@ -35,12 +35,12 @@ def decoder(config: GPTConfig, layer: list[Row], *, norm_bias: bool = False) -> 
 
 
 def output_layer(config: GPTConfig, name: str) -> list[Row]:
-    """The output layer's row; none where it is the embedding."""
+    """The output layer's row. Empty if the output layer is tied to the embedding."""
     return [] if config.share_embeddings_and_output_weights else [Row("output_layer.weight", one(name))]
 
 
 def attention(config: GPTConfig, *, norm_bias: bool = False) -> list[Row]:
-    """A layer's norm and attention, by the names that most families have taken over."""
+    """A layer's norm and attention, under names that most families share."""
     projections = qkv("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj.")
     return [
         *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm."), bias=norm_bias),
@@ -59,7 +59,7 @@ def heads_norm() -> list[Row]:
 
 
 def gated_feed_forward(*, bias: bool = False) -> list[Row]:
-    """A layer's second norm and gated feed-forward, by the names that most families have taken over."""
+    """A layer's second norm and gated feed-forward, under names that most families share."""
     return [
         *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
         *linear("mlp.linear_fc1.", cat("mlp.gate_proj.", "mlp.up_proj."), bias=bias),
@@ -81,18 +81,18 @@ def hf_config(ours: LlamaConfig) -> dict[str, Any]:
 
 
 def biases(hf: Config) -> dict[str, Any]:
-    """``add_bias_linear`` of Hugging Face's two fields; ours are on all linear layers or on none (`unbiased`)."""
+    """``add_bias_linear`` for Hugging Face's two fields. In nemo2 all linear layers have biases or none (`unbiased`)."""
     return {"add_bias_linear": bool(hf.get("attention_bias") or hf.get("mlp_bias"))}
 
 
 def unbiased(hf: Config) -> list[str]:
-    """Names of biases that our layers have where config.json has one of the two fields only."""
+    """The names of biases that nemo2's layers have and the file lacks, if config.json sets only one of the two fields."""
     parts = {"attention_bias": "self_attn", "mlp_bias": "mlp"}
     return [f"model.layers.*.{part}.*.bias" for field, part in parts.items() if not hf.get(field)]
 
 
 def own_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
-    """Our rotary settings, those of Llama 3.1's scaling among them."""
+    """nemo2's rotary settings, including those of Llama 3.1's scaling."""
     found = positions(hf, rope, longest=longest)
     return found | scaled(hf, rope, SCALING) if rope.kind == "llama3" else found
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 4's text model, by itself or within a model for pictures."""
+"""Llama 4's text model, by itself or inside a vision model."""
 
 from dataclasses import replace
 from typing import Any
@@ -84,7 +84,9 @@ def config(hf: Config) -> Llama4Config:
     ]
     types = told.get("layer_types")
     if types and types != ["chunked_attention" if flag else "full_attention" for flag in rotated]:
-        raise refusal(told, "layer_types", "our layers attend in chunks where they rotate positions, and there only")
+        raise refusal(
+            told, "layer_types", "nemo2's layers attend in chunks exactly if they rotate positions (no_rope_layers)"
+        )
     step = told.get("interleave_moe_layer_step", 1)
     experts_in = told.get("moe_layers")
     experts_in = list(range(step - 1, layers, step)) if experts_in is None else experts_in
@@ -96,7 +98,7 @@ def config(hf: Config) -> Llama4Config:
         moe_shared_expert_intermediate_size=fields["moe_ffn_hidden_size"],
         no_rope_freq=[int(not flag) for flag in rotated],
         attention_chunk_size=told.get("attention_chunk_size", 8192),
-        # A limit for inference, not the length of the training.
+        # max_position_embeddings is a limit for inference, not the length of training sequences.
         seq_length=min(told.get("max_position_embeddings", 131072), 8192),
         attn_temperature_tuning=bool(told.get("attn_temperature_tuning", True)),
     )

@@ -28,7 +28,7 @@ from nemo2.models.llama_nemotron import (
     LlamaNemotronModel,
 )
 
-# Widths and key-value heads are the blocks' own.
+# Each block has its own width and number of key-value heads.
 _FIELDS = without(decoder_fields(), "intermediate_size", "num_key_value_heads")
 _ONLY = {"model_type": "nemotron-nas", "hidden_act": "silu"}
 _KNOWN = {"attention": ("n_heads_in_group", "no_op"), "ffn": ("ffn_mult", "no_op")}
@@ -50,13 +50,13 @@ def config(hf: Config) -> Any:
     rope = rope_of(hf, kinds=("llama3",))
     blocks = hf.get("block_configs")
     if not blocks or len(blocks) != hf["num_hidden_layers"]:
-        raise refusal(hf, "block_configs", "there has to be one block for each of num_hidden_layers")
+        raise refusal(hf, "block_configs", "it must have one block for each of num_hidden_layers")
     fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf)}
     fields |= own_positions(hf, rope, longest=fields["seq_length"])
     kept = [{part: _block(hf, part, block[part]) for part in _KNOWN} for block in blocks]
     groups = [block["attention"]["n_heads_in_group"] for block in kept if not block["attention"]["no_op"]]
     if not groups:
-        raise refusal(hf, "block_configs", "no block attends")
+        raise refusal(hf, "block_configs", "at least one block needs attention")
     return Llama33NemotronSuper49BConfig(
         **fields,
         num_query_groups=fields["num_attention_heads"] // groups[0],
@@ -67,8 +67,8 @@ def config(hf: Config) -> Any:
 def hf_config(ours: Any) -> dict[str, Any]:
     if not getattr(ours, "heterogeneous_layers_config_encoded_json", None):
         raise ConfigError(
-            "model.config.heterogeneous_layers_config_encoded_json is not set: a Llama without blocks of its own is a "
-            "LlamaForCausalLM."
+            "model.config.heterogeneous_layers_config_encoded_json is not set, so the model is a plain Llama: use LlamaConfig "
+            "or Llama31Config, which are exported as LlamaForCausalLM."
         )
     blocks = json.loads(ours.heterogeneous_layers_config_encoded_json)["block_configs"]
     hf = {
@@ -84,10 +84,10 @@ def hf_config(ours: Any) -> dict[str, Any]:
 
 
 def _block(hf: Config, part: str, told: Config) -> dict[str, Any]:
-    """The settings of a block's attention or feed-forward that our layers know."""
+    """The settings of a block's attention or feed-forward that nemo2's layers support."""
     strange = {name: value for name, value in told.items() if value and name not in _KNOWN[part]}
     if strange:
-        raise refusal(hf, "block_configs", f"our blocks have no {part} with {strange}")
+        raise refusal(hf, "block_configs", f"nemo2's blocks don't support {strange} in {part}")
     return {name: told.get(name) for name in _KNOWN[part]} | {"no_op": bool(told.get("no_op"))}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phi-3 mini and medium, Phi-4 mini; their long versions stretch positions by a factor per channel."""
+"""Phi-3 mini and medium, and Phi-4 mini. Their long versions stretch positions by a factor per channel."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def rows(config: Phi3Config) -> list[Row]:
 def config(hf: Config) -> Phi3Config:
     fields = read(hf, _FIELDS, only=_ONLY)
     told = {**hf, _LENGTH: hf.get(_LENGTH, 4096)}
-    for name in ("rope_scaling", "rope_parameters"):  # as the first releases spell it
+    for name in ("rope_scaling", "rope_parameters"):  # the first releases have other names for longrope
         if (hf.get(name) or {}).get("type", (hf.get(name) or {}).get("rope_type")) in ("su", "yarn"):
             told[name] = {**hf[name], "rope_type": "longrope"}
     rope = rope_of(told, kinds=("default", "longrope"))
@@ -68,8 +68,8 @@ def hf_config(ours: Phi3Config) -> dict[str, Any]:
 
 
 def _as_released(hf: dict[str, Any]) -> dict[str, Any]:
-    """transformers 4 takes no other fields of a scaling than those of the releases, and they are enough unless the factor isn't
-    the ratio of both lengths."""
+    """``hf`` with only the released models' fields of the scaling, because transformers 4 rejects other fields. If the factor
+    isn't the ratio of both lengths, ``hf`` is unchanged."""
     told = hf.get("rope_scaling")
     if told is None or "attention_factor" in told or told["factor"] != hf["max_position_embeddings"] / hf[_LENGTH]:
         return hf

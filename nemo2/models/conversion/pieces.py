@@ -9,8 +9,8 @@ and the export separates them, so a table of operations can't differ between the
     one(a, transposed=True)      ``a`` is stored [in, out], as in GPT-2's Conv1D
     one(a, stacked=True)         ``a`` holds all experts along an additional first axis
     cat(a, b)                    ``a``, then ``b``: gate, then up
-    qkv(q, k, v)                 by query group: its queries' rows, its key's, its value's; weights and biases
-    fused_qkv(a)                 the same from one tensor with all q, then all k, then all v
+    qkv(q, k, v)                 for each query group the rows of its queries, its key and its value; weights and biases
+    fused_qkv(a)                 `qkv` of one tensor with all q, then all k, then all v
     every_other(a)               rows 0, 2, 4 ... of ``a``, then rows 1, 3, 5 ...: gate and up interleaved
     rows(a, start)               the rows of ``a`` from ``start`` on, as many as nemo2's tensor has
     normalised(operation)        rows are scaled to length 1 on import, and exported unchanged
@@ -29,16 +29,16 @@ class Piece:
     """Rows ``start``, ``start + step`` ... up to ``stop`` of the tensor ``name`` of a file."""
 
     name: Optional[str]
-    """None: the file has none of it; it is zeros."""
+    """None: the file doesn't have these rows, and they are zeros."""
     start: int
     stop: int
     step: int = 1
     transposed: bool = False
-    """Rows are those of the tensor with its (last) two axes exchanged."""
+    """Whether the rows are those of the tensor with its last two axes exchanged."""
     at: Optional[int] = None
-    """Index in the first axis of the file's tensor, of which the rest is meant."""
+    """The index in the first axis of the file's tensor. None: the tensor isn't stacked."""
     normalised: bool = False
-    """On import each row is divided by its Euclidean length."""
+    """Whether the import divides each row by its Euclidean length."""
 
     @property
     def rows(self) -> int:
@@ -76,19 +76,19 @@ class Operation:
         """The pieces of one tensor.
 
         Raises:
-            ValueError: they have another number of rows than the tensor: a mistake in a table.
+            ValueError: the pieces and the tensor have different numbers of rows, which is a mistake in a table.
         """
         names = tuple(_filled_in(name, place) for name in self.names)
         found = tuple(piece for piece in self.cut(names, place) if piece.rows)
         if self.normalised:
             found = tuple(replace(piece, normalised=True) for piece in found)
         if (there := sum(piece.rows for piece in found)) != place.rows:
-            raise ValueError(f"{', '.join(names)}: {there} rows of pieces for {place.rows} rows")
+            raise ValueError(f"{', '.join(names)}: the pieces have {there} rows, and the tensor has {place.rows}")
         return found
 
 
 def one(name: str, *, transposed: bool = False, stacked: bool = False) -> Operation:
-    """All of ``name``; of its part that belongs to the expert, where it is ``stacked``."""
+    """All rows of ``name``. With ``stacked``: all rows of the expert's part of it."""
 
     def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
         at = place.expert if stacked else None
@@ -153,7 +153,7 @@ def normalised(operation: Operation) -> Operation:
 
 
 def _by_group(place: Place, query: tuple[str, int], key: tuple[str, int], value: tuple[str, int]) -> tuple[Piece, ...]:
-    """Each is a name and the row that its first head begins at."""
+    """The pieces of `qkv`. Each argument is a name and the first row of its first head."""
     queries, width = place.heads // place.groups * place.head_dim, place.head_dim
     return tuple(
         Piece(name=name, start=first + group * length, stop=first + (group + 1) * length)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions in config.json, in both of its forms, and how they are stretched.
+"""Converts the rotary positions of config.json, in both of its notations, and their scaling.
 
 The kinds that any decoder accepts (`positions`) are linear, dynamic, yarn and longrope. Llama 3.1, GPT-OSS and DeepSeek
 have their own fields, and read their numbers with `scaled`.
@@ -38,13 +38,13 @@ _LONG = {
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions as config.json has them, in either of its spellings."""
+    """The rotary positions of config.json, in either of its notations."""
 
     theta: Any
     kind: str
-    """"default", or how frequencies are scaled: "linear", "llama3", "yarn", ..."""
+    """"default", or the kind of scaling: "linear", "llama3", "yarn", ..."""
     scaling: Config
-    """The scaling's own numbers."""
+    """The parameters of the scaling."""
     partial: float
     """The share of a head's channels that is rotated."""
 
@@ -55,29 +55,29 @@ def rope_of(hf: Config, *, theta: float = 10_000.0, partial: float = 1.0, kinds:
     ``theta`` and ``partial`` are defaults.
 
     Raises:
-        ConfigError: a kind of scaling that our model hasn't.
+        ConfigError: nemo2's model doesn't support the kind of scaling.
     """
     told = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
     kind = told.pop("rope_type", told.get("type", "default"))
     told.pop("type", None)
     if kind not in kinds:
-        raise refusal(hf, _field(hf), f"our model knows {', '.join(map(repr, kinds))}, not {kind!r}")
+        raise refusal(hf, _field(hf), f"nemo2's model supports the kinds {', '.join(map(repr, kinds))}, not {kind!r}")
     base = told.pop("rope_theta", hf.get("rope_theta", theta))
     share = told.pop("partial_rotary_factor", hf.get("partial_rotary_factor", partial))
     if kind in ("llama3", "yarn", "longrope") and hf.get(_LENGTH) is not None:
-        told[_LENGTH] = hf[_LENGTH]  # transformers prefers it to the scaling's own
+        told[_LENGTH] = hf[_LENGTH]  # takes precedence in transformers
     return Rope(theta=_whole(base), kind=kind, scaling=told, partial=share)
 
 
 def scaled(hf: Config, rope: Rope, names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
-    """Our settings of a scaling: its numbers by their names, as (our name, default).
+    """nemo2's settings for a scaling. ``names`` maps each of its parameters to (nemo2's name, default).
 
     Raises:
-        ConfigError: it has a number that isn't among them, or lacks one that has no default.
+        ConfigError: a parameter is unknown, or a parameter without a default is missing.
     """
     for name, value in rope.scaling.items():
         if name not in names and value is not None:
-            raise refusal(hf, _field(hf), f"{name} has no place")
+            raise refusal(hf, _field(hf), f"nemo2 has no setting for {name}")
     found = {}
     for theirs, (ours, default) in names.items():
         value = rope.scaling.get(theirs)
@@ -90,7 +90,8 @@ def scaled(hf: Config, rope: Rope, names: Mapping[str, tuple[str, Any]]) -> dict
 def rope_fields(
     theta: float, *, kind: str = "default", partial: Optional[float] = None, **scaling: Any
 ) -> dict[str, Any]:
-    """Rotary positions in both spellings: transformers 4, vLLM and others read one, transformers 5 the other."""
+    """The fields of rotary positions in both notations: that of transformers 4, vLLM and others, and that of transformers
+    5."""
     told: dict[str, Any] = {"rope_type": kind, **scaling}
     fields: dict[str, Any] = {"rope_theta": float(theta), "rope_parameters": {"rope_theta": float(theta), **told}}
     if kind != "default":
@@ -101,26 +102,26 @@ def rope_fields(
 
 
 def positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
-    """Our settings of one of `KINDS`; ``longest`` is ``max_position_embeddings``, transformers' default where it isn't told.
+    """nemo2's settings for one of `KINDS`. ``longest`` is ``max_position_embeddings``, or transformers' default for it.
 
     Raises:
-        ConfigError: only a part of the channels is rotated; or a number of the scaling is missing, or has no place.
+        ConfigError: only a part of the channels is rotated, or a parameter of the scaling is missing or unknown.
     """
     if rope.partial != 1.0:
         field = next((name for name in ("partial_rotary_factor", "rope_parameters") if hf.get(name)), "rope_scaling")
-        raise refusal(hf, field, "our model rotates all channels")
+        raise refusal(hf, field, "nemo2's model rotates all channels of a head")
     return partial_positions(hf, rope, longest=longest)
 
 
 def partial_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
-    """`positions` of a family that may rotate a part of a head's channels (``rotary_percent``, which isn't among the answer)."""
+    """`positions` for a family that may rotate a part of a head's channels. The result doesn't include ``rotary_percent``."""
     found: dict[str, Any] = {"rotary_base": rope.theta}
     if rope.kind == "linear":
         return found | scaled(hf, rope, {"factor": ("seq_len_interpolation_factor", NEEDED)})
     stretching = _stretching(hf, rope, longest)
     if stretching is None:
         return found
-    # Transformer Engine's fused kernel doesn't multiply.
+    # Transformer Engine's fused kernel doesn't scale queries and keys by the amplitude.
     unfused = {} if stretching.amplitude == 1 else {"apply_rope_fusion": False}
     return found | unfused | {"rope_stretching": stretching}
 
@@ -165,5 +166,5 @@ def _field(hf: Config) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """An integer where a float holds one that JSON wrote with a point, such as a rotary base."""
+    """``value`` as an integer if it is a whole float, because JSON may write a rotary base as 10000.0."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) >= 1 else value

@@ -22,7 +22,7 @@ from nemo2.models.conversion.settings import (
 from nemo2.models.conversion.table import Conversion
 from nemo2.models.qwen2 import Qwen2Config, Qwen2Model
 
-# Heads are as wide as fits, and the field isn't there.
+# config.json has no head_dim: heads are hidden_size / num_attention_heads wide.
 _FIELDS = without(decoder_fields(num_key_value_heads=32, max_position_embeddings=32768), "head_dim")
 _ONLY = {"model_type": "qwen2", "hidden_act": "silu"}
 
@@ -38,7 +38,8 @@ def hf_config(ours: Qwen2Config) -> dict[str, Any]:
 
 
 def windows(hf: Config) -> dict[str, Any]:
-    """Our settings of ``sliding_window``, which counts from ``max_window_layers`` on, and only where it is switched on."""
+    """nemo2's settings for ``sliding_window``, which applies to the layers from ``max_window_layers`` on if
+    ``use_sliding_window`` is set."""
     if not hf.get("use_sliding_window") or hf.get("sliding_window", 4096) is None:
         return {}
     first, count = hf.get("max_window_layers", 28), hf["num_hidden_layers"]
@@ -48,7 +49,7 @@ def windows(hf: Config) -> dict[str, Any]:
     return {
         "window_size": window_of(hf.get("sliding_window", 4096)),
         "window_attn_skip_freq": pattern_of(hf, types),
-        # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
+        # Transformer Engine supports windows with context parallelism only by all-to-all.
         "cp_comm_type": "a2a",
     }
 

@@ -36,7 +36,7 @@ def rows_with_experts(config: Qwen3MoEConfig) -> list[Row]:
 
 
 def experts() -> list[Row]:
-    """A layer's norm, router and experts, by the names that DeepSeek's have too."""
+    """A layer's norm, router and experts, under names that DeepSeek shares."""
     expert = "mlp.experts.*."
     return [
         *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
@@ -56,7 +56,7 @@ def hf_config(ours: Qwen3Config) -> dict[str, Any]:
 
 
 def config_with_experts(hf: Config) -> Qwen3MoEConfig:
-    # transformers 5 writes Mixtral's name for their number.
+    # transformers 5 writes the number of experts under Mixtral's name.
     named = {"num_experts": hf["num_local_experts"], **hf} if "num_local_experts" in hf else hf
     fields = read(named, _EXPERTS, only=_ONLY | {"model_type": "qwen3_moe"})
     dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json and nemo2's configurations: fields under both names, and settings that only one side has.
+"""Converts between config.json and nemo2's configurations: fields under both names, and settings that only one side has.
 
 A family lists its fields (`Field`) and the fixed behavior of its class (``only=``). Defaults are those of transformers'
 class, because config.json leaves out defaults. This module doesn't need transformers.
 
-`meaning` of a configuration determines what a model computes: two configurations with the same meaning are the same
-model. `said` compares an exported configuration with the result of reading it, so that no relevant setting gets lost.
+The `meaning` of a configuration determines what a model computes: two configurations with the same meaning are the same
+model. `said` reads an exported configuration again and compares it with the original, so that no relevant setting gets
+lost.
 """
 
 import json
@@ -20,7 +21,7 @@ from nemo2.errors import ConfigError
 Config = Mapping[str, Any]
 """The contents of config.json."""
 NEEDED: Any = object()
-"""In a default's place: config.json has to say it."""
+"""The default of a field that config.json must have."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Field:
 
 
 def decoder_fields(**defaults: Any) -> list[Field]:
-    """Fields that most decoders have since Llama; ``defaults`` of transformers' class where they aren't Llama's."""
+    """The fields that most decoders since Llama have. ``defaults`` are those of transformers' class that differ from
+    Llama's."""
     known = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
     known |= {"max_position_embeddings": 2048, "initializer_range": 0.02, "attention_dropout": 0.0} | defaults
     names = {
@@ -54,51 +56,52 @@ def decoder_fields(**defaults: Any) -> list[Field]:
 
 
 def without(fields: Iterable[Field], *theirs: str) -> list[Field]:
-    """``fields`` without those that config.json calls ``theirs``."""
+    """``fields`` without those named ``theirs`` in config.json."""
     return [field for field in fields if field.theirs not in theirs]
 
 
 def read(hf: Config, fields: Iterable[Field], *, only: Config | None = None) -> dict[str, Any]:
-    """Our settings by our names.
+    """The settings of config.json under nemo2's names.
 
-    ``only`` are values that config.json must have, if it has the field at all.
+    ``only`` are values that config.json must have if it has the field.
 
     Raises:
-        ConfigError: a field that is needed is missing, or one of ``only`` has another value.
+        ConfigError: a required field is missing, or a field of ``only`` has another value.
     """
     for name, value in (only or {}).items():
         must_be(hf, name, value)
     found = {}
     for field in fields:
         if hf.get(field.theirs) is None and field.default is NEEDED:
-            raise ConfigError(f"config.json has no {field.theirs}, which this architecture needs: add it.")
+            raise ConfigError(f"config.json has no {field.theirs}, which this architecture requires: add it.")
         found[field.ours] = hf.get(field.theirs, field.default)
     return found
 
 
 def text_config(hf: Config) -> Config:
-    """The text model's part of config.json, which a model for pictures has within."""
+    """The text model's part of config.json. In a vision model's file it is an object of its own."""
     if "text_config" not in hf:
         return hf
     if not isinstance(hf["text_config"], Mapping):
-        raise refusal(hf, "text_config", "it has to be an object, with the fields of the text model")
+        raise refusal(hf, "text_config", "it must be an object with the fields of the text model")
     shared = {name: hf[name] for name in ("architectures", "tie_word_embeddings") if name in hf}
     return {**shared, **hf["text_config"]}
 
 
 def must_be(hf: Config, name: str, *values: Any) -> None:
-    """
+    """Check that a field of config.json has one of ``values``. It may also be missing.
+
     Raises:
-        ConfigError: config.json has the field, with none of these values.
+        ConfigError: the field has another value.
     """
     if name in hf and hf[name] not in values:
-        raise refusal(hf, name, f"the only one that our model computes is {' or '.join(map(repr, values))}")
+        raise refusal(hf, name, f"nemo2's model supports only {' or '.join(map(repr, values))}")
 
 
 def refusal(hf: Config, name: str, reason: str) -> ConfigError:
-    """The error for a value of config.json that our model can't have."""
+    """The error for a value of config.json that nemo2's model doesn't support."""
     architecture = (hf.get("architectures") or [hf.get("model_type", "model")])[0]
-    return ConfigError(f"config.json ({architecture}) says {name}={hf.get(name)!r}: {reason}.")
+    return ConfigError(f"config.json ({architecture}) has {name}={hf.get(name)!r}: {reason}.")
 
 
 def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -
     """
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     values = {field: getattr(ours, field.ours) for field in fields}
-    # transformers 5 takes no 3 for 3.0.
+    # transformers 5 rejects an integer in place of a float.
     told = {f.theirs: float(v) if isinstance(f.default, float) and v is not None else v for f, v in values.items()}
     return {**tokens, **(only or {}), **told}
 
@@ -120,7 +123,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def window_of(size: Optional[int]) -> Optional[tuple[int, int]]:
-    """Ours, for a token that sees ``size`` tokens, itself included; None sees all."""
+    """nemo2's window for a token that attends to ``size`` tokens, itself included. None: no window."""
     return None if size is None else (size - 1, 0)
 
 
@@ -146,14 +149,15 @@ def layer_types(ours: Any) -> list[str]:
 
 
 def pattern_of(hf: Config, types: Sequence[str]) -> Any:
-    """``window_attn_skip_freq`` of a kind per layer: None where all have the window, 2 where every other one has, else a list.
+    """``window_attn_skip_freq`` for the kinds of all layers: None if all layers have the window, 2 if every other layer has
+    it, otherwise a list.
 
     Raises:
-        ConfigError: there is another kind, or not one per layer.
+        ConfigError: a kind is unknown, or the number of kinds isn't the number of layers.
     """
     unknown = set(types) - {FULL, SLIDING}
     if unknown or len(types) != hf["num_hidden_layers"]:
-        raise refusal(hf, "layer_types", f"our model has {FULL!r} and {SLIDING!r}, one for each layer")
+        raise refusal(hf, "layer_types", f"nemo2's model needs {FULL!r} or {SLIDING!r} for each layer")
     flags = [int(kind == SLIDING) for kind in types]
     if all(flags):
         return None
@@ -183,7 +187,7 @@ _DECIDES = (
 
 
 def meaning(ours: Any) -> dict[str, Any]:
-    """The settings that decide what a model computes, in a form that doesn't depend on how they are written."""
+    """The settings that decide what a model computes, in a form that doesn't depend on their notation."""
     told = {name: getattr(ours, name, None) for name in _DECIDES}
     heads = ours.num_attention_heads
     told["num_query_groups"] = ours.num_query_groups or heads
@@ -197,7 +201,7 @@ def meaning(ours: Any) -> dict[str, Any]:
         ours.moe_layer_freq if ours.num_moe_experts else None, ours.num_layers, every=lambda n, k: n % k == 0
     )
     if ours.activation_func is F.gelu and ours.add_bias_linear and not ours.gated_linear_unit:
-        # Fused with the bias it is an approximation.
+        # The GELU that is fused with the bias is the tanh approximation.
         told["activation_func"] = "tanh GELU" if ours.bias_activation_fusion else "GELU"
     told["rope_scaling_factor"] = getattr(ours, "rope_scaling_factor", None)
     if getattr(ours, "rope_scaling", None) is False:
@@ -221,7 +225,7 @@ def meaning(ours: Any) -> dict[str, Any]:
 
 
 def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
-    """The settings that decide what a model computes and differ between two configurations, by our names."""
+    """The settings that decide what a model computes and differ between two configurations, by nemo2's names."""
     here, there = meaning(one), meaning(other)
     return {
         name: (here.get(name), there.get(name))
@@ -231,20 +235,21 @@ def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def said(ours: Any, hf: dict[str, Any], config: Callable[[Config], Any]) -> dict[str, Any]:
-    """``hf``, which says what our configuration says.
+    """``hf``, after a check that it describes the same model as nemo2's configuration.
 
     Raises:
-        ConfigError: read again by ``config`` it is another model; with the fields and values that it can't say.
+        ConfigError: ``config`` reads another model from ``hf``. The message names the settings that would be lost.
     """
-    rows = {} if ours.vocab_size is not None else {"vocab_size": 1}  # the embedding has them, not the configuration
+    rows = {} if ours.vocab_size is not None else {"vocab_size": 1}  # the embedding defines the size
     lost = {
         name: pair for name, pair in differences(ours, config({**hf, **rows})).items() if not (rows and name in rows)
     }
     if lost:
         fields = ", ".join(f"{name}={before!r} (it would become {after!r})" for name, (before, after) in lost.items())
         raise ConfigError(
-            f"model.config ({type(ours).__name__}) can't be said in config.json for a {hf.get('model_type')} of Hugging Face's: "
-            f"{fields}. Export the model that it was trained as, or keep these fields as the family has them."
+            f"model.config ({type(ours).__name__}) can't be exported as a Hugging Face {hf.get('model_type')}, because its "
+            f"config.json can't express {fields}. Export the model with the configuration class that it was trained with, or "
+            "keep the family's values of these fields."
         )
     return hf
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of the tensors that Megatron-Core makes of a configuration, by the ends of their keys in a checkpoint.
+"""The shapes of the tensors that Megatron-Core builds from a configuration, by the ends of their keys in a checkpoint.
 
-Without building a model: a conversion knows sizes before it has read or written a byte. A test compares them with what
-Megatron-Core builds.
+A conversion knows the shapes without building a model, and before it reads or writes a byte. A test compares them with
+the tensors that Megatron-Core builds.
 """
 
 from typing import Any
@@ -11,7 +11,8 @@ Shape = tuple[int, ...]
 
 
 def shapes(config: Any, *, vocab_rows: int) -> dict[str, Shape]:
-    """Shapes by key, of a layer without the part up to its number, and of one expert. ``config``: that of the layer."""
+    """The shapes by key. The keys of a layer don't include its number, and the shapes of experts are those of one expert.
+    ``config`` is the layer's configuration."""
     hidden = config.hidden_size
     return {
         "embedding.word_embeddings.weight": (vocab_rows, hidden),
@@ -103,10 +104,10 @@ def _mamba(config: Any) -> dict[str, Shape]:
 
 
 def shape_of(key: str, known: dict[str, Shape]) -> Shape:
-    """The shape of the tensor stored under ``key``; of one layer, of one expert. A bias has the rows of its weight.
+    """The shape of the tensor stored under ``key``, for one layer and one expert. A bias has the rows of its weight.
 
     Raises:
-        KeyError: nothing is known of such a key: a mistake in a table.
+        KeyError: the key is unknown, which is a mistake in a table.
     """
     parts = key.split(".")
     for first in range(len(parts)):

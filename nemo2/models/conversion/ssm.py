@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba 2; Nemotron-H, Nemotron Nano v2 and Nemotron 3, and with them NVIDIA's Mamba 2 hybrids, which mix the same layers."""
+"""Mamba 2; Nemotron-H, Nemotron Nano v2 and Nemotron 3; and NVIDIA's Mamba 2 hybrids, which have the same layers."""
 
 import math
 from dataclasses import replace
@@ -57,7 +57,7 @@ _EXPERTS = [
     Field("n_group", "moe_router_num_groups", 1),
     Field("topk_group", "moe_router_group_topk", 1),
 ]
-# Megatron-Core projects to fewer channels before the experts with Transformer Engine's layers only, which no test has here.
+# Megatron-Core's projection to fewer channels before the experts needs Transformer Engine's layers, and isn't tested here.
 _ONLY_ROUTED = {"norm_topk_prob": True, "moe_latent_size": None}
 # Our mixer's gated norm has this epsilon, independently of the other norms.
 _MIXER = {"conv_kernel": 4, "use_conv_bias": True, "layer_norm_epsilon": 1e-5, "use_bias": False}
@@ -76,7 +76,7 @@ _ACTIVATIONS = {"relu2": squared_relu, "gelu": F.gelu}
 
 
 def table(config: SSMConfig) -> list[Row]:
-    """A layer is one of four kinds, and has one norm in front."""
+    """Each layer has one of four kinds, and a norm before it."""
     kinds = {"M": _mixer(config), "*": _attention(), "-": _feed_forward(), "E": _experts()}
     layers = [
         replace(row, layers=[n for n, letter in enumerate(config.hybrid_override_pattern or "") if letter == kind])
@@ -92,7 +92,7 @@ def table(config: SSMConfig) -> list[Row]:
 
 
 def _mixer(config: SSMConfig) -> list[Row]:
-    """Megatron-Core stores the parts of the first projection and of the convolution each by itself."""
+    """Megatron-Core stores the parts of the first projection and of the convolution separately."""
     inner, states = _heads(config) * config.mamba_head_dim, config.mamba_num_groups * config.mamba_state_dim
     starts = {"z": 0, "x": inner, "B": 2 * inner, "C": 2 * inner + states, "dt": 2 * (inner + states)}
     convolved = {"x": 0, "B": inner, "C": inner + states}
@@ -126,7 +126,7 @@ def _feed_forward() -> list[Row]:
 
 
 def _experts() -> list[Row]:
-    """Without gates, beside a shared one."""
+    """Routed experts without gates, and a shared expert."""
     return [
         *norm("pre_mlp_layernorm.", one("norm.")),
         Row("mlp.router.weight", one("mixer.gate.weight")),
@@ -142,9 +142,13 @@ def config_mamba(hf: Config) -> BaseMambaConfig130M:
     fields = read(hf, _MAMBA, only=_ONLY_MAMBA)
     _any_step(hf)
     if fields["mamba_num_groups"] != 1:
-        raise refusal(hf, "n_groups", "transformers' Mamba 2 normalises all groups together, and ours each by itself")
+        raise refusal(
+            hf,
+            "n_groups",
+            "transformers' Mamba 2 normalizes all groups together, nemo2's each group separately; it must be 1",
+        )
     if fields["mamba_num_heads"] * fields["mamba_head_dim"] != hf.get("expand", 2) * fields["hidden_size"]:
-        raise refusal(hf, "expand", "it has to be num_heads * head_dim / hidden_size")
+        raise refusal(hf, "expand", "it must be num_heads * head_dim / hidden_size")
     pattern = "M" * fields["num_layers"]
     return BaseMambaConfig130M(**fields, hybrid_override_pattern=pattern, ffn_hidden_size=fields["hidden_size"])
 
@@ -162,7 +166,7 @@ def hf_config_mamba(ours: SSMConfig) -> dict[str, Any]:
 def config_hybrid(hf: Config) -> SSMConfig:
     activation = hf.get("mlp_hidden_act", "relu2")
     if activation not in _ACTIVATIONS:
-        raise refusal(hf, "mlp_hidden_act", f"our hybrids know {', '.join(map(repr, _ACTIVATIONS))}")
+        raise refusal(hf, "mlp_hidden_act", f"nemo2's hybrids support {', '.join(map(repr, _ACTIVATIONS))}")
     _any_step(hf)
     pattern = _pattern(hf)
     width = hf.get("head_dim") or hf.get("attention_head_dim") or 128
@@ -182,7 +186,7 @@ def _routing(hf: Config) -> dict[str, Any]:
 def hf_config_hybrid(ours: SSMConfig) -> dict[str, Any]:
     pattern = ours.hybrid_override_pattern or ""
     kinds = [_LETTERS.get(letter, letter) for letter in pattern]
-    # The backend of CPUs, installed since this module was imported, takes Megatron-Core's compilation away.
+    # The CPU backend, if it was installed after this module was imported, removes Megatron-Core's compilation.
     names = {uncompiled(function): name for name, function in _ACTIVATIONS.items()}
     heads = _heads(ours)
     hf = {
@@ -214,15 +218,19 @@ def _pattern(hf: Config) -> str:
     else:
         field = "hybrid_override_pattern"
     if not told or set(told) - set(_LETTERS):
-        raise refusal(hf, field, "our layers are mixers, attention, feed-forward blocks and experts")
+        raise refusal(hf, field, "the layers of nemo2's hybrids are mixers, attention, feed-forward blocks and experts")
     return told
 
 
 def _any_step(hf: Config) -> None:
-    """transformers 5 writes what JSON has no number for as an object with its name."""
+    """Check that time steps aren't limited. transformers 5 writes infinity as an object with its name.
+
+    Raises:
+        ConfigError: they are limited.
+    """
     limits = hf.get("time_step_limit") or (0.0, math.inf)
     if [float(limit["__float__"] if isinstance(limit, dict) else limit) for limit in limits] != [0.0, math.inf]:
-        raise refusal(hf, "time_step_limit", "our mixers don't limit the steps of time")
+        raise refusal(hf, "time_step_limit", "nemo2's mixers don't limit time steps, so it must be [0, infinity]")
 
 
 MAMBA = Conversion(

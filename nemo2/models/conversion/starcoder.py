@@ -78,7 +78,9 @@ def hf_config_1(ours: StarcoderConfig) -> dict[str, Any]:
 def config_2(hf: Config) -> Starcoder2Config:
     fields = read(hf, _FIELDS_2, only=_ONLY_2)
     if hf.get("embedding_dropout", 0.0) != fields["hidden_dropout"]:
-        raise refusal(hf, "embedding_dropout", f"ours is residual_dropout, {fields['hidden_dropout']}")
+        raise refusal(
+            hf, "embedding_dropout", f"nemo2's model needs residual_dropout's value, {fields['hidden_dropout']}"
+        )
     window = window_of(hf.get("sliding_window"))
     communication = None if window is None else "a2a"
     return Starcoder2Config(**fields, rotary_base=rope_of(hf).theta, window_size=window, cp_comm_type=communication)

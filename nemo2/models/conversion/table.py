@@ -42,25 +42,25 @@ _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
 @dataclass(frozen=True)
 class Row:
-    """Under which key a tensor is stored, and of what of the file it consists."""
+    """A tensor's key in a checkpoint, and the operation that makes the tensor from those of the file."""
 
     key: str
     operation: Operation
     layers: Optional[Sequence[int]] = None
-    """The layers that have it, counted from 0. None: all; of keys without ``*`` it means nothing."""
+    """The layers that have the tensor, from 0. None: all layers. Unused for keys without ``*``."""
     shift: int = 0
-    """Added to the number of the layer in the file's names, where the file counts differently."""
+    """The number to add to the layer's number in the file's names, if the file counts differently."""
     dtype: Optional[torch.dtype] = None
     """The dtype that this tensor keeps, whatever dtype the model is converted to. None: the model's dtype."""
 
 
 def linear(key: str, operation: Operation, *, bias: bool = False, **more: Any) -> list[Row]:
-    """Rows of a layer's weight and, maybe, bias; key and names end with the dot."""
+    """The rows of a linear layer's weight and, with ``bias``, of its bias. The key and the names end with the dot."""
     return [_ending(key, operation, end, **more) for end in ("weight", "bias")[: 1 + bias]]
 
 
 def norm(key: str, operation: Operation, *, bias: bool = False, **more: Any) -> list[Row]:
-    """As `linear`; the key ends with what stands before "weight": a dot or ``layer_norm_``."""
+    """The rows of a norm, as in `linear`. The key ends with the characters before "weight": a dot or ``layer_norm_``."""
     return linear(key, operation, bias=bias, **more)
 
 
@@ -77,7 +77,8 @@ def _ending(key: str, operation: Operation, end: str, **more: Any) -> Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A part of a stored tensor that is converted in one go: the tensor, or the layer's and expert's part of a stacked one."""
+    """A part of a stored tensor that is converted at once: the whole tensor, or one layer's and expert's part of a stacked
+    tensor."""
 
     key: str
     """The key of the stored tensor, with "module."."""
@@ -88,54 +89,56 @@ class Entry:
     pieces: tuple[Piece, ...]
     dtype: Optional[torch.dtype] = None
     vocabulary: bool = False
-    """Whether the rows are a vocabulary's, of which the last ones may be padding."""
+    """Whether the rows are those of a vocabulary, whose last rows may be padding."""
 
     @property
     def own_shape(self) -> Shape:
-        """Without the stacked axes."""
+        """The shape without the stacked axes."""
         return self.shape[len(self.at) :]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """A family's."""
+    """The conversion of a family of models."""
 
     architectures: tuple[str, ...]
-    """Names under "architectures" in config.json; the first one is written."""
+    """The family's names under "architectures" in config.json. Exports write the first."""
     model: Any
-    """Our Lightning class."""
+    """nemo2's LightningModule."""
     configs: tuple[type, ...]
-    """Our configuration classes, whose subclasses count too."""
+    """nemo2's configuration classes. Their subclasses belong to the family too."""
     rows: Callable[[Any], list[Row]]
     """The table of a configuration."""
     config: Callable[[Mapping[str, Any]], Any]
-    """Our configuration of what config.json says. ConfigError, with field and value, for what our model can't be."""
+    """nemo2's configuration for a config.json. Raises ConfigError with field and value for a model that nemo2 doesn't
+    support."""
     hf_config: Callable[[Any], dict[str, Any]]
     """The fields of config.json for nemo2's configuration, without "architectures" and dtype."""
     ignored: tuple[str, ...] = ()
-    """Patterns of names in files that aren't read: buffers, towers for pictures. Each with ``*`` for anything."""
+    """Patterns of names in files that aren't read, such as buffers and vision towers. ``*`` matches any characters."""
     biased: tuple[str, ...] = ()
-    """Fields of our configuration that Hugging Face's class has switched on always. Where ours has them off, an export has zeros
-    for the biases that this adds."""
+    """Fields of nemo2's configuration that are always on in Hugging Face's class. If they are off, an export writes zeros for
+    the biases that they would add."""
     unbiased: Callable[[Mapping[str, Any]], Sequence[str]] = lambda hf: ()
-    """Patterns of names of biases that ours has and a file of such a config.json hasn't; they are zeros on import."""
+    """Patterns of names of biases that nemo2's model has and a file with this config.json lacks. An import sets these biases
+    to zero."""
     prefixes: tuple[str, ...] = ("",)
     """Possible prefixes of all names in a file, such as ``language_model.``. Exports write the first."""
     renamed: tuple[tuple[str, str], ...] = ()
-    """How names begin in some files, and in the table; read only."""
+    """Prefixes of names in some files, each with the prefix in the table. Exports don't use them."""
 
     def entries(self, config: Any, *, vocab_rows: int, released_rows: Optional[int] = None) -> Iterator[Entry]:
         """All parts of all tensors, in the order of the layers.
 
         Args:
-            config: Of ours.
-            vocab_rows: Of our embedding, padding included.
-            released_rows: Of the file's. None: the same.
+            config: nemo2's configuration.
+            vocab_rows: The rows of nemo2's embedding, including padding.
+            released_rows: The rows of the file's embedding. None: ``vocab_rows``.
         """
         yield from _Table(self, config, vocab_rows, vocab_rows if released_rows is None else released_rows)
 
     def as_biased(self, config: Any) -> Any:
-        """``config``, or a copy of it with what Hugging Face's class has switched on always."""
+        """``config``, with the fields of ``biased`` on. If they are off, a copy."""
         if all(getattr(config, name) for name in self.biased):
             return config
         found = copy.copy(config)
@@ -144,14 +147,14 @@ class Conversion:
         return found
 
     def name_in_table(self, name: str, prefix: str) -> str:
-        """The name in the table of a tensor whose file puts ``prefix`` in front of its names."""
+        """The name in the table of a tensor of a file whose names have the prefix ``prefix``."""
         for theirs, ours in self.renamed:
             if name.startswith(theirs):
                 return ours + name.removeprefix(theirs)
         return name.removeprefix(prefix)
 
     def output_name(self, config: Any) -> Optional[str]:
-        """The name of the output layer in files where it isn't the embedding."""
+        """The name of the output layer in files whose output layer isn't tied to the embedding."""
         untied = copy.copy(config)
         untied.share_embeddings_and_output_weights = False
         return next((row.operation.names[0] for row in self.rows(untied) if row.key == "output_layer.weight"), None)
@@ -209,7 +212,7 @@ class _Table:
             )
 
     def _key(self, row: Row, layer: Optional[int]) -> tuple[str, Shape, Shape]:
-        """The key, and size of and index in the axis that layers are stacked along."""
+        """The key, and the size of the axis along which layers are stacked, and the layer's index in it."""
         if layer is None:
             return f"module.{row.key}", (), ()
         if self._stacked and row.key.startswith("decoder."):
@@ -229,8 +232,8 @@ class _Table:
 
     @cached_property
     def _without_kernels(self) -> Any:
-        """A context without kernel checks. Megatron-Core makes a configuration for each layer, and looks for its
-        kernels on this machine."""
+        """The configuration without the settings for which Megatron-Core would look for kernels on this machine when it
+        makes a configuration for each layer."""
         config = copy.copy(self.config)
         config.apply_rope_fusion = config.moe_permute_fusion = False
         return config
@@ -255,7 +258,7 @@ def _is_before_layers(row: Row) -> bool:
 
 
 def stacks_layers(config: Any) -> bool:
-    """Whether Megatron-Core stores the layers of this model stacked under one key; else each has its number in its key.
+    """Whether Megatron-Core stores the layers of this model stacked under one key. False: each key has its layer's number.
 
     Source: ``TransformerBlock.sharded_state_dict`` and ``MambaStack.sharded_state_dict`` of Megatron-Core.
     """

@@ -42,9 +42,9 @@ from nemo2.models.layers.rules import attention_problems, refuse
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal, AttnMaskType.causal_bottom_right)
 _UNMASKED = (AttnMaskType.no_mask,)
 _NOTHING_OVERLAPS = (
-    "Context parallelism: the plain attention gathers keys and values before it begins, and nothing runs beside "
-    "(model.config.cp_comm_type, unset). 'p2p' sends them round a ring beside the attention, whose blocks are then computed "
-    "without PyTorch's fused kernel."
+    "model.config.cp_comm_type is not set, so the plain attention gathers keys and values before it starts, and the gather "
+    "overlaps with nothing. 'p2p' sends keys and values around a ring while attention computes, but without PyTorch's fused "
+    "kernel."
 )
 
 
@@ -148,8 +148,8 @@ class SDPAttention(MegatronModule):
             return self._attend_rows(query, key, value, rule, attention_mask)
         if attention_mask is not None:
             raise ConfigError(
-                "An attention mask was passed together with packed sequences, which say themselves what belongs "
-                "together: pass attention_mask=None."
+                "An attention mask was passed with packed sequences, which define the mask themselves: pass "
+                "attention_mask=None."
             )
         cp = 1 if self.cp_group is None else self.cp_group.size()
         sequences = _sequences_of(packed_seq_params, query.size(0) * cp, causal=rule.causal)
@@ -201,7 +201,7 @@ class SDPAttention(MegatronModule):
             beyond = "attention dropout"
         if beyond is None:
             return self.cp_comm_type
-        say_once(f"cp_comm_type={self.cp_comm_type!r} is done as 'all_gather', because of {beyond}.")
+        say_once(f"cp_comm_type={self.cp_comm_type!r} runs as 'all_gather', because the call has {beyond}.")
         return "all_gather"
 
     def _attend_chunks(
@@ -319,13 +319,15 @@ def _tokens_first(x: Tensor) -> Tensor:
 def _sequences_of(params: PackedSeqParams, num_tokens: int, *, causal: bool) -> list[Span]:
     """Start and end of every sequence of a pack; what follows the last is one more, so that every token has its own."""
     if params.qkv_format != "thd":
-        raise ConfigError(f"packed_seq_params.qkv_format={params.qkv_format!r}: packed sequences must come as 'thd'.")
+        raise ConfigError(
+            f"packed_seq_params.qkv_format={params.qkv_format!r}: packed sequences need the format 'thd'."
+        )
     padded = params.cu_seqlens_q_padded
     lengths = params.cu_seqlens_q if padded is None else padded
     if padded is not None and not causal and not torch.equal(padded, params.cu_seqlens_q):
         raise ConfigError(
-            "Packed sequences with padding between them need causal attention, which keeps the padding out of sight; "
-            "pack them without padding, or use a causal mask type."
+            "Packed sequences with padding between them need causal attention, in which no token attends to the padding "
+            "after it. Pack the sequences without padding, or use a causal mask type."
         )
     ends = lengths.tolist()
     if ends[-1] < num_tokens:

@@ -45,8 +45,8 @@ def check_divisible(sequences: Sequence[Span], cp: int) -> None:
     if odd:
         start, end = odd[0]
         raise DataError(
-            f"{len(odd)} of {len(sequences)} sequences cannot be split for context_parallel_size={cp}: the one at tokens "
-            f"{start} to {end} is {end - start} long, which is not a multiple of 2 * {cp}. Pad each sequence of a pack to "
+            f"{len(odd)} of {len(sequences)} sequences cannot be split for context_parallel_size={cp}. The first is at tokens "
+            f"{start} to {end} and has {end - start} tokens, which is not a multiple of 2 * {cp}. Pad each packed sequence to "
             f"a multiple of {2 * cp} tokens, or use context_parallel_size=1."
         )
 

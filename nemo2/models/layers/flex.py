@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from nemo2.models.layers.attend import AttentionRule
 
 MAX_SHAPES = 7
-"""A kernel is compiled for each shape, those of trials too, and torch gives up after 8 of one function: packed sequences have
-more."""
+"""The largest number of compiled shapes. Each shape, including those of trials, compiles a kernel, and torch stops compiling
+a function after 8 kernels. Packed sequences have more shapes."""
 _TRIAL = 256
 _shapes: set[tuple[Any, ...]] = set()
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, rule: "AttentionRule", offset: int, *, others: bool) -> bool:
-    """Whether these are for the compiled kernel. ``others``: a mask, a sink or dropout takes part, which it has none of."""
+    """Whether the compiled kernel supports this call. ``others``: the call has a mask, a sink or dropout, which the kernel
+    doesn't support."""
     if not q.is_cuda or others or (rule.softcap is None and rule.window is None):
         return False
     if q.size(3) != v.size(3) or q.dtype == torch.float64:
@@ -34,7 +35,8 @@ def takes(q: Tensor, k: Tensor, v: Tensor, rule: "AttentionRule", offset: int, *
     shape = (rule, offset, *q.shape, *k.shape, q.dtype)
     if shape not in _shapes and len(_shapes) >= MAX_SHAPES:
         say_once(
-            f"More than {MAX_SHAPES} shapes of attention: those that come later are not compiled, and keep their scores."
+            f"Attention has had more than {MAX_SHAPES} shapes. Further shapes are not compiled, so their scores stay in memory "
+            "for the backward."
         )
         return False
     if shape in _shapes:
@@ -104,21 +106,22 @@ def _block_mask(
 
 @functools.cache
 def _works(dtype: torch.dtype, width: int, device: torch.device, rule: "AttentionRule") -> bool:
-    """Whether forward and backward compile here for heads of this width, tried once on a few tokens. The backward is compiled
-    when it first runs, which would be too late to do otherwise."""
+    """Whether forward and backward compile on this machine for heads of this width, tried once on a few tokens. The backward
+    compiles only when it first runs, too late for another kernel."""
     _shapes.add(("trial", rule, width, dtype))
     try:
         with torch.enable_grad():
-            # No random numbers: those of the run would come out otherwise.
+            # No random numbers, which would change those of the run.
             x = torch.linspace(-1, 1, _TRIAL * width, device=device).view(1, 1, _TRIAL, width).to(dtype)
             q, k, v = (x.expand(1, heads, -1, -1).clone().requires_grad_() for heads in (2, 1, 1))
             attend_compiled(q, k, v, rule, 0).float().sum().backward()
     except torch.cuda.OutOfMemoryError:
         raise
-    except Exception as error:  # any error of the compiler: there is another way
+    except Exception as error:  # whatever the compiler raises, attention works without it
         reason = (str(error).strip().splitlines() or [""])[0]
         say_once(
-            f"flex_attention doesn't compile here, and attention keeps its scores: {type(error).__name__}: {reason}"
+            "flex_attention doesn't compile on this machine, so attention scores stay in memory for the backward: "
+            f"{type(error).__name__}: {reason}"
         )
         return False
     return True

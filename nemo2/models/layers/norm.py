@@ -68,7 +68,7 @@ class TorchNorm(torch.nn.Module):
             torch.nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` is `[..., hidden_size]`; so is what comes back."""
+        """The normalized ``x``, ``[..., hidden_size]`` like ``x`` itself."""
         compute_dtype = torch.promote_types(x.dtype, self.weight.dtype)
         weight = self.weight.to(compute_dtype)
         if self.zero_centered:
@@ -86,6 +86,4 @@ class TorchNorm(torch.nn.Module):
 
 def _refuse_contradiction(name: str, argument: object, configured: object) -> None:
     if argument is not None and argument != configured:
-        raise ConfigError(
-            f"TorchNorm was given {name}={argument!r}, but its config says {configured!r}; drop the first."
-        )
+        raise ConfigError(f"TorchNorm got {name}={argument!r}, but its config says {configured!r}: don't pass {name}.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices of layers: printed once per process, on rank 0, however many layers there are."""
+"""Notices of layers, logged once per process, on rank 0 only."""
 
 import functools
 import logging

@@ -16,7 +16,7 @@ CP_COMM_TYPES = ("all_gather", "p2p", "a2a")
 
 
 def layer_problems(config: Any) -> list[str]:
-    """Everything in `config` (a TransformerConfig) that layers without Transformer Engine cannot do; empty if they can."""
+    """The settings of `config` (a TransformerConfig) that layers without Transformer Engine don't support. Empty: none."""
     types = getattr(config, "cp_comm_type", None)
     problems = []
     for kind in dict.fromkeys(types if isinstance(types, list) else [types]):
@@ -31,7 +31,7 @@ def layer_problems(config: Any) -> list[str]:
 
 
 def attention_problems(config: Any, *, cp_comm_type: Optional[str] = None) -> list[str]:
-    """Settings that `SDPAttention` does not support. `cp_comm_type` is the layer's; None means the default."""
+    """The settings that `SDPAttention` doesn't support. `cp_comm_type` is the layer's. None: the default."""
     problems = []
     if getattr(config, "qk_clip", False):
         problems.append(
@@ -52,7 +52,8 @@ def attention_problems(config: Any, *, cp_comm_type: Optional[str] = None) -> li
 
 
 def heads_over_context_ranks(config: Any) -> list[str]:
-    """``cp_comm_type="a2a"`` exchanges sequence for heads, of keys and values too; so does Transformer Engine's."""
+    """The requirement of ``cp_comm_type="a2a"``, which shards the heads of queries, keys and values over the
+    context-parallel ranks. It holds for Transformer Engine's attention too."""
     tp, cp = config.tensor_model_parallel_size, config.context_parallel_size
     groups = config.num_attention_heads if config.multi_latent_attention else config.num_query_groups
     for name, heads in (("num_attention_heads", config.num_attention_heads), ("num_query_groups", groups)):
@@ -78,8 +79,9 @@ def mla_problems(config: Any) -> list[str]:
 
 
 def mla_needs_sequence_parallel(config: Any) -> list[str]:
-    """Whatever the layers are built from: Megatron-Core 0.16 and 0.19 sum the gradient of every weight called q_layernorm over
-    the tensor-parallel ranks, which is right for a norm of single heads and twice too much for that of a shared latent."""
+    """The requirement of latent attention with any kind of layer. Megatron-Core 0.16 and 0.19 sum the gradient of every
+    weight called q_layernorm over the tensor-parallel ranks. That is right for norms of single heads, but multiplies the
+    gradient of a shared latent's norm by the tensor-parallel size."""
     tp = config.tensor_model_parallel_size
     if not config.multi_latent_attention or tp == 1 or config.sequence_parallel:
         return []
@@ -114,9 +116,9 @@ def moe_problems(config: Any) -> list[str]:
 
 
 def experts_cut_only_where_shared(config: Any) -> list[str]:
-    """Whatever the layers are built from: Megatron-Core reduces the gradients of experts among their own replicas only where
-    experts are shared out; else among the replicas of the dense layers, which then hold other experts' weights, or not all
-    copies of them."""
+    """The requirement of sharded experts with any kind of layer. Megatron-Core reduces the gradients of experts over the
+    experts' replicas only with expert parallelism. Otherwise it reduces them over the replicas of the dense layers, which
+    hold shards of other experts or not all replicas."""
     tp, etp = config.tensor_model_parallel_size, getattr(config, "expert_tensor_parallel_size", None)
     if not config.num_moe_experts or config.expert_model_parallel_size > 1 or etp in (None, tp):
         return []
@@ -128,8 +130,8 @@ def experts_cut_only_where_shared(config: Any) -> list[str]:
 
 
 def best_of_group_needs_plain_router(config: Any) -> list[str]:
-    """Whatever the layers are built from: Transformer Engine's fused router ranks groups by the sum of the best scores of each,
-    which is the best one alone where a token gets no more experts than groups."""
+    """The requirement of ``moe_router_group_score="max"`` with any kind of layer. Transformer Engine's fused router ranks
+    groups by the sum of their best scores. That is the best score alone only if a token gets one expert per group."""
     topk, groups = config.moe_router_topk, config.moe_router_group_topk
     if (
         getattr(config, "moe_router_group_score", "sum") != "max"
@@ -146,7 +148,7 @@ def best_of_group_needs_plain_router(config: Any) -> list[str]:
 
 
 def experts_need_sequence_parallel(config: Any) -> list[str]:
-    """Whatever the layers are built from."""
+    """The requirement of experts with tensor parallelism, with any kind of layer."""
     tp = config.tensor_model_parallel_size
     if not config.num_moe_experts or tp == 1 or config.sequence_parallel:
         return []
@@ -158,7 +160,7 @@ def experts_need_sequence_parallel(config: Any) -> list[str]:
 
 
 def whole_bias_on_one_rank(config: Any) -> list[str]:
-    """Whatever the layers are built from."""
+    """The requirement of experts with biases, with any kind of layer."""
     tp, etp = config.tensor_model_parallel_size, getattr(config, "expert_tensor_parallel_size", None)
     if not config.num_moe_experts or not getattr(config, "add_bias_linear", False) or (tp if etp is None else etp) == 1:
         return []
@@ -169,9 +171,10 @@ def whole_bias_on_one_rank(config: Any) -> list[str]:
 
 
 def refuse(problems: Iterable[str]) -> None:
-    """
+    """Raise an error that lists all ``problems``.
+
     Raises:
-        ConfigError: there are any; the message holds all of them.
+        ConfigError: there is at least one problem.
     """
     problems = list(problems)
     if problems:

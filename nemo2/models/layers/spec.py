@@ -85,8 +85,8 @@ def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Opt
     block = spec.submodules
     if not isinstance(block, TransformerBlockSubmodules):
         raise ConfigError(
-            "mtp_num_layers is set, and transformer_layer_spec is not the spec of a whole block: build it with "
-            "nemo2.models.layers.layer_spec, or set mtp_num_layers=None."
+            f"model.config.mtp_num_layers={config.mtp_num_layers} needs a transformer_layer_spec of a whole block. Build it with "
+            "nemo2.models.layers.layer_spec, or set model.config.mtp_num_layers=None."
         )
     if not block.layer_specs:
         # A separate stage for the loss holds no decoder layer to copy, so the last layer of the whole model is used.
@@ -110,8 +110,8 @@ def _block(
 ) -> TransformerBlockSubmodules:
     if config.virtual_pipeline_model_parallel_size is not None and vp_stage is None:
         raise ConfigError(
-            f"virtual_pipeline_model_parallel_size={config.virtual_pipeline_model_parallel_size} cuts this rank's "
-            "layers into chunks; pass vp_stage, the chunk to describe."
+            f"virtual_pipeline_model_parallel_size={config.virtual_pipeline_model_parallel_size} splits this rank's layers "
+            "into chunks: pass vp_stage, the index of the chunk."
         )
     return get_gpt_decoder_block_spec(
         config,

@@ -281,6 +281,10 @@ def gloo_groups() -> list:
         time.sleep(0.1)
         return running() - before, group
 
+    for _ in range(1000):  # the world group's threads too
+        if running() >= 2:
+            break
+        time.sleep(0.01)
     backend = CpuBackend()
     before, _ = made(2)
     backend.install()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checkpoint that a run resumes from, and its words where it can't."""
 
+import contextlib
 import shutil
 import types
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.directory import Manifest, publish, temporary_name
+from nemo2.checkpoint.lineage import begin
 from nemo2.errors import CheckpointError, RunFinished
+from nemo2.noise import send_to
 from support import small_runs
 
 
@@ -50,6 +53,25 @@ def test_finding_nothing_is_an_error_that_says_where_it_looked_unless_told_other
     with pytest.raises(CheckpointError, match=rf"looked in {tmp_path}.*resume_ignore_no_checkpoint=True"):
         AutoResume(resume_if_exists=True).setup(trainer(tmp_path))
     assert AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True).setup(trainer(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("begun", "told"), [(False, "No checkpoint"), (True, "The run was interrupted before its first")]
+)
+def test_only_a_run_that_starts_again_at_the_beginning_says_so_on_the_console(tmp_path, caplog, begun, told):
+    if begun:
+        begin(tmp_path, None)
+    kept = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(send_to, None)
+        send_to(types.SimpleNamespace(handle=kept.append))
+        kept.clear()  # what was said before there was a log
+        caplog.set_level("INFO")
+        AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True).setup(trainer(tmp_path))
+    shown = [record.getMessage() for record in caplog.records]
+    (message,) = shown if begun else [record.getMessage() for record in kept]
+    assert message.startswith(told) and message.endswith(f"to resume from in {tmp_path}; starting from the beginning.")
+    assert bool(shown) == begun
 
 
 @pytest.mark.parametrize("ignore", [False, True])

@@ -95,6 +95,9 @@ def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_o
     ):  # fmt: skip
         assert any(words in line for line in found[name]["result"]), found[name]
     assert found["accepted"] == 11 and "doesn't fit the checkpoint: model.config.vocab_size" in found["report"]
+    assert "<td class='number'>11</td>" in found["report"], (
+        "the report lists the checkpoint that the end of training saves"
+    )
     assert any("rotary_base" in line and "-> 500" in line for line in found["rotary base"]["result"])
     assert any("adam_beta1: 0.9 -> 0.5" in line for line in found["optimizer"]["result"])
     assert found["betas"] == {(0.5, 1e-6)}, "what the recipe says takes effect"

@@ -333,7 +333,7 @@ def test_a_run_does_not_write_into_a_folder_with_links_to_files(tmp_path, secret
     (folder / "checkpoints").symlink_to(tmp_path / "disk")
     create_directory(folder, field="log.log_dir")
     (folder / "hparams.yaml").symlink_to(secret)
-    with pytest.raises(ConfigError, match=r"hparams\.yaml is a link to .*secret.*Remove it"):
+    with pytest.raises(ConfigError, match=r"hparams\.yaml is a link to .*secret.*Remove the link"):
         create_directory(folder, field="log.log_dir")
 
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipe through nemo-run itself: its checks, its dry run, its direct run and a run in another process."""
 
+import gc
 import json
+import logging
 import os
 import sys
 from datetime import timedelta
@@ -22,6 +24,18 @@ def task(path):
     config.acts = [torch.tanh, torch.nn.functional.gelu]
     config.callbacks = [Config(Callback, every=2), Callback(every=3), run.Config(Callback, every=4)]
     return config
+
+
+@pytest.fixture(autouse=True)
+def experiments_are_gone():
+    """nemo-run's experiments take the root logger's handlers away when they are created and one more when they are
+    garbage-collected, which would be in a later test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    gc.collect()
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.mark.slow

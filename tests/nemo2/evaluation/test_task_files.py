@@ -33,18 +33,18 @@ def test_a_folder_of_plain_tasks_goes_through(tmp_path: Path) -> None:
         ("process_docs: !function evil.run", "!function"),
         ("doc_to_text: !!python/object/apply:os.system ['touch mark']", "python/object/apply"),
         ("class: !function evil.Task", "!function"),
-        ("class: evil.Task", "class: 'evil.Task', and lm-eval builds what it names"),
-        ("custom_dataset: evil", "lm-eval calls it"),
-        ("use_prompt: prompts.yaml:x", "makes objects"),
-        ("include: /elsewhere/task.yaml", "only .yaml files of the same folder"),
-        ("include: ../outside.yaml", "only .yaml files of the same folder"),
-        ("include: hidden", "only .yaml files of the same folder"),
-        ("include: [fine.yaml, hidden.txt]", "only .yaml files of the same folder"),
-        ("dataset_path: ./rows.py", "datasets runs that script"),
+        ("class: evil.Task", "class: 'evil.Task', and lm-eval imports and calls the named class"),
+        ("custom_dataset: evil", "lm-eval calls the named function"),
+        ("use_prompt: prompts.yaml:x", "creates Python objects"),
+        ("include: /elsewhere/task.yaml", "only .yaml and .yml files inside the task folder"),
+        ("include: ../outside.yaml", "only .yaml and .yml files inside the task folder"),
+        ("include: hidden", "only .yaml and .yml files inside the task folder"),
+        ("include: [fine.yaml, hidden.txt]", "only .yaml and .yml files inside the task folder"),
+        ("dataset_path: ./rows.py", "datasets library runs that script"),
         ("dataset_path: pandas", "reads pickles"),
-        ("dataset_kwargs: {trust_remote_code: true}", "runs a script that comes with the data"),
-        ("metric_list: [{metric: acc, hf_evaluate: true}]", "a script of the hub"),
-        ("metric_list: [{metric: ./evil.py}]", "would look for a script of it"),
+        ("dataset_kwargs: {trust_remote_code: true}", "runs the data set's script"),
+        ("metric_list: [{metric: acc, hf_evaluate: true}]", "a script from the hub"),
+        ("metric_list: [{metric: ./evil.py}]", "would load a script of that name"),
         ("metadata: [" + "[" * 500 + "]" * 500 + "]", "levels deep"),
     ],
 )
@@ -64,5 +64,5 @@ def test_a_data_folder_with_a_script_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "rows.py").write_text("")
     (tmp_path / "mine.yaml").write_text(PLAIN.replace("dataset_path: json", f"dataset_path: {tmp_path / 'rows'}"))
-    with pytest.raises(SecurityError, match="datasets runs that script"):
+    with pytest.raises(SecurityError, match="datasets library runs that script"):
         refuse_code(tmp_path)

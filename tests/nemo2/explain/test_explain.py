@@ -138,7 +138,7 @@ def test_a_bucket_size_without_overlap_is_explained() -> None:
     recipe.strategy.ddp_config.overlap_grad_reduce = False
     [found] = explained(recipe, "strategy.ddp_config.bucket_size").values()
     assert found.effective is None
-    assert found.layers[-1].who == "overlap_grad_reduce is off, and Megatron-Core makes one bucket of everything"
+    assert found.layers[-1].who == "overlap_grad_reduce is off, so Megatron-Core puts all gradients into one bucket"
 
 
 @pytest.mark.parametrize("field", ["strategy.ddp_config.overlap_grad_sync", "overlap_grad_reduce", "bucket_size"])

@@ -326,7 +326,7 @@ BAD = {
     "a wider norm": (of_a_wider_norm, "model.norm.weight is [48] in the adapter, but [32] in the base"),
     "in full and by additions": (
         of_a_layer_that_has_one,
-        "self_attention.linear_qkv is trained in full, and peft.target_modules",
+        "self_attention.linear_qkv in full, and peft.target_modules",
     ),
     "neither of both": (of_something_else, "prompt_embeddings is neither an adapter"),
     "a layer that isn't there": (of_another_layer, "model.layers.7.self_attn.q_proj"),

@@ -108,6 +108,15 @@ def test_sizes_that_no_model_has(tmp_path: Path) -> None:
     refused(source, r"config.json \(LlamaForCausalLM\) describes a model that cannot be built", ConfigError)
 
 
+def test_a_missing_size_is_named(tmp_path: Path) -> None:
+    """Gemma 2's layers follow from their number where config.json doesn't list them."""
+    without = {name: value for name, value in CONFIG.items() if name not in ("num_hidden_layers", "hidden_act")}
+    source = write(tmp_path / "hf")
+    told = without | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+    (source / "config.json").write_text(json.dumps(told))
+    refused(source, r"config.json \(Gemma2ForCausalLM\) has no num_hidden_layers, .*: add it", ConfigError)
+
+
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "num_local_experts"])
 def test_numbers_that_would_fill_the_memory(tmp_path: Path, name: str) -> None:
     """Before anything is counted up to them."""

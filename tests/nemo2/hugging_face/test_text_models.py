@@ -59,5 +59,5 @@ def test_settings_that_are_no_object_are_refused() -> None:
     from nemo2.models.conversion.families import conversion_for
 
     told: dict[str, Any] = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": None}
-    with pytest.raises(ConfigError, match="text_config=None: it has to be an object"):
+    with pytest.raises(ConfigError, match="text_config=None: it must be an object"):
         conversion_for(told).config(told)

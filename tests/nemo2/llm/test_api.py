@@ -207,4 +207,4 @@ def wrong_world() -> str:
 
 def test_a_world_of_another_size_than_the_trainers_is_refused(run_on_ranks):
     for message in run_on_ranks(wrong_world, 2, init_process_group=False):
-        assert "= 1 * 1 = 1, and the launcher started 2 processes" in message
+        assert "= 1 * 1 = 1, but the launcher started 2 processes" in message

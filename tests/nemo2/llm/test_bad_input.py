@@ -53,11 +53,11 @@ def of_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [
-        ([], "at least one text"),
-        (["ab", ""], "Prompt 2 of 2 holds no token"),
+        ([], "at least one prompt"),
+        (["ab", ""], "Prompt 2 of 2 has no tokens"),
         (
             ["ab " * LENGTH],
-            f"The prompt has .* tokens and leaves no room in the model's {LENGTH}: shorten it to {LENGTH - 1}",
+            f"The prompt has .* tokens, .* may have {LENGTH} tokens together. Shorten the prompt to at most {LENGTH - 1}",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_files_of_a_tokenizer_that_were_changed_are_told_by_their_hash(checkpoin
 def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path) -> None:
     from nemo2.models.generate import read_prompts
 
-    with pytest.raises(ConfigError, match="The prompt has the token 99999, and the tokenizer's go from 0 to"):
+    with pytest.raises(ConfigError, match="The prompt has the token id 99999, but the tokenizer's ids range from 0 to"):
         read_prompts(small_chats.make_tokenizer(tmp_path), [[1, 99999]])
 
 
@@ -134,9 +134,9 @@ def test_what_is_there_to_write_to_and_to_read_is_looked_at_first(checkpoint: Pa
             (tmp_path / name).write_text(text)
         with pytest.raises(Nemo2Error, match=f"{name}.*(can't be read|is empty|must be a JSON object)"):
             llm.generate(str(checkpoint), input_dataset=str(tmp_path / name))
-    with pytest.raises(ConfigError, match="no task to evaluate"):
+    with pytest.raises(ConfigError, match="tasks is empty: name at least one"):
         llm.evaluate(str(checkpoint), [])
-    with pytest.raises(ConfigError, match="task_folder='.*none': there is no such folder"):
+    with pytest.raises(ConfigError, match="task_folder='.*none' \\(--include\\): the folder doesn't exist"):
         llm.evaluate(str(checkpoint), ["mine"], task_folder=str(tmp_path / "none"))
 
 

@@ -11,7 +11,7 @@ from nemo2.backend.extras import has
 from support import hf_parity as parity
 from support.hf_models import ROWS, VOCABULARY
 
-LENGTHS, NEW, SOME, FEWER = (3, 7, 7, 17), 64, 24, 12
+LENGTHS, NEW, SOME, FEWER = (3, 7, 7, 17), 40, 24, 4
 LAYOUTS: dict[str, dict[str, Any]] = {
     "TP 2": {"tensor_model_parallel_size": 2},
     "TP 2, SP": {"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2, "sequence_parallel": True},
@@ -34,6 +34,23 @@ SPREAD = (
     "Nemotron-H, Nemotron Nano v2",
 )
 """The families that write ``SOME`` tokens at other layouts and without a cache; the others write ``FEWER`` there."""
+
+LIKE_ANOTHER = (
+    "Llama 3, Code Llama",
+    "Llama, linear scaling",
+    "Llama-Nemotron Super, Ultra (by a Llama)",
+    "Mistral NeMo, Large",
+    "Qwen 2, 2.5, small",
+    "Qwen 3, stretched",
+    "Qwen 3 MoE, mixed",
+    "DeepSeek V2-Lite",
+    "DeepSeek V3, plain positions",
+    "Phi-3, part rotated",
+    "Phi-4 mini",
+    "Baichuan 2 (by a Llama)",
+    "ChatGLM 3 (by a GLM)",
+)
+"""Rows that differ from another row only in what tensor-parallel ranks don't split: positions, sizes, the form of files."""
 
 ONE_BY_ONE = ("Llama, dynamic scaling", "Llama 4 Scout", "Phi-3 mini and medium, 128k")
 """Rows whose answers depend on the rows beside them in transformers: on the padding in front, or on the longest."""
@@ -146,6 +163,8 @@ def runs_at(config: Any, row: Any, layout: dict[str, Any]) -> bool:
     """Whether a family is tried at a layout, and can be."""
     if layout == LAYOUTS["PP 2"]:
         return True
+    if row.name in LIKE_ANOTHER:
+        return False
     if layout == LAYOUTS["EP 2"]:
         return bool(config.num_moe_experts) and row.name in SPREAD
     if layout == LAYOUTS["TP 2, EP 2"]:  # experts with biases
@@ -242,7 +261,8 @@ def test_megatron_cores_dynamic_cache_has_no_attention_but_flash_attns(run_on_ra
 
 
 def test_several_tokens_over_a_cache_are_refused(run_on_ranks: Any) -> None:
-    assert run_on_ranks(fed_twice, 1) == ["Megatron-Core lets several tokens of a later call see each other: feed one."]
+    [answer] = run_on_ranks(fed_twice, 1)
+    assert answer.startswith("feed: a call after the first takes one token per row, not ")
 
 
 def switched(sequence_parallel: bool) -> tuple[list[bool], list[bool], bool]:

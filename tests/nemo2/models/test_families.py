@@ -11,7 +11,7 @@ import torch
 from nemo2.config import Config
 from nemo2.rehearse.shrink import SEQUENCE, VOCABULARY, small_sizes
 
-STEPS = 3
+STEPS = 2
 # The configuration of each family that is shrunk, and what it is trained with beside its own settings.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Llama 2": ("llama", "Llama2Config7B", {}),

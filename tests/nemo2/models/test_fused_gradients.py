@@ -95,6 +95,6 @@ def sharded() -> dict[str, Any]:
 def test_sharded_gradients_are_added_apart(run_on_ranks: Any) -> None:
     told = run_on_ranks(sharded, 2)[0]
     assert told == {
-        "FSDP2": ["FSDP2Strategy has no buffers of gradients"],
+        "FSDP2": ["FSDP2Strategy has no gradient buffers"],
         "Megatron-FSDP": ["Megatron-FSDP keeps gradients in pieces"],
     }

@@ -87,9 +87,9 @@ def test_tokens_are_drawn_from_the_narrowed_distribution(settings: dict[str, Any
 @pytest.mark.parametrize(
     ("prompts", "settings", "words"),
     [
-        ([""], {}, "holds no token"),
+        ([""], {}, "has no tokens"),
         ("abc", {}, "prompts must be a list"),
-        (["abcd"], {"max_sequence_length": 4}, "leaves no room in the model's 4"),
+        (["abcd"], {"max_sequence_length": 4}, "a prompt and its continuation may have 4 tokens together"),
         (["a"], {"temperature": -1.0}, "temperature=-1.0 must be 0"),
         (["a"], {"top_p": 0.0}, "top_p=0.0 must be above 0"),
         (["a"], {"min_p": 1.0}, "min_p=1.0 must be from 0"),
@@ -138,7 +138,7 @@ def texts_of_a_model(tp: int, sequence_parallel: bool, **settings: Any) -> tuple
     model = config.configure_model(None)
     results = generate(model, Letters(), ["abc", "hello"], max_new_tokens=6, **settings)
     larger = SimpleNamespace(vocab_size=33, text_to_ids=lambda text: [32])
-    with pytest.raises(ConfigError, match="The tokenizer has 33 tokens and the model 32 rows"):
+    with pytest.raises(ConfigError, match="The tokenizer has 33 tokens, but the model's embedding has 32 rows"):
         generate(model, larger, ["abc"])
     return [r.text for r in results], model.training
 

@@ -13,6 +13,7 @@ import torch
 from nemo2.config import machine_settings
 from nemo2.config.adjust import adjustments
 from nemo2.errors import ConfigError, DataError
+from nemo2.models import gpt_step
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.gpt_step import check_token_ids
 from nemo2.models.llama import LlamaConfig, LlamaModel
@@ -101,7 +102,7 @@ def test_the_vocabulary_is_padded_unless_it_is_given(settings: dict[str, Any], t
 @pytest.mark.parametrize(
     ("settings", "tokenizer", "words"),
     [
-        ({}, None, "vocab_size is not set and there is no tokenizer"),
+        ({}, None, "vocab_size is not set, and no tokenizer defines it"),
         ({"vocab_size": 90}, SimpleNamespace(vocab_size=100), "vocab_size=90 is smaller than the tokenizer's 100"),
         (
             {"vocab_size": 101, "tensor_model_parallel_size": 2},
@@ -116,7 +117,7 @@ def test_a_vocabulary_that_cannot_be_used_is_refused(settings: dict[str, Any], t
 
 
 def test_a_model_without_a_config_says_what_to_pass() -> None:
-    with pytest.raises(ConfigError, match="LlamaModel was given no config"):
+    with pytest.raises(ConfigError, match="LlamaModel needs a config"):
         LlamaModel()
 
 
@@ -193,6 +194,15 @@ def one_micro_batch() -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(("length", "nearest"), [(6, 8), (8 + 3, 8)])
+def test_a_sequence_that_chunks_do_not_divide_gets_a_length_that_works(
+    monkeypatch: pytest.MonkeyPatch, length: int, nearest: int
+) -> None:
+    monkeypatch.setattr(gpt_step.parallel_state, "get_context_parallel_world_size", lambda: 4)
+    with pytest.raises(DataError, match=f"{length} tokens long.*a multiple of 8, such as {nearest}[.]"):
+        gpt_step._shares({"tokens": torch.zeros(1, length)})
+
+
 def test_a_model_fetches_checks_and_runs_a_micro_batch(run_on_ranks: Any) -> None:
     result = run_on_ranks(one_micro_batch, 1)[0]
     assert result["built_once"]
@@ -201,7 +211,7 @@ def test_a_model_fetches_checks_and_runs_a_micro_batch(run_on_ranks: Any) -> Non
     torch.testing.assert_close(result["training"], result["validation"])
     assert (result["reduction"], result["kept"], result["validating"]) == ("MaskedTokenLossReduction", True, True)
     assert "'tokens' lie outside the vocabulary of 64" in result["refusals"][0]
-    assert "must hold position_ids, labels, loss_mask" in result["refusals"][1]
+    assert "The batch has no position_ids, labels, loss_mask, which a GPT needs" in result["refusals"][1]
 
 
 def chunks_of_a_pipeline(virtual: int | None) -> list[tuple[int, bool, bool, list[str]]]:

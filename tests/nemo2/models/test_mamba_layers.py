@@ -139,7 +139,7 @@ def refusals() -> list[str]:
 def test_what_cannot_be_built_is_refused_in_words(run_on_ranks: Any) -> None:
     pattern, groups, context = run_on_ranks(refusals, 1)[0]
     assert "names 2 layers, but model.config.num_layers=1" in pattern
-    assert "4 heads in model.config.mamba_num_groups=3 groups" in groups
+    assert "4 heads and model.config.mamba_num_groups=3 can't be sharded" in groups
     assert "context_parallel_size=2" in context
 
 

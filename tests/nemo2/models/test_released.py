@@ -311,5 +311,5 @@ def test_baichuan_normalises_the_rows_of_its_output_layer(run_on_ranks: Any, ran
 )  # fmt: skip
 def test_a_configuration_without_a_size_says_what_it_lacks(module: str, name: str) -> None:
     made = getattr(import_module(f"nemo2.models.{module}"), name)
-    with pytest.raises(ConfigError, match=f"{name} has no size of its own: set .*hidden_size.*Llama32Config1B"):
+    with pytest.raises(ConfigError, match=f"{name} has no default sizes: set .*hidden_size.*Llama32Config1B"):
         made()

@@ -98,9 +98,15 @@ def test_a_long_phi_keeps_the_fields_of_its_release() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"position_embedding_type": "none"}, 'position_embedding_type="none", which rotates nothing: use "rope"'),
+        (
+            {"position_embedding_type": "none"},
+            'needs rotary positions, but position_embedding_type="none": set position_embedding_type="rope"',
+        ),
         ({"seq_len_interpolation_factor": 2.0}, "seq_len_interpolation_factor=2.0 both change rotary frequencies"),
-        ({"apply_rope_fusion": True}, "apply_rope_fusion=True, whose kernel doesn't multiply .* 1.13863: use .*=False"),
+        (
+            {"apply_rope_fusion": True},
+            "by 1.13863, which the kernel of apply_rope_fusion=True doesn't do: set apply_rope_fusion=False",
+        ),
     ],
 )
 def test_what_stretching_can_t_go_with_is_refused(fields: dict[str, Any], words: str) -> None:
@@ -119,7 +125,7 @@ def test_classes_with_a_scaling_of_their_own_refuse_another() -> None:
     from nemo2.models.rotary import DynamicNTK
 
     for kind in (Llama31Config8B, Gemma3Config1B):
-        with pytest.raises(ConfigError, match="both change rotary frequencies: keep one of them"):
+        with pytest.raises(ConfigError, match="both change rotary frequencies: keep only one"):
             kind(rope_stretching=DynamicNTK(original_length=64, factor=2.0))
 
 
@@ -128,7 +134,7 @@ def test_a_padded_length_is_refused_where_it_decides() -> None:
     from nemo2.models.rotary import DynamicNTK, Yarn
 
     with pytest.raises(
-        ConfigError, match="DynamicNTK turns positions by the length .* beyond 16 tokens, up to 17 .*=False"
+        ConfigError, match="DynamicNTK: beyond 16 tokens the rotary frequencies depend on .* have 17 tokens.*=False"
     ):
         refuse_padding(DynamicNTK(original_length=16, factor=2.0), 17)
     refuse_padding(DynamicNTK(original_length=16, factor=2.0), 16)

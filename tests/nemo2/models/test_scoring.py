@@ -133,9 +133,9 @@ class Silent:
 @pytest.mark.parametrize(
     ("tokenizer", "settings", "error", "words"),
     [
-        (Numbers(), {"stride": 99}, ConfigError, "stride=99 must be from 1 to the 16"),
+        (Numbers(), {"stride": 99}, ConfigError, "stride=99 must lie between 1 and 16"),
         (Silent(), {}, DataError, "Silent has neither bos_id nor eos_id"),
-        (Numbers(), {"texts": ["A", ""]}, DataError, "Text 2 of 2 holds no token"),
+        (Numbers(), {"texts": ["A", ""]}, DataError, "Text 2 of 2 has no tokens"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(tokenizer: Any, settings: Any, error: Any, words: str) -> None:

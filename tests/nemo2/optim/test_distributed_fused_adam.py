@@ -98,9 +98,9 @@ def test_apexs_defaults_all_at_once_make_a_legal_recipe() -> None:
 def test_parameters_are_gathered_in_the_dtype_of_the_precision_and_no_other(dtype: Any) -> None:
     recipe = llama3_8b.pretrain_recipe()
     distributed_fused_adam(param_sync_dtype=dtype).apply_to(recipe)
-    with pytest.raises(ConfigError, match="param_sync_dtype=torch.float32: .* torch.bfloat16 by trainer.plugins"):
+    with pytest.raises(ConfigError, match="param_sync_dtype=torch.float32: .* trainer.plugins sets to torch.bfloat16"):
         distributed_fused_adam(param_sync_dtype="fp32").apply_to(recipe)
-    with pytest.raises(ConfigError, match="fp8 needs trainer.plugins.fp8"):
+    with pytest.raises(ConfigError, match="fp8 requires trainer.plugins.fp8"):
         distributed_fused_adam(param_sync_dtype="fp8").apply_to(recipe)
     recipe.trainer.plugins = bf16_with_fp8_subchannel_scaling_mixed()
     distributed_fused_adam(param_sync_dtype="fp8").apply_to(recipe)
@@ -161,7 +161,7 @@ def test_what_is_left_out_is_left_to_megatron_core_and_the_precision() -> None:
         ({"device": "cpu"}, "device='cpu': .* optim.config.optimizer_cpu_offload=True"),
         (
             {"process_group": "some"},
-            "process_group='some': .* Leave it out; strategy.num_distributed_optimizer_instances",
+            "process_group='some': .* Leave it out. .* strategy.num_distributed_optimizer_instances",
         ),
         ({"distributed_process_group": "some"}, "distributed_process_group='some'"),
         ({"redundant_process_group": "some"}, "redundant_process_group='some'"),
@@ -170,7 +170,7 @@ def test_what_is_left_out_is_left_to_megatron_core_and_the_precision() -> None:
         ({"capturable": True}, "capturable=True: .*model.config.cuda_graph_impl"),
         ({"disable_distributed_parameters": True}, "set optim.config.use_distributed_optimizer=False"),
         ({"store_params": False}, "store_params=False: .* store_param_remainders=True"),
-        ({"store_params": True, "store_param_remainders": True}, "keep one of them"),
+        ({"store_params": True, "store_param_remainders": True}, "the two options exclude each other"),
         ({"with_scaled_states": True}, "with_scaled_states=True with dtype=torch.float32: .* fp16 and fp8"),
         ({"with_scaled_states": True, "dtype": "bf16"}, "with_scaled_states=True with dtype='bf16'"),
         ({"param_sync_dtype": "int8"}, "param_sync_dtype='int8': must be fp32"),
@@ -193,6 +193,29 @@ def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
         distributed_fused_adam(dtype="bf17", amsgrad=True, bucket_cap_mb=-1)
     assert len(str(refused.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_the_advice_for_summed_gradients_gives_their_updates(decoupled: bool) -> None:
+    """Torch's Adam: gradients summed over four replicas, and averaged gradients with the settings of the advice."""
+    replicas, means = 4, [torch.tensor([0.3, -0.4, 2.0]), torch.tensor([0.01, 0.2, -0.05])]
+
+    def trained(gradients: list[torch.Tensor], divisor: int) -> torch.Tensor:
+        parameter = torch.nn.Parameter(torch.ones(3))
+        kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+        decay = 0.1 if decoupled else 0.1 / divisor
+        optimizer = kind([parameter], lr=0.1, eps=0.05 / divisor, weight_decay=decay)
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            torch.nn.utils.clip_grad_norm_([parameter], 1.0 / divisor)
+            optimizer.step()
+        return parameter.detach()
+
+    with pytest.raises(ConfigError, match=r"divide optim\.config\.clip_grad and optim\.config\.adam_eps"):
+        distributed_fused_adam(average_grad_sync=False)
+    torch.testing.assert_close(
+        trained(means, replicas), trained([replicas * one for one in means], 1), rtol=1e-4, atol=0.0
+    )
 
 
 def test_a_recipe_gets_the_options_and_keeps_the_rest() -> None:

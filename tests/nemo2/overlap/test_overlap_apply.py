@@ -16,7 +16,7 @@ def test_a_bucket_size_that_nothing_uses_is_told_with_its_line() -> None:
     [sentence] = said
     assert sentence.startswith(f"strategy.ddp_config.bucket_size=1000 ({__file__}:")
     assert sentence.endswith(
-        "does not take effect: overlap_grad_reduce is off, and Megatron-Core makes one bucket of everything."
+        "does not take effect: overlap_grad_reduce is off, so Megatron-Core puts all gradients into one bucket."
     )
     assert adjustments(ddp)["bucket_size"][-1].why.startswith("overlap_grad_reduce is off")
 

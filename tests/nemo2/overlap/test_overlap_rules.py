@@ -15,7 +15,7 @@ from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
 from nemo2.overlap.facts import facts_of_run
-from nemo2.overlap.rules import DEFAULT_BUCKET_SIZE, decide
+from nemo2.overlap.rules import DEFAULT_BUCKET_SIZE, decide, ineffective
 from nemo2.overlap.settings import Decision, OverlapFacts, Setting
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.parallel.layout import Layout
@@ -277,6 +277,13 @@ def facts(**changes: Any) -> OverlapFacts:
 def test_tensor_overlap_is_turned_off_with_the_first_obstacle(given: dict[str, Any], reason: str) -> None:
     asked = [Setting("tp_comm_overlap", "MegatronCommOverlapCallback", True)]
     assert decide(facts(**given), asked)["tp_comm_overlap"] == (False, reason, False)
+
+
+@pytest.mark.parametrize(("sizes", "unused"), [({"tensor_parallel": 2}, []), ({}, ["tp_comm_overlap"])])
+def test_auto_is_never_told_as_without_effect(sizes: dict[str, int], unused: list[str]) -> None:
+    given = [Setting("tp_comm_overlap", "model.config", True), Setting("tp_comm_overlap_cfg", "model.config", "auto")]
+    decided = decide(facts(sequence_parallel=True, hidden_size=8192, gpu="h100", **sizes), given)
+    assert [setting.name for setting, _ in ineffective(decided, given)] == unused
 
 
 @pytest.mark.parametrize(

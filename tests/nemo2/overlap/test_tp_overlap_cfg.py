@@ -136,8 +136,8 @@ def test_what_is_asked_for_by_name_is_taken_and_what_does_not_fit_is_said() -> N
     name = "userbuffers_bf16_h100_h12288_tp4_mbs1_seqlen2048"
     settings, reason = choose_userbuffers(facts(), name)
     assert settings == preset(name)
-    assert "tuned for hidden size 12288, and the run has 8192; sequence length 2048, and the run has 8192" in reason
-    assert choose_userbuffers(facts(), "default") == (None, "Transformer Engine's defaults, as asked for")
+    assert "tuned for hidden size 12288, but the run has 8192; sequence length 2048, but the run has 8192" in reason
+    assert choose_userbuffers(facts(), "default") == (None, "Transformer Engine's defaults, as requested")
     automatic, reason = choose_userbuffers(facts(), None)
     assert automatic == choose_userbuffers(facts(), "auto")[0] == preset(PRESETS[reason.split()[1].rstrip(":")].name)
     nothing, reason = choose_userbuffers(facts(hidden_size=4096), "auto")

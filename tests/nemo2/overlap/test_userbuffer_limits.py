@@ -186,7 +186,7 @@ def test_explain_shows_each_switch_with_its_reason() -> None:
         [place] = explain(recipe, settle(recipe, machine), f"model.config.{name}")
         assert place.effective is value
     [place] = explain(recipe, settle(recipe, machine), "model.config.tp_comm_overlap_disable_fc1")
-    assert "tp_comm_overlap_cfg says so of fc1_fprop, fc1_dgrad" in str(place)
+    assert "follows from tp_comm_overlap_cfg for fc1_fprop, fc1_dgrad" in str(place)
 
 
 def test_a_preset_whose_switch_turns_off_what_it_sets_is_told() -> None:

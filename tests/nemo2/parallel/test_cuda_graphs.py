@@ -306,7 +306,7 @@ def test_hooks_on_captured_layers_are_refused() -> None:
     refuse_hooks([layer])
     handle = layer.mlp.register_forward_hook(watch)
     with pytest.raises(
-        ConfigError, match=r"hooks on mlp of layer 3: watch\. A graph replays kernels .* take them off before"
+        ConfigError, match=r"hooks on mlp of layer 3: watch\. A graph replays kernels .* Remove the hooks before"
     ):
         refuse_hooks([layer])
     handle.remove()
@@ -322,7 +322,7 @@ def test_packed_sequences_are_refused() -> None:
     for batch in (packed, (packed, 0, 0)):
         with pytest.raises(ConfigError, match="packed sequences"):
             graphs_of("local").around(len, step_of(batch))
-    with pytest.raises(ConfigError, match="this one is a Tensor"):
+    with pytest.raises(ConfigError, match="this batch is a Tensor"):
         graphs_of("full_iteration").around(len, step_of(torch.zeros(3)))
 
 
@@ -334,7 +334,7 @@ def test_a_batch_that_grows_is_refused_where_its_size_was_captured() -> None:
     assert graphs.around(len, step_of(microbatches=8)) is len  # one micro-batch after the other, each the same
     staged = graphs_of("local", stages=2)
     staged.around(len, step_of())
-    with pytest.raises(ConfigError, match="4 micro-batches, and this step has .* 8 micro-batches"):
+    with pytest.raises(ConfigError, match="4 micro-batches, but this step has .* 8 micro-batches"):
         staged.around(len, step_of(microbatches=8))
     with pytest.raises(ConfigError, match="rampup_batch_size"):
         graphs.around(len, step_of(seq=32))
@@ -346,7 +346,7 @@ def test_hooks_that_a_replay_does_not_call_are_told_once(caplog: pytest.LogCaptu
     listening._refuse_what_cannot_replay(step_of())
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "Mine: on_megatron_microbatch_start or on_megatron_microbatch_end is not called"
+        "Mine: on_megatron_microbatch_start or on_megatron_microbatch_end is no longer called"
     )
     graphs_of("local", hooks=("Mine",))._refuse_what_cannot_replay(step_of())
     assert len(caplog.records) == 1

@@ -130,7 +130,7 @@ def called(trainer: Any) -> dict[str, Any]:
     parallel.zero_grad_buffer()
     found["with gradients"] = float(parallel(share, forward_only=False, **shape))
     found["gradients"] = max(float(p.main_grad.abs().max()) for p in parallel.parameters())
-    with pytest.raises(ConfigError, match="wrap_forward_step=False. needs forward_step"):
+    with pytest.raises(ConfigError, match="wrap_forward_step=False. requires a forward_step"):
         parallel(share, wrap_forward_step=False)
     return found
 

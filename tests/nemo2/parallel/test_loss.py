@@ -61,9 +61,18 @@ def test_scalar_losses_are_averaged_and_the_users_own_tensor_stays_as_it_is(run_
     assert found == {"mine": 3.0, "count": 1, "mean": 4.0, "none": None, "predictions": {}, "empty": 0.0}
 
 
-@pytest.mark.parametrize("output", [torch.ones(2), None, {"accuracy": 1.0}])
-def test_training_without_a_scalar_loss_is_an_error_that_says_what_came(output):
-    with pytest.raises(TypeError, match="training_step must return a scalar loss.*training_loss_reduction"):
+@pytest.mark.parametrize(
+    ("output", "returned"),
+    [
+        (torch.ones(2), r"Tensor of shape \(2,\)"),
+        (None, "NoneType"),
+        ({"accuracy": 1.0}, "dict"),
+        ({"loss": torch.ones(2)}, r"dict with a loss of shape \(2,\)"),
+    ],
+)
+def test_training_without_a_scalar_loss_is_an_error_that_says_what_came(output, returned):
+    words = rf"training_step must return a scalar loss.* it returned {returned}\. .*training_loss_reduction"
+    with pytest.raises(TypeError, match=words):
         ScalarLossReduction()(None, output)
 
 

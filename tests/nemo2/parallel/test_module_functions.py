@@ -58,7 +58,7 @@ def test_a_function_that_returns_no_module_is_named() -> None:
     def broken(module: Any) -> Any:
         return None
 
-    with pytest.raises(ConfigError, match="broken returned NoneType: it must return the module"):
+    with pytest.raises(ConfigError, match=r"broken returned NoneType\. It must return a module"):
         fn.walk(Net(), broken)
 
 

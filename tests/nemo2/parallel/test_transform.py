@@ -191,6 +191,6 @@ def test_two_different_transforms_are_refused_by_their_names(told):
 
 def test_a_transform_that_cannot_work_is_refused(told):
     assert "ConfigError: ModelTransform() has no function to apply" in told["none"]
-    assert "model_transform=nothing returned NoneType for GPTModel: it must return the module" in told["no module"]
+    assert "model_transform=nothing returned NoneType for GPTModel. It must return a module" in told["no module"]
     assert "model.model_transform='lora': must be a function" in told["no function"]
-    assert "parameters are frozen: there is nothing to train" in told["all frozen"]
+    assert "parameters are frozen, so there is nothing to train" in told["all frozen"]

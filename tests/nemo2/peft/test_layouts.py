@@ -24,11 +24,7 @@ LATE = {"target_modules": ["*.layers.3.*"]}
 GATED: dict[str, Any] = {"gated_linear_unit": True}
 RUNS = [
     *(("LoRA", name) for name in adapted_runs.LAYOUTS),
-    *(
-        (kind, name)
-        for kind in ("DoRA", "CanonicalLoRA", "CanonicalDoRA")
-        for name in ("tp2", "tp2 sp", "pp2 vp2", "fsdp2")
-    ),
+    *((kind, name) for kind in ("DoRA", "CanonicalLoRA", "CanonicalDoRA") for name in ("tp2 sp", "pp2 vp2", "fsdp2")),
 ]
 
 
@@ -77,7 +73,8 @@ def two_ranks(directory: str) -> dict[Any, Any]:
 
 
 RESUMED = [
-    *((kind, "tp2 sp") for kind in KINDS),
+    ("LoRA", "tp2 sp"),
+    ("CanonicalDoRA", "tp2 sp"),
     ("LoRA", "pp2"),
     ("DoRA", "fsdp2"),
 ]

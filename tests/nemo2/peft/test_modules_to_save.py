@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that are trained in full beside additions: alike in every layout, saved with them, refused where they aren't there."""
+"""Modules that are trained in full beside adapters: alike in every layout, saved with them, refused where they aren't there."""
 
 from typing import Any
 
@@ -90,10 +90,10 @@ def test_a_norm_that_is_fused_with_its_linear_layer_is_trained_by_its_own_name()
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (lambda: LoRA(modules_to_save=["lm_head"]), "'lm_head' is no module of this model"),
-        (lambda: LoRA(modules_to_save=["output_layer"]), "trained as word_embeddings"),
-        (lambda: LoRA(modules_to_save=["linear_fc1"]), "linear_fc1 is trained in full, and peft.target_modules"),
-        (lambda: CanonicalLoRA(modules_to_save=["*.layers.0.mlp"]), "layers.0.mlp.linear_fc1 is trained in full"),
+        (lambda: LoRA(modules_to_save=["lm_head"]), "'lm_head' matches no module with weights in this model"),
+        (lambda: LoRA(modules_to_save=["output_layer"]), "name word_embeddings"),
+        (lambda: LoRA(modules_to_save=["linear_fc1"]), "linear_fc1 in full, and peft.target_modules"),
+        (lambda: CanonicalLoRA(modules_to_save=["*.layers.0.mlp"]), "layers.0.mlp.linear_fc1 in full"),
     ],
 )
 def test_a_module_that_is_not_there_or_has_an_addition_is_refused_before_anything_is_built(method, words):

@@ -57,7 +57,9 @@ def test_parts_of_a_fused_layer_are_collected_by_the_layer():
 
 @pytest.mark.parametrize("kind", [LoRA, DoRA])
 def test_an_unknown_target_is_refused_with_the_names_that_exist(kind):
-    with pytest.raises(ConfigError, match=r"'linear_qvk' is no linear layer of this model.*linear_qkv.*linear_fc1"):
+    with pytest.raises(
+        ConfigError, match=r"'linear_qvk' matches no linear layer of this model.*linear_qkv.*linear_fc1"
+    ):
         kind(target_modules=["linear_fc1", "linear_qvk"]).refuse_unknown_targets(LAYERS)
     kind().refuse_unknown_targets(LAYERS)  # of the usual targets those that are there
     with pytest.raises(ConfigError, match="no linear layer of this model"):

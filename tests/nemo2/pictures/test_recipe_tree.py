@@ -128,9 +128,11 @@ def test_without_graphviz_one_is_told_what_needs_nothing(
     ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(ConfigError, match=r"`dot` is not installed \(apt-get install graphviz\); .svg and .html need"):
+    with pytest.raises(
+        ConfigError, match=r"Graphviz's `dot`, which is not installed: apt-get install graphviz, or use .svg or .html"
+    ):
         write_picture(recipe(), tmp_path / f"a{ending}", title="t")
-    with pytest.raises(ConfigError, match=r"a picture ends in .svg, .html, .dot, .png, .pdf"):
+    with pytest.raises(ConfigError, match=r"the suffix of a picture must be one of .svg, .html, .dot, .png, .pdf"):
         write_picture(recipe(), tmp_path / "a.jpeg", title="t")
     assert list(tmp_path.iterdir()) == []
 

@@ -147,7 +147,7 @@ def test_offloaded_activations_are_not_counted_on_the_gpu_and_their_copies_are_t
     apply_overrides(recipe, [*changes, "model.config.cpu_offloading_weights=True"])
     made = plan(recipe, gpus="H100", check=False)
     assert not made.counted and len(made.notes) == 2
-    assert "note: model.config.cpu_offloading: activations of 24 layers" in render(made)
+    assert "note: model.config.cpu_offloading: the activations of 24 layers" in render(made)
     assert not plan(here.facts.recipe, gpus="H100", check=False, rehearsed=False).notes
 
 

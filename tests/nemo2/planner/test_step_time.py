@@ -15,6 +15,7 @@ from nemo2.planner.error_band import band
 from nemo2.planner.job import Job
 from nemo2.planner.links import bandwidth, dispatch_seconds, exchange_seconds
 from nemo2.planner.step_time import predict
+from nemo2.planner.text import band_words
 
 LLAMA: dict[str, Any] = {
     "layers": 80, "hidden": 8192, "heads": 64, "kv_heads": 8, "head_dim": 128, "ffn": 28672, "vocab": 128256,
@@ -175,6 +176,14 @@ def test_the_band_of_a_job_that_nobody_measured_is_the_widest() -> None:
     # Three measurements are no band.
     few = band(decoder(**LLAMA, **MIXERS), job(), errors)
     assert (few.low, few.high, few.measurements) == (0.8, 1.3, 3)
+
+
+def test_the_words_of_a_band_count_only_measurements_that_made_the_band() -> None:
+    errors = {"dense, 16 bits": [0.9, 1.1, 100], "hybrid, 16 bits": [1.2, 1.9, 3]}
+    assert band_words(band(LLAMA_70B, job(), errors)).startswith("two thirds of 100 published speeds")
+    few = band_words(band(decoder(**LLAMA, **MIXERS), job(), errors))
+    assert "two thirds" not in few and "the widest band" in few and "only 3 speeds" in few
+    assert "no speeds" in band_words(band(LLAMA_70B, job(precision="fp8"), errors))
 
 
 def test_a_band_has_its_prediction_within() -> None:

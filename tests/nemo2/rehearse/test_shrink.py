@@ -112,5 +112,5 @@ def test_fine_tuning_data_becomes_random_tokens_and_a_note_says_so() -> None:
     recipe.data = Config(llm.SquadDataModule, seq_length=4096, micro_batch_size=1, packed_sequence_specs=packed)
     small = shrink(recipe, max_processes=2)
     assert small.recipe.data.__fn_or_cls__ is llm.MockDataModule
-    assert any("random tokens in place of SquadDataModule" in note for note in small.notes)
+    assert any("random tokens instead of SquadDataModule" in note for note in small.notes)
     assert find_problems(small.recipe, devices=small.processes) == []

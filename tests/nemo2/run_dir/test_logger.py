@@ -80,7 +80,7 @@ def test_a_run_that_ends_before_a_step_is_logged_has_no_report_and_says_so_in_a_
         run = fit(NeMoLogger(name="tiny", log_dir=str(tmp_path)), trainer)
     assert not (run.log_dir / "report.html").exists()
     told = [record for record in caplog.records if "report" in record.getMessage()]
-    assert any("no report: no step has been logged" in record.getMessage() for record in told)
+    assert any("no report was written, because the run has logged no step" in record.getMessage() for record in told)
     assert not any(record.exc_info for record in told)
 
 
@@ -136,7 +136,7 @@ def test_the_checkpoint_callback_replaces_the_trainers_and_gets_the_run_director
     ours = ModelCheckpoint(filename="{step}")
     directory = NeMoLogger(log_dir=str(tmp_path), name="n", ckpt=ours).setup(trainer)
     assert [item for item in trainer.callbacks if isinstance(item, ModelCheckpoint)] == [ours]
-    assert trainer.callbacks[-1] is ours
+    assert trainer.callbacks[-2] is ours and type(trainer.callbacks[-1]).__name__ == "ReportCallback"
     assert ours.dirpath == str(directory.checkpoints) and ours.filename == "{step}"
 
 
@@ -186,7 +186,7 @@ def test_a_directory_that_cannot_be_written_is_refused_with_the_field_to_change(
     (tmp_path / "file").write_text("")
     trainer = trainer_in(tmp_path)
     callbacks = list(trainer.callbacks)
-    with pytest.raises(ConfigError, match=r"log\.log_dir: cannot write to .*file/default.*; name a directory"):
+    with pytest.raises(ConfigError, match=r"log\.log_dir: cannot write to .*file/default.*\. Set a directory that"):
         NeMoLogger(log_dir=str(tmp_path / "file")).setup(trainer)
     assert trainer.callbacks == callbacks and trainer.loggers == []
 
@@ -362,7 +362,7 @@ def _setup_with_a_directory_of_its_own(base):
 
 def test_ranks_that_would_write_to_different_directories_are_told_before_they_train(run_on_ranks, tmp_path):
     for message in run_on_ranks(_setup_with_a_directory_of_its_own, 2, str(tmp_path), timeout=60):
-        assert f"Rank 0 would write to {tmp_path}/0, and rank 1 to {tmp_path}/1" in message
+        assert f"Rank 0 would write to {tmp_path}/0, but rank 1 to {tmp_path}/1" in message
         assert "log.version" in message
 
 

@@ -228,7 +228,7 @@ def test_the_exit_code_reaches_whoever_launched_the_run(tmp_path, monkeypatch):
 
     monkeypatch.setenv(FAULT_DIR_VARIABLE, str(tmp_path))
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    record_fault(Preempted("SIGTERM after step 3: saved here. The same command goes on from there."))
+    record_fault(Preempted("SIGTERM after step 3: saved here. Run the same command again."))
     failure = explain_failure(fault_dir=tmp_path, log_dir=tmp_path)
     assert failure.exit_code == _code(failure) == EXIT_PREEMPTED
     assert str(failure).startswith("SIGTERM after step 3: saved here.")

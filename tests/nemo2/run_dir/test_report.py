@@ -64,7 +64,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(run_dir):
 
 
 def test_what_a_resume_found_changed_is_listed_the_worst_first(run_dir):
-    assert "Changed since" not in write_report(run_dir).read_text()
+    assert "Recipe changes since" not in write_report(run_dir).read_text()
     changes = {"harmless": ["trainer.max_steps: 2 -> 3"], "result": ["data.seed: 1 -> <9>"], "unfit": []}
     (run_dir / "changes.json").write_text(json.dumps(changes))
     text = write_report(run_dir).read_text()

@@ -67,13 +67,33 @@ def test_metrics_are_a_table_with_a_row_for_each_step(made: Make) -> None:
     assert table["val_loss"].dropna().to_dict() == {3: 5.0} and (run.steps, run.planned_steps) == (4, 4)
 
 
+def test_steps_after_the_newest_record_are_counted_by_checkpoints(
+    made: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run logs every few steps, so its last steps may have no record."""
+    run = made("first", steps=3)
+    assert run.steps == 3
+    save(run, 2)
+    assert run.steps == 3
+    save(run, 4)
+    assert run.steps == 4
+    assert main(["runs", "list"]) == 0
+    assert " 4 of 4 " in capsys.readouterr().out
+
+
+def test_following_ends_when_no_further_record_will_come(made: Make) -> None:
+    run = made("first", steps=3)
+    (run / "effective_config.yaml").write_text(yaml.safe_dump({"trainer": {"max_steps": 4, "log_every_n_steps": 3}}))
+    assert main(["runs", "tail", "first", "--follow"]) == 0
+
+
 def test_before_the_first_step_there_is_nothing_and_no_error(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert run.records == [] and len(run.metrics) == 0 and run.steps == 0 and run.planned_steps is None
     assert run.best_checkpoint is None and run.last_checkpoint is None and run.checkpoints == []
     with pytest.raises(DataError, match=r"metrics\.jsonl does not exist"):
         _ = run.report
-    with pytest.raises(DataError, match="logs no lr; it logs nothing yet"):
+    with pytest.raises(DataError, match="has no metric lr. Its metrics: none yet"):
         run.plot("lr")
 
 
@@ -109,7 +129,7 @@ def test_curves_are_drawn_and_written(made: Make, tmp_path: Path) -> None:
     assert chart._repr_svg_() == chart and "tokens_per_second 100" in chart
     ElementTree.fromstring(chart.save(tmp_path / "c.svg").read_text())
     assert "reduced_train_loss 5" in run.plot() and "val_loss 5" in run.plot()
-    with pytest.raises(DataError, match=r"logs no nothing; it logs .*tokens_per_second"):
+    with pytest.raises(DataError, match=r"has no metric nothing\. Its metrics: .*tokens_per_second"):
         run.plot("nothing")
     with pytest.raises(DataError, match=r"ends in \.svg"):
         chart.save(tmp_path / "c.png")

@@ -144,4 +144,4 @@ def under_another_strategy(name: str) -> str:
 @pytest.mark.parametrize("name", ["ddp", "auto"])
 def test_a_gpt_under_lightnings_own_strategies_says_what_it_needs(run_on_ranks: Any, name: str) -> None:
     [told] = run_on_ranks(under_another_strategy, 1, name)
-    assert told.startswith("LlamaModel is made of Megatron-Core's layers") and "Use strategy=MegatronStrategy()" in told
+    assert told.startswith("LlamaModel consists of Megatron-Core layers") and "Use strategy=MegatronStrategy()" in told

@@ -17,11 +17,11 @@ from support import small_runs
     ("make", "words"),
     [
         (lambda: nl.FSDP2Strategy(tensor_parallel_size=0), "tensor_parallel_size=0: must be 'auto' or a whole number"),
-        (lambda: nl.FSDP2Strategy(sequence_parallel=True), "Put torch's SequenceParallel into strategy.custom_tp_plan"),
+        (lambda: nl.FSDP2Strategy(sequence_parallel=True), "Add torch's SequenceParallel to strategy.custom_tp_plan"),
         (lambda: nl.FSDP2Strategy(custom_tp_plan={"up": "colwise"}), "no effect with tensor_parallel_size=1"),
-        (lambda: nl.FSDPStrategy(state_dict_type="full"), "state_dict_type='full': checkpoints are written as shards"),
+        (lambda: nl.FSDPStrategy(state_dict_type="full"), "state_dict_type='full': must be 'sharded'"),
         (lambda: nl.FSDPStrategy(sharding_strategy="FULL_SHART"), "did you mean 'FULL_SHARD'"),  # pyright: ignore
-        (lambda: nl.MegatronStrategy(fsdp="pytorch"), "use FSDP2Strategy in place of MegatronStrategy"),
+        (lambda: nl.MegatronStrategy(fsdp="pytorch"), "replace MegatronStrategy with FSDP2Strategy"),
         (
             lambda: nl.MegatronStrategy(fsdp="megatron", pipeline_model_parallel_size=2),
             "lays its mesh over tensor-, context- and data-parallel ranks only",
@@ -49,7 +49,9 @@ def test_whole_gradients_are_not_overlapped_where_that_counts_them_twice(monkeyp
         return nl.MegatronStrategy(fsdp="megatron", ddp=ddp)
 
     monkeypatch.setattr("nemo2.parallel.fsdp.not_overlapped", lambda sharding: "it is wrong here")
-    with pytest.raises(ConfigError, match=r"overlap_grad_reduce=True .*'optim': it is wrong here\. Set it"):
+    with pytest.raises(
+        ConfigError, match=r"overlap_grad_reduce=True .*'optim': it is wrong here\. Set overlap_grad_reduce=False"
+    ):
         make(overlap_grad_reduce=True)
     make(overlap_grad_reduce=False)
     make()
@@ -110,8 +112,14 @@ def test_what_the_world_or_the_model_rules_out_is_said_before_any_group_exists(r
         (Layout(tp=2, sp=True), 4, True, None),
         (Layout(cp=2), 2, False, None),
         (Layout(ep=2), 2, True, "= 1 * 2 * 1 = 2 leaves one rank per expert. Megatron-FSDP has nothing to shard"),
-        (Layout(ep=2), 2, True, "Halve expert_model_parallel_size, run on 4 ranks, or leave strategy.fsdp unset."),
-        (Layout(cp=2, ep=4), 4, True, "Halve expert_model_parallel_size, run on 8 ranks"),
+        (
+            Layout(ep=2),
+            2,
+            True,
+            "Set strategy.expert_model_parallel_size=1, run on 4 ranks, or leave strategy.fsdp unset.",
+        ),
+        (Layout(cp=2, ep=4), 4, True, "Set strategy.expert_model_parallel_size=2, run on 8 ranks"),
+        (Layout(ep=9), 9, True, "Set strategy.expert_model_parallel_size=3, run on 18 ranks"),
         (Layout(etp=2), 2, True, "= 2 * 1 * 1 = 2 leaves one rank per expert"),
         (Layout(ep=2), 4, True, None),
         (Layout(etp=2), 2, False, None),

@@ -181,7 +181,7 @@ def test_tensors_are_cut_by_the_users_plan_and_by_none_where_there_is_none(found
         optimizer.step()
         expected.append(float(loss.detach()))
     assert cut["widths"] == {8} and cut["losses"] == pytest.approx(expected, rel=1e-5)
-    assert "Perceptron brings no plan of what is sharded how. Give strategy.custom_tp_plan" in without["refused"]
+    assert "(strategy.use_hf_tp_plan=False). Set strategy.custom_tp_plan" in without["refused"]
 
 
 @pytest.mark.parametrize("kind", SAME)

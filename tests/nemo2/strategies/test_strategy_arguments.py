@@ -278,10 +278,10 @@ def test_a_virtual_stage_runs_as_many_micro_batches_in_a_row_as_asked_for(ranks:
 def test_groups_that_somebody_else_has_made_are_used_and_compared(ranks: list[dict[str, Any]]) -> None:
     found = ranks[0]["groups"]
     assert found["given"] == found["own"] and found["kept"], "init_model_parallel=False"
-    assert "strategy.init_model_parallel=False: nobody has made Megatron-Core's groups" in found["nobody's"]
+    assert "strategy.init_model_parallel=False, but Megatron-Core's process groups don't exist" in found["nobody's"]
     for case in ("of another layout", "of another layout, and not told of"):
-        assert "strategy.tensor_model_parallel_size=1, and Megatron-Core's groups" in found[case]
-        assert "have tensor_model_parallel_size=2" in found[case]
+        assert "strategy.tensor_model_parallel_size=1 contradicts Megatron-Core's existing" in found[case]
+        assert "which have tensor_model_parallel_size=2" in found[case]
 
 
 def test_a_second_trainer_gets_the_groups_of_its_own_layout(ranks: list[dict[str, Any]]) -> None:
@@ -297,7 +297,9 @@ def test_a_module_may_do_its_own_updates(ranks: list[dict[str, Any]]) -> None:
     assert losses == [found["done"][index][1] for index in range(3)] and len(set(losses)) == 3
     assert found["logged"]["reduced_train_loss"] == pytest.approx(losses[-1])
     assert found["logged"]["consumed_samples"] == 3 * small_runs.GBS and "lr" not in found["logged"]
-    assert found["left to Lightning"].startswith("strategy.setup_optimizers=False: LlamaModel leaves its updates to")
+    assert found["left to Lightning"].startswith(
+        "strategy.setup_optimizers=False: LlamaModel uses Lightning's automatic"
+    )
 
 
 def test_megatron_cores_timers_are_told_up_to_the_level(ranks: list[dict[str, Any]]) -> None:

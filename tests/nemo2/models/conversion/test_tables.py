@@ -108,7 +108,7 @@ def test_operations_put_rows_where_megatron_core_has_them() -> None:
 def test_a_table_that_gives_other_rows_than_the_tensor_has_is_refused() -> None:
     from nemo2.models.conversion.pieces import Place, cat
 
-    with pytest.raises(ValueError, match="6 rows of pieces for 7 rows"):
+    with pytest.raises(ValueError, match="the pieces have 6 rows, and the tensor has 7"):
         cat("a", "b").pieces(Place(rows=7))
 
 
@@ -118,7 +118,10 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
 
     with pytest.raises(ConfigError, match="architectures=.*'LlamaForCausalML'.*did you mean 'LlamaForCausalLM'"):
         conversion_for({"architectures": ["LlamaForCausalML"]})
-    with pytest.raises(ConfigError, match="architectures is missing"):
+    with pytest.raises(ConfigError, match="config.json has no architectures"):
         conversion_for({})
-    with pytest.raises(ConfigError, match=r"model.config=int: there is no conversion"):
+    for wrong in ("LlamaForCausalLM", 3, [3], {"LlamaForCausalLM": 1}):
+        with pytest.raises(ConfigError, match=r"architectures=.*: it must be a list of names"):
+            conversion_for({"architectures": wrong})
+    with pytest.raises(ConfigError, match=r"model.config=int: nemo2 has no conversion"):
         conversion_of(3)

@@ -122,7 +122,7 @@ def test_what_it_would_ignore_is_refused():
         attention(qk_clip=True)
     with pytest.raises(ConfigError, match="attention_bias"):
         attention()(*inputs(), None, attention_bias=torch.zeros(1))
-    with pytest.raises(ConfigError, match="mask was passed together with packed"):
+    with pytest.raises(ConfigError, match="mask was passed with packed"):
         attention()(*packed_inputs(), padding_mask(), packed_seq_params=packed(S))
     with pytest.raises(ConfigError, match="qkv_format='bshd'"):
         attention()(*packed_inputs(), None, packed_seq_params=PackedSeqParams(qkv_format="bshd"))
@@ -384,7 +384,7 @@ def uncuttable() -> str:
 def test_a_pack_that_cannot_be_cut_is_refused(run_on_ranks):
     for message in run_on_ranks(uncuttable, 2):
         assert "2 of 2 sequences cannot be split for context_parallel_size=2" in message
-        assert "the one at tokens 0 to 6 is 6 long" in message and "a multiple of 4 tokens" in message
+        assert "The first is at tokens 0 to 6 and has 6 tokens" in message and "a multiple of 4 tokens" in message
 
 
 @pytest.mark.parametrize(("way", "told"), [(None, 1), ("all_gather", 0), ("p2p", 0)])
@@ -401,4 +401,4 @@ def test_that_nothing_overlaps_is_said_once_where_no_way_is_asked_for(
             SDPAttention(config, layer, AttnMaskType.causal, "self", cp_comm_type=way, pg_collection=groups)
     say_once.cache_clear()
     lines = [record.getMessage() for record in caplog.records]
-    assert sum("nothing runs beside" in line and "model.config.cp_comm_type" in line for line in lines) == told
+    assert sum("overlaps with nothing" in line and "model.config.cp_comm_type" in line for line in lines) == told

@@ -130,6 +130,8 @@ def test_the_data_step_says_where_sequences_are_and_refuses_what_cannot_be(run_o
     # The padding behind the last sequence counts as one; the longest is what is there, not what the data says.
     assert answers["by -1"] == answers["by argmin"] == ([0, 8, 12, 24, 32], 12)
     assert answers["mask"] is None
-    assert "has 2. Use micro_batch_size=1" in answers["two rows"]
-    assert "rise from 0 to at most the row's 32 tokens; this batch has [0, 9, 5, 24]" in answers["falling"]
-    assert "at most the row's 32 tokens; this batch has [0, 40]" in answers["too long"]
+    assert "has 2. Set micro_batch_size=1" in answers["two rows"]
+    assert (
+        "never decrease, and end at or before the row's 32 tokens; this batch has [0, 9, 5, 24]" in answers["falling"]
+    )
+    assert "at or before the row's 32 tokens; this batch has [0, 40]" in answers["too long"]
