@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands and how they end: 0 done, 1 a run failed, 2 bad input, 130 and 143 for Ctrl-C and SIGTERM.
+"""The ``nemo2`` command and its exit codes: 0 done, 1 a run failed, 2 bad input, 130 and 143 for Ctrl-C and SIGTERM.
 
-Nothing heavy is imported before a command needs it: ``nemo2 --help`` and ``nemo2 list`` load neither torch nor
+A command imports heavy libraries only when it needs them: ``nemo2 --help`` and ``nemo2 list`` load neither torch nor
 nemo-run.
 """
 
@@ -43,7 +43,7 @@ from nemo2.cli import (
 )
 from nemo2.cli.commands import App
 from nemo2.cli.streams import drop_output, open_missing, why_output_is_refused
-from nemo2.cli.waiting import told_to_wait
+from nemo2.cli.waiting import waiting_line
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 from nemo2.noise import VERBOSE_VARIABLE
 from nemo2.run_dir.environment import redact_text
@@ -119,17 +119,17 @@ for _registered in (*app.registered_commands, *app.registered_groups):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code. ``arguments`` default to the process' own."""
+    """Run one command and return its exit code. ``arguments``: by default, those of the process."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in arguments or bool(os.environ.get("NEMO2_DEBUG"))
     if any(argument in _VERBOSE for argument in arguments):
         os.environ[VERBOSE_VARIABLE] = "1"  # the ranks inherit it
     arguments = [argument for argument in arguments if argument not in (_DEBUG, *_VERBOSE)]
     if not debug:
-        # Megatron-Core tells on import what it would use if it were installed, a line or two per command.
+        # On import, Megatron-Core logs a line for each optional library that is missing.
         warnings.filterwarnings("ignore", module=r"megatron\.")
-    # torch, Lightning, nemo-run and Megatron-Core make half a million objects and no garbage. Looking for it while they
-    # are imported, and once more when the interpreter ends, was 3 of the 7 s of `nemo2 show`.
+    # Importing torch, Lightning, nemo-run and Megatron-Core creates half a million objects and no garbage. The
+    # collections during these imports and at the end of the interpreter took 3 of the 7 s of `nemo2 show`.
     thresholds = gc.get_threshold()
     gc.set_threshold(1_000_000, *thresholds[1:])
     open_missing()
@@ -138,15 +138,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = completion.candidates(typer.main.get_command(app), arguments[1:])
             print("\n".join(found), end="\n" if found else "")
             return 0
-        with told_to_wait("nemo2: loading torch and Megatron-Core"):
+        with waiting_line("nemo2: loading torch and Megatron-Core"):
             code = _code_of(lambda: app(arguments, prog_name="nemo2"))
-        sys.stdout.flush()  # what can't be written is told now; when the interpreter ends, it would be a traceback
+        sys.stdout.flush()  # A write error surfaces here. At the end of the interpreter it would print a traceback.
         return code
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # `nemo2 list | head`: the reader has what it wants. Nothing may be flushed into the closed pipe at exit.
+        # `nemo2 list | head`: the reader has left. Nothing may be flushed into the closed pipe at exit.
         drop_output()
         return 0
     except Nemo2Error as error:
@@ -170,9 +170,7 @@ def _code_of(command: Callable[[], Any]) -> int:
     try:
         command()
     except SystemExit as exit:
-        if (
-            type(sys.stdout).__name__ == "PacifyFlushWrapper"
-        ):  # what typer puts there when the reader of a pipe has left
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # typer's stream after the reader of a pipe has left
             raise BrokenPipeError from exit
         return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
     return 0

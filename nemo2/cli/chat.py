@@ -63,7 +63,7 @@ def chat(
 
 
 def _talk(talk: Any) -> None:
-    """Read and answer lines until there are no more."""
+    """Read and answer lines until the end of the input."""
     if sys.stdin.isatty():
         import readline  # noqa: F401  # gives `input` its history and its keys
     while True:

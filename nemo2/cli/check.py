@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 check``: whether a recipe can run, told before anything is started."""
+"""``nemo2 check``: checks whether a recipe can run, before anything starts."""
 
 import json
 import shutil
@@ -78,13 +78,13 @@ def check(
 
 
 def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True) -> dict[str, Any]:
-    """The rules' verdict on a recipe on a machine, as plain data; `chosen`: the user asked for these devices."""
+    """The rules' verdict on a recipe on a machine, as plain data. ``chosen``: the user named these devices."""
     from nemo2.checks import RULES, find, nearest_layouts
     from nemo2.checks.facts import read_facts
     from nemo2.checks.table import LAYOUT_TOPICS
 
     facts = read_facts(recipe, machine=machine)
-    # On this machine somebody launches what the trainer asks for.
+    # A launch on this machine starts the devices that the trainer names.
     launched = facts.devices if machine.local else None
     problems = find(recipe, devices=launched, local=machine.local, chosen=chosen, machine=machine)
     near = nearest_layouts(facts) if any(problem.topic in LAYOUT_TOPICS for problem in problems) else []
@@ -104,7 +104,8 @@ def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True
 
 
 def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
-    """A verdict for reading: one line if the recipe is legal, else a table of what is broken and the layouts nearby."""
+    """The text of a verdict: one line for a legal recipe, else a table of the broken rules and the nearest legal
+    layouts."""
 
     def style(text: str, code: str) -> str:
         return f"\033[{code}m{text}\033[0m" if colours else text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 cluster``: profiles of clusters, and whether they work."""
+"""``nemo2 cluster``: adds, shows and tests profiles of clusters."""
 
 import json
 import os
@@ -144,7 +144,8 @@ def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str) -> Any:
-    """A number, truth, list or table as TOML has it; anything else is text, also what TOML takes for a time of day."""
+    """A value in TOML's notation: number, boolean, list or table. Anything else is text, including TOML's times of
+    day."""
     import tomllib
 
     try:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command line is read: no option is taken and then ignored, and what isn't an option is told how it is written."""
+"""Parses command lines. No option is accepted and then ignored, and the error for an unknown word names the right
+spelling."""
 
 import functools
 import re
@@ -10,12 +11,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _READ: ContextVar[Any] = ContextVar("nemo2_command_line", default=None)
-"""typer's context of the command that runs. typer ships a click of its own from 0.20 on, so that click's is no help."""
+"""typer's context of the current command. click's own function doesn't work, because typer ships its own click from
+0.20 on."""
 
 
 class _ShortTypes:
-    """Help with short types, so that 80 columns have room for the help texts. typer 0.29 writes ``<bool>`` behind a flag, as if a
-    value were to follow, ``<list[str]>``, and ``<int range> [x>=1]``."""
+    """Shows short types in ``--help``, so that the texts fit into 80 columns. typer 0.29 shows ``<bool>`` behind a
+    flag, as if the flag took a value, and long types such as ``<list[str]>`` and ``<int range> [x>=1]``."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]
@@ -33,7 +35,7 @@ def _short_type(parameter: Any, ctx: Any) -> str | None:
 
 
 class Group(_ShortTypes, TyperGroup):
-    """Commands of nemo2."""
+    """A group of nemo2's commands."""
 
 
 class Command(_ShortTypes, TyperCommand):
@@ -75,7 +77,7 @@ class Command(_ShortTypes, TyperCommand):
 
 
 class App(typer.Typer):
-    """typer's, whose commands are ours."""
+    """A typer application whose commands are `Command`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=Group, **settings)
@@ -85,17 +87,17 @@ class App(typer.Typer):
 
 
 def only_with(option: str, *others: str) -> None:
-    """Refuse ``others`` on a command line without ``option``, by the names of the command's parameters.
+    """Refuse the options ``others`` on a command line without ``option``. Both are names of the command's parameters.
 
     Raises:
-        ConfigError: the command line has some of them.
+        ConfigError: the command line has one of ``others``.
     """
     if option not in _given():
         _refuse_any(others, f"read with {_spelled(option)} only")
 
 
 def not_with(option: str, *others: str) -> None:
-    """Refuse ``others`` on a command line with ``option``, by the names of the command's parameters. Raises as `only_with`."""
+    """Refuse the options ``others`` on a command line with ``option``. Errors: see `only_with`."""
     if option in _given():
         _refuse_any(others, f"not read with {_spelled(option)}")
 
@@ -111,7 +113,7 @@ def _refuse_any(names: tuple[str, ...], why: str) -> None:
 
 
 def _given() -> set[str]:
-    """Names of the parameters that the command line gives; nothing where a function is called from Python."""
+    """The names of the parameters on the command line. Empty if the function is called from Python."""
     context = _READ.get()
     if context is None:
         return set()
@@ -120,7 +122,7 @@ def _given() -> set[str]:
 
 
 def _spelled(name: str) -> str:
-    """A parameter as the command line has it: its first long option; NAME of an argument."""
+    """A parameter's spelling on the command line: its first long option, or NAME for an argument."""
     found = next(one for one in _READ.get().command.params if one.name == name)
     if not found.opts or not found.opts[0].startswith("-"):
         return name.upper()
@@ -128,7 +130,7 @@ def _spelled(name: str) -> str:
 
 
 def _value_of(option: str, args: list[str]) -> str:
-    """What follows an option, with "=" or as the next word."""
+    """The value of an option, behind "=" or in the next word."""
     for place, text in enumerate(args):
         if text.startswith(f"{option}="):
             return text.partition("=")[2]

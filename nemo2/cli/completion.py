@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion in bash, zsh and fish: ``nemo2 completion SHELL`` prints a script, which asks `candidates` at each TAB.
+"""Completion in bash, zsh and fish. ``nemo2 completion SHELL`` prints a script that calls `candidates` at each TAB.
 
-Commands, options, recipes and runs are looked up as they are. The settings of a recipe and their values come from an index,
-because the recipe's tree takes seconds to import. A process of its own writes the indexes of all recipes once per version of
-nemo2: when ``nemo2 completion`` prints its script, or at the first TAB, which waits for the index that it needs, however
-long its import takes on a busy machine.
+Commands, options, recipes and runs are looked up directly. The settings of a recipe and their values come from an
+index, because importing the recipe's tree takes seconds. A separate process writes the indexes of all recipes once per
+version of nemo2: when ``nemo2 completion`` prints its script, or at the first TAB. That TAB waits for the index of its
+recipe, however long the import takes on a busy machine.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ import typer
 
 COMPLETION_EXAMPLE = "Example: nemo2 completion bash >> ~/.bashrc"
 ASK = "__complete"
-"""The word with which the scripts ask: ``nemo2 __complete WORD...``, the last of them what stands before the cursor."""
+"""The command that the scripts call: ``nemo2 __complete WORD...``. The last word is the text before the cursor."""
 PARTS = ("model.", "data.", "trainer.", "strategy.", "log.", "optim.", "resume.")
-"""What every recipe has; all that is offered of a recipe without an index."""
+"""The parts of every recipe: the only completions for a recipe without an index."""
 _RECIPES = ("name", "source", "old", "new")
 _RUNS = ("checkpoint", "checkpoints", "run", "path", "run_dir")
 _CHANGES = ("overrides", "words")
@@ -86,7 +86,7 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(h
 
 
 def candidates(command: Any, words: Sequence[str]) -> list[str]:
-    """What the last of ``words`` may become; ``command`` is typer's, of all of nemo2."""
+    """The completions of the last of ``words``. ``command``: typer's command for all of nemo2."""
     *before, word = words or [""]
     while before and before[0] in getattr(command, "commands", {}):
         command = command.commands[before.pop(0)]
@@ -113,7 +113,7 @@ def candidates(command: Any, words: Sequence[str]) -> list[str]:
 
 
 def settings(recipe: str, word: str) -> list[str]:
-    """Completions of a change of ``recipe``: the next part of its path, or the values of its setting."""
+    """The completions of an override of ``recipe``: the next part of its path, or values of the setting."""
     known = _index(recipe)
     path, equals, value = word.partition("=")
     if equals:
@@ -125,7 +125,7 @@ def settings(recipe: str, word: str) -> list[str]:
 
 
 def index_of(recipe: Any) -> dict[str, list[str]]:
-    """The settings of a recipe by path, each with the values that are worth offering."""
+    """The settings of a recipe by path, each with the values to offer."""
     from nemo2.config.aliases import aliases_of, parameter_names
     from nemo2.config.walk import iterate_nodes
 
@@ -143,7 +143,8 @@ def index_of(recipe: Any) -> dict[str, list[str]]:
 
 
 def write_indexes(first: str = "") -> None:
-    """Write the indexes that aren't there: ``first``, for which a TAB waits; the others unless another process does."""
+    """Write the missing indexes: that of ``first``, for which a TAB waits, then the others unless another process
+    writes them."""
     from nemo2.recipes._shipped import names
 
     folder = _folder()
@@ -158,7 +159,7 @@ def write_indexes(first: str = "") -> None:
 
 
 def write_index(recipe: str) -> None:
-    """Write the index of a recipe by name."""
+    """Write the index of one recipe."""
     from nemo2.cli.sources import recipe_tree
 
     file = _file(recipe)
@@ -187,8 +188,8 @@ def _offered(target: Any, name: str) -> list[str]:
 
 
 def _index(recipe: str) -> dict[str, list[str]]:
-    """The index of a recipe. Where it isn't there yet, that of another version of nemo2, or else the one that a process writes
-    now. Empty: that process has failed."""
+    """The index of a recipe. If it doesn't exist yet: the index of another version of nemo2, or else the index that a
+    process writes now. Empty: that process failed."""
     from nemo2.recipes._shipped import names
 
     recipe = recipe.partition(":")[0]
@@ -244,7 +245,7 @@ def _values_of(parameter: str, command: Any) -> Iterable[str]:
         from nemo2.cli.sources import FINETUNING
 
         return FINETUNING
-    # From our own function: where typer keeps choices differs between its versions.
+    # Read from our own function, because typer's versions store choices in different places.
     return _words(inspect.signature(inspect.unwrap(command.callback)).parameters[parameter].annotation)
 
 
@@ -265,7 +266,7 @@ def _runs() -> list[str]:
 
 
 def _positional(before: Sequence[str], options: dict[str, Any]) -> list[str]:
-    """The words that are arguments: neither options nor their values."""
+    """The positional arguments: words that are neither options nor values of options."""
     found: list[str] = []
     asking: Optional[Any] = None
     for word in before:
@@ -280,7 +281,7 @@ def _positional(before: Sequence[str], options: dict[str, Any]) -> list[str]:
 
 
 def _next_part(path: str, word: str) -> str:
-    """``path`` up to its next dot, with the dot, or the whole with ``=``."""
+    """``path`` up to and including its next dot, or all of it with ``=``."""
     end = path.find(".", len(word))
     return f"{path}=" if end < 0 else path[: end + 1]
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 import``, ``nemo2 export`` and ``nemo2 merge``: between released weights, adapters and checkpoints."""
+"""``nemo2 import``, ``nemo2 export`` and ``nemo2 merge``: convert between released weights, adapters and
+checkpoints."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
@@ -89,7 +90,7 @@ def merge(
 
 
 def _refuse_missing(path: str) -> None:
-    """A folder that isn't there is told before torch is imported."""
+    """Refuse a missing folder before torch is imported."""
     folder = path.removeprefix("hf://") if path.startswith("hf:///") else path
     if "://" not in folder and not Path(folder).expanduser().is_dir():
         from nemo2.errors import CheckpointError

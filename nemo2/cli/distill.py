@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 distill``: a student trained on a teacher's distributions, as a recipe that every other command takes."""
+"""``nemo2 distill``: trains a student on a teacher's distributions. ``--write`` writes the recipe for other
+commands."""
 
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -69,21 +70,21 @@ def distill(
 
 
 def _settings(temperature: Optional[float], top_k: Optional[int]) -> Any:
-    """The configuration of `DistillationConfig`; None where nothing is set."""
+    """The `DistillationConfig` as a config. None: no option sets anything."""
     from nemo2.config import Config
     from nemo2.strategies.teaching import DistillationConfig
 
     given = {"logit_kl_temperature": temperature, "logit_kl_topk": top_k}
     given = {name: value for name, value in given.items() if value is not None}
-    DistillationConfig(**given)  # refuses what is out of range
+    DistillationConfig(**given)  # refuses values out of range
     return Config(DistillationConfig, **given) if given else None
 
 
 def _run_with_recipe(student: Path, teacher: Path) -> str:
-    """The directory of the run that one of the checkpoints is of.
+    """The directory of the run that wrote one of the checkpoints.
 
     Raises:
-        ConfigError: neither is in a run's directory with its recipe.
+        ConfigError: neither checkpoint is in a run's directory with a recipe.
     """
     from nemo2.checkpoint.described import find_checkpoint
     from nemo2.errors import ConfigError

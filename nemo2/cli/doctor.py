@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 doctor``: what is installed, what is missing, and what this machine can run."""
+"""``nemo2 doctor``: reports what is installed or missing, and what this machine can run."""
 
 import sys
 from pathlib import Path
@@ -34,7 +34,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _left_behind() -> Finding:
-    """Folders of launches that were killed, and with them the processes that would have deleted them."""
+    """Folders of killed launches, whose processes could no longer delete them."""
     from nemo_run.config import get_nemorun_home
 
     from nemo2.doctor.machine import TOPIC

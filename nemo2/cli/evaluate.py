@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 evaluate``: a checkpoint measured on texts and on lm-eval's tasks."""
+"""``nemo2 evaluate``: measures a checkpoint on texts and on lm-eval's tasks."""
 
 from collections.abc import Mapping
 from pathlib import Path

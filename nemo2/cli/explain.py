@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 explain``: why a setting of a recipe is what it is."""
+"""``nemo2 explain``: the value of a setting in a run, and the reason for the value."""
 
 from typing import Annotated, Any, Optional
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that mean the same in every command, and what they do to a recipe."""
+"""Options with the same meaning in every command, and their effect on a recipe."""
 
 import json
 import math
@@ -39,7 +39,8 @@ MinP = Annotated[
 
 
 def print_json(value: Any, *, on_a_line: bool = False) -> None:
-    """Print plain data for programs: numbers that are not finite, which JSON doesn't have, as null, and the rest as text."""
+    """Print plain data as JSON: numbers that are not finite as null, because JSON has none, and other values as
+    text."""
     text = json.dumps(_finite(value), indent=None if on_a_line else 2, ensure_ascii=False, default=str)
     print(text, flush=on_a_line)
 
@@ -62,10 +63,10 @@ def recipe_on(
     performance: bool = False,
     data: Optional[str] = None,
 ) -> Any:
-    """The recipe with its changes, on the nodes and devices that the options name.
+    """The recipe with its overrides, on the nodes and devices that the options name.
 
     Raises:
-        ConfigError: as `nemo2.cli.sources.configured` and `spread`.
+        ConfigError: see `nemo2.cli.sources.configured` and `spread`.
     """
     from nemo2.cli.sources import configured
 
@@ -74,11 +75,11 @@ def recipe_on(
 
 
 def spread(recipe: Any, gpus: Optional[str], *, nodes: Optional[int] = None, devices: Optional[int] = None) -> Any:
-    """The recipe with the nodes and devices that the options name; itself where they name none.
+    """The recipe on the nodes and devices that the options name. Without such options: the same object.
 
     Raises:
-        ConfigError: as `machine_of`; options, or an option and a change, that name different numbers; GPUs that are no whole
-            nodes.
+        ConfigError: see `machine_of`; or two options, or an option and an override, name different numbers; or the GPUs
+            don't fill whole nodes.
     """
     trainer = getattr(recipe, "trainer", None)
     for option, field, value in (("--nodes", "num_nodes", nodes), ("--devices", "devices", devices)):
@@ -111,10 +112,10 @@ def spread(recipe: Any, gpus: Optional[str], *, nodes: Optional[int] = None, dev
 
 
 def put(node: Any, field: str, value: Any, *, option: str, path: str) -> None:
-    """Set a field to what an option asks for.
+    """Set a field to the value of an option.
 
     Raises:
-        ConfigError: a change on the same command line asks for something else.
+        ConfigError: an override on the same command line sets another value.
     """
     from nemo2.config.located import recorded_at
     from nemo2.errors import ConfigError
@@ -126,7 +127,7 @@ def put(node: Any, field: str, value: Any, *, option: str, path: str) -> None:
 
 
 def said(node: Any, field: str) -> bool:
-    """Whether the command line sets this field, by a change or by an option."""
+    """Whether the command line sets this field, by an override or by an option."""
     from nemo2.config.overrides import COMMAND_LINE
     from nemo2.config.walk import who_set
 
@@ -138,7 +139,7 @@ def machine_of(gpus: Optional[str]) -> "Machine":
     """The machine that ``--gpus`` names; without a kind, GPUs of any kind.
 
     Raises:
-        ConfigError: an unknown GPU, or a number that is none.
+        ConfigError: an unknown GPU, or an invalid number.
     """
     from nemo2.settle.machine import Machine
 
@@ -148,14 +149,14 @@ def machine_of(gpus: Optional[str]) -> "Machine":
 
 
 def kind_of(gpus: Optional[str]) -> Optional[str]:
-    """The kind of GPU that ``--gpus`` names; None where it names none."""
+    """The kind of GPU that ``--gpus`` names. None: it names none."""
     from nemo2.gpus import gpu
 
     return None if gpus is None or _is_number(gpus) else gpu(gpus).name
 
 
 def place(recipe: Any, machine: "Machine") -> str:
-    """The line that names the machine of an answer; "" for what has no trainer."""
+    """The line that names the machine of an answer. "": the recipe has no trainer."""
     from nemo2.settle.world import world_of
 
     if getattr(recipe, "trainer", None) is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 inspect``: what a checkpoint is, whether it is whole, and what can be done with it."""
+"""``nemo2 inspect``: identifies a checkpoint, and tells whether it is complete and what can use it."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -40,7 +40,7 @@ def inspect(
 
 
 def lines(found: Any) -> list[str]:
-    """A `Identified` for a reader."""
+    """The printed lines about an `Identified` checkpoint."""
     facts = {
         "format": found.kind,
         "path": found.path,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 jobs``: runs that were handed to Slurm, from any shell of the user who did."""
+"""``nemo2 jobs``: runs that the user submitted to Slurm, from any of the user's shells."""
 
 import json
 from dataclasses import asdict
@@ -126,7 +126,7 @@ def cancel(name: Name) -> None:
 
 
 def _submissions() -> list[Any]:
-    """Oldest first."""
+    """The submissions, oldest first."""
     from nemo2.launch.slurm.start import Submission, submissions
 
     files = sorted(submissions().glob("*.json"), key=lambda file: file.stat().st_mtime)

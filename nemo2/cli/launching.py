@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that every command has which starts a run, and the start itself."""
+"""The options of commands that start a run, and the start itself."""
 
 import contextlib
 import functools
@@ -49,7 +49,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Submit to a cluster with
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Where and how a run starts, as options of a command that `with_options` gives them."""
+    """Where and how a run starts. `with_options` turns the fields into options of a command."""
 
     executor: Executor = "local"
     gpus: Gpus = None
@@ -66,7 +66,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions(LaunchOptions):
-    """Of a run that saves and goes on."""
+    """Options of a run that saves checkpoints and can resume from them."""
 
     chain: Chain = 1
     accept_changes: AcceptChanges = False
@@ -78,7 +78,8 @@ class TrainingOptions(LaunchOptions):
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with an option for each field of its last parameter, ``options``, which is one of the classes above."""
+    """``command`` with an option for each field of its last parameter ``options``, an instance of one of the classes
+    above."""
     signature = inspect.signature(command)
     *own, last = signature.parameters.values()
     kind = last.annotation
@@ -103,11 +104,11 @@ def logged(
     options: LaunchOptions,
     data: Optional[str] = None,
 ) -> Any:
-    """The recipe that ``source`` gives, with its changes. Its run is called ``own_name`` unless a change, or ``--name``, says
-    otherwise.
+    """The recipe that ``source`` stands for, with its overrides. The run's name is ``own_name`` unless an override or
+    ``--name`` sets another.
 
     Raises:
-        ConfigError: a change and an option name the run, or its folder, differently.
+        ConfigError: an override and an option set different names or directories of the run.
     """
     from nemo2.errors import ConfigError
 
@@ -118,7 +119,7 @@ def logged(
         recipe = source()
         if own_name is not None:
             recipe.log.name = own_name
-        # First, so that a change may say more of them.
+        # Before the overrides, so that an override can set fields of the tracker.
         add_trackers(recipe, trackers)
         before.update(name=recipe.log.name, log_dir=recipe.log.log_dir)
         return recipe
@@ -141,10 +142,10 @@ def logged(
 
 
 def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptions) -> None:
-    """Start ``recipe`` as the options say, and tell how it went; ``changes`` are told in the block at its start.
+    """Start ``recipe`` as the options say, and print the outcome. ``changes``: printed in the block at the start.
 
     Raises:
-        ConfigError: options that contradict each other, or what the launch refuses.
+        ConfigError: options contradict each other, or the launch refuses the recipe.
     """
     from nemo2.launch import launch
     from nemo2.launch.plugins import named
@@ -196,7 +197,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
 
 
 def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool) -> None:
-    """Raise ConfigError where a run on this machine is asked for GPUs that it hasn't got; a dry run may look at any."""
+    """Raise ConfigError if a run on this machine names GPUs that the machine lacks. A dry run may name any."""
     from nemo2.errors import ConfigError
     from nemo2.settle.machine import Machine
 
@@ -209,7 +210,8 @@ def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool) -> None:
 
 
 def _say_what_starts(recipe: Any, name: str, executor: str, *, changes: list[str], kind: Optional[str]) -> None:
-    """Tell on stderr what will run. Of a recipe that can't run, nothing: the launch says what is wrong with it."""
+    """Print on stderr what will run. Nothing is printed about a recipe that can't run: the launch reports its
+    mistakes."""
     from nemo2.cli.start import start_block
     from nemo2.errors import ConfigError
     from nemo2.settle.machine import Machine

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 show-layout``: which rank holds what of a recipe, and what its pipeline does when."""
+"""``nemo2 show-layout``: the parts of the model on each rank, the process groups, and the pipeline's timeline."""
 
 import shutil
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 list`` and ``nemo2 show``: which recipes there are, and the whole of one."""
+"""``nemo2 list`` and ``nemo2 show``: list the recipes, and print all settings of one."""
 
 import fnmatch
 import shutil
@@ -82,7 +82,7 @@ def list_recipes(
     from nemo2.planner.peaks import rehearsed
 
     for item in found:
-        # Rehearsed on H100s, as it ships.
+        # The memory was rehearsed on H100s with the recipe's defaults.
         item["peak_gib"] = rehearsed().get(item["name"], {}).get("peak") if item["origin"] == SHIPPED else None
     if as_json:
         print_json(found)
@@ -148,7 +148,7 @@ def show(
 
 
 def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, Any]], list[str]]:
-    """A row for each recipe, and a line for each of the user's that can't be shown."""
+    """A row for each recipe, and a line for each of the user's recipes that can't be read."""
     from nemo2 import recipes
     from nemo2.errors import ConfigError
 
@@ -162,7 +162,7 @@ def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, A
             found = _of_facts(recipe, finetune)
             if not found and not finetune and hasattr(recipe.home, "pretrain_recipe"):
                 found = [row_of_tree(recipe.pretrain_recipe())]
-        except ConfigError as error:  # one broken file must not hide the others
+        except ConfigError as error:  # one broken recipe must not hide the others
             problems.append(f"{name}: {error}")
         else:
             rows += [{**item, "name": _renamed(item, name), "origin": source.origin} for item in found]
@@ -170,7 +170,7 @@ def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, A
 
 
 def _of_facts(recipe: Any, finetune: bool) -> list[dict[str, Any]]:
-    """The rows of a module by the facts that it states; none where it states none."""
+    """The rows of a module from its facts. Empty: it has no facts."""
     if finetune:
         facts = getattr(recipe, "FINETUNE", None)
         return [] if facts is None else [row_of_finetuning(facts, method) for method in ("lora", "full")]
@@ -183,7 +183,7 @@ def _renamed(item: dict[str, Any], name: str) -> str:
 
 
 def row(recipe: Any) -> dict[str, Any]:
-    """A recipe's facts as ``nemo2 list`` shows them."""
+    """The row of ``nemo2 list`` for a recipe's facts."""
     return {
         "name": recipe.name,
         "family": recipe.family,
@@ -197,7 +197,7 @@ def row(recipe: Any) -> dict[str, Any]:
 
 
 def row_of_finetuning(facts: Any, method: str) -> dict[str, Any]:
-    """Fine-tuning as ``nemo2 list --finetune`` shows it; ``method`` is what follows the name on the command line."""
+    """The row of ``nemo2 list --finetune`` for a recipe. ``method``: the word behind the name on the command line."""
     on = facts.on(FINETUNING[method])
     return {
         **row(facts.of),
@@ -210,7 +210,8 @@ def row_of_finetuning(facts: Any, method: str) -> dict[str, Any]:
 
 
 def row_of_tree(recipe: Any) -> dict[str, Any]:
-    """The row of a recipe that states no facts, read off its tree; None for parameters that can't be counted there."""
+    """The row of a recipe without facts, read from its tree. ``parameters`` is None if the tree doesn't tell their
+    number."""
     from nemo2.parallel.layout import Layout
     from nemo2.settle import Machine, world_of
 
@@ -226,14 +227,15 @@ def row_of_tree(recipe: Any) -> dict[str, Any]:
 
 
 def counted_parameters(recipe: Any) -> Optional[int]:
-    """Parameters of its model; None where the vocabulary is not told, or the model is of another kind."""
+    """The number of the model's parameters. None: the vocabulary's size is unknown, or nemo2 can't count a model of
+    this kind."""
     from nemo2.models.parameters import count_parameters
     from nemo2.settle.machine import Machine
     from nemo2.settle.parts import build_parts
 
     config = recipe.model.config
     rows = config.vocab_size or getattr(recipe.data, "vocab_size", None)
-    # Layers of different widths are there once the config is built; a config that can't be is counted by its fields.
+    # A built config also describes layers of different widths. If the config can't be built, its fields are counted.
     built = build_parts(recipe, Machine(), ["model.config"]).get("model.config")
     try:
         return None if rows is None else count_parameters(config if built is None else built, rows)
@@ -242,7 +244,7 @@ def counted_parameters(recipe: Any) -> Optional[int]:
 
 
 def layout_text(layout: Any) -> str:
-    """``tp=2 pp=4 vp=5 sp``: what differs from plain data parallelism; ``dp`` if nothing does."""
+    """``tp=2 pp=4 vp=5 sp``: the differences from plain data parallelism; ``dp`` if there are none."""
     from nemo2.parallel.layout import SIZE_FIELDS
 
     parts = [f"{name}={value}" for name in SIZE_FIELDS if (value := getattr(layout, name)) not in (1, None)]
@@ -263,7 +265,7 @@ def parameter_count(text: Optional[str], option: str) -> Optional[float]:
     """``7B``, ``350M`` or ``7e9`` as a number; None stays None.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text has none of these forms.
     """
     if text is None:
         return None
@@ -287,30 +289,31 @@ def _memory(peak: Optional[float]) -> str:
 
 
 def within(count: Optional[int], least: Optional[float], most: Optional[float]) -> bool:
-    """Whether a count keeps to the limits; one that isn't known keeps to none."""
+    """Whether a count is within the limits. An unknown count is within none."""
     if count is None:
         return least is None and most is None
     return (least is None or count >= least) and (most is None or count <= most)
 
 
 def has_layout(layout: str, wanted: str) -> bool:
-    """Whether a layout as shown has every word of ``wanted``: ``pp`` any size but 1, ``pp=4`` this one."""
+    """Whether the text of a layout has every word of ``wanted``: ``pp`` is any size but 1, ``pp=4`` this size."""
     parts = layout.split()
     sizes = {part.partition("=")[0] for part in parts}
     return all(word in parts or word in sizes for word in wanted.lower().replace(",", " ").split())
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Case does not matter; a pattern without wildcards is looked for anywhere."""
+    """Whether a text matches, ignoring case. A pattern without wildcards may occur anywhere."""
     pattern, text = pattern.lower(), text.lower()
     return fnmatch.fnmatchcase(text, pattern) if any(c in pattern for c in "*?[") else pattern in text
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Aligned columns; the header is bold on a terminal. Where a recipe is the user's own, the last says whose it is.
+    """Aligned columns, with a bold header on a terminal. If a recipe is the user's own, the last column names its
+    origin.
 
-    GiB is the rehearsed peak of the fullest GPU; "!" marks those that leave less than 5 % of an H100 free. On a narrow terminal
-    columns are left out, in the order of `_FIRST_TO_GO`, until a row fits on a line.
+    GiB is the rehearsed peak of the fullest GPU; "!" marks a peak that leaves less than 5 % of an H100 free. A narrow
+    terminal drops columns in the order of `_FIRST_TO_GO`, until a row fits on a line.
     """
     texts = [{**item, "parameters": short_count(item["parameters"]), "GiB": _memory(item["peak_gib"])} for item in rows]
     shown = _that_fit([*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])], texts)
@@ -320,7 +323,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def _that_fit(shown: list[str], texts: list[dict[str, Any]]) -> list[str]:
-    """The columns that a line of this terminal has room for; all of them in a file or a pipe."""
+    """The columns that fit on a line of this terminal; all of them in a file or a pipe."""
     if not sys.stdout.isatty():
         return shown
     widths = {name: max([len(name), *(len(str(item[name])) for item in texts)]) + 2 for name in shown}

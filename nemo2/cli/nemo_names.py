@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of NeMo 2.0 and where nemo2 has them, for ``nemo2 translate`` and docs/from_nemo.md.
+"""NeMo 2.0's names and their counterparts in nemo2, for ``nemo2 translate`` and docs/from_nemo.md.
 
-`DOORS` lists the packages that have the names of nemo2. This file lists the names that are renamed or gone, with the reason.
+`DOORS` lists the packages that hold nemo2's public names. This file lists NeMo's names that nemo2 renamed or lacks,
+with the reason.
 """
 
 import re
@@ -43,7 +44,7 @@ DOORS = (
     "nemo2.fabric",
     "nemo2.precision",
 )
-"""Where a name is looked for, in this order."""
+"""The packages in which a name is looked up, in this order."""
 
 MODULES = {
     "nemo.lightning": "nemo2",
@@ -74,7 +75,7 @@ MODULES = {
     "nemo.collections.llm.recipes.run.executor": "nemo2.recipes.run.executor",
     "nemo.collections.llm.recipes.tp_overlap_configs.userbuffers": "nemo2.recipes.tp_overlap_configs.userbuffers",
 }
-"""Modules that scripts import as such."""
+"""Modules that scripts import as modules."""
 
 RENAMED = {
     "MegatronOptim": "nemo2:MegatronOptimizerModule",
@@ -86,7 +87,7 @@ RENAMED = {
     "WEIGHTS_PATH": "nemo2.checkpoint.directory:WEIGHTS_PATH",
     "CONTEXT_PATH": "nemo2.checkpoint.directory:CONTEXT_PATH",
 }
-"""Names that are something else here: "module:name"."""
+"""Names with another name or module in nemo2: "module:name"."""
 
 _REASONS = {
     "the strategy shows progress itself: MegatronStrategy(replace_progress_bar, progress_interval)": """
@@ -177,7 +178,7 @@ _REASONS = {
         TrainerContext.from_trainer TrainerContext.construct_extra
     """,
 }
-"""The names that nemo2 lacks, by the replacement or the reason."""
+"""The names that nemo2 lacks, each with the replacement or the reason."""
 GONE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 
@@ -185,59 +186,59 @@ _NO_DECODER = re.compile(
     "(Bert|HuggingFaceBert|MegatronBert|T5|Hyena|ReRanker|Llama32Reranker|LlamaBidirectional)[A-Z0-9]"
     "|(bert|t5|hyena|e5|llama_embedding|llama_reranker)_|bert$"
 )
-"""Families that are left out as a whole."""
+"""Names of model families that nemo2 lacks."""
 
 
-class Found(NamedTuple):
-    """A name of NeMo's in nemo2."""
+class Counterpart(NamedTuple):
+    """The counterpart of one of NeMo's names in nemo2."""
 
     status: str
     """"works", "renamed", "gone" or "unknown"."""
     home: str = ""
     """The module to import from."""
     name: str = ""
-    """Its name there; "" for a module."""
+    """The name in that module; "" for a module."""
     reason: str = ""
 
 
 @cache
-def find(name: str) -> Found:
-    """Where nemo2 has what NeMo calls ``name``: the last part of its path, or a class or a recipe and what is in it,
-    as "AutoResume.setup"."""
+def find(name: str) -> Counterpart:
+    """The counterpart of NeMo's ``name``, which is the last part of a path, or a member of a class or recipe such as
+    "AutoResume.setup"."""
     owner, _, member = name.rpartition(".")
     if owner:
         return _member(find(owner), name, member)
     if name in RENAMED:
         home, _, own = RENAMED[name].partition(":")
         same = own == name
-        return Found("works" if same else "renamed", home, own)
+        return Counterpart("works" if same else "renamed", home, own)
     if (home := _home(name)) is not None:
-        return Found("works", home, name)
+        return Counterpart("works", home, name)
     if name in GONE:
-        return Found("gone", reason=GONE[name])
+        return Counterpart("gone", reason=GONE[name])
     if _NO_DECODER.match(name):
-        return Found("gone", reason=GONE["T5Model"])
-    return Found("unknown", reason="nemo2 has no such name")
+        return Counterpart("gone", reason=GONE["T5Model"])
+    return Counterpart("unknown", reason="nemo2 has no such name")
 
 
-def _member(owner: Found, name: str, member: str) -> Found:
+def _member(owner: Counterpart, name: str, member: str) -> Counterpart:
     if owner.status not in ("works", "renamed"):
         return owner
     if name in GONE:
-        return Found("gone", reason=GONE[name])
+        return Counterpart("gone", reason=GONE[name])
     found = getattr(import_module(owner.home), owner.name)
     annotated = {one for base in getattr(found, "__mro__", ()) for one in vars(base).get("__annotations__", ())}
     if hasattr(found, member) or (isinstance(found, type) and member in {*signature(found).parameters, *annotated}):
-        return Found("works", owner.home, f"{owner.name}.{member}")
+        return Counterpart("works", owner.home, f"{owner.name}.{member}")
     return (
-        Found("gone", reason=GONE[member])
+        Counterpart("gone", reason=GONE[member])
         if member in GONE
-        else Found("unknown", reason=f"nemo2's {owner.name} has no such name")
+        else Counterpart("unknown", reason=f"nemo2's {owner.name} has no such name")
     )
 
 
 def module_of(path: str) -> Optional[str]:
-    """The module of nemo2 that takes the place of NeMo's at ``path``; None where there is none."""
+    """nemo2's counterpart of NeMo's module ``path``. None: there is none."""
     if path in MODULES:
         return MODULES[path]
     prefix, _, last = path.rpartition(".")
@@ -263,5 +264,5 @@ def _home(name: str) -> Optional[str]:
 
 
 def _is_ours(value: Any) -> bool:
-    """Whether a function, a class or an object of one is defined in nemo2."""
+    """Whether nemo2 defines this function or class, or the class of this object."""
     return (getattr(value, "__module__", None) or type(value).__module__).startswith("nemo2.")

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A NeMo 2.0 run as a recipe of ours, from ``task.json`` or a checkpoint's ``context/``, without running anything of it.
+"""Converts a NeMo 2.0 run into a nemo2 recipe, from ``task.json`` or a checkpoint's ``context/``, without running its
+code.
 
-What the files name is looked up in our own table (`nemo2.cli.nemo_names`), never imported by the name that stands there, and goes
-through the policy for recipes of others. Whatever isn't taken over is listed by its path, with its value and the reason.
+The names in these files are looked up in our own table (`nemo2.cli.nemo_names`) and never imported as they stand there.
+They also pass through the policy for recipes of other people. Settings that can't be converted are listed by path, with
+value and reason.
 """
 
 import dataclasses
@@ -43,16 +45,16 @@ _CONSTANTS: dict[str, Any] = {
     **{f"torch._C._nn.{name}": getattr(torch.nn.functional, name) for name in ("silu", "gelu")},
     **{f"{AttnBackend.__module__}.AttnBackend.{one.name}": one for one in AttnBackend},
 }
-"""What configurations hold that is no class or function of NeMo's."""
+"""Values in NeMo's configurations that are neither its classes nor its functions."""
 _MANAGED = {one.name for kind in (ParallelismConfig, DtypeConfig) for one in dataclasses.fields(kind)}
-"""Fields of configurations that NeMo's strategy and precision write when they are connected."""
+"""Fields that NeMo's strategy and precision write into configurations when they are connected."""
 _ARTIFACTS = ("FileArtifact", "DirArtifact", "DirOrStringArtifact", "PathArtifact")
 _STEPS = ("data_step_fn", "forward_step_fn", "transformer_layer_spec", "mamba_stack_spec")
-"""Functions of a model's configuration that nemo2's classes bring themselves."""
+"""Functions in a model's configuration that nemo2's classes have themselves."""
 
 
-class Left(NamedTuple):
-    """What isn't taken over as it stands."""
+class NotConverted(NamedTuple):
+    """A setting that isn't converted."""
 
     path: str
     value: str
@@ -65,19 +67,19 @@ class Left(NamedTuple):
 class Translated(NamedTuple):
     recipe: Any
     """A `Partial` of `llm.pretrain` or `llm.finetune`."""
-    left: list[Left]
+    left: list[NotConverted]
     source: Path
     """The file that was read."""
 
 
 def recipe_of(path: Path) -> Translated:
-    """The recipe of a NeMo 2.0 run or checkpoint, which starts from its weights where there are some.
+    """The recipe of a NeMo 2.0 run or checkpoint. The recipe starts from the weights, if there are any.
 
     Args:
         path: A run's directory, with ``task.json`` or checkpoints; a checkpoint; or its ``context``.
 
     Raises:
-        CheckpointError: there is none of these files, or it isn't what NeMo writes.
+        CheckpointError: none of these files exists, or a file doesn't have NeMo's format.
         SecurityError: something in the folder leads out of it.
     """
     path = path.parent if path.name == CONTEXT_PATH else path
@@ -94,20 +96,20 @@ def recipe_of(path: Path) -> Translated:
     if source.parent.name == CONTEXT_PATH:
         refuse_links(source.parent)
     tree = read_model_yaml(source) if source.name == MODEL_FILE else read_io_json(source)
-    making = _Making(source.parent)
+    making = _Conversion(source.parent)
     recipe = making.run(tree)
     if checkpoint is not None and (adapters := nemo_adapters(checkpoint)) is not None:
-        making.left.append(Left("resume.restore_config.path", repr(str(checkpoint)), adapters))
+        making.left.append(NotConverted("resume.restore_config.path", repr(str(checkpoint)), adapters))
     elif checkpoint is not None:
         recipe.resume = recipe.resume or Config(AutoResume)
         recipe.resume.restore_config = Config(RestoreConfig, path=str(checkpoint))
-    # What stands in the tree by now is ours; a mistake in the table above must not hand over anything else.
+    # All names in the tree should be nemo2's by now. This check catches mistakes in the table above.
     RecipePolicy().check(recipe)
     return Translated(recipe, making.left, source)
 
 
 def _checkpoint(path: Path) -> Optional[Path]:
-    """The newest checkpoint of NeMo's in ``path``; None where there is none."""
+    """The newest NeMo checkpoint in ``path``. None: there is none."""
     try:
         found = identify(path)
     except CheckpointError:
@@ -115,17 +117,17 @@ def _checkpoint(path: Path) -> Optional[Path]:
     return found.path.absolute() if found.kind == "NeMo 2.0" else None
 
 
-class _Making:
-    """One tree of NeMo's, made into one of ours."""
+class _Conversion:
+    """The conversion of one of NeMo's trees into a tree of nemo2."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        """Of the file, beside which tokenizers lie."""
+        """The folder of the file. Tokenizers are in the same folder."""
         self._made: dict[int, Any] = {}
-        self.left: list[Left] = []
+        self.left: list[NotConverted] = []
 
     def run(self, tree: Any) -> Any:
-        """The whole: an entry point with its parts, NeMo's context of a trainer, or a model alone."""
+        """Convert the whole tree: an entry point with its parts, NeMo's context of a trainer, or only a model."""
         if not isinstance(tree, Call):
             raise CheckpointError(f"{self._folder} doesn't describe a run of NeMo 2.0: its root is {tree!r:.80}.")
         parts = dict(tree.arguments)
@@ -151,7 +153,7 @@ class _Making:
         return recipe
 
     def value(self, path: str, value: Any) -> Any:
-        """A value of ours; None, and a line in ``left``, where there is none."""
+        """The value in nemo2. Without a counterpart: None, and an entry in ``left``."""
         if isinstance(value, _PLAIN):
             return value
         if isinstance(value, Call):
@@ -164,7 +166,7 @@ class _Making:
             return {name: self.value(f"{path}[{name!r}]", one) for name, one in value.items()}
         if isinstance(value, list | tuple):
             made = [(one, self.value(f"{path}[{number}]", one)) for number, one in enumerate(value)]
-            # A callback that nemo2 doesn't have leaves no gap.
+            # Callbacks that nemo2 lacks are removed from the list.
             return type(value)(new for old, new in made if new is not None or old is None)
         return self._leave(path, value, "a recipe can't hold such a value")
 
@@ -209,7 +211,7 @@ class _Making:
                 self._leave(path, value, str(error))
 
     def _class(self, path: str, call: Call) -> Optional[type]:
-        """Our class of that name, which recipes may call."""
+        """nemo2's class of that name, if recipes may call it."""
         module, name = call.target
         found = find(name) if module.partition(".")[0] in ("nemo", "megatron", "lightning", "nemo_run") else None
         if found is None or found.status not in ("works", "renamed") or not found.name:
@@ -234,14 +236,15 @@ class _Making:
         needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
         told = f"NeMo pickled its arguments into {call.pickled:.60}, and nemo2 opens no pickles"
         if cls is MegatronMixedPrecision:
-            return Config(cls)  # what it wrote into the model's configuration tells the rest
+            return Config(cls)  # The values that the precision wrote into the model's configuration tell the rest.
         if needed:
             return self._leave(path, call, f"{told}, and {cls.__name__} needs {', '.join(needed)}: set it yourself")
         self._leave(path, call, f"{told}. The recipe has it with default arguments: check them")
         return Config(cls)
 
     def _beside(self, text: Any) -> Any:
-        """A file or folder that NeMo put beside the description, by its whole path; else the text itself."""
+        """The full path of a file or folder that NeMo stored beside the description. For other texts: the text
+        itself."""
         if not isinstance(text, str) or not (self._folder / text).exists() or text in ("", "."):
             return text
         outside = (self._folder / text).is_file() and why_not_inside(self._folder, text)
@@ -252,7 +255,8 @@ class _Making:
         )
 
     def _give_precision(self, recipe: Any, parts: dict[str, Any]) -> None:
-        """Where NeMo pickled its precision: what it had written into the configurations of model and optimizer."""
+        """Restore a precision that NeMo stored as a pickle, from the values that it wrote into the configurations of
+        model and optimizer."""
         plugins = getattr(recipe.trainer, "plugins", None) if hasattr(recipe, "trainer") else None
         plugin = next(
             (one for one in (plugins if isinstance(plugins, list) else [plugins]) if _is_precision(one)), None
@@ -267,7 +271,7 @@ class _Making:
                 self._set(plugin, name, model[name], f"trainer.plugins.{name}")
 
     def _leave(self, path: str, value: Any, reason: str) -> None:
-        self.left.append(Left(path, _told(value), " ".join(reason.split()).rstrip(".") + "."))
+        self.left.append(NotConverted(path, _shortened(value), " ".join(reason.split()).rstrip(".") + "."))
 
 
 def _parts_of_context(context: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +281,7 @@ def _parts_of_context(context: dict[str, Any]) -> dict[str, Any]:
 
 
 def _apart(parts: dict[str, Any]) -> dict[str, Any]:
-    """The parts of an entry point: a model of NeMo's holds its optimizer, its tokenizer and what is done to it."""
+    """The parts of an entry point. NeMo's model object also holds its optimizer, its tokenizer and its transform."""
     model = parts.get("model")
     if not isinstance(model, Call):
         return parts
@@ -290,7 +294,7 @@ def _apart(parts: dict[str, Any]) -> dict[str, Any]:
     data = parts.get("data")
     if isinstance(data, Call) and tokenizer is not None and data.arguments.get("tokenizer") is None:
         parts["data"] = Call(data.target, data.arguments | {"tokenizer": tokenizer}, data.pickled)
-    # The entry points hand the tokenizer on: the data's, or where a part says so the model's.
+    # The data module has the tokenizer now, and nemo2's entry points pass the tokenizer to the model.
     parts.pop("tokenizer", None)
     parts["model"] = Call(model.target, inside, model.pickled)
     return parts
@@ -302,14 +306,15 @@ def _is_finetuning(tree: Call, data: Any) -> bool:
 
 
 def _is_written_by_nemo(cls: type, argument: str, value: Any) -> bool:
-    """What NeMo's strategy and precision had put into a configuration, and what is said of layers by functions."""
+    """Whether NeMo's strategy or precision wrote this field, or it is a function that describes layers."""
     if not dataclasses.is_dataclass(cls):
         return False
     return argument in _MANAGED or (argument in _STEPS and isinstance(value, Named)) or argument == "timers"
 
 
 def _is_default(cls: type, argument: str, value: Any) -> bool:
-    """Whether it says what holds anyway: NeMo writes down every field of a dataclass, and what is set wins over precision."""
+    """Whether the value is the default. NeMo stores every field of a dataclass, and in nemo2 an explicit field
+    overrides the precision."""
     parameter = inspect.signature(cls).parameters.get(argument)
     if parameter is None:
         return False
@@ -331,12 +336,12 @@ def _config_arguments(part: Any) -> dict[str, Any]:
 
 
 def _name_of(folder: Path) -> str:
-    """The run's name, by NeMo's layout: DIR/NAME/TIME/checkpoints/CHECKPOINT/context."""
+    """The recipe's name, from NeMo's directory layout DIR/NAME/TIME/checkpoints/CHECKPOINT/context."""
     folder = folder.absolute()
     run = folder.parents[2] if folder.name == CONTEXT_PATH and folder.parent.parent.name == "checkpoints" else folder
     return "from_" + "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in run.name)[:60]
 
 
-def _told(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = str(value) if isinstance(value, Call | Named) else repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """nemo2's entry points under nemo-run's own command: ``nemo llm pretrain --factory llama_tiny trainer.max_steps=50``.
 
-Loaded by nemo-run through the entry-point group ``nemo_run.cli``. Each recipe is a factory of its own name. Overrides are
-applied by `nemo2.config.apply_overrides`, which types them by the signatures they set, and a run that fails makes the
-command fail: nemo-run's own parser refuses some spellings we document, and its `run` exits 0 whatever happened.
+nemo-run loads this module through the entry-point group ``nemo_run.cli``. Each recipe is a factory with the recipe's
+name. Two parts of nemo-run are replaced: its parser refuses some spellings that we document, so
+`nemo2.config.apply_overrides` applies overrides; and its `run` exits 0 after a failed run, so our context exits with
+the run's code.
 """
 
 import dataclasses
@@ -60,12 +61,13 @@ COMMANDS = {
 
 
 class HonestRunContext(RunContext):
-    """nemo-run's context for a command, with our overrides and with an end that tells the truth."""
+    """nemo-run's context for a command, with our overrides and an exit code that shows failures."""
 
     _as_many_ranks_as_devices = False
 
     def cli_execute(self, fn: Callable[..., Any], args: list[str], entrypoint_type: Any = "task") -> None:
-        """nemo-run prints an error and exits 0 where a script calls ``run.cli.main``; here it exits 1."""
+        """Exit with 1 after an error. In a script that calls ``run.cli.main``, nemo-run prints the error and exits
+        0."""
         try:
             super().cli_execute(fn, args, entrypoint_type)
         except Exception as error:
@@ -102,7 +104,7 @@ class HonestRunContext(RunContext):
         """The recipe that ``--factory`` names, or a bare call of ``fn``, with the overrides ``args`` applied.
 
         Raises:
-            ConfigError: an unknown recipe, or overrides that don't fit; all of them are named.
+            ConfigError: an unknown recipe, or invalid overrides. The message lists all of them.
         """
         task = self._recipe(fn)
         if task is None:
@@ -116,7 +118,8 @@ class HonestRunContext(RunContext):
         return apply_overrides(task, args) or task
 
     def _recipe(self, fn: Any) -> Any:
-        """The recipe of ``--factory NAME`` or ``--factory "NAME(argument=value)"``. None: the name isn't one of ours."""
+        """The recipe of ``--factory NAME`` or ``--factory "NAME(argument=value)"``. None: nemo2 has no recipe of this
+        name."""
         match = _FACTORY.fullmatch(self.factory.strip()) if isinstance(self.factory, str) else None
         if match is None or match[1] not in recipes.names():
             return None
@@ -130,7 +133,8 @@ class HonestRunContext(RunContext):
         return task
 
     def parse_executor(self, name: str, *args: str) -> Any:
-        """As nemo-run's, and of a function of the script that gives an executor, and no config of one, too.
+        """The executor of this name, as in nemo-run. The name may also be a function in the script that returns an
+        executor instead of a config.
 
         Raises:
             ConfigError: nothing registered, importable or in the script has this name.
@@ -156,14 +160,14 @@ class HonestRunContext(RunContext):
 
 
 def _made(executor: Any) -> Any:
-    """An executor; ``run.cli.main(default_executor=...)`` may be given a function or a config that makes it."""
+    """The executor itself. ``run.cli.main(default_executor=...)`` also accepts a function or a config that makes it."""
     if isinstance(executor, fdl.Buildable):
         return fdl.build(executor)
     return executor() if inspect.isfunction(executor) else executor
 
 
 def register() -> None:
-    """Tell nemo-run of the entry points and of every recipe. Called once, on import."""
+    """Register the entry points and every recipe with nemo-run. Called once, on import."""
     for name, entry in COMMANDS.items():
         nemo_run.cli.entrypoint(entry, name=name, namespace=NAMESPACE, run_ctx_cls=HonestRunContext)
     nemo_run.cli.factory(torchrun)
@@ -175,7 +179,8 @@ def register() -> None:
 
 
 def _factory(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """The recipe's own factory function; a plain function, because nemo-run asks for its module and signature."""
+    """A factory function for the recipe. It must be a plain function, because nemo-run reads its module and
+    signature."""
 
     @functools.wraps(make)
     def factory(*args: Any, **kwargs: Any) -> Any:

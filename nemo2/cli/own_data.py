@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--data PATH``: a recipe trains on the user's data, with the sequence length and the batch sizes that it has."""
+"""``--data PATH``: gives a recipe the user's data and keeps the recipe's sequence length and batch sizes."""
 
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -17,13 +17,13 @@ Data = Annotated[
 
 
 def give_data(recipe: Any, path: str) -> None:
-    """Have ``recipe`` train on what lies at ``path``.
+    """Make ``recipe`` train on the data at ``path``.
 
-    Token files get the tokenizer that `nemo2 prepare-data --train-bpe` has written beside them, where there is one; else the
-    tokenizer stays.
+    For token files with a tokenizer of `nemo2 prepare-data --train-bpe` beside them, the recipe gets that tokenizer.
+    Otherwise its tokenizer stays.
 
     Raises:
-        ConfigError: there is no such data.
+        ConfigError: there is no data at ``path``.
     """
     from nemo2.config.located import recorded_at
     from nemo2.config.overrides import carry_over
@@ -35,7 +35,7 @@ def give_data(recipe: Any, path: str) -> None:
 
 
 def refuse_unknown_tokenizer(recipe: Any, path: str) -> None:
-    """Raise ConfigError where nobody says which tokenizer the tokens at ``path`` are of."""
+    """Raise ConfigError if neither the recipe nor the files name the tokenizer of the tokens at ``path``."""
     if getattr(recipe, "tokenizer", None) is None and getattr(recipe.data, "tokenizer", None) is None:
         from nemo2.errors import ConfigError
 

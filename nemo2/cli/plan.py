@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 plan``: how fast a recipe will be, whether it fits, and what it costs; the best layouts for it."""
+"""``nemo2 plan``: predicts a recipe's speed, memory and cost, and searches for faster layouts."""
 
 import os
 from pathlib import Path
@@ -78,7 +78,7 @@ def plan(
     not_with("search", "tokens", "price", "mtbf", "save", "restart", "quick")
     only_with("search", "limit", "html")
     only_with("tokens", "price", "mtbf", "save", "restart")
-    # A rehearsal must not meet a GPU; before torch.
+    # Hides GPUs from the rehearsal. Must be set before torch is imported.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
     kind = kind_of(gpus) or DEFAULT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 preview-data``: samples as a model will see them, with the tokens that are trained on marked."""
+"""``nemo2 preview-data``: prints samples as a model sees them, with the trained tokens marked."""
 
 import dataclasses
 import sys
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREVIEW_EXAMPLE = "Example: nemo2 preview-data chats/training.jsonl --tokenizer models/qwen --samples 2"
 BEGIN, END = "⟦", "⟧"
-"""Around what is trained on, where there are no colours."""
+"""Marks around trained tokens, in output without colours."""
 
 
 def register(app: typer.Typer) -> None:
@@ -119,7 +119,8 @@ def _as_data(data: "SampleDataModule", split: str, samples: int, *, everything: 
 
 
 def tokenizer_called(name: str) -> "Tokenizer":
-    """The tokenizer in a ``tokenizer.json`` or a folder with one, or the Hugging Face one of that name or folder."""
+    """The tokenizer in a ``tokenizer.json`` or a folder with that file, or the Hugging Face tokenizer of that name or
+    folder."""
     from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer
 
     path = Path(name).expanduser()
@@ -128,7 +129,7 @@ def tokenizer_called(name: str) -> "Tokenizer":
 
 
 def marked(sample: "Sample", tokenizer: Optional["Tokenizer"], *, colours: bool) -> "Text":
-    """The text of a sample, what is trained on in green or in double brackets."""
+    """The text of a sample, with the trained tokens in green or in double brackets."""
     from rich.text import Text
 
     text = Text()
@@ -145,7 +146,7 @@ def marked(sample: "Sample", tokenizer: Optional["Tokenizer"], *, colours: bool)
 
 
 def spelled(ids: Sequence[int], tokenizer: Optional["Tokenizer"]) -> str:
-    """The text of ids, special tokens included."""
+    """The text of token ids, including special tokens."""
     if tokenizer is None:
         return " ".join(map(str, ids))
     for name in ("tokenizer", "backend"):
@@ -159,8 +160,8 @@ def spelled(ids: Sequence[int], tokenizer: Optional["Tokenizer"]) -> str:
 def _samples(
     data: "SampleDataModule", split: str, *, complaints: Optional[TextIO] = None
 ) -> Iterator[tuple[str, "Sample"]]:
-    """The first samples with the places of their records; what none can be made of is printed in its place, to ``complaints``
-    or standard output."""
+    """The first samples, each with the position of its record. A record that makes no sample is reported at its place
+    in the output, on ``complaints`` or standard output."""
     from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
     from nemo2.errors import ConfigError
 
@@ -191,7 +192,7 @@ def _of_files(path: str, seq_length: Optional[int], chat_template: Optional[str]
 
 
 def _configured(source: str, overrides: list[str]) -> "SampleDataModule":
-    """The data of a recipe, or data by name."""
+    """The data module of a recipe, or a data module by name."""
     import fiddle as fdl
     import lightning.pytorch as pl
 

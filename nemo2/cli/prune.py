@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 prune``: a smaller model out of a checkpoint."""
+"""``nemo2 prune``: makes a smaller model from a checkpoint."""
 
 from pathlib import Path
 from typing import Annotated, Any, Optional

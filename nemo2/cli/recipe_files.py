@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe from a file that isn't trusted: JSON, YAML with every setting, or YAML with changes of a recipe by name.
+"""Reads recipes from untrusted files: JSON, YAML with every setting, or YAML with changes to a named recipe.
 
 recipe: llama3_8b          # a name of `nemo2 list`; NAME:lora, :dora or :full to fine-tune it
 performance: true          # its performance mode
@@ -20,7 +20,7 @@ _MOST_BYTES = 64 << 20
 
 
 def recipe_file(source: str) -> Optional[Path]:
-    """The file that a recipe's name on the command line stands for; None for a recipe by name or in Python.
+    """The file that ``source``, a word on the command line, stands for. None: a named recipe, or one in Python.
 
     Raises:
         ConfigError: there is no such file.
@@ -56,15 +56,15 @@ def _recipe_of(run: Path) -> Path:
 
 
 def recipe_in(file: Path, asked: str, by_name: Callable[[str, bool], Any]) -> Any:
-    """The recipe that a file of `recipe_file` holds. Nothing of it is built or called.
+    """The recipe in a file of `recipe_file`. No part of the recipe is built or called.
 
     Args:
-        asked: Options that only a recipe by name can follow; empty where there are none.
-        by_name: Makes the recipe of a name, in its performance mode or not.
+        asked: The options on the command line that only a named recipe supports.
+        by_name: A function that makes a named recipe, with or without its performance mode.
 
     Raises:
-        ConfigError: it can't be read, isn't a recipe, or has every setting written down and ``asked`` is not empty.
-        SecurityError: it names something that recipes don't use.
+        ConfigError: the file can't be read or holds no recipe; or it holds every setting, and ``asked`` is not empty.
+        SecurityError: the file names something that recipes don't use.
     """
     from nemo2.errors import SecurityError
     from nemo2.recipes._own import VARIABLE
@@ -84,7 +84,7 @@ def recipe_in(file: Path, asked: str, by_name: Callable[[str, bool], Any]) -> An
 
 
 def changes_in(file: Path) -> Optional[Any]:
-    """The mapping of a YAML file that changes a recipe by name; None for any other file of a recipe."""
+    """The mapping in a YAML file that changes a named recipe. None: a file of another form."""
     if file.suffix not in YAML:
         return None
     from nemo2.config.yaml_form import read
@@ -94,7 +94,7 @@ def changes_in(file: Path) -> Optional[Any]:
 
 
 def names_its_run(file: Path) -> bool:
-    """Whether the recipe in a file says how its run is called."""
+    """Whether the recipe in a file names its run."""
     form = changes_in(file)
     if form is None:
         return True
@@ -147,7 +147,8 @@ def _bytes(file: Path) -> bytes:
 
 
 def _refuse_another_start(recipe: Any, file: Path) -> None:
-    """Raise where building it would start something else than a run: `generate`, say, writes what it is told where it is told."""
+    """Raise if building the recipe would call something other than training. `generate`, for example, writes a file of
+    any content to any path."""
     from nemo2.errors import ConfigError
 
     parameters = getattr(getattr(recipe, "__signature_info__", None), "parameters", {})

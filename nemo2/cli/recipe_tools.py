@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 diff``, ``freeze`` and ``new-recipe``: comparing recipes, writing one down, starting one of your own."""
+"""``nemo2 diff``, ``freeze`` and ``new-recipe``: compare recipes, write a recipe as Python, start a recipe of your
+own."""
 
 import sys
 from pathlib import Path
@@ -172,7 +173,7 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _as_source(path: Path) -> str:
-    """The path as a user would type it, with a slash, so that it can't be taken for a name."""
+    """The path as a user would type it, with a slash, so that commands don't take the path for a name."""
     return str(path) if "/" in str(path) else f"./{path}"
 
 

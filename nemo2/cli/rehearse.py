@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 rehearse``: a recipe on any number of GPUs, built and run for a step in this process, without any."""
+"""``nemo2 rehearse``: runs one step of a recipe for any number of GPUs in this process, without GPUs."""
 
 import os
 from pathlib import Path
@@ -61,7 +61,7 @@ def rehearse(
     not_with("tiny", "headroom", "kernels", "all_stages", "advice", "as_json", "html")
     only_with("tiny", "processes", "steps", "directory")
     if not tiny:
-        # Before torch: parts of torch.cuda are replaced, which must not happen where there is a GPU to confuse.
+        # Set before torch is imported. The rehearsal replaces parts of torch.cuda, which must not affect a real GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
     if tiny:
@@ -84,7 +84,7 @@ def rehearse(
 
 
 REACHED = 0.5
-"""The share of a GPU's data sheet that the pipeline's picture takes matrix products to reach."""
+"""The fraction of the data sheet's FLOP/s that the pipeline's picture assumes for matrix products."""
 
 
 def _rates(gpu: str) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 runs``: the runs below the working directory and in $NEMO2_RUNS: listed, compared, followed."""
+"""``nemo2 runs``: lists, compares and follows the runs below the working directory and in $NEMO2_RUNS."""
 
 import time
 from pathlib import Path
@@ -127,13 +127,14 @@ def tail(
         shown = len(records)
         planned = planned or folder.planned_steps
         every = folder.effective.get("trainer", {}).get("log_every_n_steps") or 1
-        if not follow or (planned is not None and planned - folder.steps < every):  # no further record will come
+        # the run has ended: no further record will come
+        if not follow or (planned is not None and planned - folder.steps < every):
             return
         time.sleep(_PAUSE)
 
 
 def _recipes(found: list[Any]) -> tuple[list[Any], str]:
-    """The recipes of runs; none of them, and why, where one can't be read."""
+    """The recipes of runs. If a recipe can't be read: no recipes, and the reason."""
     from nemo2.cli.sources import recipe_tree
     from nemo2.errors import Nemo2Error
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on the command line: by their folder, or by their name.
+"""Finds runs by folder or by name, for the command line.
 
-A name is looked for in the folders below the working directory (`nemo_experiments`, or what ``--dir`` named there) and in the
-folders of ``$NEMO2_RUNS``, separated as in ``$PATH``.
+A name is looked up in the folders below the working directory (`nemo_experiments`, or the folder of ``--dir``) and in
+the folders of ``$NEMO2_RUNS``, separated as in ``$PATH``.
 """
 
 import os
@@ -14,9 +14,9 @@ import typer
 
 VARIABLE = "NEMO2_RUNS"
 RECIPE_FILE = "recipe.json"
-"""What a run's folder has, unless the run was started in a process of the user's own (``run.run(recipe, direct=True)``)."""
+"""A run's recipe, in its folder. Missing only if the user's own process ran it (``run.run(recipe, direct=True)``)."""
 _SIGNS = (RECIPE_FILE, "environment.json")
-"""Files of which every run's folder has one."""
+"""Every run's folder has at least one of these files."""
 _CHECKPOINT_HELP = "A checkpoint directory, or a run (directory or name), which stands for its newest checkpoint."
 Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT_HELP)]
 Run = Annotated[str, typer.Argument(help="A run: its directory or its name.")]
@@ -35,7 +35,7 @@ def checkpoint_called(text: str) -> Path:
 
 
 def run_folder(text: str) -> Path:
-    """The folder of one run: of several starts under a name, the latest.
+    """The folder of one run. If a name has several starts: the folder of the latest.
 
     Raises:
         DataError: there is no such folder and no run of that name.
@@ -48,7 +48,7 @@ def run_folder(text: str) -> Path:
 
 
 def run_called(name: str) -> Optional[Path]:
-    """The folder of the runs with this name; None where there is none.
+    """The folder of the runs with this name. None: there is none.
 
     Raises:
         ConfigError: several folders have runs of this name.
@@ -67,7 +67,7 @@ def run_called(name: str) -> Optional[Path]:
 
 
 def latest(folder: Path) -> Optional[Path]:
-    """The folder itself where it is a run's, else the latest start in it; None where it holds no run."""
+    """The folder itself if it belongs to a run, else the folder of the latest start in it. None: it holds no run."""
     if any((folder / sign).is_file() for sign in _SIGNS):
         return folder
     starts = [file for sign in _SIGNS for file in folder.glob(f"*/{sign}") if file.is_file()]
@@ -75,7 +75,7 @@ def latest(folder: Path) -> Optional[Path]:
 
 
 def all_runs() -> Iterator[Path]:
-    """The folder of each start of each run that a name can reach."""
+    """The folders of all starts of all runs that can be found by name."""
     for base in dict.fromkeys(_bases()):
         found = (
             file for depth in ("*", "*/*") for sign in _SIGNS for file in base.glob(f"{depth}/{sign}") if file.is_file()
@@ -84,7 +84,7 @@ def all_runs() -> Iterator[Path]:
 
 
 def _found(text: str, error: type[Exception]) -> Path:
-    """The folder of this path, or of the runs of this name; ``error`` where there is neither."""
+    """The folder of this path, or of the runs of this name. Raises ``error`` if neither exists."""
     path = Path(text).expanduser()
     found = path if path.exists() else run_called(text)
     if found is None:
@@ -98,7 +98,7 @@ def _bases() -> Iterator[Path]:
 
 
 def _known() -> str:
-    """What could be given instead."""
+    """The known names, for an error message."""
     names = dict.fromkeys(folder.parent.name for folder in all_runs())
     if not names:
         return f"give a run's directory, or the name of a run below the working directory or in ${VARIABLE}"

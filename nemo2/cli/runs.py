@@ -20,7 +20,7 @@ VALIDATE_EXAMPLE = "Example: nemo2 validate llama_tiny --checkpoint RUN_DIR/chec
 GENERATE_EXAMPLE = "Example: nemo2 generate RUN_DIR/checkpoints/NAME --prompt 'def main(' --max-new-tokens 40"
 
 _STANDARD = Path("-")
-"""Standard input or output, where a file is named."""
+"""Standard input or output, in place of a file name."""
 
 
 def register(app: typer.Typer) -> None:
@@ -211,15 +211,15 @@ def generate(
 
 
 def completion_text(completion: Any) -> str:
-    """The prompt with what the model added."""
+    """The prompt with the generated text."""
     return completion if isinstance(completion, str) else f"{completion.prompt}{completion.text}"
 
 
 def _with_method(name: str, peft: Optional[str]) -> str:
-    """``NAME:METHOD``; a recipe with every setting written down, which says itself how it trains, as it is.
+    """``NAME:METHOD``. The name of a file with every setting stays as it is, because the file sets the method itself.
 
     Raises:
-        ConfigError: an unknown method, or two.
+        ConfigError: an unknown method, or two methods.
     """
     from nemo2.cli.sources import FINETUNING
     from nemo2.errors import ConfigError

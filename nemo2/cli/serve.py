@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 serve``: a checkpoint handed over to vLLM's or transformers' server."""
+"""``nemo2 serve``: exports a checkpoint and starts vLLM's or transformers' server on it."""
 
 import os
 import sys
@@ -62,7 +62,7 @@ def serve(
         model_name=name,
         further=also or (),
     )
-    serving = plan_serving(str(folder), asked, engine=engine, merge=merge, only_told=print_only)
+    serving = plan_serving(str(folder), asked, engine=engine, merge=merge, print_only=print_only)
     for note in serving.notes:
         print(note, file=sys.stderr)
     if print_only:
@@ -70,5 +70,5 @@ def serve(
         return
     serving.prepare()
     print(f"{serving.text()}\nRequests name the model {serving.model_name!r}.", file=sys.stderr, flush=True)
-    # The engine takes this process' place: signals reach it, and its exit code is ours.
+    # The engine replaces this process, so that it receives signals and its exit code is the command's.
     os.execv(serving.command[0], list(serving.command))

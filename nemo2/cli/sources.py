@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sources of a recipe on the command line: a name, a file of one's own, a recipe in JSON or YAML, a run's directory."""
+"""The sources of a recipe on the command line: a name, a Python file, a JSON or YAML file, or a run's directory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from nemo2.cli.own_data import give_data, refuse_unknown_tokenizer
 from nemo2.cli.recipe_files import NAME, changes_in, names_its_run, recipe_file, recipe_in
 
 FINETUNING = {"lora": "lora", "dora": "dora", "full": "none"}
-"""What follows a recipe's name and a colon, and the ``peft_scheme`` that it means."""
+"""The words that may follow a recipe's name and a colon, each with its ``peft_scheme``."""
 RecipeName = Annotated[
     str,
     typer.Argument(
@@ -29,19 +29,19 @@ def configured(name: str, overrides: list[str], *, performance: bool = False, da
     """The recipe that ``name`` stands for with ``overrides`` applied.
 
     Args:
-        performance: In its performance mode.
-        data: The user's, which it trains on (`nemo2.cli.own_data`).
+        performance: Use the recipe's performance mode.
+        data: The path of the user's data (`nemo2.cli.own_data`). None: the recipe's data.
 
     Raises:
-        ConfigError: an unknown recipe, a recipe without that mode, no such data, or overrides that don't fit; all of them are
-            named.
+        ConfigError: an unknown recipe, a recipe without a performance mode, missing data, or invalid overrides. The
+            message lists all overrides that are invalid.
     """
     return changed(lambda: recipe_tree(name, performance=performance), overrides, data=data)
 
 
 def changed(make: Callable[[], Any], overrides: list[str], *, data: Optional[str] = None) -> Any:
-    """The recipe that ``make`` gives, on ``data`` where there are any, with ``overrides`` applied. Raises as `configured`."""
-    # Before the recipe is built, which takes seconds: a word that isn't an override at all.
+    """The recipe that ``make`` returns, with ``data`` and ``overrides`` applied. Errors: see `configured`."""
+    # Building the recipe takes seconds. Words that aren't overrides at all are refused first.
     if strange := [text for text in overrides if "=" not in text]:
         from nemo2.errors import ConfigError
 
@@ -63,17 +63,18 @@ def changed(make: Callable[[], Any], overrides: list[str], *, data: Optional[str
 def recipe_tree(source: str, *, performance: bool = False, **finetuning: Any) -> Any:
     """The recipe that ``source`` stands for, as a tree to edit.
 
-    A name of `nemo2 list`; ``file.py`` or ``file.py:NAME``, which are imported; both for pre-training, and with ``:lora``,
-    ``:dora`` or ``:full`` behind them for fine-tuning; ``file.json``, ``file.yaml`` or a run's directory, which are read without
-    running anything from them.
+    ``source`` is a name of `nemo2 list`, or ``file.py`` or ``file.py:NAME``, which is imported. These make a recipe for
+    pre-training, or with ``:lora``, ``:dora`` or ``:full`` behind them a recipe for fine-tuning. Or ``source`` is
+    ``file.json``, ``file.yaml`` or a run's directory, from which no code runs.
 
     Args:
-        performance: In its performance mode.
+        performance: Use the recipe's performance mode.
         finetuning: Further arguments of ``finetune_recipe``.
 
     Raises:
-        ConfigError: there is none, or it can't be imported or read; arguments of a factory for a recipe in JSON.
-        SecurityError: the JSON names something that recipes don't use.
+        ConfigError: there is no such recipe, or it can't be imported or read; or a recipe in JSON gets arguments of a
+            factory.
+        SecurityError: the file names something that recipes don't use.
     """
     name, method = finetuned_name(source)
     file = recipe_file(name)
@@ -102,13 +103,13 @@ def _by_name(name: str, method: Optional[str], performance: bool, finetuning: di
 
 
 def finetuned_name(source: str) -> tuple[str, Optional[str]]:
-    """A recipe's name without ``:lora``, ``:dora`` or ``:full``, and which of them it was; None for pre-training."""
+    """A recipe's name without ``:lora``, ``:dora`` or ``:full``, and the removed word; None for pre-training."""
     name, _, method = source.rpartition(":")
     return (name, method) if name and method in FINETUNING else (source, None)
 
 
 def method_of(source: str) -> tuple[bool, Optional[str]]:
-    """Whether the recipe is made to order, by name, and the method of fine-tuning that it names; None for none."""
+    """Whether ``source`` is a named recipe, and the method of fine-tuning in it; None for pre-training."""
     name, method = finetuned_name(source)
     file = recipe_file(name)
     if file is None:
@@ -127,7 +128,7 @@ def _finetuned(recipe: Any, name: str, method: str, arguments: dict[str, Any]) -
 
 
 def name_of_run(source: str) -> Optional[str]:
-    """How a run of this recipe is called unless told otherwise; None keeps the name that it has in its file."""
+    """The default name of a run of this recipe. None: the file sets the name."""
     file = recipe_file(finetuned_name(source)[0])
     if file is not None:
         return None if names_its_run(file) else file.stem

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The block that stands at the start of a run: where it runs, what is trained, where it writes, what was changed."""
+"""The block printed at the start of a run: machine, model, output directory and changed settings."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +18,15 @@ def start_block(
     executor: Optional[str] = None,
     runs: str = "",
 ) -> str:
-    """What will run, a line per fact.
+    """The text of the block, with a line per fact.
 
     Args:
-        recipe: With all changes, on the nodes and devices that it will have.
-        name: As the user called it.
-        machine: Where it will run.
-        changes: What the command line changes in the recipe.
+        recipe: The recipe with all changes, on its final nodes and devices.
+        name: The recipe's name on the command line.
+        machine: The machine of the run.
+        changes: The changes of the command line to the recipe.
         executor: The cluster's profile; None: this machine.
-        runs: Where the profile has runs go whose recipe names no absolute directory.
+        runs: The profile's directory for runs whose recipe names no absolute directory.
     """
     from nemo2.cli.list_show import counted_parameters, short_count
     from nemo2.config.overrides import in_shell
@@ -52,5 +52,5 @@ def start_block(
         "writes to": str(Path(runs) / (log.explicit_log_dir or Path(base) / (log.name or "default"))),
         "changed": in_shell(changes),
     }
-    # Before the checks, which refuse a secret among the changes.
+    # This block is printed before the checks, which refuse a secret among the changes.
     return redact_text("\n".join([name, *(f"  {fact:12}{value}" for fact, value in facts.items() if value)]))

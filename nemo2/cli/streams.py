@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standard streams of a command: closed, on a full disk, or a pipe whose reader has gone."""
+"""Handles standard streams that are closed, on a full disk, or a pipe without a reader."""
 
 import contextlib
 import os
@@ -8,13 +8,14 @@ from typing import Optional
 
 
 def open_missing() -> None:
-    """Put /dev/null in the place of standard streams that the command was started without (`nemo2 check ... >&-`): libraries ask
-    them whether they are terminals, and the next file that is opened would get the number, and what is printed."""
+    """Open /dev/null for each standard stream that is closed (`nemo2 check ... >&-`). Libraries ask these streams
+    whether they are terminals. Also, the next file that is opened would get the stream's number, and receive the
+    printed text."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            descriptor = os.open(os.devnull, os.O_RDWR)  # returns the lowest free number: this stream's
             if descriptor != number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
@@ -23,7 +24,7 @@ def open_missing() -> None:
 
 
 def why_output_is_refused() -> Optional[str]:
-    """The system's word on why standard output takes no more; None where it does."""
+    """The system's reason why standard output refuses writes. None: it accepts them."""
     try:
         sys.stdout.flush()
         os.write(sys.stdout.fileno(), b"")
@@ -33,6 +34,7 @@ def why_output_is_refused() -> Optional[str]:
 
 
 def drop_output() -> None:
-    """What is still to be written, at the interpreter's end too, goes nowhere."""
+    """Redirect standard output to /dev/null, so that buffered text, even at the end of the interpreter, is
+    discarded."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

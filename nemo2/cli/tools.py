@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 prepare-data`` and ``nemo2 report``: before a run and after it."""
+"""``nemo2 prepare-data``, for use before a run, and ``nemo2 report``, for use after it."""
 
 import sys
 from dataclasses import asdict

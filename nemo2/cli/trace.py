@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 trace``: what of a run's communication was hidden behind computation."""
+"""``nemo2 trace``: reports how much of a run's communication overlapped computation."""
 
 from pathlib import Path
 from typing import Annotated, Optional

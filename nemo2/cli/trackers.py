@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--tracker NAME``: a run is also followed by an experiment tracker, under the run's own names."""
+"""``--tracker NAME``: logs a run to an experiment tracker, under the run's name."""
 
 import os
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ Trackers = Annotated[
     ),
 ]
 OFFLINE = ":offline"
-"""Behind a tracker's name: nothing leaves the machine."""
+"""The suffix of a tracker's name for offline use: the tracker sends nothing."""
 
 
 def tracker_called(word: str) -> tuple[Any, bool]:
-    """The tracker that ``word`` names, and whether it is to stay offline. Raises ConfigError for an unknown name."""
+    """The tracker that ``word`` names, and whether it stays offline. Raises ConfigError for an unknown name."""
     from nemo2.errors import ConfigError
     from nemo2.names import did_you_mean
     from nemo2.run_dir.trackers import TRACKERS
@@ -36,7 +36,7 @@ def tracker_called(word: str) -> tuple[Any, bool]:
 
 
 def add_trackers(recipe: Any, words: Iterable[str]) -> None:
-    """Give ``recipe.log`` the loggers that ``words`` name, unless it has them. Raises as `tracker_called`."""
+    """Add the loggers that ``words`` name to ``recipe.log``, unless it has them. Errors: see `tracker_called`."""
     from importlib import import_module
 
     from nemo2.config import Config
@@ -58,20 +58,20 @@ def add_trackers(recipe: Any, words: Iterable[str]) -> None:
 
 
 def place_trackers(recipe: Any, words: Iterable[str]) -> None:
-    """Name the project of each tracker after the run, and its files' place, where the recipe doesn't; the run has its final
-    name and folder by now."""
+    """Set each tracker's project and the path of its files from the run's name and folder, unless the recipe sets them.
+    Call it when the run's name and folder are final."""
     log = recipe.log
     folder = Path(log.explicit_log_dir or log.log_dir or "nemo_experiments").absolute()
     for word in words:
         tracker, offline = tracker_called(word)
         own = logger_of(log, tracker)
-        if own is None:  # an override took it away
+        if own is None:  # an override removed the logger
             continue
         given = own.__arguments__
         if tracker.project and not given.get(tracker.project):
             setattr(own, tracker.project, log.name)
         if tracker.name == "mlflow" and not given.get("tracking_uri") and (offline or not _mlflow_server()):
-            # The store of one file; MLflow 3 refuses its older one of folders.
+            # The store in one SQLite file, because MLflow 3 refuses its older store of folders.
             own.tracking_uri = f"sqlite:///{folder / 'mlflow.db'}"
             own.artifact_location = given.get("artifact_location") or (folder / "mlflow").as_uri()
         if tracker.name == "comet" and not given.get("offline_directory"):
@@ -79,7 +79,7 @@ def place_trackers(recipe: Any, words: Iterable[str]) -> None:
 
 
 def logger_of(log: Any, tracker: Any) -> Optional[Any]:
-    """The config of this tracker's logger in ``recipe.log``; None where there is none."""
+    """The config of this tracker's logger in ``recipe.log``. None: there is none."""
     from nemo2.config.walk import class_of
 
     own = getattr(log, tracker.log_field, None)
@@ -88,7 +88,7 @@ def logger_of(log: Any, tracker: Any) -> Optional[Any]:
 
 
 def variables_for(words: Iterable[str]) -> dict[str, str]:
-    """The environment variables that these trackers read, as they are set here, for ranks that don't inherit them."""
+    """The environment variables that these trackers read, with their values here, for ranks that don't inherit them."""
     names = [name for word in words for name in tracker_called(word)[0].variables]
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 

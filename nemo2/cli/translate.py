@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 translate``: a NeMo 2.0 script with nemo2's imports, or its run as a recipe, and a list of the lines to edit.
+"""``nemo2 translate``: converts a NeMo 2.0 script's imports, or a NeMo 2.0 run to a recipe, and lists the lines to
+edit.
 
 A script is read, never run. Its import statements are rewritten, and arguments that NeMo ignored are removed; every other line
 is kept. `nemo2.cli.nemo_recipe` reads the description of a run or checkpoint.
@@ -22,9 +23,9 @@ EXAMPLE = "Example: nemo2 translate pretrain.py --output pretrain_nemo2.py"
 class Translation(NamedTuple):
     text: str
     left: list[tuple[int, str]]
-    """Lines of the script that need a hand, and why."""
+    """Lines of the script to edit by hand, with the reason."""
     taken_out: list[tuple[int, str]]
-    """Lines that lost something without effect in NeMo, and what."""
+    """Lines from which something without effect in NeMo was removed, and what."""
 
 
 def register(app: typer.Typer) -> None:
@@ -80,7 +81,7 @@ def _of_run(folder: Path, output: Optional[Path]) -> tuple[str, list[str], list[
 
 
 def translated(text: str) -> Translation:
-    """The script with its imports rewritten. Raises SyntaxError where it isn't Python."""
+    """The script with its imports rewritten. Raises SyntaxError if the text isn't Python."""
     tree = ast.parse(text)
     lines = text.splitlines(keepends=True)
     left: list[tuple[int, str]] = []
@@ -96,14 +97,15 @@ def translated(text: str) -> Translation:
             indent = " " * node.col_offset
             end = "\n" if lines[(node.end_lineno or node.lineno) - 1].endswith("\n") else ""
             if node.col_offset and all(line.startswith("#") for line in written):
-                written = [*written, "pass"]  # a block isn't empty
+                written = [*written, "pass"]  # a block must not be empty
             lines[node.lineno - 1 : node.end_lineno] = [indent + f"\n{indent}".join(written) + end]
     left += _unknown_attributes(tree, aliases, without=[one.node for one in taken_out])
     return Translation("".join(lines), sorted(set(left)), sorted((one.node.lineno, one.told) for one in taken_out))
 
 
 def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]], list[str]]:
-    """The statements in place of an import, None where it isn't NeMo's, and what is left."""
+    """The statements that replace an import, and the lines to edit. None for the statements: it doesn't import from
+    NeMo."""
     if isinstance(node, ast.ImportFrom):
         if node.level or not _of_nemo(node.module or ""):
             return None, []
@@ -186,7 +188,7 @@ def _has(module: str, name: str) -> bool:
 
 
 def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
-    """Names in the script that stand for modules of NeMo's, and those of nemo2."""
+    """Names in the script that stand for NeMo's modules, with nemo2's modules."""
     from nemo2.cli.nemo_names import module_of
 
     found = {}
@@ -199,7 +201,7 @@ def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
 
 
 def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list[ast.AST]) -> Iterator[tuple[int, str]]:
-    """``nl.io``, ``llm.deploy``: attributes of modules that nemo2's don't have."""
+    """Uses of a module's attribute that nemo2's module lacks, such as ``nl.io`` or ``llm.deploy``."""
     from nemo2.cli.nemo_names import find
 
     for node in ast.walk(tree):
@@ -221,15 +223,15 @@ class _Unused(NamedTuple):
 UNUSED_BASES = {
     "ConnectorMixin": "llm.import_ckpt and llm.export_ckpt convert the weights of every model family",
 }
-"""Bases of a class whose methods nothing of a run calls, and what is in their place."""
+"""Base classes whose methods no run calls, with nemo2's replacement."""
 UNUSED_ARGUMENTS = {
     "find_unused_parameters": "Megatron-Core's gradient buffers reduce every parameter",
 }
-"""Arguments of the strategy that NeMo hands to torch's DDP alone."""
+"""Arguments of the strategy that NeMo passes only to torch's DDP."""
 
 
 def _without_effect(tree: ast.AST) -> Iterator[_Unused]:
-    """Arguments of the strategy that NeMo took and did nothing with, and bases that a run of a script doesn't need."""
+    """Arguments of the strategy that NeMo ignores, and base classes that a run doesn't need."""
     from nemo2.strategy import MegatronStrategy
 
     for node in ast.walk(tree):
@@ -249,12 +251,12 @@ def _last(node: ast.expr) -> str:
 
 
 def _take_out(lines: list[str], node: "ast.keyword | ast.expr") -> bool:
-    """Remove an argument or a base and its comma: a comment is left of one with a line of its own, so that lines keep their
-    numbers. False, and nothing done, where it stands on several lines."""
+    """Remove an argument or a base class, and its comma. If it has a line of its own, a comment replaces it, so that
+    line numbers stay. Returns False, without a change, if it spans several lines."""
     number = node.lineno - 1
     if node.end_lineno != node.lineno:
         return False
-    line = lines[number].encode()  # columns are of UTF-8
+    line = lines[number].encode()  # ast counts columns in UTF-8 bytes
     before, own, after = (
         line[: node.col_offset],
         line[node.col_offset : node.end_col_offset],

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A line on a terminal while a command imports torch and Megatron-Core, which takes seconds; it goes at the first output."""
+"""Shows a line on a terminal while a command imports torch and Megatron-Core, which takes seconds. The first output
+removes the line."""
 
 import contextlib
 import sys
@@ -14,8 +15,8 @@ _CLEAR = "\r\033[K"
 
 
 @contextlib.contextmanager
-def told_to_wait(what: str, *, after: float = _AFTER_SECONDS) -> Iterator[None]:
-    """Show ``what`` on stderr, where that is a terminal, once a command has been silent for so many seconds."""
+def waiting_line(what: str, *, after: float = _AFTER_SECONDS) -> Iterator[None]:
+    """Show ``what`` on stderr, if that is a terminal, once a command has printed nothing for ``after`` seconds."""
     out, err = sys.stdout, sys.stderr
     if not is_terminal(err):
         yield
@@ -40,15 +41,16 @@ def told_to_wait(what: str, *, after: float = _AFTER_SECONDS) -> Iterator[None]:
         if shown:
             err.write(_CLEAR)
             err.flush()
-        if isinstance(sys.stdout, _First):
+        if isinstance(sys.stdout, _NotifyingStream):
             sys.stdout = out
-        if isinstance(sys.stderr, _First):
+        if isinstance(sys.stderr, _NotifyingStream):
             sys.stderr = err
 
     timer = threading.Timer(after, show)
     timer.daemon = True
-    # Held here: print() has only borrowed the stream that its own output takes out of `sys`.
-    first: tuple[Any, Any] = _First(out, end), _First(err, end)
+    # This reference keeps the streams alive: the first output removes its stream from `sys` while print() still uses
+    # it.
+    first: tuple[Any, Any] = _NotifyingStream(out, end), _NotifyingStream(err, end)
     sys.stdout, sys.stderr = first
     timer.start()
     try:
@@ -57,18 +59,18 @@ def told_to_wait(what: str, *, after: float = _AFTER_SECONDS) -> Iterator[None]:
         end()
 
 
-class _First:
-    """A stream that tells of its first output."""
+class _NotifyingStream:
+    """A stream that calls a function at its first output."""
 
-    def __init__(self, stream: Any, told: Any) -> None:
-        self._stream, self._told = stream, told
+    def __init__(self, stream: Any, on_output: Any) -> None:
+        self._stream, self._on_output = stream, on_output
 
     def write(self, text: str) -> int:
-        self._told()
+        self._on_output()
         return self._stream.write(text)
 
     def fileno(self) -> int:
-        self._told()  # whoever asks writes past this object
+        self._on_output()  # the caller will write to the descriptor directly
         return self._stream.fileno()
 
     def __getattr__(self, name: str) -> Any:

@@ -58,11 +58,11 @@ class Adapters:
     rank: int
 
 
-def chosen(engine: Optional[str], *, only_told: bool = False) -> Engine:
+def chosen(engine: Optional[str], *, print_only: bool = False) -> Engine:
     """The engine of this name, or the first that is installed.
 
     Args:
-        only_told: The engine need not be installed. If none is, the first of all.
+        print_only: The engine need not be installed. If none is, the first of all.
 
     Raises:
         ConfigError: an unknown engine, or one that isn't installed.
@@ -70,9 +70,9 @@ def chosen(engine: Optional[str], *, only_told: bool = False) -> Engine:
     if engine is not None and engine not in ENGINES:
         raise ConfigError(f"engine={engine!r}: must be one of {', '.join(ENGINES)}.")
     for one in ENGINES:
-        if engine == one and only_told or engine in (None, one) and _missing(one) is None:
+        if engine == one and print_only or engine in (None, one) and _missing(one) is None:
             return one
-    if only_told:
+    if print_only:
         return ENGINES[0]
     reasons = "; ".join(f"{_missing(one)}" for one in ENGINES if engine in (None, one))
     raise ConfigError(f"This machine has no engine to serve with: {reasons}. To only see the command, pass --print.")

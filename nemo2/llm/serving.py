@@ -57,7 +57,7 @@ class Serving:
 
 
 def plan_serving(
-    path: str, asked: Asked, *, engine: Optional[str] = None, merge: bool = False, only_told: bool = False
+    path: str, asked: Asked, *, engine: Optional[str] = None, merge: bool = False, print_only: bool = False
 ) -> Serving:
     """Decide the form and the command line with which an engine serves a checkpoint. Nothing is written or started.
 
@@ -66,7 +66,7 @@ def plan_serving(
         engine: One of `nemo2.llm.engines.ENGINES`. None: the first that is installed.
         merge: Merge the adapters of a fine-tuning run into the weights, even where vLLM could load them beside the base
             model.
-        only_told: Plan without requiring an installed engine.
+        print_only: Plan without requiring an installed engine.
 
     Raises:
         CheckpointError: the checkpoint is missing or doesn't describe its model.
@@ -78,7 +78,7 @@ def plan_serving(
             f"{trouble}, but a server receives text and needs a tokenizer. `nemo2 generate` completes prompts without "
             "one."
         )
-    chosen, model = engines.chosen(engine, only_told=only_told), model_of(checkpoint)
+    chosen, model = engines.chosen(engine, print_only=print_only), model_of(checkpoint)
     dtype = asked.dtype or _stored_dtype(checkpoint)
     if (why := _why_whole(checkpoint, model, chosen, merge=merge)) is None:
         return _beside_the_base(checkpoint, model, asked, dtype)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nemo2.cli.waiting import told_to_wait
+from nemo2.cli.waiting import waiting_line
 
 
 class Terminal(io.StringIO):
@@ -33,7 +33,7 @@ def wait_for(stream: io.StringIO, text: str) -> None:
 
 def test_a_silent_command_is_waited_for_until_its_first_output(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = streams(monkeypatch)
-    with told_to_wait("loading", after=0.01):
+    with waiting_line("loading", after=0.01):
         wait_for(err, "loading ...")
         print("first")
         assert err.getvalue() == "loading ...\r\033[K" and out.getvalue() == "first\n"
@@ -44,19 +44,19 @@ def test_a_silent_command_is_waited_for_until_its_first_output(monkeypatch: pyte
 
 def test_a_quick_command_and_a_pipe_see_none_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = streams(monkeypatch)
-    with told_to_wait("loading", after=60):
+    with waiting_line("loading", after=60):
         print("at once")
     assert (out.getvalue(), err.getvalue()) == ("at once\n", "") and sys.stdout is out
     pipe = io.StringIO()
     monkeypatch.setattr(sys, "stderr", pipe)
-    with told_to_wait("loading", after=0.0):
+    with waiting_line("loading", after=0.0):
         time.sleep(0.05)
     assert pipe.getvalue() == ""
 
 
 def test_an_error_takes_the_line_away(monkeypatch: pytest.MonkeyPatch) -> None:
     _, err = streams(monkeypatch)
-    with pytest.raises(ValueError, match="no"), told_to_wait("loading", after=0.01):
+    with pytest.raises(ValueError, match="no"), waiting_line("loading", after=0.01):
         wait_for(err, "loading ...")
         raise ValueError("no")
     assert err.getvalue().endswith("\r\033[K") and sys.stderr is err

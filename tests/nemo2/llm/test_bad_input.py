@@ -145,7 +145,7 @@ def test_a_server_is_not_asked_for_more_than_the_model_reads(checkpoint: Path) -
     from nemo2.llm.serving import plan_serving
 
     def plan(length: int) -> Any:
-        return plan_serving(str(checkpoint), Asked(max_length=length, dtype="bf16"), engine="vllm", only_told=True)
+        return plan_serving(str(checkpoint), Asked(max_length=length, dtype="bf16"), engine="vllm", print_only=True)
 
     assert str(LENGTH) in plan(LENGTH).command
     with pytest.raises(ConfigError, match=f"max_length={LENGTH + 1}: the model reads only {LENGTH} tokens"):

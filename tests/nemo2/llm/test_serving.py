@@ -71,7 +71,7 @@ def planned(directory: str) -> dict[str, Any]:
         with contextlib.redirect_stderr(told):
             assert main(["serve", *arguments]) == 2
         found["errors"][name] = told.getvalue()
-    served = {kind: plan_serving(path, Asked(), engine="vllm", only_told=True) for kind, path in adapted.items()}
+    served = {kind: plan_serving(path, Asked(), engine="vllm", print_only=True) for kind, path in adapted.items()}
     for one in served.values():
         one.prepare()
     found["folders"] = {kind: [str(form.folder) for form in one.forms] for kind, one in served.items()}
@@ -219,8 +219,8 @@ def test_a_command_that_is_only_told_needs_no_engine(monkeypatch: pytest.MonkeyP
     from nemo2.llm import engines
 
     monkeypatch.setattr(engines, "_missing", lambda engine: f"there is no {engine}")
-    assert engines.chosen(None, only_told=True) == "vllm"
-    assert engines.chosen("transformers", only_told=True) == "transformers"
+    assert engines.chosen(None, print_only=True) == "vllm"
+    assert engines.chosen("transformers", print_only=True) == "transformers"
     with pytest.raises(
         ConfigError, match="there is no vllm; there is no transformers. To only see the command, pass --print"
     ):
