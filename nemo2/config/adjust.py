@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that nemo2 itself changes on built objects, each with its reason.
 
-A run may need another value than the one its recipe ends with: parallel sizes go from the strategy into the model, a
-callback turns off what the layout has no use for. Who does so calls `adjust`, which sets the field and leaves a note on
-the object. The notes are what ``nemo2 explain`` shows, and what tells an announced change from a silent one at the first
-step (`nemo2.config.requested`).
+A run may need other values than its recipe has: a strategy copies its parallel sizes into the model, and a callback
+turns off features that the layout can't use. Code that changes a field calls `adjust`, which sets the field and records
+a note on the object. ``nemo2 explain`` shows the notes. At the first step, they distinguish announced changes from
+silent ones (`nemo2.config.requested`).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class Adjustment(NamedTuple):
 
 
 def adjust(obj: Any, name: str, value: Any, *, why: str) -> bool:
-    """Set ``obj.name`` to ``value`` and note it, with the reason. Returns whether that changed anything."""
+    """Set ``obj.name`` to ``value`` and record the change with its reason. Returns whether the value changed."""
     before = getattr(obj, name, None)
     if before is value or _equal(before, value):
         return False
@@ -35,7 +35,8 @@ def adjust(obj: Any, name: str, value: Any, *, why: str) -> bool:
 
 @contextlib.contextmanager
 def adjusting(obj: Any, *, why: str) -> Iterator[None]:
-    """Note every change that the code inside makes to fields of the dataclass ``obj``, for code of other libraries."""
+    """Record every change that the code in the ``with`` block makes to fields of the dataclass ``obj``. For code of
+    other libraries."""
     names = [field.name for field in dataclasses.fields(obj)]
     before = {name: getattr(obj, name, None) for name in names}
     yield
@@ -46,7 +47,8 @@ def adjusting(obj: Any, *, why: str) -> Iterator[None]:
 
 
 def note_own_changes(obj: Any, arguments: Mapping[str, Any]) -> None:
-    """Note the fields that the constructor of the dataclass ``obj`` changed from its ``arguments``, in the class's name."""
+    """Record the fields that the constructor of the dataclass ``obj`` set to other values than its ``arguments``. The
+    reason names the class."""
     if not dataclasses.is_dataclass(obj):
         return
     known = adjustments(obj)
@@ -62,14 +64,14 @@ def adjustments(obj: object) -> dict[str, tuple[Adjustment, ...]]:
 
 
 def forget(obj: Any, name: str) -> None:
-    """Take the notes of one field back."""
+    """Remove the notes of one field."""
     notes = adjustments(obj)
     if notes.pop(name, None) is not None:
         object.__setattr__(obj, _NOTES, notes)
 
 
 def take_back(obj: Any, name: str) -> None:
-    """Undo the last change of one field that was noted."""
+    """Undo the last recorded change of one field."""
     notes = adjustments(obj)
     *others, last = notes[name]
     setattr(obj, name, last.before)
@@ -78,7 +80,7 @@ def take_back(obj: Any, name: str) -> None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Equality of value and type: True and 1 are two settings."""
+    """Equality of value and type: True and 1 are different settings."""
     try:
         return type(one) is type(other) and bool(one == other)
     except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attributes of live objects: an unknown name raises an error at the line of the script that sets it.
 
-``resume.resume_if_exist = True`` on a live object would be stored and never read, as in a recipe. Attributes set by
-libraries, nemo2 and the object's own methods are accepted. On models, data modules and trainers, where scripts keep
-their own state, only names that are almost those of an attribute are rejected.
+Without this check, Python would store ``resume.resume_if_exist = True`` on a live object, and nothing would read it.
+Attributes set by libraries, nemo2 and the object's own methods are accepted. On models, data modules and trainers,
+where scripts keep their own state, only names that are almost those of an attribute are rejected.
 """
 
 import difflib
@@ -22,12 +22,12 @@ _KEEP_STATE = {
     ("lightning.pytorch.trainer.trainer", "Trainer"),
 }
 _ALMOST = 0.85
-"""Share of equal letters: a letter or two that differ, not a word."""
+"""The required share of equal letters: one or two letters may differ, not a word."""
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 def guard(cls: type, *, ready: Callable[[Any], bool], refusal: Callable[[type, str], Exception]) -> None:
-    """Have instances of ``cls`` and of its subclasses in nemo2 refuse unknown attributes.
+    """Make instances of ``cls`` and of its subclasses in nemo2 refuse unknown attributes.
 
     Args:
         ready: Whether an object's constructor has ended.
@@ -70,7 +70,7 @@ def _public(names: Iterable[str]) -> list[str]:
 
 
 def _of_a_script(frame: FrameType, obj: Any) -> bool:
-    """Whether this line is neither a library's nor nemo2's, nor in a method of the object."""
+    """Whether this line belongs to the user's script: not to a library, nemo2 or a method of the object."""
     code, file = frame.f_code, frame.f_code.co_filename
     if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "nemo2":
         return False

@@ -187,7 +187,7 @@ def _wrap_init(cls: type) -> None:
         kwargs = {name: read_dtype(cls, name, value) for name, value in _real_names(cls, kwargs).items()}
         record = self.__dict__.get(_RECORD)
         if record is not None and record.arguments is None:
-            init(self, *args, **kwargs)  # called by a subclass, whose arguments are recorded
+            init(self, *args, **kwargs)  # called by a subclass's constructor, whose arguments are recorded
             return
         caller = sys._getframe(1)  # constructors are called from C, so this line made the object
         record = _Record((caller.f_code.co_filename, caller.f_lineno))
@@ -299,10 +299,10 @@ class _Record:
         self.attributes = _plain_attributes(obj)
 
     def __deepcopy__(self, memo: dict) -> "_Record":
-        return self  # never changed after close; the arguments may be large
+        return self  # shared by copies: never changed after close, and the arguments may be large
 
     def __reduce__(self) -> tuple:
-        return (_Record, ())  # an object that is sent to a loader's worker leaves its arguments behind
+        return (_Record, ())  # an object that is pickled for a loader's worker doesn't take its arguments along
 
 
 _NOT_PLAIN = object()

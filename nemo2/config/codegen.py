@@ -49,7 +49,7 @@ class Group(NamedTuple):
 
     opening: str
     items: list[tuple[str, "Expression"]]
-    """Each with what stands before it: ``"name="``, ``"'key': "`` or nothing."""
+    """The items, each with its prefix: ``"name="``, ``"'key': "`` or nothing."""
     closing: str
 
 
@@ -65,19 +65,20 @@ class Imports:
         self._taken: set[str] = {*taken, *dir(builtins)}
 
     def module(self, name: str, alias: str = "") -> str:
-        """``import name``, or ``import name as alias``; returns how to write it."""
+        """Import ``name``, or ``name as alias``. Returns the name to use in the code."""
         self._modules.add(f"{name} as {alias}" if alias else name)
         self._taken.add(alias or name.partition(".")[0])
         return alias or name
 
     def name(self, module: str, name: str) -> str:
-        """``from module import name``; returns how to write it, which is not ``name`` where that stands for another."""
+        """Import ``name`` from ``module``. Returns the name to use in the code, which differs from ``name`` if that is
+        taken."""
         if (module, name) not in self._names:
             self._names[module, name] = self.reserve(name)
         return self._names[module, name]
 
     def reserve(self, name: str) -> str:
-        """``name``, or with a number behind it where it stands for something else already."""
+        """``name``, with a number behind it if the name is taken."""
         written, number = name, 2
         while written in self._taken or keyword.iskeyword(written):
             written, number = f"{name}_{number}", number + 1
@@ -99,11 +100,12 @@ class Imports:
 
 
 def function_source(recipe: Any, *, name: str = "pretrain_recipe", doc: str = "", header: str = "") -> str:
-    """A module with a function that returns a tree equal to ``recipe``; ``doc`` and ``header`` are docstrings.
+    """The source of a module with a function that returns a tree equal to ``recipe``. ``doc`` and ``header``: the
+    docstrings of function and module.
 
     Raises:
-        ConfigError: a value has no textual form (all such values are named), or something is in the tree that this
-            can't write down.
+        ConfigError: a value has no textual form (the message lists all), or the tree has a value that Python source
+            can't express.
     """
     imports = Imports(taken=[name])
     writer = Writer(imports, recipe)
@@ -160,7 +162,7 @@ def run_function(source: str, name: str, *arguments: Any) -> Any:
 
 
 class Writer:
-    """Expressions for the values of one tree. A node that stands in several places becomes a variable."""
+    """Writes the expressions for the values of one tree. A node that is used in several places becomes a variable."""
 
     def __init__(self, imports: Imports, *roots: Any) -> None:
         self.imports = imports
@@ -176,7 +178,7 @@ class Writer:
         """The expression for a whole recipe.
 
         Raises:
-            ConfigError: values have no textual form; all of them are named.
+            ConfigError: values have no textual form. The message lists all of them.
         """
         try:
             return self.expression(tree)
@@ -185,10 +187,10 @@ class Writer:
             raise
 
     def expression(self, value: Any, path: str = "recipe") -> Expression:
-        """``path`` names the value in errors, and gives a shared one its name.
+        """The expression for a value. ``path`` names the value in errors, and the variable of a shared value.
 
         Raises:
-            ConfigError: a value that this can't write down.
+            ConfigError: Python source can't express the value.
         """
         if id(value) not in self._shared:
             return self._write(value, path)
@@ -292,7 +294,7 @@ class Writer:
 
 
 def shared_values(*roots: Any) -> set[int]:
-    """The ids of configs, lists and dicts that stand in more than one place of a tree."""
+    """The ids of configs, lists and dicts that are used in more than one place of a tree."""
     seen: set[int] = set()
     shared: set[int] = set()
 
@@ -311,10 +313,10 @@ def shared_values(*roots: Any) -> set[int]:
 
 
 def layout(expression: Expression, indent: int, used: int = 0, after: int = 0) -> str:
-    """An expression on one line where it fits, over several where not.
+    """The text of an expression: on one line if it fits, otherwise on several lines.
 
-    ``indent`` is that of the line it begins on, ``used`` the columns of it that are taken, ``after`` what must fit
-    behind it.
+    ``indent`` is the indent of its first line, ``used`` the columns already taken on that line, and ``after`` the
+    number of columns needed behind it.
     """
     line = flat(expression)
     if isinstance(expression, str) or not expression.items or indent + used + len(line) + after <= WIDTH:
@@ -333,7 +335,7 @@ def flat(expression: Expression) -> str:
 
 
 def quoted(text: str) -> str:
-    """The ``repr`` of a text, in double quotes where these need no more escapes."""
+    """The ``repr`` of a text, in double quotes unless single quotes need fewer escapes."""
     written = repr(text)
     if written.startswith('"') or '"' in text:
         return written

@@ -27,7 +27,7 @@ DTYPE_NAMES = {
 
 
 def named_dtype(name: str) -> Any:
-    """The ``torch.dtype`` of this name; None where it is none."""
+    """The ``torch.dtype`` of this name. None: there is none."""
     torch = importlib.import_module("torch")
     short = name.removeprefix("torch.")
     found = getattr(torch, DTYPE_NAMES.get(short, short), None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The difference between two recipes: the fewest edits, as data, as lines to read and as Python to run.
+"""The difference between two recipes as a minimal list of edits: as data, as lines to read, and as Python to run.
 
-Two trees are compared as they are written: a value that only one of them sets is an edit even where it equals the
-default, so that the edits, made on the first tree, give one that is equal to the second. `nemo2.config.diff` compares
-what will be in effect, and so do the lines to read.
+The edits compare explicit values: a value that only one tree sets is an edit even if it equals the default. Applied to
+the first tree, the edits therefore give a tree equal to the second. `nemo2.config.diff` and the lines to read compare
+effective values.
 """
 
 import copy
@@ -24,7 +24,7 @@ class Unset(NamedTuple):
     """Stands for an unset field, or a missing key of a dict."""
 
     default: Any
-    """The value in effect without a setting; `NOT_SET` where there is no default."""
+    """The value in effect without a setting. `NOT_SET`: there is no default."""
 
 
 class Field(str):
@@ -55,7 +55,7 @@ class Edit(NamedTuple):
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the same is in effect before and afterwards: a default is written down, or no longer."""
+        """Whether the effective value stays the same, because the edit sets or unsets a default."""
         return _same(_effective(self.old), _effective(self.new))
 
 
@@ -162,7 +162,7 @@ def _compare_fields(old: Any, new: Any, path: str, steps: list[Edit]) -> None:
 def _compare_keys(
     old: dict, new: dict, owner: str, steps: list[Edit], key: Callable[[Any], Any], default: Callable[[bool, Any], Any]
 ) -> None:
-    """``default`` answers for the first tree (True) or the second what a missing key means."""
+    """``default`` returns the value of a missing key, in the first tree if its argument is True, else in the second."""
     for name in dict.fromkeys([*new, *old]):
         if name not in new:
             steps.append(Edit("unset", owner, key(name), old[name], Unset(default(False, name))))
@@ -189,7 +189,7 @@ def _compare_lists(old: list, new: list, path: str, steps: list[Edit]) -> None:
 
 
 def _kind(item: Any) -> str:
-    """Equal for items of lists that are one thing, perhaps changed: configs of a class, or equal values."""
+    """A key by which list items of two trees are matched: the class of a config, or the value itself."""
     if isinstance(item, fdl.Buildable):
         return f"{type(item).__qualname__} {qualified_name(item.__fn_or_cls__)}"
     return f"{type(item).__qualname__} {item!r}"
@@ -220,7 +220,7 @@ def _effective(value: Any) -> Any:
 
 
 def _default(node: Any, name: str) -> Any:
-    """The value in effect where ``name`` isn't set."""
+    """The value in effect if ``name`` isn't set."""
     try:
         return getattr(node, name)
     except (AttributeError, ValueError):
@@ -240,7 +240,7 @@ def _differing_values(old: Any, new: Any, path: str) -> Iterator[tuple[str, str]
 
 
 def _statement(step: Edit, writer: Writer) -> str:
-    """The step in Python, on a variable ``recipe``; lines after the first are indented for a function's body."""
+    """The step as Python code on a variable ``recipe``. Lines after the first are indented for a function's body."""
     owner = f"recipe.{step.owner}" if step.owner else "recipe"
     key = quoted(step.key) if isinstance(step.key, str) else repr(step.key)
     place = f"{owner}.{step.key}" if isinstance(step.key, Field) else f"{owner}[{key}]"

@@ -18,7 +18,8 @@ _ABSENT = object()
 
 
 class _Note:
-    """Values by field; places by field where they are known. None as a value: known to be set, not to what."""
+    """The explicit fields with their values, and the known places. A value of None: the field is explicit, and its
+    value unknown."""
 
     def __init__(self, values: dict[str, Any], places: dict[str, str]) -> None:
         self.values = values
@@ -31,9 +32,10 @@ class _Note:
 def note_explicit_fields(
     obj: object, names: "Iterable[str] | Mapping[str, Any]", places: Mapping[str, str] | None = None
 ) -> None:
-    """Remember on ``obj`` that its user set ``names`` (with a mapping: to what), and in which ``places`` ("file:line").
+    """Record on ``obj`` that its user set ``names`` (a mapping also records the values) in these ``places``
+    ("file:line").
 
-    Objects that can't hold a note go without.
+    Objects that can't hold a note are left unchanged.
     """
     if isinstance(names, Mapping):
         note_own_changes(obj, names)

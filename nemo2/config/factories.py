@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of a recipe by name: `log=default_log`, `optim=distributed_fused_adam_with_cosine_annealing(max_lr=1e-4)`.
 
-A factory is a function that returns a config, or a class to make a config of. Packages above this one announce theirs;
-those registered with nemo-run (`@run.cli.factory`) are found too. The annotation of a parameter says which of them fit it.
+A factory is a function that returns a config, or a class to make a config of. Higher packages announce their factories.
+Factories registered with nemo-run (`@run.cli.factory`) are found too. A parameter's annotation decides which factories
+fit.
 """
 
 import inspect
@@ -35,7 +36,7 @@ class Source(NamedTuple):
 
 
 def factory_names(classes: Iterable[type]) -> list[str]:
-    """The names of all factories that give one of these classes, in alphabetical order."""
+    """The names of all factories that make objects of these classes, in alphabetical order."""
     return sorted({name for source in _fitting(classes) for name in source.names()}, key=str.lower)
 
 
@@ -43,8 +44,9 @@ def made_by_name(text: str, classes: tuple[type, ...], *, fit: Callable[..., Any
     """The value of the factory call ``text``: a config, or changes of a recipe (an object with ``changes``).
 
     Args:
-        text: ``name`` or ``name(argument=value, ...)``, with values as in an override. A dotted name of a class will do.
-        classes: What it may give.
+        text: ``name`` or ``name(argument=value, ...)``, with values as in an override. The name may be the dotted name
+            of a class.
+        classes: The classes that the factory may make.
         fit: `nemo2.config.values.typed`, for the arguments.
 
     Raises:
@@ -94,17 +96,17 @@ def refusal(text: str, classes: tuple[type, ...]) -> str:
 
 
 def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> None:
-    """Refuse plain text among the arguments of a call, where their annotations ask for objects.
+    """Refuse plain text for arguments of a call whose annotations require objects.
 
     Raises:
-        ConfigError: all of them, as fields of ``of``.
+        ConfigError: the message lists all of them, as fields of ``of``.
     """
     if found := misplaced_text(target, arguments, of=of):
         raise ConfigError("\n".join(found))
 
 
 def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> list[str]:
-    """A sentence for each text among these arguments of ``target``, alone or in a list, that should be an object."""
+    """A sentence for each text among these arguments of ``target`` that should be an object, also inside a list."""
     hints = signatures.get_type_hints(target)
     return [
         f"{of}{name}={text!r}: {refusal(text, classes)}"
@@ -122,7 +124,8 @@ def required(factory: Callable[..., Any]) -> list[str]:
 
 
 def _fitting(classes: Iterable[type]) -> list[Source]:
-    """The sources of exactly these classes where there are any: optimizers and schedules are callbacks too."""
+    """The sources of exactly these classes, if there are any, else those of subclasses. Optimizers and schedules are
+    callbacks too, and would otherwise match."""
     wanted = tuple(classes)
     found: dict[type, list[Source]] = {}
     for source in (source for module in ANNOUNCED for source in import_module(module).SOURCES):

@@ -76,7 +76,8 @@ def _who(node: Any, step: str) -> str:
 
 
 def _shown_in_ipython(node: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
-    """The text for IPython, which looks at ``__class__``, the target's, and never finds the `__repr__` of a config."""
+    """The text for IPython. IPython looks at ``__class__``, which is the target's, and would not find the `__repr__` of
+    a config."""
     return {"text/plain": render(node), "text/html": html_tree(node)}
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live objects as configs: what a built object was made from, and whether that still describes it.
+"""Live objects as configs: the arguments that made an object, and whether they still describe it.
 
-Three kinds of objects can become a config again: instances of `@configurable` classes (by the arguments they keep),
-dataclass instances (by their fields) and `functools.partial` objects of importable callables.
+Three kinds of objects can become configs again: instances of `@configurable` classes (from their recorded arguments),
+dataclass instances (from their fields) and `functools.partial` objects of importable callables.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from nemo2.errors import ConfigError
 
 
 def rebuilding_arguments(obj: object) -> dict[str, Any] | None:
-    """Keyword arguments that make an object like `obj`, or None where it isn't known how it was made.
+    """Keyword arguments that make an object like `obj`. None: the arguments are unknown.
 
-    For a dataclass whose fields were edited after construction the edits are included: first on top of the captured
-    arguments, so that derived fields follow, then field by field for what the result still gets wrong.
+    The arguments include edits of a dataclass's fields after construction. The edits are first added to the captured
+    arguments, so that derived fields follow, and then set for each field that still differs.
     """
     if isinstance(obj, type | fdl.Buildable):
         return None
@@ -40,10 +40,10 @@ def rebuilding_arguments(obj: object) -> dict[str, Any] | None:
 
 
 def refuse_if_changed(obj: object, arguments: Mapping[str, Any], *, where: str) -> None:
-    """Raise where `arguments` no longer describe the live object that a config node stands for.
+    """Raise if `arguments` no longer describe the live object that a config node stands for.
 
     Raises:
-        ConfigError: naming the attributes that were changed on the object behind the recipe's back.
+        ConfigError: attributes of the object were changed directly. The message names them.
     """
     if changed := changed_since_made(obj, arguments):
         name = type(obj).__qualname__
@@ -56,7 +56,7 @@ def refuse_if_changed(obj: object, arguments: Mapping[str, Any], *, where: str) 
 
 
 def partial_call(obj: functools.partial) -> tuple[tuple, dict[str, Any]] | None:
-    """Positional and keyword arguments of a `functools.partial`, or None where its callable has no signature."""
+    """Positional and keyword arguments of a `functools.partial`. None: its callable has no signature."""
     try:
         inspect.signature(obj.func).bind_partial(*obj.args, **obj.keywords)
     except (TypeError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place in a field's history if it isn't the line of code that sets the field.
+"""The recorded place of a field's value, if it isn't the line of code that sets the field.
 
 fiddle 0.3's ``custom_location`` swaps one provider for the whole process. If two threads build recipes at once, one
 restores the other's provider and leaves it in place, and every later field is attributed to an unrelated file. The
@@ -19,7 +19,7 @@ _PLACE: ContextVar[Optional[history.Location]] = ContextVar("nemo2_place_of_hist
 
 @contextlib.contextmanager
 def recorded_at(file: str, line: int, function: Optional[str] = None) -> Iterator[None]:
-    """Fields that this thread sets inside are recorded as set there."""
+    """In this context, fields that this thread sets are recorded as set at this place."""
     token = _PLACE.set(history.Location(file, line, function))
     try:
         yield

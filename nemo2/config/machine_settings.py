@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that a machine can't honour: written into the configuration they are of, and said once."""
+"""Settings that a machine can't support: changed in the configuration, and logged once."""
 
 import logging
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def adjust_to(config: Any, overrides: Mapping[str, tuple[Any, str]]) -> dict[str
 
 
 def announce(changed: Mapping[str, tuple[Any, str]]) -> None:
-    """One line per process, on rank 0, for settings that were not announced before."""
+    """Log one line on rank 0 for settings that this process hasn't announced before."""
     by_reason: dict[str, list[str]] = {}
     for name, (used, why) in changed.items():
         if name not in _announced:

@@ -250,7 +250,7 @@ def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:
 
 
 def _is_factorys(recipe: Any, path: str) -> bool:
-    """Whether the last name of a path is no field of its config, and a factory could create the config."""
+    """Whether the last name of a path isn't a field of its config, and a factory could create the config."""
     undo: list[tuple[_Place, Any]] = []
     part, _, name = path.rpartition(".")
     try:
@@ -345,7 +345,7 @@ def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
         raise WrongType(f"{_dotted_end(error)} For example {path}={describe(hint)[1]}") from None
     current = place.read() if hint is Any else None
     if isinstance(current, float) and isinstance(fitted, int) and not isinstance(fitted, bool):
-        return float(fitted)  # only the current value tells that it is a float
+        return float(fitted)  # without an annotation, the current value shows that the field is a float
     return fitted
 
 

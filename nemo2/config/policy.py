@@ -42,14 +42,14 @@ DEFAULT_ALLOWED = (
 """Module prefixes whose names a recipe may hold."""
 
 _LEFT_OUT = (
-    "megatron.core.models.audio",  # loads any files that it is given
+    "megatron.core.models.audio",  # loads any file
     "megatron.core.models.huggingface",  # downloads and builds any name on the hub
     "megatron.core.tokenizers",
     "megatron.core.export",
     "nemo2.backend",
     "nemo2.launch",
 )
-"""Parts of these that load, start or patch things, and that no recipe consists of."""
+"""Parts of these modules that load, start or patch things. No recipe contains them."""
 
 STRUCTURE = {
     "builtins": {"dict", "list", "tuple", "set", "frozenset", "bytes", "slice", "int", "float", "str", "bool"},
@@ -62,7 +62,7 @@ STRUCTURE = {
 
 _PATHS = {"Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"}
 VALUES = {"pathlib": _PATHS, "pathlib._local": _PATHS, "datetime": {"timedelta"}, "torch": {"device"}}
-"""Plain values that are written as an object of their type, and that a config may also call."""
+"""Types of plain values. A config may also call these types."""
 
 _FUNCTIONS = (
     "torch.nn.functional",
@@ -104,22 +104,22 @@ NAMES_THAT_ARE_IMPORTED = {
     "fp4_quantizer_factory": "megatron.core.fp8_utils._resolve_callable_from_python_import_path",
     "fsdp_unit_modules": "megatron.core.distributed.fsdp.src.megatron_fsdp.MegatronFSDP._import_class_from_path",
 }
-"""Arguments whose text is imported, and what does it."""
+"""Arguments whose text is imported, with the code that imports it."""
 
 SWITCHES_THAT_RUN_CODE = {
     "trust_remote_code": "transformers then runs Python code from the tokenizer's folder",
     "code_revision": "transformers then runs Python code from the tokenizer's folder",
 }
-"""Arguments that a recipe from elsewhere may not turn on."""
+"""Arguments that an untrusted recipe must not turn on."""
 
 _NOT_LISTED = "this module is not on the list of modules that recipes may use"
 
 
 class RecipePolicy(serialization.PyrefPolicy):
-    """The names that a recipe may hold, and those that may be called, now or later.
+    """The names that a recipe may contain, and the names that may be called, now or later.
 
     Args:
-        allowed_modules: Module prefixes or ``module:name``, taken as made for recipes.
+        allowed_modules: Module prefixes or ``module:name`` that count as made for recipes.
     """
 
     def __init__(self, allowed_modules: Iterable[str] = ()) -> None:
@@ -128,15 +128,15 @@ class RecipePolicy(serialization.PyrefPolicy):
     def allows_import(self, module: str, symbol: str) -> bool:
         if symbol in STRUCTURE.get(module, ()) or symbol in VALUES.get(module, ()):
             return True
-        if module == "torch":  # dtypes and built-in activations, whose kind is checked once they are there
+        if module == "torch":  # dtypes and built-in activations; their kind is checked after the import
             return symbol.isidentifier() and not symbol.startswith("_")
         if covers(self.trusted, module, symbol):
             return True
         return covers(DEFAULT_ALLOWED, module, symbol) and not covers(_LEFT_OUT, module, symbol)
 
     def allows_value(self, value: Any) -> bool:
-        # Only a class or function found in its own module, or a constant that fiddle itself would write by this name. A
-        # module's imports (`os.system` in an allowed module) are neither.
+        # Accepts a class or function in its own module, or a constant that fiddle writes by this name. A name that a
+        # module merely imports (`os.system` in an allowed module) is neither.
         if wire.constant_name(value) is not None:
             return True
         if isinstance(value, type) and (value.__module__ in STRUCTURE or is_value_type(value)):
@@ -174,7 +174,8 @@ class RecipePolicy(serialization.PyrefPolicy):
             seen.add(id(value))
 
     def may_be_called(self, target: Any) -> bool:
-        """Config classes and entry points: not every class of an allowed package, and no plain functions."""
+        """Whether a config may call ``target``: config classes and entry points may be called, other classes of allowed
+        packages and plain functions not."""
         module, name = _name_of(target)
         if covers(self.trusted, module, name) or target is dict or is_value_type(target):
             return True
@@ -189,11 +190,12 @@ class RecipePolicy(serialization.PyrefPolicy):
         return bool(_bases(target) & _CONFIG_BASES)
 
     def may_be_handed_over(self, value: Any) -> bool:
-        """Whether a class or function may stand in a recipe as a value, for others to call."""
+        """Whether a class or function may be a value in a recipe, which the receiver calls."""
         module, name = _name_of(value)
         if covers(self.trusted, module, name) or wire.constant_name(value) is not None:
             return True
-        if isinstance(value, types.MethodType):  # a class's own way to make itself, as 0.19's specs have it
+        # a classmethod that creates the class, as in the specs of Megatron-Core 0.19
+        if isinstance(value, types.MethodType):
             owner = value.__self__
             return isinstance(owner, type) and covers(_LAYERS, module, name) and self.may_be_handed_over(owner)
         if not isinstance(value, type):
@@ -213,7 +215,7 @@ class RecipePolicy(serialization.PyrefPolicy):
         )
 
     def _is_entry_point(self, target: Any) -> bool:
-        """Whether it is a function that starts something, which a recipe does at its root only."""
+        """Whether the target is a function that starts a run, which is allowed only at a recipe's root."""
         is_function = not isinstance(target, type) and is_configurable(target)
         return is_function and not covers(self.trusted, *_name_of(target))
 
@@ -258,12 +260,12 @@ class RecipePolicy(serialization.PyrefPolicy):
 
 
 def is_value_type(target: Any) -> bool:
-    """Whether it is one of `VALUES`."""
+    """Whether ``target`` is one of `VALUES`."""
     return getattr(target, "__qualname__", None) in VALUES.get(getattr(target, "__module__", None) or "", ())
 
 
 def covers(allowed: Iterable[str], module: str, symbol: str) -> bool:
-    """Whether one of the prefixes or `module:symbol` names covers a symbol."""
+    """Whether the allowed prefixes and `module:symbol` names include a symbol."""
     for entry in allowed:
         prefix, _, only = entry.partition(":")
         if only:
@@ -275,10 +277,10 @@ def covers(allowed: Iterable[str], module: str, symbol: str) -> bool:
 
 
 def _dotted(value: Any, *, as_pair: bool) -> Iterator[tuple[Any, Any]]:
-    """The ``(module, name)`` pairs that an argument of `NAMES_THAT_ARE_IMPORTED` stands for; none for an object.
+    """The ``(module, name)`` pairs that an argument of `NAMES_THAT_ARE_IMPORTED` names. Empty for an object.
 
     Args:
-        as_pair: Whatever can be taken apart is one pair, as Megatron-Core takes it; else a list holds dotted names.
+        as_pair: Read any sequence of two as one pair, as Megatron-Core does. Otherwise a list holds dotted names.
     """
     if isinstance(value, fdl.Buildable):
         value = value.__arguments__ if value.__fn_or_cls__ is dict else None
@@ -312,6 +314,6 @@ def _name_of(target: Any) -> tuple[str, str]:
 
 
 def _is_callable(value: Any) -> bool:
-    """Whether it is a class or a function of some kind. Callable instances are built objects, which are checked as
-    nodes."""
+    """Whether the value is a class or a function of any kind. Callable instances are built objects, which are checked
+    as nodes."""
     return isinstance(value, type) or inspect.isroutine(value)

@@ -17,7 +17,7 @@ def refuse_silent_changes(objects: Mapping[str, Any]) -> None:
     announced value must still be in place. None requests nothing, because Megatron-Core fills it in.
 
     Raises:
-        ConfigError: with every field that has neither the requested nor the announced value.
+        ConfigError: fields have neither the requested nor the announced value. The message lists all of them.
     """
     found = [sentence for path, obj in objects.items() if obj is not None for sentence in silent_changes(path, obj)]
     if found:

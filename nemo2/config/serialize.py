@@ -115,7 +115,7 @@ def _refuse_bombs(tree: Any) -> None:
             return 1 + sum(map(size, value.values()))
         key = str(value.get("key"))
         if key not in sizes:
-            sizes[key] = _MOST_VALUES  # until it is known: an object that contains itself is too large
+            sizes[key] = _MOST_VALUES  # value until the size is known: an object that contains itself is too large
             sizes[key] = size(objects.get(key))
         return sizes[key]
 

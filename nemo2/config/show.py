@@ -138,7 +138,8 @@ def plain(value: Any, defaults: bool = False) -> Any:
 
 
 def shown_value(value: Any) -> str:
-    """`format_value` for a reader: a fraction without what rounding left at its end, ``3e-05`` for ``2.9999999999999997e-05``."""
+    """`format_value` for display: floats without rounding errors in the last digits, ``3e-05`` for
+    ``2.9999999999999997e-05``."""
     return repr(float(f"{value:.12g}")) if type(value) is float else format_value(value)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text typed on a command line, before its field is known, and the types that annotations ask for."""
+"""Text from a command line before its field is known, and the types that annotations require."""
 
 import ast
 import collections.abc
@@ -33,7 +33,7 @@ class WrongType(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """The typed text and its value as a Python literal (the text itself, where it is none)."""
+    """The typed text, and its value as a Python literal, or the text itself if it isn't a literal."""
 
     raw: str
     literal: Any
@@ -72,9 +72,9 @@ def split_items(text: str) -> list[str]:
 
 
 def part_classes(hint: Any) -> tuple[type, ...]:
-    """The classes of which a parameter takes objects, itself or in a list, where text can't be meant for it.
+    """The classes whose objects a parameter takes, itself or in a list, if the parameter can't take text.
 
-    Empty where text can be (str, a path, a dtype, a choice of words), and where the annotation says nothing.
+    Empty for a parameter that can take text (str, a path, a dtype, a choice of words), and without an annotation.
     """
     hint = without_annotated(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
@@ -93,10 +93,10 @@ def part_classes(hint: Any) -> tuple[type, ...]:
 
 
 def named_object(text: str) -> Any:
-    """The class or function that `module.name` or `module:name` names, where recipes may use it.
+    """The class or function that `module.name` or `module:name` names, if recipes may use it.
 
     Raises:
-        WrongType: there is none, or it isn't on the list of `nemo2.config.policy`.
+        WrongType: there is none, or it isn't on the allow-list of `nemo2.config.policy`.
     """
     from nemo2.config.policy import RecipePolicy
 

@@ -62,7 +62,7 @@ def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
 
 
 def describe(hint: Any) -> tuple[str, str]:
-    """A parameter's type in words, and a value that it takes: `("an int", "100")`."""
+    """A parameter's type in words, and an example of a value: `("an int", "100")`."""
     hint = without_annotated(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -89,7 +89,8 @@ def describe(hint: Any) -> tuple[str, str]:
 
 
 def config_class(hint: Any) -> type | None:
-    """The one class made for configs that an annotation names (through Optional and Union); None for none or many."""
+    """The configurable class that an annotation names, also through Optional and Union. None: it names none, or
+    several."""
     hint = without_annotated(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         found = {cls for choice in typing.get_args(hint) if (cls := config_class(choice)) is not None}
@@ -113,7 +114,8 @@ def _one_of(value: Any, choices: tuple, text: str | None) -> Any:
             return typed(value, choice, text=text)
     if len(choices) == 1:
         return typed(value, choices[0], text=text)
-    for choice in sorted(choices, key=lambda choice: without_annotated(choice) is str):  # text takes anything: last
+    # str accepts any text, so it comes last
+    for choice in sorted(choices, key=lambda choice: without_annotated(choice) is str):
         with contextlib.suppress(WrongType):
             return typed(value, choice, text=text)
     raise WrongType(f"takes {describe(typing.Union[choices])[0]}, not {_shown(value, text)}")
@@ -203,7 +205,8 @@ def _callable(value: Any, hint: Any, text: str | None) -> Any:
 
 
 def _instance(value: Any, cls: type, text: str | None) -> Any:
-    """`value` for a parameter of another class: a member, a dtype, a config of a named class, or the value itself."""
+    """`value` for a parameter of any other class: an enum's member, a dtype, a config of a named class, or the value
+    itself."""
     if isinstance(value, cls):
         return value
     if issubclass(cls, enum.Enum):
@@ -227,7 +230,7 @@ def _dtype(value: Any, text: str | None) -> Any:
 
 
 def _example(cls: type) -> str:
-    """A name that makes an object of `cls`: a factory's, else a class that isn't abstract."""
+    """A name that makes an object of `cls`: a factory, else a class that isn't abstract."""
     if names := factory_names([cls]):
         return names[0]
     while inspect.isabstract(cls) and cls.__subclasses__():

@@ -299,7 +299,8 @@ class _Reader:
         except (WrongType, ConfigError) as error:
             self.problems.append(f"{self.source}:{line}: {path}: {error}")
             return value
-        return value if isinstance(value, int) and fitted == value else fitted  # `min_lr: 0` stays as it is written
+        # a value such as `min_lr: 0` keeps its type
+        return value if isinstance(value, int) and fitted == value else fitted
 
 
 def _device() -> Any:
@@ -404,7 +405,7 @@ def _at_most(form: Any, most: int) -> bool:
         if not isinstance(value, dict | list):
             return 1
         if id(value) not in sizes:
-            sizes[id(value)] = math.inf  # until it is known: an object that contains itself is too large
+            sizes[id(value)] = math.inf  # value until the size is known: an object that contains itself is too large
             sizes[id(value)] = 1 + sum(map(size, value.values() if isinstance(value, dict) else value))
         return sizes[id(value)]
 
@@ -421,7 +422,7 @@ class _Loader(yaml.SafeLoader):
 
     def mapping(self, node: Any) -> Iterator[Mapping]:
         made = Mapping()
-        yield made  # its aliases may occur below
+        yield made  # aliases of this mapping may occur inside it
         own = [self.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         if twice := [key for index, key in enumerate(own) if key in own[:index]]:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} occurs twice", node.start_mark)
