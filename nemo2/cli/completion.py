@@ -68,9 +68,15 @@ _FISH = """\
 function __nemo2_complete
     set -l words (commandline -opc)
     set -l word (commandline -ct | string trim -l -c "'\\"" | string replace -ra '\\\\\\\\(.)' '$1')
-    nemo2 __complete $words[2..-1] "$word" 2>/dev/null
+    set -l found (nemo2 __complete $words[2..-1] "$word" 2>/dev/null)
+    # Files only where nemo2 offers nothing, as in bash and zsh.
+    if test (count $found) -gt 0
+        printf '%s\\n' $found
+    else
+        __fish_complete_path "$word"
+    end
 end
-complete -c nemo2 -a '(__nemo2_complete)'
+complete -c nemo2 -f -a '(__nemo2_complete)'
 """
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
@@ -245,6 +251,11 @@ def _values_of(parameter: str, command: Any) -> Iterable[str]:
         from nemo2.cli.sources import FINETUNING
 
         return FINETUNING
+    if parameter == "trackers":
+        from nemo2.cli.trackers import OFFLINE
+        from nemo2.run_dir.trackers import TRACKERS
+
+        return [f"{name}{where}" for name in TRACKERS for where in ("", OFFLINE)]
     # Read from our own function, because typer's versions store choices in different places.
     return _words(inspect.signature(inspect.unwrap(command.callback)).parameters[parameter].annotation)
 

@@ -43,6 +43,7 @@ def offered(line: str) -> list[str]:
         ("pretrain llama_t", ["llama_tiny"]),
         ("pretrain llama_tiny --nod", ["--nodes"]),
         ("finetune llama_tiny --peft l", ["lora"]),
+        ("pretrain llama_tiny --tracker wan", ["wandb", "wandb:offline"]),
         ("check llama_tiny --gpus H100", ["H100", "H100x8"]),
         ("serve x --engine v", ["vllm"]),
         ("pretrain llama_tiny tr", ["trainer=", "trainer."]),
@@ -221,3 +222,14 @@ def test_fish_asks_for_the_word_without_its_quotes(tmp_path: Path) -> None:
     home = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
     done = subprocess.run(["fish", "-c", ask], capture_output=True, text=True, check=True, env=home)
     assert done.stdout.splitlines() == ["trainer.callbacks[0].max_steps="]
+
+
+@pytest.mark.skipif(which("fish") is None, reason="fish is not installed")
+@pytest.mark.parametrize(("known", "offered"), [("recipe", ["recipe"]), ("", ["report.py"])])
+def test_fish_offers_files_only_where_nemo2_offers_nothing(known: str, offered: list[str], tmp_path: Path) -> None:
+    (tmp_path / "report.py").touch()
+    stub = f"function nemo2; test -n '{known}'; and echo '{known}'; end"
+    ask = f"{stub}\n{completion.SCRIPTS['fish']}\ncomplete -C 'nemo2 show re'"
+    home = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True, env=home)
+    assert done.stdout.splitlines() == offered
