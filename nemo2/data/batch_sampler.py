@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The samples that a data-parallel rank takes in each step.
 
-One item is this rank's share of one global batch, in the order of its micro-batches:
+One item is this rank's part of one global batch, ordered by micro-batch:
 
     global batch of step s:  positions c .. c + B - 1 of the stream, c = samples consumed before s
     micro-batch m, rank r:   positions c + m * mbs * dp + r * mbs .. + mbs - 1
 
-so cutting the item into runs of ``mbs`` gives what Megatron's own pre-training sampler gives rank r one micro-batch
-at a time, and the union over ranks is the global batch. Source: Megatron-LM ``MegatronPretrainingSampler`` for the
-rule; the grouping by step is ours.
+Split into groups of ``mbs`` samples, the item equals the micro-batches that Megatron's own pre-training sampler gives
+rank r. The union over ranks is the global batch. The rule is that of Megatron-LM's ``MegatronPretrainingSampler``; the
+grouping by step is nemo2's.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -84,7 +84,7 @@ class StepBatchSampler(Sampler[list[int]]):
             batch = self.schedule.at(consumed)
             offset = consumed - start
             if offset + batch > self.total_samples:
-                break  # only where a resume with another batch size begins between the steps of this pass
+                break  # nonzero only if a resume with another batch size begins between two steps of this pass
             share = share_of(batch, self.micro_batch_size, self.data_parallel_rank, self.data_parallel_size) + offset
             yield (share if order is None else order[share]).tolist()
             consumed += batch
@@ -117,13 +117,15 @@ class StepBatchSampler(Sampler[list[int]]):
 
 
 class EvalBatchSampler(Sampler[list[int]]):
-    """Shares of full global batches from sample 0 on, every time it is iterated: validation, test and prediction.
+    """The dataset indices of this rank's part for validation, test and prediction. Each iteration starts at sample 0,
+    with full global batches.
 
-    Every rank must run the same micro-batches. So with ``drop_last`` the samples after the last whole global batch are left out,
-    and without it indices from ``total_samples`` on fill that batch: the dataset gives padding for these (`PaddedDataset`).
+    Every rank must run the same number of micro-batches. With ``drop_last``, samples after the last whole global batch
+    are left out. Without it, indices from ``total_samples`` on fill the last batch, and the dataset returns padding for
+    them (`PaddedDataset`).
 
     Raises:
-        DataError: nothing would be left to run.
+        DataError: there is no whole global batch.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class EvalBatchSampler(Sampler[list[int]]):
             yield (self.share + step * self.global_batch_size).tolist()
 
     def samples_in(self, step: int) -> int:
-        """Samples of the dataset in a global batch: fewer than its size where padding fills it."""
+        """The number of the dataset's samples in a global batch: less than its size if padding fills the rest."""
         return min(self.global_batch_size, self.total_samples - step * self.global_batch_size)
 
     def __len__(self) -> int:
@@ -188,6 +190,6 @@ class PaddedDataset(Dataset[Any]):
 
 
 def share_of(batch: int, micro_batch_size: int, rank: int, ranks: int) -> np.ndarray:
-    """Positions within a global batch of `batch` samples that `rank` of `ranks` takes, in micro-batch order."""
+    """The positions in a global batch of `batch` samples that belong to `rank` of `ranks`, ordered by micro-batch."""
     starts = np.arange(0, batch, micro_batch_size * ranks) + rank * micro_batch_size
     return (starts[:, None] + np.arange(micro_batch_size)).reshape(-1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The number of samples that a step trains on: a constant global batch, or Megatron's linear ramp-up.
 
-The loaders run ahead of training (workers prefetch), so the batch size of a step can't be asked from Megatron-Core's
-process-wide calculator while loading. It is a pure function of the samples consumed so far, written once here; the
-calculator is set up from it, so both agree at every step.
+Loaders run ahead of training because workers prefetch, so they can't read a step's batch size from Megatron-Core's
+process-wide calculator. The batch size is a pure function of the consumed samples, defined here. The calculator is set
+up from the same function, so both agree at every step.
 """
 
 import inspect
@@ -17,8 +17,8 @@ from nemo2.errors import ConfigError
 class BatchSizeSchedule:
     """The global batch size as a function of the samples consumed.
 
-    `rampup` is Megatron's ``[start, increment, samples]``: begin with a global batch of ``start`` and add ``increment``
-    in equal steps, so that `global_batch_size` is reached after ``samples`` samples. ``None``: constant.
+    `rampup` is Megatron's ``[start, increment, samples]``: the batch size starts at ``start`` and grows by
+    ``increment`` at equal intervals, so that it reaches `global_batch_size` after ``samples`` samples. None: constant.
 
     Source: Megatron-Core 0.16 ``RampupBatchsizeNumMicroBatchesCalculator.update``, including its rounding.
 
@@ -56,7 +56,8 @@ class BatchSizeSchedule:
         return self.start + self.increment * bisect_right(self.thresholds, consumed_samples)
 
     def after(self, consumed_samples: int, steps: int) -> int:
-        """The samples consumed `steps` steps after `consumed_samples`; costs as many turns as the ramp has levels."""
+        """The samples consumed `steps` steps after `consumed_samples`. The cost grows with the number of the ramp's
+        levels."""
         while steps > 0:
             batch, level = self.at(consumed_samples), bisect_right(self.thresholds, consumed_samples)
             taken = steps
@@ -82,10 +83,10 @@ class BatchSizeSchedule:
             consumed_samples += taken * batch
 
     def check(self, micro_batch_size: int, data_parallel_size: int) -> None:
-        """Every batch size of the schedule must be a whole number of micro-batches on every data-parallel rank.
+        """Check that every batch size of the schedule is a whole number of micro-batches on every data-parallel rank.
 
         Raises:
-            ConfigError: it isn't; the message has the nearest global batch sizes that are.
+            ConfigError: a batch size isn't. The message names the nearest valid sizes.
         """
         _positive("micro_batch_size", micro_batch_size)
         unit = micro_batch_size * data_parallel_size
@@ -136,9 +137,10 @@ def setup_microbatch_calculator(
 
 
 def _reached(level: int, samples_per_level: float) -> int:
-    """The fewest consumed samples at which Megatron's ``int(consumed / samples_per_level)`` is `level` or more.
+    """The smallest number of consumed samples at which Megatron's ``int(consumed / samples_per_level)`` is at least
+    `level`.
 
-    One sample past the ramp at the latest, where Megatron stops dividing and takes the full batch.
+    It is at most one sample past the ramp, because Megatron then uses the full batch.
     """
     consumed = max(0, int(level * samples_per_level) - 1)
     while int(consumed / samples_per_level) < level:

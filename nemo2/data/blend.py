@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's spellings of ``paths`` and ``split``, parsed strictly into the arguments of Megatron's dataset builder."""
+"""Parses the forms of ``paths`` and ``split`` strictly into the arguments of Megatron's dataset builder."""
 
 import math
 import os
@@ -20,10 +20,10 @@ _SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Blend:
-    """Datasets to draw from together.
+    """Datasets that are mixed.
 
-    `weights` are shares of the samples, in any unit. None: every dataset once, in proportion to its size; a single
-    dataset has none.
+    `weights` are shares of the samples, in any unit. None: every dataset is used once, in proportion to its size. A
+    single dataset has no weights.
     """
 
     prefixes: tuple[str, ...]
@@ -35,10 +35,10 @@ class Blend:
 
 
 def parse_paths(paths: Paths) -> Union[Blend, dict[str, Optional[Blend]]]:
-    """One `Blend` to be split into train, validation and test, or one (or None) for each of these.
+    """One `Blend` to split into train, validation and test, or one `Blend` or None for each of these.
 
-    Forms: a prefix; a list of prefixes; a flat list ``[weight, prefix, weight, prefix, ...]``; a dictionary with any of
-    these, or nothing, under "train", "validation" and "test". Prefixes may end in .bin or .idx.
+    The forms are a prefix; a list of prefixes; a flat list ``[weight, prefix, weight, prefix, ...]``; and a dictionary
+    with any of these forms, or None, under "train", "validation" and "test". Prefixes may end in .bin or .idx.
 
     Raises:
         ConfigError: another form, or weights that aren't valid shares.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text files in, documents out: what `prepare_data` and `train_bpe` read.
+"""Reads documents from text files, for `prepare_data` and `train_bpe`.
 
 A ``.jsonl`` file (or ``.ndjson``, either also ``.gz``) holds one JSON object per line with the text under a key; any
 other file is one document. Text is UTF-8; a byte-order mark is dropped.
@@ -41,10 +41,10 @@ class BadInput:
     examples: list[str] = field(default_factory=list)
 
     def report(self, where: str, why: str) -> None:
-        """Note one.
+        """Record a bad input.
 
         Raises:
-            DataError: the policy says so.
+            DataError: the policy is "fail", or there are more bad inputs than the limit.
         """
         if self.policy == "fail":
             raise DataError(f"{where}: {why}. Correct the document, or skip such documents with on_bad_line='skip'.")
@@ -86,7 +86,7 @@ def find_files(inputs: Inputs) -> list[Path]:
 
 
 def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInput) -> Iterator[str]:
-    """The documents of `files`, one after another, including empty ones. Input that isn't text is reported to `bad`.
+    """The documents of `files` in order, including empty documents. Input that isn't text is reported to `bad`.
 
     Raises:
         DataError: a file is unreadable, or `bad` has reached its limit.
@@ -104,14 +104,15 @@ def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInp
 
 
 def read_records(file: Path, bad: BadInput, *, at_most: Optional[int] = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a ``.jsonl`` file with their places, "file:line"; a line that is none is reported to `bad`.
+    """The objects of a ``.jsonl`` file with their places, "file:line". A line that isn't an object is reported to
+    `bad`.
 
     Args:
-        at_most: Bytes of a line. None: any.
+        at_most: The largest number of bytes in a line. None: no limit.
 
     Raises:
         OSError: the file can't be read.
-        DataError: `bad` says that it has had enough.
+        DataError: see `BadInput.report`.
     """
     opener = gzip.open if file.suffix == ".gz" else open
     with opener(file, "rb") as lines:
@@ -160,7 +161,7 @@ def _text(file: Path, bad: BadInput) -> str | None:
 
 
 def is_json_lines(file: Path) -> bool:
-    """Whether the name is that of a file of JSON lines."""
+    """Whether the file's name ends in a suffix of JSON lines."""
     name = file.name.removesuffix(".gz")
     return name.endswith(_JSON_LINES)
 

@@ -38,7 +38,7 @@ def models_home() -> Path:
     return Path(os.environ.get("NEMO_MODELS_CACHE") or nemo_home() / "models").expanduser()
 
 
-# NeMo's names for what the variables said when the module was imported.
+# NeMo's names, with the values of the variables at import.
 DEFAULT_NEMO_CACHE_HOME, NEMO_CACHE_HOME = Path(_HOME).expanduser(), nemo_home()
 DEFAULT_NEMO_DATASETS_CACHE, DEFAULT_NEMO_MODELS_CACHE = NEMO_CACHE_HOME / "datasets", NEMO_CACHE_HOME / "models"
 NEMO_DATASETS_CACHE, NEMO_MODELS_CACHE = datasets_home(), models_home()

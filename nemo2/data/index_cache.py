@@ -30,7 +30,7 @@ _HASH_BYTES = 200
 
 
 class DamagedIndex(DataError):
-    """An index that isn't what was written under its name; ``path`` is its file."""
+    """An index whose file ``path`` differs from what was written."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(
@@ -45,10 +45,11 @@ class DamagedIndex(DataError):
 
 
 def private_directory(root: Path, key: str) -> Path:
-    """The folder for ``key`` under ``root`` that only this user can write to, made where there is none (mode 0700).
+    """The folder for ``key`` under ``root``, to which only this user can write. Created if it doesn't exist (mode
+    0700).
 
     Raises:
-        DataError: something else has its name, it is another user's, or it can't be written to.
+        DataError: the name belongs to something else, or the folder belongs to another user or isn't writable.
     """
     directory = root / f"{key}-u{os.getuid()}"
     try:
@@ -59,7 +60,8 @@ def private_directory(root: Path, key: str) -> Path:
             raise DataError(f"{directory} is a link, but the sample index requires a real folder. Remove the link.")
         probe = directory / f".probe-{uuid.uuid4().hex[:8]}"
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))
-        # Not the process's id, because a file server may write root's files as another user.
+        # The owner is compared with a file that this process wrote, not with its user id, because a file server may
+        # store root's files under another user.
         owner = os.lstat(probe).st_uid
         probe.unlink()
         if found.st_uid != owner:
@@ -83,10 +85,11 @@ def private_directory(root: Path, key: str) -> Path:
 
 
 def rebuilding(build: Callable[[], T], directory: Optional[str]) -> T:
-    """The result of ``build``, run under `guarded`, and again without each index that turned out to be damaged.
+    """The result of ``build``, called inside `guarded`. If an index is damaged, it is deleted and ``build`` is called
+    again.
 
     Raises:
-        DamagedIndex: what was just built is damaged.
+        DamagedIndex: a newly built index is damaged.
     """
     seen: set[Path] = set()
     while True:
@@ -104,14 +107,14 @@ def rebuilding(build: Callable[[], T], directory: Optional[str]) -> T:
 
 @contextmanager
 def guarded(directory: Optional[str], *, by_hash: bool) -> Iterator[None]:
-    """While this lasts, numpy reads and writes arrays in ``directory`` as this module says. None: nothing is changed.
+    """In this context, numpy reads and writes arrays in ``directory`` as described above. None: numpy isn't changed.
 
     Args:
-        directory: As `private_directory` returned it.
-        by_hash: Whether each file is compared with its hash before it is read, which reads it whole; one rank does.
+        directory: The folder from `private_directory`.
+        by_hash: Compare each file with its hash before it is read. This reads the whole file, so only one rank does it.
 
     Raises:
-        DamagedIndex: from reading, where a file isn't what was written.
+        DamagedIndex: on reading, if a file differs from what was written.
     """
     if directory is None:
         yield
@@ -144,13 +147,13 @@ def guarded(directory: Optional[str], *, by_hash: bool) -> Iterator[None]:
 
 
 def read_array(path: Path, *, by_hash: bool) -> np.ndarray:
-    """The array that `write_array` wrote, mapped; a pickle in it is never run.
+    """The array that `write_array` wrote, memory-mapped. A pickle in the file is never run.
 
     Args:
-        by_hash: Whether the file is compared with its hash first, which reads it whole; one rank does.
+        by_hash: Compare the file with its hash first. This reads the whole file, so only one rank does it.
 
     Raises:
-        DamagedIndex: the file isn't what was written, or isn't there.
+        DamagedIndex: the file is missing, or differs from what was written.
     """
     if why := _why_damaged(path, by_hash=by_hash):
         raise DamagedIndex(path, why)
@@ -161,7 +164,7 @@ def read_array(path: Path, *, by_hash: bool) -> np.ndarray:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """The array under its name at once, whole, and its hash before it: a file without one doesn't count."""
+    """Write the array atomically under its name, after its hash. A file without a hash is not read."""
     unfinished = path.with_name(f".{uuid.uuid4().hex[:8]}-{threading.get_ident()}-{path.name}")
     hashed = hashlib.sha256()
     try:
@@ -182,7 +185,7 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 
 class _Hashing:
-    """A file that is hashed as it is written."""
+    """A file that is hashed while it is written."""
 
     def __init__(self, file: Any, hashed: Any) -> None:
         self.file, self.hashed = file, hashed

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of Megatron's token files before anything is built on them.
 
-Megatron-Core reads ``PREFIX.idx`` without looking: a wrong pointer or length shows when that document's turn comes,
-possibly days into a run, and a token id outside the vocabulary never does under tensor parallelism. Everything that
-can be known from the files is checked here, vectorised, when the data module is set up.
+Megatron-Core reads ``PREFIX.idx`` without checks. A wrong pointer or length fails only when training reaches that
+document, possibly after days. Under tensor parallelism, a token id outside the vocabulary never fails. This module
+checks the files completely, with vectorised code, when the data module is set up.
 
-The layout (``megatron.core.datasets.indexed_dataset``): 9 bytes magic, version u64, dtype code u8, number of sequences
+The format (``megatron.core.datasets.indexed_dataset``): 9 bytes magic, version u64, dtype code u8, number of sequences
 u64, number of document ends u64; then sequence lengths i32, byte offsets into the .bin file i64, document ends i64.
 """
 
@@ -34,12 +34,10 @@ _SCANNED_AT_ONCE = 8 << 20
 class TokenFile:
     """A checked pair of files.
 
-    Attributes:
-        prefix: Their common path, without suffix.
-        dtype: Of the token ids in the .bin file.
-        lengths: Tokens of each sequence (Megatron splits and shuffles by sequence), int32, mapped from the file.
-        fingerprint: Changes when anything changes that an index over these files depends on. Made from contents, so
-            that all ranks of all nodes agree on it.
+    Attributes: prefix: The common path of the files, without suffix. dtype: The dtype of the token ids in the .bin
+        file. lengths: The number of tokens in each sequence, int32, mapped from the file. Megatron splits and shuffles
+        by sequence. fingerprint: A hash of everything in the files that an index depends on. All ranks of all nodes
+        compute the same value.
     """
 
     prefix: str
@@ -49,20 +47,21 @@ class TokenFile:
 
     @property
     def tokens(self) -> int:
-        """Tokens in all sequences."""
+        """The number of tokens in all sequences."""
         return int(self.lengths.sum(dtype=np.int64))
 
     def tokens_between(self, first: float, last: float) -> int:
-        """Tokens in the sequences from share `first` to share `last` of all, rounded as Megatron's builder does."""
+        """The number of tokens in the sequences between the fractions `first` and `last` of all, rounded as in
+        Megatron's builder."""
         count = float(len(self.lengths))
         return int(self.lengths[int(round(first * count)) : int(round(last * count))].sum(dtype=np.int64))
 
 
 def open_token_file(path: Union[str, Path]) -> TokenFile:
-    """Check ``path.idx`` against its own rules and against ``path.bin``. `path` may end in either suffix.
+    """Check ``path.idx`` for consistency, also with ``path.bin``. `path` may end in either suffix.
 
     Raises:
-        DataError: a file is missing, unreadable or corrupt; the message says which, where and what to do.
+        DataError: a file is missing, unreadable or corrupt. The message names the file, the position and the fix.
     """
     prefix = os.path.expanduser(strip_suffix(path))
     _refuse_missing(prefix)
@@ -84,16 +83,17 @@ def open_token_file(path: Union[str, Path]) -> TokenFile:
     _check_sequences(prefix, lengths, offsets, dtype, bin_size)
     if documents < 2 or ends[0] != 0 or ends[-1] != sequences or (np.diff(ends) < 0).any():
         raise _corrupt(prefix, f"its document ends do not lead from 0 to the {sequences} sequences")
-    # Megatron's sample index is a function of the lengths alone; other tokens of the same lengths leave it valid.
+    # Megatron's sample index depends on the lengths only, so it stays valid if tokens change and lengths don't.
     fingerprint = f"{hashlib.sha256(lengths.data).hexdigest()}-{dtype.name}-{bin_size}"
     return TokenFile(prefix, dtype, lengths, fingerprint)
 
 
 def check_token_ids(file: TokenFile, vocab_size: int) -> None:
-    """Every id is below `vocab_size`.
+    """Check that every id is below `vocab_size`.
 
-    Read from ``PREFIX.json`` where `prepare_data` wrote one; otherwise the .bin file is scanned, up to 256 MiB of it in
-    evenly spread parts. Under tensor parallelism an id beyond the vocabulary trains on, with a lower loss.
+    The highest id is read from ``PREFIX.json`` if `prepare_data` wrote one. Otherwise up to 256 MiB of the .bin file
+    are scanned, in evenly spread parts. Under tensor parallelism, training would continue with an id beyond the
+    vocabulary, at a lower loss.
 
     Raises:
         DataError: an id is negative or too high.
@@ -119,7 +119,8 @@ def _header(prefix: str, header: bytes, size: int) -> tuple[int, int, int]:
     if code not in _TOKEN_DTYPES:
         raise _corrupt(prefix, f"its data type has code {code}, but token ids have one of {sorted(_TOKEN_DTYPES)}")
     table = sequences * 12 + documents * 8
-    if size not in (_HEADER.size + table, _HEADER.size + table + sequences):  # with one byte each in multimodal data
+    # multimodal data has one more byte per sequence
+    if size not in (_HEADER.size + table, _HEADER.size + table + sequences):
         raise _corrupt(
             prefix,
             f"it announces {sequences} sequences and {documents} document ends, which does not fit its {size} bytes",
@@ -133,7 +134,7 @@ def _check_sequences(prefix: str, lengths: np.ndarray, offsets: np.ndarray, dtyp
     for begin in range(0, len(lengths), _ROWS_AT_ONCE):
         length = lengths[begin : begin + _ROWS_AT_ONCE].astype(np.int64)
         offset = offsets[begin : begin + _ROWS_AT_ONCE]
-        # Not offset + length * itemsize, which may overflow where the offset is garbage.
+        # Not offset + length * itemsize, which may overflow with a corrupt offset.
         wrong = (length < 0) | (offset < 0) | (offset > bin_size) | (length > (bin_size - offset) // dtype.itemsize)
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -145,7 +146,7 @@ def _check_sequences(prefix: str, lengths: np.ndarray, offsets: np.ndarray, dtyp
 
 
 def _extremes(file: TokenFile) -> tuple[int, int]:
-    """The lowest and highest id in the .bin file, or in an even sample of a large one."""
+    """The lowest and highest id in the .bin file, or in evenly spread parts of a large file."""
     count = os.path.getsize(f"{file.prefix}.bin") // file.dtype.itemsize
     if count == 0:
         return 0, 0
@@ -166,8 +167,8 @@ def _refuse_missing(prefix: str) -> None:
     folder = Path(prefix).parent
     if len(missing) == 1:
         raise DataError(
-            f"{missing[0]} is missing, though its other half is there; a dataset is both files. Copy it too, or "
-            "prepare the data again."
+            f"{missing[0]} is missing, but the other file of the dataset exists. A dataset needs its .bin and its .idx "
+            "file. Copy the missing file, or prepare the data again."
         )
     there = sorted({strip_suffix(p.name) for p in folder.glob("*.idx")}) if folder.is_dir() else []
     shown = nearest(Path(prefix).name, there) or there[:8]
@@ -178,8 +179,8 @@ def _refuse_missing(prefix: str) -> None:
     else:
         where = "There are no datasets in that folder."
     raise DataError(
-        f"No dataset at {prefix}: neither {missing[0]} nor the .idx file exists. {where} Paths of token files are "
-        "given without suffix; make them from text with nemo2 prepare-data."
+        f"No dataset at {prefix}: neither {missing[0]} nor the .idx file exists. {where} Paths of token files have "
+        "no suffix. Make token files from text with nemo2 prepare-data."
     )
 
 

@@ -47,7 +47,7 @@ def get_nmt_tokenizer(
         bpe_dropout, r2l, legacy, delimiter: Options of NeMo's translation tokenizers, which are rejected.
 
     Raises:
-        ConfigError: an unknown library, a missing name that the library needs, or an unsupported argument.
+        ConfigError: an unknown library, a missing argument that the library needs, or an unsupported argument.
     """
     _refuse("get_nmt_tokenizer", bpe_dropout=bpe_dropout, r2l=r2l, legacy=legacy, delimiter=delimiter)
     if library == "huggingface" and tokenizer_model is not None:
@@ -136,11 +136,13 @@ _TOKENS = ("eos_token", "bos_token", "pad_token")
 def _known_tokens(special_tokens: Optional[dict[str, str]]) -> dict[str, Any]:
     if unknown := sorted((special_tokens or {}).keys() - set(_TOKENS)):
         raise ConfigError(
-            f"special_tokens[{unknown[0]!r}]: one of {', '.join(_TOKENS)}. Others are the tokenizer's own."
+            f"special_tokens[{unknown[0]!r}]: must be one of {', '.join(_TOKENS)}. The tokenizer's files define all others."
         )
     return dict(special_tokens or {})
 
 
 def _refuse(what: str, **given: Any) -> None:
     if found := [f"{name}={value!r}" for name, value in given.items() if value]:
-        raise ConfigError(f"{what} with {', '.join(found)}: no tokenizer here does that. Leave it out.")
+        raise ConfigError(
+            f"{what}: nemo2's tokenizers don't support {', '.join(found)}. Leave {'it' if len(found) == 1 else 'them'} out."
+        )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core's dataset builder without its hangs: rank 0 builds, everybody hears how it went, the others read.
+"""Megatron-Core's dataset builder without its hangs: rank 0 builds, all ranks learn the outcome, and the other ranks
+read.
 
-Upstream's builder runs into a barrier after each dataset, so that a rank which fails leaves the others waiting there
-until a time-out. Here nothing waits inside the builder; ranks meet between its two runs and exchange verdicts.
+Megatron-Core's builder waits at a barrier after each dataset. If a rank fails, the others wait there until a timeout.
+Here no rank waits inside the builder: ranks synchronise and exchange their outcomes between building and reading.
 """
 
 import copy
@@ -26,17 +27,18 @@ _SPLITS = ("train", "validation", "test")  # in the order of megatron.core.datas
 def build_datasets(
     config: GPTDatasetConfig, sizes: Mapping[str, Optional[int]], dataset_cls: Optional[type] = None
 ) -> dict[str, Dataset]:
-    """The splits in `sizes`, with at least as many samples as it says (None: the data once). Called on every rank.
+    """The splits in `sizes`, each with at least this number of samples (None: all data once). Called on every rank.
 
     Raises:
-        DataError: on every rank, if the index can't be built on rank 0 or not be read on another. A damaged one is built again.
+        DataError: on every rank, if rank 0 can't build the index or another rank can't read it. A damaged index is
+            built again.
     """
     config = _only(config, sizes)
     requested: list[Any] = [sizes.get(split, 0) for split in _SPLITS]
 
     def build() -> list[Any]:
         builder = _LocalBuilder(dataset_cls or GPTDataset, requested, lambda: True, config)
-        return builder._build_blended_dataset_splits()  # `build` adds only asserts that a short blend need not meet
+        return builder._build_blended_dataset_splits()  # `build` would only add asserts that fail for short blends
 
     def read() -> list[Any]:
         with guarded(config.path_to_cache, by_hash=False):
@@ -46,24 +48,25 @@ def build_datasets(
     if _rank() == 0 or not _distributed():
         first = on_all_ranks(lambda: _explained(lambda: rebuilding(build, config.path_to_cache), "built"))
     else:
-        on_all_ranks(lambda: None)  # rank 0 is building; hear how it went
+        on_all_ranks(lambda: None)  # rank 0 is building; receive the outcome
     datasets = on_all_ranks(lambda: first if first is not None else _explained(read, "read"))
     return {split: dataset for split, dataset in zip(_SPLITS, datasets, strict=True) if dataset is not None}
 
 
 def on_all_ranks(work: Callable[[], T], *, on_rank_0_only: bool = False) -> T:
-    """Do `work` on every rank and return its result, or raise on every rank what the first failing rank met.
+    """Call `work` on every rank and return its result. If it fails on any rank, every rank raises the error of the
+    first failing rank.
 
-    With `on_rank_0_only` the others get rank 0's result, which must be picklable. Without a process group there is one
-    rank. Errors of nemo2 are raised as they are; any other error is raised as it is where it happened and as a
-    `DataError` elsewhere.
+    With `on_rank_0_only`, the other ranks get rank 0's result, which must be picklable. Without a process group there
+    is one rank. nemo2's errors are raised unchanged on every rank. Another error is raised unchanged on its own rank,
+    and as a `DataError` on the others.
     """
     result: Any = None
     error: Optional[Exception] = None
     if not on_rank_0_only or _rank() == 0:
         try:
             result = work()
-        except Exception as caught:  # any error: the other ranks must learn of it first
+        except Exception as caught:  # any error: the other ranks must receive it first
             error = caught
     if _distributed():
         verdicts: list[Any] = [None] * dist.get_world_size()
@@ -83,7 +86,7 @@ def on_all_ranks(work: Callable[[], T], *, on_rank_0_only: bool = False) -> T:
 
 
 class _LocalBuilder(BlendedMegatronDatasetBuilder):
-    """Upstream's builder on this rank alone, without barriers."""
+    """Megatron-Core's builder on this rank only, without barriers."""
 
     @staticmethod
     def build_generic_dataset(
@@ -93,7 +96,8 @@ class _LocalBuilder(BlendedMegatronDatasetBuilder):
         *args: Any,
     ) -> Any:
         if cls is BlendedDataset and not _distributed():
-            # Without a process group 0.16 asks it for the rank where it has a cache to write; it is quick to build.
+            # Version 0.16 needs a process group to cache a blend. Without a group the blend isn't cached; building it
+            # is quick.
             *rest, config = args
             config = copy.copy(config)
             config.path_to_cache = None
@@ -112,8 +116,7 @@ class _LocalBuilder(BlendedMegatronDatasetBuilder):
 
 
 def _only(config: GPTDatasetConfig, sizes: Mapping[str, Optional[int]]) -> GPTDatasetConfig:
-    """`config` without the splits that aren't needed, because Megatron would count passes over an empty split
-    forever."""
+    """`config` without unneeded splits, because Megatron would count passes over an empty split forever."""
     config = copy.copy(config)
     if config.split_matrix is not None:
         config.split_matrix = [  # pyright: ignore[reportAttributeAccessIssue]  # None is what upstream uses too

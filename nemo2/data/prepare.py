@@ -148,8 +148,8 @@ class _Writer:
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= self.vocab_size:
             raise DataError(
-                f"The tokenizer gave id {low if low < 0 else high} for {text[:40]!r}, outside its own vocabulary of "
-                f"{self.vocab_size}; its file is damaged or its vocab_size wrong."
+                f"The tokenizer gave id {low if low < 0 else high} for {text[:40]!r}, which is outside its own "
+                f"vocabulary of {self.vocab_size}. Its file is damaged, or its vocab_size is wrong."
             )
         tokens = tokens.astype(self.dtype)
         self._builder.add_document(tokens, [tokens.size])  # pyright: ignore[reportArgumentType]

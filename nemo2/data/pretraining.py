@@ -228,8 +228,8 @@ class PreTrainingDataModule(MegatronDataModule):
     def _check_amount(self, file: TokenFile, split: str) -> None:
         first, last = self._share_of(split)
         tokens = file.tokens_between(first, last)
-        # Megatron would count passes over an empty split forever, and nearly so over a tiny one. A sample takes one
-        # token more than its length, for the last label.
+        # Megatron would count passes over an empty split forever, and over a tiny split almost forever. A sample needs
+        # one token more than its length, for the last label.
         needed = self.seq_length + 1
         if tokens >= needed:
             return

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a folder are a tokenizer's, so that it can travel with a checkpoint and come out again as it went in."""
+"""Lists the tokenizer's files in a folder, so that a checkpoint can store them and an export can restore them
+unchanged."""
 
 from pathlib import Path
 
@@ -19,15 +20,16 @@ PATTERNS = (
     "added_tokens.json",
     "chat_template.*",
     "additional_chat_templates/*.jinja",
-    "generation_config.json",  # whose end tokens are ids of this tokenizer
+    "generation_config.json",  # its end tokens are ids of this tokenizer
 )
 """The names in transformers. Python files, which some repositories contain, are not included."""
 FIELDS = ("path", "pretrained_model_name", "model_path", "vocab_file", "merges_file")
-"""Arguments of our tokenizers that may name a file, or a folder of files."""
+"""Arguments of nemo2's tokenizers that may name a file or a folder."""
 
 
 def tokenizer_files(source: Path) -> list[Path]:
-    """The files of the tokenizer that ``source`` is, or that the folder ``source`` holds among others; [] if it is neither."""
+    """The files of the tokenizer ``source``, or of the tokenizer in the folder ``source``. Empty: there is no
+    tokenizer."""
     if source.is_file():
         return [source]
     return sorted({file for pattern in PATTERNS for file in source.glob(pattern) if file.is_file()})

@@ -1,3 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's files: released weights are read into checkpoints and models, and checkpoints are written as such
-files."""
+"""Reads Hugging Face's files into checkpoints and models, and writes checkpoints as such files."""

@@ -35,20 +35,20 @@ class Base:
     tokenizer: Any
     conversion: Conversion
     weights: Any
-    """Released weights, or those stored in a nemo2 checkpoint."""
+    """The weights: released ones, or those of a nemo2 checkpoint."""
 
     @property
     def config(self) -> Any:
         return self.model.config
 
     def values(self, entry: Entry) -> Tensor:
-        """All of an entry's tensor."""
+        """The whole tensor of an entry."""
         if isinstance(self.weights, StoredTensors):
             return self.weights.part(entry, 0, entry.own_shape[0])
         return torch.cat([part for _, part in self.weights.part(entry, slice(0, entry.own_shape[0]))])
 
     def lengths(self, entry: Entry) -> Tensor:
-        """The lengths of the rows of a weight, in fp32."""
+        """The norm of each row of a weight, in fp32."""
         return self.values(entry).float().norm(dim=1)
 
 
@@ -97,10 +97,10 @@ def _checkpoint(path: Path) -> Base:
 
 
 def named_as_in_table(given: Mapping[str, _T], conversion: Conversion, known: Collection[str]) -> dict[str, _T]:
-    """``given``, by names in a file, by the names that the table of the family has.
+    """``given``, keyed by names in a file, with the names of the family's table as keys.
 
     Raises:
-        CheckpointError: some are none of those ``known``.
+        CheckpointError: some names aren't in ``known``.
     """
     for prefix in conversion.prefixes:
         named = {conversion.name_in_table(name, prefix): one for name, one in given.items()}

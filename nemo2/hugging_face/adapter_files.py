@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of an adapter of Hugging Face's ``peft``: ``adapter_config.json`` and ``adapter_model.safetensors``, read and
-refused."""
+"""Reads the files of an adapter of Hugging Face's ``peft``, ``adapter_config.json`` and ``adapter_model.safetensors``,
+and refuses features that nemo2 lacks."""
 
 import math
 import os
@@ -40,7 +40,7 @@ _TAKEN: dict[str, tuple[Any, ...]] = {
     "bias": ("none", None),
     "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
-"""Values of fields that leave a model what its base and A and B make of it. Other initialisations change the base too."""
+"""The supported values of fields. They leave the base weights unchanged; other initialisations also change the base."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -58,7 +58,7 @@ class Adapter:
     """``lora_B``, ``[outputs, rank]``."""
     scale: float
     lengths: Optional[Tensor] = None
-    """DoRA's magnitudes, ``[outputs]``; None: of LoRA."""
+    """DoRA's magnitudes, ``[outputs]``. None: the adapter is LoRA."""
 
 
 def read_adapters(folder: Path, settings: Mapping[str, Any]) -> tuple[dict[str, Adapter], dict[str, Tensor]]:
@@ -90,7 +90,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """The contents of ``adapter_config.json``.
 
     Raises:
-        CheckpointError: it is no JSON object.
+        CheckpointError: the file isn't a JSON object.
         ConfigError: a field requests a feature that nemo2's LoRA and DoRA lack.
         SecurityError: the file leads out of the folder.
     """
@@ -108,10 +108,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
                 f"{allowed}. Merge the adapter in peft (merge_and_unload), and import the model."
             )
     if settings.get("peft_type") is None:
-        raise ConfigError(f"{folder / ADAPTER_CONFIG}: peft_type is missing; an adapter of LoRA or DoRA says 'LORA'.")
+        raise ConfigError(f"{folder / ADAPTER_CONFIG}: peft_type is missing. It must be 'LORA', also for DoRA.")
     for name, kinds in (("r", int), ("lora_alpha", int | float), ("lora_dropout", int | float | None)):
         if not isinstance(settings.get(name), kinds):
-            raise ConfigError(f"{folder / ADAPTER_CONFIG}: {name}={settings.get(name)!r} is no number.")
+            raise ConfigError(f"{folder / ADAPTER_CONFIG}: {name}={settings.get(name)!r} must be a number.")
     if settings["r"] < 1:
         raise ConfigError(
             f"{folder / ADAPTER_CONFIG}: r={settings['r']}: the rank of an adapter must be a whole number of at least "
@@ -176,13 +176,14 @@ def _adapter(module: str, parts: Mapping[str, Tensor], settings: Mapping[str, An
 
 
 def _by_pattern(settings: Mapping[str, Any], name: str, module: str, otherwise: float) -> Any:
-    """The value of the first pattern that takes the end of a module's name, or all of it behind a ``^``, as peft reads them."""
+    """The value of the first pattern that matches the end of a module's name, or the whole name if the pattern begins
+    with ``^``, as in peft."""
     for pattern, value in (settings.get(name) or {}).items():
         try:
             if re.match(rf"(.*\.)?({pattern})$", module) or (pattern.startswith("^") and re.match(pattern, module)):
                 return value
         except re.error as error:
             raise ConfigError(
-                f"{ADAPTER_CONFIG}: {name} has the pattern {pattern!r}, which is none: {error}."
+                f"{ADAPTER_CONFIG}: {name} has the key {pattern!r}, which is not a regular expression: {error}."
             ) from error
     return otherwise

@@ -29,7 +29,7 @@ class FullModules:
         folder: The folder, for errors.
 
     Raises:
-        CheckpointError: the base model has no such tensors, or of another size.
+        CheckpointError: the base model lacks these tensors, or has them in another size.
         ConfigError: embedding and output layer are one tensor in the base model, but two in the file.
     """
 

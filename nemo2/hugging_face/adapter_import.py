@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts an adapter of Hugging Face's ``peft`` into a checkpoint: one that `nemo2.hugging_face.adapters` wrote, or
-``peft`` itself.
+"""Converts an adapter in the format of Hugging Face's ``peft`` into a checkpoint. `nemo2.hugging_face.adapters` or
+``peft`` wrote the adapter.
 
 The family's table says which rows of which released modules make a layer of nemo2. The second factors (``lora_B``) are
 combined in the same way. If the released modules of a fused layer have a first factor each, their adapters become those
@@ -87,7 +87,7 @@ def import_adapter(
     method.refuse_unknown_targets(linear_layers(base.config))
     base.model.model_transform = method
     return write_checkpoint(
-        _Additions(folder, base.conversion, base.config, made.tensors(method), full.tensors),
+        _AdapterTensors(folder, base.conversion, base.config, made.tensors(method), full.tensors),
         target,
         tokenizer=base.tokenizer,
         dtype=dtype,
@@ -102,7 +102,7 @@ def import_adapter(
 
 
 class _Target(NamedTuple):
-    """The place of a nemo2 adapter: a module, and a part of it. "": the whole module."""
+    """The place of a nemo2 adapter: a module, and a part of the module. "": the whole module."""
 
     module: str
     part: str
@@ -123,7 +123,7 @@ class _Made:
 
     @property
     def scale(self) -> float:
-        """The most frequent one: the others' second factors make up for the difference."""
+        """The most frequent scale. The second factors of adapters with other scales are multiplied to compensate."""
         return Counter(one.scale for one in self.adapters.values()).most_common(1)[0][0]
 
     @property
@@ -140,7 +140,7 @@ class _Made:
         )
 
     def tensors(self, method: LoRA) -> dict[str, Tensor]:
-        """By key of our checkpoints."""
+        """The adapters' tensors by the keys of nemo2's checkpoints."""
         found: dict[str, Tensor] = {}
         for target, sections in self.rows.items():
             key = f"{target.module}.adapter.{target.part}{'.' if target.part else ''}"
@@ -203,7 +203,7 @@ def _translated(
 def _named_as_in_table(
     adapters: Mapping[str, Adapter], conversion: Conversion, entries: Iterable[Entry]
 ) -> dict[str, Adapter]:
-    """By the released modules' names in the table of the family."""
+    """The adapters, keyed by the released modules' names in the family's table."""
     known = {_name(piece) for entry in entries for piece in entry.pieces}
     found = named_as_in_table(
         {f"{name}.": one for name, one in adapters.items()}, conversion, {f"{name}." for name in known}
@@ -226,7 +226,7 @@ def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Iterable[Entry
 
 
 def _linear_name(module: str) -> str:
-    """As `linear_layers` calls a layer, which tells no expert from another."""
+    """The name that `linear_layers` gives a layer. Experts share one name."""
     return re.sub(r"\.local_experts\.\d+", "", module.removeprefix("module."))
 
 
@@ -241,17 +241,17 @@ def _cut(
     for module, sections in modules.items():
         parts = sections[0].parts(config) if apart else {}
         for part, rows in parts.items():
-            if any(name in adapters for name in rows.met):
+            if any(name in adapters for name in rows.distinct_modules):
                 yield _Target(module, part), [rows]
         if not parts:
             yield _Target(module, ""), sections
 
 
 def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: Base) -> Tensor:
-    """The trained lengths of DoRA. For rows without an adapter, the base model's lengths."""
-    given = {name: adapters[name].lengths for name in rows.met if name in adapters}
+    """DoRA's trained magnitudes. For rows without an adapter: the norms of the base model's rows."""
+    given = {name: adapters[name].lengths for name in rows.distinct_modules if name in adapters}
     dtype = next(one.dtype for one in given.values() if one is not None)
-    whole = len(given) == len(rows.met)
+    whole = len(given) == len(rows.distinct_modules)
     found = torch.empty(len(rows.row), dtype=dtype) if whole else base.lengths(rows.entry).to(dtype)
     for name, lengths in given.items():
         if lengths is not None:
@@ -260,7 +260,7 @@ def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: Base) -> Tensor:
 
 
 def _targets(rows: Iterable[_Target], config: Any, *, apart: bool) -> list[str]:
-    """Their names, short where all layers of the model of that name are meant."""
+    """The names for ``target_modules``, short if all layers of that name are included."""
     layers = [(_linear_name(target.module), target.part) for target in rows]
     named = list(dict.fromkeys(f"{name.rpartition('.')[0]}.{part}" if part else name for name, part in layers))
     there = Counter(
@@ -283,14 +283,14 @@ def _name(piece: Piece) -> str:
 
 
 @dataclass(frozen=True)
-class _Additions:
-    """A `nemo2.hugging_face.importing.Source`."""
+class _AdapterTensors:
+    """The adapters' tensors as a `nemo2.hugging_face.importing.Source`."""
 
     folder: Path
     conversion: Conversion
     config: Any
     tensors: Mapping[str, Tensor]
-    """By name."""
+    """The tensors by name."""
     full: Mapping[Entry, Tensor]
 
     @property

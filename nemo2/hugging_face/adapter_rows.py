@@ -26,9 +26,9 @@ class Rows:
     entry: Entry
     section: str
     piece: Tensor
-    """By row, the index of the entry's piece that it is of."""
+    """For each row, the index of its piece in the entry."""
     row: Tensor
-    """By row, which row it is of the piece's released tensor."""
+    """For each row, its index in the piece's released tensor."""
 
     @property
     def modules(self) -> list[Optional[str]]:
@@ -36,17 +36,17 @@ class Rows:
         return [None if piece.name is None else module_name(piece.name) for piece in self.entry.pieces]
 
     @property
-    def met(self) -> list[str]:
-        """The released modules that some rows are of, each once."""
+    def distinct_modules(self) -> list[str]:
+        """The released modules to which these rows belong, each once."""
         found = dict.fromkeys(self.modules[index] for index in self.piece.unique().tolist())
         return [name for name in found if name is not None]
 
     def of(self, module: str) -> Tensor:
-        """By row, whether it is of this released module."""
+        """For each row, whether it belongs to this released module."""
         return torch.tensor([name == module for name in self.modules])[self.piece]
 
     def parts(self, config: Any) -> dict[str, "Rows"]:
-        """The rows of each part of a fused layer, in the part's order; empty where the layer isn't fused."""
+        """The rows of each part of a fused layer, in the part's order. Empty: the layer isn't fused."""
         names = PARTS.get(module_of(self.entry)[0].rpartition(".")[2], ())
         if names == PARTS["linear_qkv"]:  # by query group: queries, key, value
             which = self.piece % len(names)
@@ -61,15 +61,15 @@ class Rows:
 
 
 def rows_of(entry: Entry) -> Rows:
-    """All rows of the tensor that an entry is."""
+    """All rows of an entry's tensor."""
     rows = [torch.arange(piece.start, piece.stop, piece.step) for piece in entry.pieces]
     numbers = torch.repeat_interleave(torch.tensor([len(one) for one in rows]))
     return Rows(entry, module_of(entry)[1], numbers, torch.cat(rows))
 
 
 def module_of(entry: Entry) -> tuple[str, str]:
-    """The full name of the module whose weight an entry is, as adapters are stored under it, and the section of the weight; of
-    another tensor nothing."""
+    """The full name of the module whose weight this entry is, as in the keys of adapters, and the section of the
+    weight. ``("", "")``: the entry isn't a weight."""
     key = entry.key
     if (match := _WEIGHT.search(key)) is None:
         return "", ""
@@ -80,8 +80,8 @@ def module_of(entry: Entry) -> tuple[str, str]:
 
 
 def of_each_expert(module: str, count: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The modules whose adapters are stored under one key, each with its index in the axis of experts. A module outside
-    experts is the only one under its key."""
+    """The modules whose adapters are stored under one key, each with its index on the axis of experts. A module outside
+    the experts has a key of its own."""
     if _EXPERTS not in module:
         yield module, ()
         return
@@ -101,11 +101,11 @@ def module_name(tensor: str) -> str:
 
 
 def each_once(sections: Iterable[Rows]) -> list[str]:
-    """The released modules that some rows are of."""
-    return list(dict.fromkeys(name for rows in sections for name in rows.met))
+    """The released modules to which the rows of these sections belong."""
+    return list(dict.fromkeys(name for rows in sections for name in rows.distinct_modules))
 
 
 def stored_apart(entry: Entry) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Key, stacked sizes and index of an entry where a checkpoint holds some layers only, each under its own key."""
+    """Key, stacked sizes and index of an entry in a checkpoint that holds only some layers, each under its own key."""
     key, stacked = key_by_layer(entry.key, entry.at, bool(entry.at)), entry.shape[: len(entry.at)]
     return (key, stacked, entry.at) if key == entry.key else (key, stacked[1:], entry.at[1:])

@@ -129,13 +129,13 @@ class _Released:
     factors."""
 
     num_rows: int
-    """The rows of its weight: its outputs."""
+    """The number of rows of its weight: its outputs."""
     firsts: list[Tensor] = field(default_factory=list)
     seconds: list[Tensor] = field(default_factory=list)
     lengths: Optional[Tensor] = None
 
     def rows_of(self, first: Tensor) -> Tensor:
-        """The second factor for this first factor, to be filled."""
+        """The second factor for this first factor, to be filled by the caller."""
         for one, second in zip(self.firsts, self.seconds, strict=True):
             if one is first:
                 return second
@@ -144,7 +144,7 @@ class _Released:
         return self.seconds[-1]
 
     def lengths_like(self, lengths: Tensor) -> Tensor:
-        """The rows' lengths, to be filled."""
+        """The rows' magnitudes, to be filled by the caller."""
         if self.lengths is None:
             self.lengths = torch.full((self.num_rows,), math.nan, dtype=lengths.dtype)
         return self.lengths
@@ -164,7 +164,7 @@ def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]
         values, row = stored.part(entry, 0, entry.own_shape[0]), 0
         for piece in entry.pieces:
             mine, row = values[row : row + piece.rows], row + piece.rows
-            if piece.name is None:  # rows that pad the vocabulary
+            if piece.name is None:  # rows that only pad the vocabulary
                 continue
             if piece.name not in found:
                 found[piece.name] = torch.full(shapes[piece.name], math.nan, dtype=values.dtype)

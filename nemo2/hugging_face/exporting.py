@@ -224,7 +224,7 @@ class _Tensor:
         return merged(found)
 
     def _part(self, sources: list[_Source]) -> list[Stretch]:
-        """The bytes of the whole tensor, or of one index of its first axis."""
+        """The bytes of the whole tensor, or of one slice along its first axis."""
         shape = self.shape if sources[0].piece.at is None else self.shape[1:]
         rows = shape[1] if sources[0].piece.transposed else shape[0]
         if sum(one.piece.rows for one in sources) != rows:
@@ -282,7 +282,7 @@ def _hf_config(conversion: Conversion, config: Any, tensors: Sequence[_Tensor], 
 
 
 def _compared(checkpoint: Path, manifest: Optional[Manifest]) -> Callable[[], list[str]]:
-    """Start to compare the files of the weights with their hashes. Returns a function that waits for the result."""
+    """Start to compare the weights' files with their hashes. Returns a function that waits for the result."""
     names = [name for name in manifest.hashes if name.startswith("weights/")] if manifest is not None else []
     return comparing(checkpoint, manifest, names) if manifest is not None and names else list
 

@@ -38,7 +38,7 @@ _TOKENIZERS = ("nemo_tokenizer", "tokenizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """The weights of such a checkpoint, as `nemo2.hugging_face.importing` takes them."""
+    """The weights of such a checkpoint, as a `nemo2.hugging_face.importing.Source`."""
 
     folder: Path
     conversion: Conversion
@@ -66,16 +66,16 @@ def foreign_at(folder: Path) -> Optional[Path]:
 
 
 def open_foreign(folder: Path, config: Optional[Any] = None) -> Foreign:
-    """The weights of such a checkpoint; nothing of a tensor is read.
+    """Open the weights of such a checkpoint. No tensor is read.
 
     Args:
-        folder: The checkpoint, or a run's directory with several, of which it is the newest.
-        config: Our configuration of the model. None: what NeMo says of it.
+        folder: The checkpoint, or a run's directory for its newest checkpoint.
+        config: nemo2's configuration of the model. None: NeMo's description.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or it is another model.
-        ConfigError: nothing says what model it is, or nemo2 has no conversion of it.
-        SecurityError: it names something that isn't data, or leads out of its folder.
+        CheckpointError: a file is missing or damaged, or the weights belong to another model.
+        ConfigError: the model is unknown, or nemo2 has no conversion for it.
+        SecurityError: the checkpoint names something that isn't data, or leads out of its folder.
     """
     found = identify(folder)
     if found.problems:
@@ -88,7 +88,7 @@ def open_foreign(folder: Path, config: Optional[Any] = None) -> Foreign:
     rows = vocabulary_rows(conversion, described, stored)
     tokenizer = nemo_tokenizer(found.path)
     if described.vocab_size is None and tokenizer is None:
-        # Nothing tells which rows are padding.
+        # The checkpoint doesn't record which rows are padding.
         described = replace(described, vocab_size=rows)
     entries = tuple(conversion.entries(described, vocab_rows=rows))
     refuse_what_does_not_fit(found.path, entries, stored)
@@ -107,6 +107,6 @@ def _described(found: Identified) -> Any:
 
 
 def nemo_tokenizer(checkpoint: Path) -> Optional[AutoTokenizer]:
-    """The tokenizer of Hugging Face's that NeMo put into a checkpoint; None where there is none."""
+    """The Hugging Face tokenizer that NeMo stored in a checkpoint. None: there is none."""
     folders = (checkpoint / CONTEXT_PATH / name for name in _TOKENIZERS)
     return next((tokenizer_in(folder) for folder in folders if folder.is_dir() and tokenizer_files(folder)), None)

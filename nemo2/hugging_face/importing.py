@@ -185,7 +185,7 @@ class _Weights:
         self.released = released
         self.extra_states = extra_states
         self.dtypes: dict[str, torch.dtype] = {}
-        for entry in released.entries:  # all parts of a stacked tensor have the same
+        for entry in released.entries:  # all parts of a stacked tensor have the same dtype
             own = released.dtype_of(entry) if dtype is None else (entry.dtype or dtype)
             self.dtypes[entry.key] = torch.promote_types(self.dtypes.get(entry.key, own), own)
         self.num_bytes = sum(map(self._size, released.entries))
@@ -231,7 +231,7 @@ class _Weights:
         with open(path, "w+b") as file, without_crc(), torch.serialization.skip_data():
             for entry in entries:
                 first = file.tell()
-                # Its memory is never touched, so it uses none.
+                # The tensor's memory is never touched, so no memory is used.
                 stacked = (1,) * len(entry.at)
                 torch.save(torch.empty((*stacked, *entry.own_shape), dtype=self.dtypes[entry.key]), file)
                 archives.append(_Archive(entry=entry, info=_info(path, first, file.tell() - first)))
@@ -280,7 +280,7 @@ def _extra_states(entry: Entry) -> Iterator[str]:
 
 
 def _write_state(path: Path) -> _StorageInfo:
-    """An empty extra state, which serves for all of them."""
+    """Write an empty extra state, which all modules share."""
     with open(path, "wb") as file:
         torch.save([None], file)
     return _info(path, 0, path.stat().st_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Released weights of less than 16 bits, as the numbers that they stand for.
+"""Dequantises released weights of less than 16 bits.
 
 Two formats have a documented meaning: DeepSeek V3's FP8 with a factor for each block of 128 x 128
 (github.com/deepseek-ai/DeepSeek-V3, ``inference/fp8_cast_bf16.py``) and GPT-OSS's MXFP4, 32 numbers of four bits with a power of
@@ -23,7 +23,7 @@ _FACTOR_BIAS = 127
 
 
 class Source(Protocol):
-    """A tensor of a release."""
+    """A tensor of a release, quantised or not."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -31,7 +31,8 @@ class Source(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def part(self, at: Optional[int], rows: slice, columns: slice) -> Tensor:
-        """``rows`` and ``columns`` of it, or of what stands at ``at`` in its first axis. May be a view of the file."""
+        """``rows`` and ``columns`` of the tensor, or of its slice at ``at`` on the first axis. May be a view of the
+        file."""
         ...
 
 
@@ -55,7 +56,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class ScaledBlocks:
-    """FP8 numbers, each of whose blocks has a factor: ``weight_scale_inv``, which multiplies."""
+    """FP8 numbers in blocks. The factors in ``weight_scale_inv`` multiply their blocks."""
 
     stored: Stored
     factors: Stored
@@ -98,7 +99,8 @@ class Packed:
 
 
 def sources(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Source]:
-    """The tensors of a release by the names that they would have unquantised; quantised in another way, they stay as they are."""
+    """The tensors of a release by their names in an unquantised release. Tensors in other quantised formats stay as
+    they are."""
     found: dict[str, Source] = {}
     block = (config.get("quantization_config") or {}).get("weight_block_size")
     for name, stored in tensors.items():
@@ -113,7 +115,7 @@ def sources(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[st
 
 
 def _belongs_to_another(name: str, tensors: Mapping[str, Stored]) -> bool:
-    """Whether it is the factors of a quantised tensor."""
+    """Whether this tensor holds the factors of a quantised tensor."""
     scaled = name.removesuffix("_scale_inv")
     if scaled != name and scaled in tensors:
         return True
@@ -121,7 +123,7 @@ def _belongs_to_another(name: str, tensors: Mapping[str, Stored]) -> bool:
 
 
 def mapped(stored: Stored) -> Tensor:
-    """The tensor as a view of its file, of which only the accessed parts are read. It must not be written to."""
+    """The tensor as a view of its file. Only accessed parts are read. The view must not be written to."""
     count = stored.dtype.itemsize
     for size in stored.shape:
         count *= size
@@ -129,11 +131,11 @@ def mapped(stored: Stored) -> Tensor:
         return torch.empty(stored.shape, dtype=stored.dtype)
     begin = stored.place - stored.place % mmap.ALLOCATIONGRANULARITY
     with open(stored.file, "rb") as file:
-        # Private: torch would warn of memory that can't be written to.
+        # A private mapping is writable; torch would warn about read-only memory.
         memory = mmap.mmap(file.fileno(), stored.place - begin + count, access=mmap.ACCESS_COPY, offset=begin)
     flat = torch.frombuffer(memory, dtype=torch.uint8, offset=stored.place - begin, count=count)
     if stored.place % stored.dtype.itemsize:
-        flat = flat.clone()  # elements that don't begin where the processor wants them
+        flat = flat.clone()  # unaligned elements
     return flat.view(stored.dtype).view(stored.shape)
 
 

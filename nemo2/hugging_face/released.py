@@ -27,7 +27,7 @@ _COMPUTED_BYTES = 64 << 20
 _SHOWN = 20
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_nextn_predict_layers", "num_local_experts", "num_experts",
            "n_routed_experts", "num_attention_heads", "n_head", "num_key_value_heads")  # fmt: skip
-"""Fields from which lists are made before a tensor has been checked."""
+"""Fields that set the lengths of lists which are built before any tensor is checked."""
 _MOST = 100_000
 _WEIGHTS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

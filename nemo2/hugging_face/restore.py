@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of a release straight into the model that trains: each rank reads the slices that its layout holds.
+"""Loads released weights directly into a model: each rank reads only its own slices.
 
-``hf:///folder`` is a folder with config.json and safetensors; ``hf://organisation/name``, with ``@revision`` behind it where one
-is meant, is a repository of Hugging Face's hub, which its own library downloads into its own cache.
+``hf:///folder`` is a folder with config.json and safetensors. ``hf://organisation/name``, or
+``hf://organisation/name@revision``, is a repository of Hugging Face's hub, which huggingface_hub downloads into its own
+cache.
 """
 
 import functools
@@ -22,20 +23,20 @@ from nemo2.models.conversion.table import Entry
 from nemo2.parallel.sharded_state import key_by_layer
 
 _DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
-"""Weights, configuration and tokenizer; no pickles and no code."""
+"""The files to download: weights, configuration and tokenizer, but no pickles and no code."""
 _SHOWN = 20
 
 
 def folder_of(path: str, *, local_files_only: bool = False) -> Path:
-    """The folder that ``path`` means: of ``hf:///folder`` that one, of ``hf://organisation/name`` the snapshot in the cache of
-    huggingface_hub, which is downloaded where it isn't there.
+    """The folder that ``path`` names: the folder of ``hf:///folder``, or for ``hf://organisation/name`` the snapshot in
+    the cache of huggingface_hub, which is downloaded if it is missing.
 
     Raises:
         CheckpointError: there is no such folder, or it can't be downloaded.
-        ConfigError: it is no such path, or huggingface_hub is missing.
+        ConfigError: ``path`` has neither form, or huggingface_hub isn't installed.
     """
     if not path.startswith(HUGGING_FACE):
-        raise ConfigError(f"{path}: weights of Hugging Face's are hf:///folder or hf://organisation/name.")
+        raise ConfigError(f"{path}: must be hf:///folder or hf://organisation/name.")
     name = path.removeprefix(HUGGING_FACE)
     if name.startswith("/"):
         if not Path(name).is_dir():
@@ -59,7 +60,7 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
                 local_files_only=local_files_only,
             )
         )
-    except Exception as error:  # any error of the hub's client: no network, no such repository, no access
+    except Exception as error:  # the hub's client raises many types: no network, no such repository, no access
         raise CheckpointError(
             f"{path} cannot be downloaded: {' '.join(str(error).split())[:300]}. Download it on a machine with a "
             "network, and name the folder: hf:///path/to/it."
@@ -68,8 +69,8 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
 
 @functools.cache
 def digest_at(path: str) -> str:
-    """The digest of what stands at ``path``, a checkpoint or released weights (`nemo2.checkpoint.digests`); "" where that isn't
-    known. Taken once, for a run's base stays as it is."""
+    """The digest of the checkpoint or released weights at ``path`` (`nemo2.checkpoint.digests`). "": unknown. Computed
+    once, because the base of a run doesn't change."""
     if not path.startswith(HUGGING_FACE):
         return digest_of_checkpoint(Path(path))
     try:
@@ -79,14 +80,15 @@ def digest_at(path: str) -> str:
 
 
 def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = ()) -> None:
-    """Write into each piece what the release has for it; of the files only that is read.
+    """Fill each piece from the release. Only the needed parts of the files are read.
 
     Args:
-        pieces: Of this rank's part of a model, by the keys of its checkpoints.
-        also: Keys of pieces that no release has, which stay as they are: what a model_transform has added.
+        pieces: This rank's pieces of the model, by the keys of its checkpoints.
+        also: Keys of pieces that a model_transform has added. No release has them, and they stay unchanged.
 
     Raises:
-        CheckpointError: the release hasn't got some of them, or of other sizes. All are named, and nothing has been written.
+        CheckpointError: the release lacks some pieces, or has them in other sizes. The message lists all, and no piece
+            was changed.
     """
     by_key = _by_key(released.entries)
     left_out = set(also)
@@ -108,12 +110,12 @@ def _fill(target: torch.Tensor, released: Released, entry: Entry, rows: slice, c
         first = start - rows.start
         target[first : first + len(values)].copy_(values)
         filled = first + len(values)
-    if filled < target.shape[0]:  # rows of the vocabulary that only make it divisible
+    if filled < target.shape[0]:  # rows that only pad the vocabulary
         target[filled:].zero_()
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, dict[tuple[int, ...], Entry]]:
-    """Entries by key, stacked or layer by layer, and by the indices in the stacked axes."""
+    """The entries by key, for stacked and for separate layers, and by their indices on the stacked axes."""
     found: dict[str, dict[tuple[int, ...], Entry]] = {}
     for entry in entries:
         found.setdefault(entry.key, {})[entry.at] = entry
@@ -141,7 +143,7 @@ def _problems(
 
 
 def _parts(piece: Piece, entries: dict[tuple[int, ...], Entry]) -> Iterator[tuple[torch.Tensor, Entry, slice, slice]]:
-    """A piece one layer and one expert at a time: where to write, and which rows and columns of which entry."""
+    """The parts of a piece, one per layer and expert: the destination, the entry, and its rows and columns."""
     stacked = len(next(iter(entries)))
     offset, shape = piece.offset[stacked:], tuple(piece.tensor.shape)[stacked:]
     rows = slice(offset[0], offset[0] + shape[0])
@@ -172,7 +174,7 @@ def start_from(
 
 
 def _together(work: Callable[[], Any]) -> None:
-    """Do it on every rank; where one fails all do, so that none waits for the others."""
+    """Call ``work`` on every rank. If it fails on one rank, every rank raises, so that no rank waits for others."""
     failure: Optional[Exception] = None
     try:
         work()

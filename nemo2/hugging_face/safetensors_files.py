@@ -83,8 +83,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The contents of config.json.
 
     Raises:
-        CheckpointError: it isn't there, or is no JSON object.
-        SecurityError: it is a link out of the folder.
+        CheckpointError: the file is missing, or isn't a JSON object.
+        SecurityError: the file is a link out of the folder.
     """
     refuse_outside(folder, CONFIG)
     config = read_json(folder / CONFIG)
@@ -97,7 +97,7 @@ def read_header(path: Path) -> dict[str, Stored]:
     """The tensors of one file by name.
 
     Raises:
-        CheckpointError: it is no such file, or shorter or longer than its header says.
+        CheckpointError: the file isn't a safetensors file, or its length differs from its header.
     """
     try:
         with open_regular(path) as file:
@@ -132,10 +132,10 @@ def num_bytes(stored: Stored) -> int:
 
 
 def refuse_outside(folder: Path, name: str) -> None:
-    """Raise where ``name`` leads out of its folder; into the blobs of a Hugging Face cache it may.
+    """Refuse a ``name`` that leads out of its folder. It may lead into the blobs of a Hugging Face cache.
 
     Raises:
-        SecurityError: naming it.
+        SecurityError: the name leads out of the folder.
     """
     why = why_not_inside(folder, name)
     if why is None or (why.startswith("is a link") and _in_blobs(folder, name)):
@@ -145,7 +145,7 @@ def refuse_outside(folder: Path, name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A file to be written: its first bytes, and where in it each tensor begins."""
+    """A file to write: its header, and the position of each tensor."""
 
     name: str
     header: bytes
@@ -156,7 +156,7 @@ class Shard:
 def plan_shards(
     tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], *, shard_bytes: int = SHARD_BYTES
 ) -> tuple[list[Shard], dict[str, Any] | None]:
-    """The files for these tensors, in this order, and the index of several files; None for one."""
+    """The files for these tensors, in this order, and their index. The index is None for a single file."""
     groups: list[list[tuple[str, torch.dtype, tuple[int, ...]]]] = [[]]
     filled = 0
     for tensor in tensors:
@@ -179,7 +179,8 @@ def plan_shards(
 def _shard(name: str, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]]) -> Shard:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    # Large elements first, as safetensors itself writes them: each tensor then begins at a multiple of its element.
+    # Tensors with large elements first, as in safetensors, so that each tensor begins at a multiple of its element
+    # size.
     for tensor, dtype, shape in sorted(tensors, key=lambda one: -one[1].itemsize):
         size = math.prod(shape) * dtype.itemsize
         header[tensor] = {"dtype": _NAME_OF[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
@@ -195,7 +196,7 @@ def _shard(name: str, tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]
 
 
 def _named_in_index(folder: Path) -> dict[str, str] | None:
-    """The file of each tensor, where there is an index."""
+    """The file of each tensor, from the index."""
     if not os.path.lexists(folder / INDEX):
         return None
     refuse_outside(folder, INDEX)
@@ -214,7 +215,7 @@ def _without_index(folder: Path) -> list[str]:
     if os.path.lexists(folder / SINGLE):
         return [SINGLE]
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder.")
+        raise CheckpointError(f"{folder} is not a folder.")
     if pickles := sorted({file.name for pattern in _PICKLES for file in folder.glob(pattern)}):
         raise CheckpointError(
             f"{folder}: the weights are pickles ({_listed(pickles)}), and loading a pickle can run code. nemo2 reads "
@@ -224,7 +225,7 @@ def _without_index(folder: Path) -> list[str]:
 
 
 def _in_blobs(folder: Path, name: str) -> bool:
-    """Whether it is a file of a snapshot in Hugging Face's cache, which links to the blobs beside the snapshots."""
+    """Whether ``name`` is a file of a snapshot in Hugging Face's cache, which is a link to the cache's blobs."""
     where = Path(os.path.abspath(folder))
     if where.parent.name != "snapshots":
         return False

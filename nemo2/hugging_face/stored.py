@@ -35,14 +35,14 @@ class _Chunk(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Under which key an entry is stored, and at which indices of the stacked axes."""
+    """The position of an entry: its key, and its indices on the stacked axes."""
 
     key: str
     at: tuple[int, ...]
 
 
 class StoredTensors:
-    """The model's tensors in the folder ``weights``; the optimizer's aren't looked at."""
+    """The model's tensors in the folder ``weights``. Tensors of the optimizer are ignored."""
 
     def __init__(self, weights: Path) -> None:
         self.weights = weights
@@ -67,7 +67,7 @@ class StoredTensors:
         return None
 
     def shape_of(self, entry: Entry) -> Optional[tuple[int, ...]]:
-        """The shape of one layer's, or one expert's, part."""
+        """The shape of one layer's or one expert's tensor."""
         found = self.find(entry)
         return None if found is None else tuple(self.tensors[found.key].size)[len(found.at) :]
 
@@ -96,7 +96,7 @@ class StoredTensors:
         """Rows ``first`` to ``last`` of an entry's tensor, in memory.
 
         Raises:
-            CheckpointError: some of them are in none of the files.
+            CheckpointError: no file has some of the rows.
         """
         found = self.find(entry)
         assert found is not None
@@ -149,7 +149,7 @@ class StoredTensors:
         return offsets, lengths, [(start - first, stop - start), *inner]
 
     def _of(self, found: _Found) -> Sequence[_Chunk]:
-        """The chunks with something of one layer and expert, by their rows."""
+        """The chunks that overlap one layer and expert, ordered by row."""
         with self._lock:
             if found.key not in self._indexed:
                 self._indexed.add(found.key)
@@ -185,7 +185,8 @@ class StoredTensors:
 
 
 def _named_as_ours(metadata: Any) -> Any:
-    """With "module." in front of the model's names, which Megatron-LM and Megatron-Bridge store without."""
+    """The metadata with the prefix "module." before the model's names. Megatron-LM and Megatron-Bridge store names
+    without the prefix."""
     names = metadata.state_dict_metadata
     if any(name.startswith("module.") for name in names):
         return metadata

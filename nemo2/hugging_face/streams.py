@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large files written in one pass from parts of other files, in memory that doesn't grow with them.
+"""Writes large files in one pass from parts of other files, in bounded memory.
 
-A file is a list of stretches in their order. Most are bytes of another file; what has to be computed on the way comes block by
-block. Several files are written side by side, each by a thread, which may take its SHA-256 on the way.
+A file is an ordered list of stretches. Most stretches are bytes of another file. Computed bytes arrive block by block.
+Several files are written in parallel, each by a thread, which can also compute the file's SHA-256.
 """
 
 import errno
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 BLOCK = 8 << 20
-"""Bytes that are read and written at a time."""
+"""The number of bytes that are read and written at a time."""
 _THREADS = 4
 _NO_COPIES = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
-"""Errors of file systems, or pairs of them, between which the kernel can't copy by itself."""
+"""Errors of file systems between which the kernel can't copy."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Zeros:
 
 @dataclass(frozen=True)
 class There:
-    """Bytes that the file has already."""
+    """Bytes that the file already has."""
 
     length: int
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Bytes of the tensors that ``blocks`` gives one after the other."""
+    """The bytes of the tensors that ``blocks`` yields in order."""
 
     length: int
     blocks: Callable[[], Iterator[Tensor]]
@@ -60,7 +60,7 @@ Stretch = Union[bytes, Copy, Zeros, There, Computed]
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A file to be written."""
+    """A file to write."""
 
     path: Path
     stretches: Sequence[Stretch]
@@ -131,7 +131,8 @@ def _write(file: Planned, hashes: bool, advance: Callable[[int], None], stop: th
 
 
 def _copied(stretch: Copy, target: int, place: int) -> Iterator[int]:
-    """Have the kernel copy a stretch, without its bytes coming here; gives how many it has copied, time and again."""
+    """Let the kernel copy a stretch without passing its bytes through this process. Yields the number of bytes of each
+    copy."""
     with open(stretch.file, "rb", buffering=0) as source:
         done = 0
         while done < stretch.length and hasattr(os, "copy_file_range"):  # not on macOS
@@ -157,7 +158,7 @@ def _copied(stretch: Copy, target: int, place: int) -> Iterator[int]:
 
 
 def _blocks(stretch: Stretch, target: Any, place: int, buffer: memoryview) -> Iterator[tuple[memoryview, bool]]:
-    """The bytes of a stretch, with whether the file has them already."""
+    """The bytes of a stretch, and whether the file already has them."""
     if isinstance(stretch, bytes):
         yield memoryview(stretch), False
     elif isinstance(stretch, Copy):
@@ -193,7 +194,7 @@ def _write_all(descriptor: int, block: memoryview, place: int) -> None:
 
 
 def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Copies that continue each other as one."""
+    """The stretches, with adjacent copies merged."""
     found: list[Stretch] = []
     for stretch in stretches:
         last = found[-1] if found else None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers between Hugging Face's folders and our checkpoints: their files go in and come out byte for byte, the chat template
-and ``generation_config.json`` among them. Code that a folder brings is never run."""
+"""Copies tokenizers between Hugging Face's folders and nemo2's checkpoints. The files are copied byte for byte,
+including the chat template and ``generation_config.json``. Code in a folder never runs."""
 
 import json
 import logging
@@ -51,8 +51,8 @@ def tokenizer_in(folder: Path) -> Optional[AutoTokenizer]:
 
 
 def take_released_tokenizer(restore: Optional[RestoreConfig], model: Any, data: Any = None) -> None:
-    """Give ``model`` the tokenizer of the released weights that ``restore`` names, and ``data`` too where both have the same one.
-    Does nothing where it names none, or with ``load_artifacts=False``.
+    """Give ``model`` the tokenizer of the released weights that ``restore`` names, and also ``data`` if both have the
+    same tokenizer. Does nothing if ``restore`` names no released weights, or with ``load_artifacts=False``.
 
     Raises:
         CheckpointError, ConfigError, SecurityError: see `folder_of` and `tokenizer_in`.
@@ -65,13 +65,14 @@ def take_released_tokenizer(restore: Optional[RestoreConfig], model: Any, data: 
 
 
 def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
-    """Write a tokenizer's files into ``folder``, as transformers reads them. Returns the reason if there are none.
+    """Write a tokenizer's files into ``folder`` in the format of transformers. Returns the reason if there is no
+    tokenizer.
 
     Args:
         source: A nemo2 tokenizer, or a nemo2 checkpoint that describes one.
 
     Raises:
-        CheckpointError: it differs from the tokenizer of the checkpoint's training.
+        CheckpointError: the tokenizer differs from that of the checkpoint's training.
     """
     try:
         tokenizer = load_context(source, "tokenizer") if isinstance(source, Path) else source
@@ -100,7 +101,7 @@ def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
 
 
 def _complete(tokenizer: Any, folder: Path) -> None:
-    """The files that transformers wants beside a tokenizer of our own: its class, and the token that ends a text."""
+    """Add the files that transformers needs for nemo2's own tokenizer: its class, and the token that ends a text."""
     if not isinstance(tokenizer, BPETokenizer):
         return
     tokens = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}

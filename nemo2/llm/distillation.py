@@ -19,7 +19,7 @@ from nemo2.optim.base import OptimizerModule
 from nemo2.run_dir.logger import NeMoLogger
 from nemo2.strategies.teaching import DistillationCallback as DistillationCallback
 from nemo2.strategies.teaching import DistillationConfig as DistillationConfig
-from nemo2.strategies.teaching import described_model, refuse_additions
+from nemo2.strategies.teaching import described_model, refuse_adapters
 
 
 @configurable(strategy="trainer.strategy")
@@ -112,7 +112,7 @@ def distillation_recipe(student: Path, teacher: Path, recipe: Any, distillation_
         ConfigError: the student's checkpoint holds adapters only.
     """
     start = find_checkpoint(student)
-    refuse_additions(start)
+    refuse_adapters(start)
     recipe.model = described_model(start)
     tokenizer = load_context(start, "tokenizer", build=False)
     if "tokenizer" in parameter_names(class_of(recipe.data)):

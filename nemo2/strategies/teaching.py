@@ -257,7 +257,7 @@ def no_virtual_stages(size: int) -> str:
     )
 
 
-def refuse_additions(checkpoint: Path) -> None:
+def refuse_adapters(checkpoint: Path) -> None:
     """Check that a checkpoint holds a whole model.
 
     Raises:
@@ -289,7 +289,7 @@ def _refuse_what_has_no_layout(strategy: Any, teacher: Any, checkpoint: Path) ->
     Raises:
         ConfigError: the teacher can't be built in the student's layout, or isn't a whole model.
     """
-    refuse_additions(checkpoint)
+    refuse_adapters(checkpoint)
     sizes = getattr(strategy, "layout", None)
     if sizes is None:
         raise ConfigError(

@@ -37,16 +37,16 @@ class Report:
     places: dict[str, list[str]] = field(default_factory=dict)
 
     def note(self, fate: str, where: str, why: str) -> None:
-        """Note a record that isn't taken as it is."""
+        """Record a record that is dropped or changed."""
         self.places.setdefault(fate, []).append(f"{where}: {why}")
 
     def count(self, fate: str) -> int:
-        """Records of that fate: "too long", "nothing to train on", "truncated" or "malformed"."""
+        """The number of records with this outcome: "too long", "nothing to train on", "truncated" or "malformed"."""
         return len(self.places.get(fate, []))
 
     @property
     def left_out(self) -> int:
-        """Records that no sample was made of."""
+        """The number of records that made no sample."""
         return sum(self.count(fate) for fate in (_TOO_LONG, _EMPTY, _MALFORMED))
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class Report:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, from which ``Report(**data)`` makes the same."""
+        """Plain data; ``Report(**data)`` restores the report."""
         return asdict(self)
 
 
@@ -75,7 +75,7 @@ class Limits:
             ``max_bad_lines``.
 
     Raises:
-        ConfigError: another word.
+        ConfigError: an invalid value.
     """
 
     max_tokens: int
@@ -91,7 +91,7 @@ class Limits:
 
 
 class BadRecords(BadInput):
-    """Malformed records, which a report keeps too."""
+    """Malformed records, which are also counted in a report."""
 
     def __init__(self, limits: Limits, report: Report) -> None:
         super().__init__(policy=limits.on_bad_line, limit=limits.max_bad_lines)
@@ -106,14 +106,14 @@ class BadRecords(BadInput):
 def encode_all(
     records: Iterable[tuple[str, Any]], encoder: Encoder, *, limits: Limits, bad: BadRecords, threads: int = 1
 ) -> Iterator[Sample]:
-    """A sample for each record that one can be made of, in order; ``bad.into`` counts them.
+    """The samples of the records, in order. ``bad.into`` counts the outcomes.
 
     Args:
-        records: With the place of each.
-        threads: Tokenizers written in Rust leave Python's lock, so that several help.
+        records: Records with their places.
+        threads: The number of threads. Tokenizers written in Rust release Python's lock, so several threads are faster.
 
     Raises:
-        DataError: a record is malformed or too long, and that is an error.
+        DataError: a record is malformed or too long, and the limits say "fail".
     """
     for where, fate in _fates(records, encoder, limits.max_tokens, threads):
         if isinstance(fate, Malformed):
@@ -154,7 +154,7 @@ Fate = Malformed | Empty | tuple[Sample, int]
 def _fates(
     records: Iterable[tuple[str, Any]], encoder: Encoder, max_tokens: int, threads: int
 ) -> Iterator[tuple[str, Fate]]:
-    """The fate of each record, with its length before truncation."""
+    """The outcome of each record, with its length before truncation."""
     if threads <= 1:
         for where, record in records:
             yield where, _fate(encoder, record, max_tokens)
@@ -163,12 +163,13 @@ def _fates(
 
     def of_chunk(chunk: list[tuple[str, Any]]) -> list[tuple[str, Fate]]:
         if not hasattr(own, "encoder"):
-            own.encoder = copy.deepcopy(encoder)  # a tokenizer changes itself while it works
+            # each thread has its own copy, because a tokenizer changes its own state while it encodes
+            own.encoder = copy.deepcopy(encoder)
         return [(where, _fate(own.encoder, record, max_tokens)) for where, record in chunk]
 
     source = iter(records)
     with ThreadPoolExecutor(threads) as pool:
-        # A few chunks ahead and no more: a source may be larger than memory.
+        # Only a few chunks are in flight, because a source may be larger than memory.
         while wave := [chunk for _ in range(2 * threads) if (chunk := list(islice(source, _CHUNK)))]:
             for fates in pool.map(of_chunk, wave):
                 yield from fates

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer's identity, as plain data and as a hash: two tokenizers with one identity give the same ids."""
+"""A tokenizer's identity, as plain data and as a hash. Two tokenizers with the same identity give the same ids."""
 
 import hashlib
 import json
@@ -11,16 +11,17 @@ from nemo2.data.tokenizer import Tokenizer
 
 
 def identity_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokenizer's own identifiers, and for a fast Hugging Face one a hash of all that it does: its merges, how it splits."""
-    found = dict(getattr(tokenizer, "unique_identifiers", None) or _told_by_its_ids(tokenizer))
+    """The tokenizer's own identifiers. For a fast Hugging Face tokenizer, also a hash of its whole state, such as
+    merges and splitting rules."""
+    found = dict(getattr(tokenizer, "unique_identifiers", None) or _from_ids(tokenizer))
     backend = getattr(getattr(tokenizer, "tokenizer", None), "backend_tokenizer", None)
     if backend is not None:
         found["pipeline"] = hashlib.sha256(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
     return found
 
 
-def _told_by_its_ids(tokenizer: Any) -> dict[str, Any]:
-    """The identity of a user's class that has none: its ids for every printable character and for some words."""
+def _from_ids(tokenizer: Any) -> dict[str, Any]:
+    """The identity of a user's class without identifiers: its ids for every printable character and for some words."""
     text = f"{string.printable} The quick brown fox jumps over the lazy dog. In 2026, 3 + 4 = 7;\n\treturn None"
     ids = json.dumps([int(one) for one in tokenizer.text_to_ids(text)])
     kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"

@@ -20,15 +20,15 @@ _TABLES = (".parquet", ".arrow")
 
 
 def open_split(held: Any, names: Sequence[str], *, streaming: bool = False) -> Optional[Source]:
-    """The records of the split that has one of these names; None where there is none.
+    """The records of the split that has one of these names. None: there is none.
 
     Args:
-        held: Splits by name, or the records of the training split; or the path of a folder or file with them, or a dataset's
-            name on the hub.
-        streaming: Don't read tables and files of the hub into a cache before.
+        held: The splits by name, the records of the training split, the path of a folder or file with records, or a
+            dataset's name on the hub.
+        streaming: Read tables and the hub's files during training, without copying them into a cache first.
 
     Raises:
-        DataError: there is nothing at the path, or the hub can't be reached.
+        DataError: the path doesn't exist, or the hub can't be reached.
         ConfigError: the package ``datasets`` is needed and isn't installed.
     """
     if isinstance(held, str | Path):
@@ -94,7 +94,7 @@ def _of_files(files: list[Path], *, streaming: bool) -> Source:
     try:
         options = {"data_files": [str(file) for file in files], "split": "train", "streaming": streaming}
         return Records(package.load_dataset(files[0].suffix[1:], **options), name)
-    except Exception as error:  # the package and pyarrow raise many kinds
+    except Exception as error:  # the package and pyarrow raise many types of errors
         raise DataError(f"{name} can't be read: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
@@ -102,12 +102,12 @@ def load(name: str, *, streaming: bool = False, **options: Any) -> Mapping[str, 
     """The splits of a dataset on the Hugging Face hub, or in its local cache.
 
     Raises:
-        DataError: it can't be had.
+        DataError: the dataset is unavailable.
     """
     package = _datasets(name)
     try:
         return package.load_dataset(name, streaming=streaming, **options)
-    except Exception as error:  # the package raises any error of its readers and the network
+    except Exception as error:  # the package raises any error of its readers and of the network
         raise DataError(
             f"The dataset {name!r} cannot be loaded from this machine or from the Hugging Face hub "
             f"({type(error).__name__}: {' '.join(str(error).split())[:300]}). Check the name. Without a network, copy "

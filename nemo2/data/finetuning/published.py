@@ -33,7 +33,7 @@ class PublishedDataModule(FineTuningDataModule):
 
     hub: ClassVar[str]
     folder: ClassVar[str]
-    """Its folder in `nemo2.data.home.datasets_home`."""
+    """The set's folder in `nemo2.data.home.datasets_home`."""
     force_redownload: bool
     delete_raw: bool = False
     seed: int

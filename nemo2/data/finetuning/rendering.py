@@ -24,15 +24,15 @@ MOST_CHARACTERS = 1 << 20
 
 
 def render(tokenizer: Any, messages: list[Any], *, template: str, source: str, **options: Any) -> Any:
-    """``tokenizer.apply_chat_template``, within bounds.
+    """``tokenizer.apply_chat_template`` with limits on time and size.
 
     Args:
         tokenizer: The ``transformers`` object.
-        source: Whose template it is, for messages.
+        source: The template's origin, for error messages.
 
     Raises:
         Malformed: the template fails on these messages.
-        SecurityError: the template reaches for Python's insides, or has no end.
+        SecurityError: the template accesses Python's internals, or exceeds a limit.
     """
     from jinja2.exceptions import SecurityError as Reached
 
@@ -41,18 +41,18 @@ def render(tokenizer: Any, messages: list[Any], *, template: str, source: str, *
             return tokenizer.apply_chat_template(messages, chat_template=template, **options)
     except (Reached, _TooMuch) as error:
         raise SecurityError(
-            f"The chat template of {source} was stopped: {_told(error)}. A chat template should only render messages. "
+            f"The chat template of {source} was stopped: {_shortened(error)}. A chat template should only render messages. "
             f"Read it before you use this tokenizer, or set your own template (dataset_kwargs={{'chat_template': "
             f"...}})."
         ) from error
     except (MemoryError, OverflowError, RecursionError) as error:
         raise SecurityError(
             f"The chat template of {source} produces more than any text needs ({type(error).__name__}: "
-            f"{_told(error)}), so it is not a template of a conversation. Set another template "
+            f"{_shortened(error)}), so it is not a template of a conversation. Set another template "
             f"(dataset_kwargs={{'chat_template': ...}})."
         ) from error
     except Exception as error:  # any other error of a template, including Jinja's
-        raise Malformed(f"the chat template fails: {type(error).__name__}: {_told(error)}") from error
+        raise Malformed(f"the chat template fails: {type(error).__name__}: {_shortened(error)}") from error
 
 
 class _TooMuch(Exception):
@@ -61,7 +61,7 @@ class _TooMuch(Exception):
 
 @contextlib.contextmanager
 def _bounded_products() -> Iterator[None]:
-    """While this lasts, templates that are compiled have their ``*`` and ``**`` looked at."""
+    """In this context, compiled templates check the size of ``*`` and ``**``."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment as Sandbox
 
     before = Sandbox.intercepted_binops, Sandbox.call_binop
@@ -84,8 +84,8 @@ def _product(environment: Any, context: Any, operator: str, left: Any, right: An
 
 @contextlib.contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raise in this thread once it has used so much processor time. In other threads than the main one, which signals don't
-    reach, nothing is bounded."""
+    """Raise in this thread after this much processor time. Only the main thread is limited, because signals don't reach
+    other threads."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -93,7 +93,7 @@ def _within(seconds: float) -> Iterator[None]:
 
     def over(number: int, frame: Any) -> None:
         del number, frame
-        if time.thread_time() >= end:  # other threads' time counts for the timer too
+        if time.thread_time() >= end:  # the timer also counts the time of other threads
             raise _TooMuch(f"it was still running after {seconds:.0f} s")
         signal.setitimer(signal.ITIMER_VIRTUAL, max(0.01, end - time.thread_time()))
 
@@ -106,5 +106,5 @@ def _within(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def _told(error: BaseException) -> str:
+def _shortened(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__

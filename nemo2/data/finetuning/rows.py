@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples and packs as tensors, and several of them as a batch.
+"""Converts samples and packs to tensors, and several of them to a batch.
 
-An item of n + 1 token ids is ``tokens`` (all but the last) and ``labels`` (all but the first), int64 ``[n]``, with
-``loss_mask`` (float32, 1 where the label is trained on) and ``position_ids``. A pack is the same for several samples one behind
-the other, whose positions begin anew, and has ``cu_seqlens`` (int32), where each begins and where the last one ends.
+An item of n + 1 token ids has ``tokens`` (all but the last id) and ``labels`` (all but the first id), int64 ``[n]``,
+with ``loss_mask`` (float32, 1 for a trained label) and ``position_ids``. A pack is an item of several consecutive
+samples. Positions restart at each sample, and ``cu_seqlens`` (int32) holds the start of each sample and the end of the
+last one.
 
-A batch pads items to one length: ``[rows, length]``, and ``cu_seqlens`` ``[rows, most]``, padded with -1.
+A batch pads items to one length, ``[rows, length]``, and pads ``cu_seqlens`` with -1 to ``[rows, most]``.
 """
 
 import math
@@ -21,7 +22,7 @@ from torch.utils.data import Dataset
 from nemo2.data.finetuning.sample import Sample
 
 Arrays = tuple[np.ndarray, np.ndarray]
-"""Ids and flags of one sample."""
+"""The ids and flags of one sample."""
 
 
 class SampleRows(Dataset[dict[str, Tensor]]):
@@ -42,7 +43,7 @@ class PackedRows(Dataset[dict[str, Tensor]]):
 
     Args:
         samples: `nemo2.data.finetuning.store.Samples`.
-        members, ends: The samples of all rows one after the other, and where each row ends.
+        members, ends: The concatenated sample indices of all rows, and the end of each row in them.
         align: Each sample is padded to a multiple of this.
     """
 
@@ -81,7 +82,7 @@ def row_of(arrays: Sequence[Arrays], *, align: int = 1, pad_id: int = 0, packed:
 
 
 def arrays_of(sample: Sample) -> Arrays:
-    """The sample as `row_of` takes it."""
+    """The sample in the form that `row_of` takes."""
     return np.asarray(sample.ids, np.int64), np.asarray(sample.trained, np.bool_)
 
 

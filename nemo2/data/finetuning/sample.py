@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sample: token ids, and which of them are trained on."""
+"""A sample: token ids, and a flag for each trained token."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ class Sample:
 
     @property
     def num_trained(self) -> int:
-        """Tokens that the loss counts."""
+        """The number of tokens that the loss counts."""
         return sum(self.trained[1:])
 
 
 class Malformed(DataError):
-    """A record that can't be read as a sample; the message says why, without the place."""
+    """A record that can't be converted to a sample. The message has the reason without the place."""
 
 
 class Empty(DataError):
-    """A record that has nothing to train on; the message says why, without the place."""
+    """A record that has nothing to train on. The message has the reason without the place."""
 
 
 class Encoder(ABC):
@@ -46,14 +46,14 @@ class Encoder(ABC):
         """The parts of a record's sample.
 
         Raises:
-            Malformed: the record lacks something, or holds something else.
+            Malformed: a field is missing or has the wrong contents.
             Empty: there is nothing to train on.
         """
 
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, Any]:
-        """All that decides which ids a record gets, as plain data: a part of the cache's key."""
+        """Everything that determines a record's ids, as plain data. Part of the cache's key."""
 
 
 class Parts(ABC):

@@ -14,7 +14,7 @@ from nemo2.errors import DataError
 from nemo2.files import MIB
 
 Placed = tuple[str, Any]
-"""A record behind the place that it is called by in messages."""
+"""A record's name in messages, and the record."""
 
 
 class Source(ABC):
@@ -24,27 +24,27 @@ class Source(ABC):
 
     @abstractmethod
     def records(self, bad: BadInput) -> Iterator[Placed]:
-        """The records in order; what can't be read as one is reported to `bad`.
+        """The records in order. Unreadable records are reported to `bad`.
 
         Raises:
-            DataError: the source can't be read, or `bad` says that it has had enough.
+            DataError: the source can't be read, or see `BadInput.report`.
         """
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of the contents: two sources with one fingerprint hold the same records."""
+        """A hash of the contents. Two sources with the same fingerprint hold the same records."""
 
 
 _MOST_OF_A_LINE = 64 * MIB
-"""More than any sequence of tokens spells, and little enough to be tokenized in passing."""
+"""The largest line in bytes: longer than the text of any sequence of tokens, and short enough to tokenize quickly."""
 
 
 class JsonLines(Source):
     """The objects of one or more ``.jsonl`` files, one per line.
 
     Raises:
-        DataError: a file isn't there.
+        DataError: a file is missing.
     """
 
     def __init__(self, *files: Path) -> None:
@@ -77,8 +77,8 @@ class Records(Source):
     """Records in memory, or in a ``datasets`` object, in its order.
 
     Args:
-        records: Anything that can be iterated over again and again.
-        name: What messages call it; a record is ``name[index]``.
+        records: Any object that can be iterated over repeatedly.
+        name: The name in messages, as in ``name[index]``.
     """
 
     def __init__(self, records: Iterable[Any], name: str) -> None:
@@ -90,7 +90,8 @@ class Records(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        # The package's own follows from the files and from all that was done to them; without one the records are hashed.
+        # The fingerprint of ``datasets`` depends on the files and on every operation on them. Without one, the records
+        # are hashed.
         own = getattr(self.held, "_fingerprint", None)
         if isinstance(own, str):
             return own

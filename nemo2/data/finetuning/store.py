@@ -22,7 +22,7 @@ _ARRAYS = ("ids", "trained", "ends", _REPORT)
 
 
 class Samples:
-    """Samples that `write_samples` has written. A process that gets them from another maps the files again."""
+    """Samples that `write_samples` has written. After pickling, the receiving process maps the files again."""
 
     def __init__(self, folder: Path, name: str, *, by_hash: bool = False) -> None:
         self.folder, self.name = folder, name
@@ -47,7 +47,7 @@ class Samples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sample."""
+        """The number of tokens of each sample."""
         return np.diff(self._ends, prepend=0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Samples:
 
 def write_samples(folder: Path, name: str, samples: Iterable[Sample], report: Report) -> None:
     """Write all ``samples``. ``report`` is read after the last one."""
-    # Appended to arrays and not to lists: an int in a list takes ten times its room.
+    # Arrays rather than lists, because an int in a list takes ten times the memory.
     ids, trained, ends = (_Growing(dtype) for dtype in (np.int32, np.bool_, np.int64))
     for sample in samples:
         ids.extend(sample.ids)
@@ -71,7 +71,8 @@ def write_samples(folder: Path, name: str, samples: Iterable[Sample], report: Re
 
 
 def open_samples(folder: Path, name: str, make: Optional[Callable[[], None]]) -> Samples:
-    """The samples in ``folder``, made now by ``make`` where they are missing or damaged. None: they must be there."""
+    """The samples in ``folder``. If they are missing or damaged, ``make`` makes them; with ``make=None``, that is an
+    error."""
     try:
         return Samples(folder, name, by_hash=make is not None)
     except DamagedIndex:
@@ -82,7 +83,7 @@ def open_samples(folder: Path, name: str, make: Optional[Callable[[], None]]) ->
 
 
 def path_of(folder: Path, name: str, part: str) -> Path:
-    """The file of a part of the samples called ``name``."""
+    """The file of one part of the samples ``name``."""
     return folder / f"{name}-{part}.npy"
 
 

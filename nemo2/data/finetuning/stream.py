@@ -25,24 +25,24 @@ from nemo2.errors import DataError
 
 _log = logging.getLogger(__name__)
 BUFFER = 1024
-"""Samples that are packed together, or shuffled."""
+"""The number of samples in the buffer that is packed or shuffled."""
 
 Rows = Iterator[dict[str, Tensor]]
 
 
 class StreamedSteps(IterableDataset[Any]):
-    """Shares of global batches, pass after pass for training, one pass else.
+    """This rank's parts of global batches. Training repeats passes; other uses make one pass.
 
     Args:
-        rows: Called with the number of a pass; the rows of it.
-        collate: Makes a batch of a share's rows.
-        batch_at: The size of the global batch that begins after so many samples.
-        share: This rank's micro-batch size, its data-parallel rank, and how many there are.
-        position: Asked at the start for the samples consumed so far. None: one pass from the start, whose last samples are left
-            out where they fill no global batch.
+        rows: A function that returns the rows of a pass, by the pass's number.
+        collate: A function that makes a batch of rows.
+        batch_at: A function that returns the global batch size after a number of consumed samples.
+        share: The micro-batch size, this rank's data-parallel rank, and the data-parallel size.
+        position: A function that returns the samples consumed so far; called at the start. None: one pass from the
+            start, without the samples after the last whole global batch.
 
     Raises:
-        DataError: when iterated, a pass has not enough rows for a step.
+        DataError: during iteration, if a pass has too few rows for a step.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ def streamed_rows(
     """The rows of one pass over a source.
 
     Args:
-        capacity: Tokens of a packed row. None: a row per sample.
-        seed: Samples are shuffled within a buffer, differently in each pass. None: they keep their order.
-        number: Of the pass.
+        capacity: The number of tokens in a packed row. None: one row per sample.
+        seed: The seed for shuffling samples within a buffer, differently in each pass. None: samples keep their order.
+        number: The number of the pass.
     """
     report = Report()
     bad = BadRecords(limits, report)

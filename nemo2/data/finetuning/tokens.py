@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that are token ids already, and records of several kinds in one source."""
+"""Encodes records that already are token ids, and sources with several kinds of records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
 
 IGNORED = -100
-"""A label that no loss counts, as transformers and PyTorch have it."""
+"""The label that losses ignore, as in transformers and PyTorch."""
 
 
 class TokenEncoder(Encoder):
@@ -62,7 +62,7 @@ class AnyEncoder(Encoder):
         try:
             template = self._chat.template
         except ConfigError:
-            template = None  # then no record may be a conversation
+            template = None  # in that case no record may be a conversation
         return {**self._template.identity, "encoder": "any", "chat": template, "turns": self.settings.turns}
 
     @cached_property

@@ -116,7 +116,7 @@ def test_missing_files_are_named_with_what_is_there(prefix):
     with pytest.raises(DataError, match="folder .*nowhere does not exist"):
         open_token_file(prefix.parent / "nowhere" / "x")
     prefix.with_suffix(".bin").unlink()
-    with pytest.raises(DataError, match=r"corpus\.bin is missing, though its other half is there"):
+    with pytest.raises(DataError, match=r"corpus\.bin is missing, but the other file of the dataset exists"):
         open_token_file(prefix)
 
 
