@@ -25,7 +25,7 @@ _SHAPES = re.compile(
     r"|qk_head_dim|qk_pos_emb_head_dim|v_head_dim|mtp_num_layers|hybrid_override_pattern|mamba_(state_dim|head_dim|num_\w+))$"
     rf"|{TARGET}$"
 )
-"""Fields of a model that decide which parameters it has, and how large they are; a class is one, too."""
+"""Fields of a model that decide its parameters and their sizes. "class" stands for the model's class."""
 _HARMLESS = re.compile(
     r"recompute_|fusion|overlap|attention_backend|transformer_impl|cuda_graph|offload|num_workers|pin_memory|persistent_workers"
     r"|prefetch|index_mapping_dir|mmap_bin_files|num_dataset_builder_threads|init_method|perform_initialization"
@@ -35,12 +35,13 @@ _HARMLESS = re.compile(
 _DECIDED_ELSEWHERE = re.compile(
     r"(_parallel_size|_parallel|params_dtype|pipeline_dtype|autocast_dtype)$|tokenizer\.path$"
 )
-"""By the layout, which may change freely, by the precision, or by the files that travel along."""
+"""Fields that aren't compared here: the layout, which may change freely, the precision, and the files in the
+checkpoint."""
 
 
 @dataclass(kw_only=True)
 class Changes:
-    """A line for each field that differs, by kind."""
+    """The differences by kind, one line per field."""
 
     harmless: list[str] = field(default_factory=list)
     result: list[str] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Changes:
         return bool(self.harmless or self.result or self.unfit)
 
     def lines(self) -> Iterator[str]:
-        """Sentences, the worst first."""
+        """The differences as sentences, the most serious first."""
         for kind, found in (
             ("doesn't fit the checkpoint", self.unfit),
             ("changes the result", self.result),
@@ -60,7 +61,7 @@ class Changes:
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
-    """Facts of a run that no part of ``context/`` says; plain JSON, for the manifest."""
+    """Facts of a run that ``context/`` doesn't contain, as plain JSON for the manifest."""
     module = trainer.lightning_module
     tokenizer = getattr(module, "tokenizer", None) or getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
     return {
@@ -72,7 +73,7 @@ def settings_of(trainer: Any) -> dict[str, Any]:
 
 
 def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
-    """The part of `settings_of` that a tokenizer has."""
+    """The facts of `settings_of` about the tokenizer."""
     return {
         "tokenizer_vocab_size": getattr(tokenizer, "vocab_size", None),
         "tokenizer_identity": tokenizer_identity(tokenizer),
@@ -80,9 +81,9 @@ def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
 
 
 def changes_since(checkpoint: Path, trainer: Any) -> Changes:
-    """How the run of ``trainer``, whose model is set up, differs from the run that wrote ``checkpoint``.
+    """The differences between the run of ``trainer``, whose model is set up, and the run that wrote ``checkpoint``.
 
-    Parts that the checkpoint doesn't describe, and those of classes that aren't known here, can't be compared.
+    Parts that the checkpoint doesn't describe, or whose classes can't be imported here, aren't compared.
     """
     found = Changes()
     manifest = read_manifest(checkpoint)
@@ -94,7 +95,8 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
     for part, config in described_parts(trainer).items():
         try:
             differing = diff(load_context(checkpoint, part, build=False), config)
-        except Exception:  # no description, or one of classes that aren't here: a comparison is no reason not to train
+        # There is no description, or its classes can't be imported. Training doesn't need the comparison.
+        except Exception:
             continue
         for change in differing:
             if not _DECIDED_ELSEWHERE.search(f"{part}.{change.path}"):
@@ -115,7 +117,7 @@ def _sort(found: Changes, part: str, path: str, old: Any, new: Any) -> None:
 
 
 def _shown(value: Any) -> Any:
-    """A function by its name: its repr has an address."""
+    """A value as text. A function is shown by name, because its repr has an address."""
     return getattr(value, "__name__", value)
 
 

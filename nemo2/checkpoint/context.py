@@ -60,7 +60,7 @@ def write_parts(checkpoint: Path, parts: Mapping[Part, Any]) -> None:
                 _keep_files(obj, directory / TOKENIZER_FILES)
             # The model's optimizer and tokenizer are separate parts.
             text = to_json(_described(obj, without=("optim", "tokenizer")), indent=1)
-        except Exception as error:  # any error of a user's class: better no context than no save
+        except Exception as error:  # any error of a user's class: a save without context is better than none
             missing[part] = " ".join(str(error).split())
             continue
         (directory / f"{part}.json").write_text(text + "\n")
@@ -68,16 +68,16 @@ def write_parts(checkpoint: Path, parts: Mapping[Part, Any]) -> None:
 
 
 def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = True, allowed_modules: Any = ()) -> Any:
-    """A part of a checkpoint's context, built; with ``build=False`` as an editable config.
+    """Build a part of a checkpoint's context. With ``build=False``: the part as an editable config.
 
     Args:
         checkpoint: The checkpoint directory, or its ``context``.
-        part: Which.
+        part: The part's name, such as "model" or "data".
         allowed_modules: Modules beside nemo2's own and Megatron-Core's whose classes may be constructed.
 
     Raises:
-        CheckpointError: the context or the part isn't there, or isn't what was written.
-        SecurityError: it names something outside the allow-list, or leads out of its folder.
+        CheckpointError: the context or the part is missing, or differs from what was written.
+        SecurityError: the part names something outside the allow-list, or leads out of its folder.
     """
     import fiddle
 
@@ -194,7 +194,7 @@ def _is_described_by(tokenizer: Any, file: Path) -> bool:
 
     try:
         own = to_json(_described(tokenizer), indent=1)
-    except Exception:  # whatever a user's class raises
+    except Exception:  # any error of a user's class
         return False
     return not files_of(tokenizer) and own.encode() + b"\n" == read_bounded(file, at_most=MOST_BYTES)
 
@@ -204,7 +204,7 @@ def described_parts(trainer: Any) -> dict[Part, Any]:
     found: dict[Part, Any] = {}
     for part, obj in _parts(trainer).items():
         if obj is not None:
-            with contextlib.suppress(Exception):  # whatever a user's class raises
+            with contextlib.suppress(Exception):  # any error of a user's class
                 found[part] = _described(obj, without=("optim", "tokenizer"))
     return found
 

@@ -47,12 +47,12 @@ class Manifest:
     """The manifest of a checkpoint; plain JSON, written last."""
 
     step: int
-    """Optimizer steps done."""
+    """The number of completed optimizer steps."""
     consumed_samples: int
     layout: dict[str, Any]
     """The parallel sizes and the world size of the save."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Scalars at the time, e.g. ``val_loss``, by which retention ranks checkpoints."""
+    """Metrics at the time of the save, such as ``val_loss``. Retention ranks checkpoints by them."""
     weights_only: bool = False
     part_of: Optional[str] = None
     """The checkpoint with the rest of the model, if this checkpoint holds only a part. None: it holds all of it."""
@@ -63,26 +63,26 @@ class Manifest:
     lineage: list[str] = field(default_factory=list)
     """The ids of the runs that this run continues, oldest first."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Facts of the run that ``context/`` doesn't say: precision, seed, vocabulary, steps."""
+    """Facts of the run that ``context/`` doesn't contain: precision, seed, vocabulary, steps."""
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of every file, by its path inside the checkpoint."""
     hashes: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of every file; {} in a checkpoint of a version that took none."""
+    """The SHA-256 of every file. Empty in checkpoints of versions without hashes."""
     saved_at: float = 0.0
-    """Seconds since the epoch."""
+    """The time of the save, in seconds since the epoch."""
     version: int = MANIFEST_VERSION
     digest: str = ""
-    """SHA-256 of all of this but itself; "" in a checkpoint of a version that took none."""
+    """The SHA-256 of all other fields. "" in checkpoints of versions without hashes."""
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide how a checkpoint looks, for its manifest."""
+    """The versions of the packages that determine the checkpoint's format, for its manifest."""
     return {name: importlib.metadata.version(name) for name in ("nemo2", "megatron-core", "torch", "lightning")}
 
 
 def ckpt_to_dir(filepath: os.PathLike | str) -> Path:
-    """The directory of a checkpoint that Lightning would call ``<filepath>.ckpt``."""
+    """The directory of the checkpoint that Lightning would name ``<filepath>.ckpt``."""
     path = Path(filepath)
     return path.with_suffix("") if path.suffix == ".ckpt" else path
 
@@ -99,13 +99,15 @@ def temporary_name(target: Path, attempt: Optional[str] = None) -> Path:
 
 
 def publish(temporary: Path, target: Path, manifest: Manifest, hashes: Optional[Mapping[str, str]] = None) -> None:
-    """Write the manifest, flush everything to disk and rename: after this the checkpoint exists. One process calls it.
+    """Write the manifest, flush all files to disk and rename the folder: the checkpoint then exists. One process calls
+    it.
 
     Args:
-        hashes: SHA-256 by path inside the checkpoint, of files whose writers have taken it. The others are read for it.
+        hashes: The SHA-256 of files whose writers have computed it, by path inside the checkpoint. Other files are read
+            and hashed.
 
     Raises:
-        CheckpointError: something else has taken the name meanwhile.
+        CheckpointError: something else has this name now.
     """
     manifest.files = {
         str(path.relative_to(temporary)): path.stat().st_size for path in sorted(temporary.rglob("*")) if path.is_file()
@@ -118,14 +120,15 @@ def publish(temporary: Path, target: Path, manifest: Manifest, hashes: Optional[
 
 
 def take_place(temporary: Path, target: Path) -> None:
-    """Flush a folder to disk and give it its name. What stood there goes afterwards. One process calls it."""
+    """Flush a folder to disk and rename it to ``target``. An existing folder of that name is deleted afterwards. One
+    process calls it."""
     for file in temporary.rglob("*"):
         if file.is_file():
             _fsync(file)
     _fsync(temporary)
     if target.exists():
-        # The same step saved again, e.g. after a resume from an earlier one: the old one steps aside and goes afterwards.
-        # Between the two renames it still counts, see `finished`.
+        # The same step is saved again, for example after a resume from an earlier step. The old checkpoint is renamed
+        # and deleted afterwards. Between the two renames it still counts, see `finished`.
         aside = target.with_name(f"{_REPLACED}{uuid.uuid4().hex[:8]}-{target.name}")
         _rename(target, aside)
         _rename(temporary, target)
@@ -145,7 +148,7 @@ def remove(checkpoint: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder as far as it goes; of one that is reached by a link, the link."""
+    """Delete a folder, ignoring errors. Of a link, only the link is deleted."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:

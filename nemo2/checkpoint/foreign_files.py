@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a checkpoint from elsewhere: those in its own folder, JSON and YAML of a bearable size, depth and number of values.
+"""Reads files of untrusted checkpoints: only files in their own folder, and JSON and YAML of limited size, depth and
+number of values.
 
-YAML's aliases let a file of a few lines stand for more values than there are atoms; a deep one ends any recursive reader. Both
-are measured on the way, before anything is made of them.
+With YAML's aliases, a file of a few lines can stand for an astronomical number of values, and a deep file crashes any
+recursive reader. Both are measured before any value is created.
 """
 
 import os
@@ -16,26 +17,26 @@ from nemo2.files import parse_json, read_bounded
 MOST_BYTES = 16 << 20
 MOST_VALUES = 200_000
 MOST_DEPTH = 100
-"""NeMo's largest ``model.yaml`` has some thousand values, ten deep."""
+"""The limits. NeMo's largest ``model.yaml`` has some thousand values at a depth of ten."""
 
 
 def read_json(path: Path, *, at_most: int = MOST_BYTES) -> Any:
     """The value of a JSON file.
 
     Raises:
-        CheckpointError: it isn't there, or is no JSON, or is too large or too deep.
+        CheckpointError: the file is missing, isn't JSON, or is too large or too deep.
     """
     try:
         return parse_json(_read(path, at_most).decode())
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {_told(error)}.") from error
+        raise CheckpointError(f"{path} is not valid JSON: {_shortened(error)}.") from error
 
 
 def read_yaml(path: Path, *, at_most: int = MOST_BYTES) -> Any:
-    """The value of a YAML file of plain data; no tag of it is looked up.
+    """The value of a YAML file of plain data. No tag is resolved.
 
     Raises:
-        CheckpointError: it isn't there, or is no YAML of plain data, or is larger or deeper than the limits above.
+        CheckpointError: the file is missing, isn't YAML of plain data, or exceeds the limits above.
     """
     import yaml
 
@@ -44,7 +45,7 @@ def read_yaml(path: Path, *, at_most: int = MOST_BYTES) -> Any:
         _measure(content.decode(), path)
         return yaml.safe_load(content)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not YAML with plain data: {_told(error)}.") from error
+        raise CheckpointError(f"{path} is not YAML with plain data: {_shortened(error)}.") from error
 
 
 def nemo_adapters(checkpoint: Path) -> Optional[str]:
@@ -65,10 +66,11 @@ def nemo_adapters(checkpoint: Path) -> Optional[str]:
 
 
 def refuse_links(checkpoint: Path) -> None:
-    """Raise where something in the folder is neither a regular file nor a folder: reading it would lead out, or never end.
+    """Refuse a folder that contains anything except regular files and folders. Reading a link would lead out of the
+    folder, and reading a pipe might never end.
 
     Raises:
-        SecurityError: naming it.
+        SecurityError: the folder has such an entry. The message names it.
     """
     for folder, folders, files in os.walk(checkpoint):
         for name in (*folders, *files):
@@ -84,21 +86,21 @@ def refuse_links(checkpoint: Path) -> None:
 
 
 def _measure(text: str, path: Path) -> None:
-    """Count values and depth along YAML's events, an alias for as many values as it stands for.
+    """Count values and depth from YAML's events. An alias counts as all the values that it stands for.
 
     Raises:
-        CheckpointError: too many, or too deep.
+        CheckpointError: there are too many values, or they are too deep.
     """
     import yaml
 
     open_counts: list[tuple[str | None, int]] = []
     anchored: dict[str, int] = {}
     total = 0
-    # The reader in C, where there is one, is some ten times as fast.
+    # The C reader, if installed, is about ten times as fast.
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         values = 0
         if isinstance(event, yaml.AliasEvent):
-            # An alias inside its own anchor has no end.
+            # An alias inside its own anchor is endless.
             values = anchored.get(event.anchor, MOST_VALUES + 1)
         elif isinstance(event, yaml.ScalarEvent):
             values = 1
@@ -127,7 +129,7 @@ def _read(path: Path, at_most: int) -> bytes:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or f'it {error}'}.") from error
 
 
-def _told(error: Exception) -> str:
+def _shortened(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return " ".join(str(error).split()).rstrip(".")[:300]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identification of a folder with a checkpoint: its format, step and size, and whether it is complete.
 
-Nothing is loaded and nothing is run: names and sizes of files, JSON, and the names and shapes in Megatron-Core's ``.metadata``,
-read by `untrusted.read_metadata`.
+No tensor is loaded and no code runs. Only names and sizes of files, JSON, and the names and shapes in Megatron-Core's
+``.metadata`` are read (`untrusted.read_metadata`).
 """
 
 import json
@@ -81,7 +81,7 @@ def identify(path: Path | str, *, verify: bool = False) -> Identified:
         raise CheckpointError(f"{path} is not a folder, but a checkpoint is a folder.")
     for looks_like, describe in _FORMATS:
         if looks_like(path):
-            if describe is not _hugging_face:  # whose cache consists of links
+            if describe is not _hugging_face:  # the cache of huggingface_hub consists of links
                 refuse_links(path)
             found = describe(path, verify) if describe is _ours else describe(path)
             _measure(found)
@@ -232,7 +232,7 @@ def _megatron(path: Path) -> Identified:
 
 
 def _read_run_config(found: Identified) -> None:
-    """The layout that Megatron-Bridge's ``run_config.yaml`` tells, and the class of its model."""
+    """The layout in Megatron-Bridge's ``run_config.yaml``, and the class of its model."""
     file = next(
         (folder / _BRIDGE[0] for folder in (found.path, found.path.parent) if (folder / _BRIDGE[0]).is_file()), None
     )
@@ -247,7 +247,8 @@ def _read_run_config(found: Identified) -> None:
 
 
 def _sizes(config: dict[str, Any]) -> Optional[str]:
-    """``tp2 pp4`` of a configuration with Megatron's names; None where it says nothing of a layout."""
+    """The layout of a configuration with Megatron's names, as ``tp2 pp4``. None: the configuration has no parallel
+    sizes."""
     if not any(name in config for name in SIZE_FIELDS.values()):
         return None
     cuts = [f"{short}{config[name]}" for short, name in SIZE_FIELDS.items() if config.get(name) not in (None, 1)]
@@ -269,7 +270,7 @@ def _is_hugging_face(path: Path) -> bool:
 
 
 def conversion_of_pickles(folder: Path) -> str:
-    """The command that writes their weights as safetensors, by transformers."""
+    """The command that converts pickled weights to safetensors with transformers."""
     new = folder.with_name(f"{folder.name}-safetensors")
     program = (
         "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
@@ -324,7 +325,8 @@ _FORMATS: list[tuple[Callable[[Path], bool], Callable[..., Identified]]] = [
 
 
 def _read_weights(found: Identified, weights: Path) -> None:
-    """Parameters, dtypes and completeness of a ``torch_dist`` folder: every file that it names is there and long enough."""
+    """Parameters, dtypes and completeness of a ``torch_dist`` folder. It is complete if every file that it names exists
+    and is long enough."""
     from nemo2.checkpoint.untrusted import read_metadata
 
     for name in (".metadata", "metadata.json"):
@@ -339,7 +341,7 @@ def _read_weights(found: Identified, weights: Path) -> None:
         return
     tensors = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
     model = {name: entry for name, entry in tensors.items() if not name.startswith("optimizer.")}
-    # A tensor with two names, as other layers name it, counts once.
+    # A tensor that layers of another kind store under a second name counts once.
     first = {index.fqn: (info.relative_path, info.offset) for index, info in (metadata.storage_data or {}).items()}
     once = {first.get(name, name): entry for name, entry in model.items()}
     found.parameters = sum(math.prod(entry.size) for entry in once.values())
@@ -347,7 +349,7 @@ def _read_weights(found: Identified, weights: Path) -> None:
     if found.weights_only is None:
         found.weights_only = len(model) == len(tensors)
     needed: dict[str, int] = {}
-    # Each of these names is a path inside the folder, as `read_metadata` has checked.
+    # `read_metadata` has checked that each name is a path inside the folder.
     for info in (metadata.storage_data or {}).values():
         needed[info.relative_path] = max(needed.get(info.relative_path, 0), info.offset + info.length)
     for name, length in sorted(needed.items()):
@@ -386,7 +388,7 @@ def _measure(found: Identified) -> None:
 
 
 def _inside(path: Path) -> list[tuple[Path, list[Path]]]:
-    """The newest checkpoint inside a path that a user would name, with the others beside it. []: there is none."""
+    """The checkpoints inside a path that a user may name, newest first. Empty: there are none."""
     folders = [path, path / "checkpoints", *sorted(path.glob("*/checkpoints"))]
     ours = [item for folder in folders for item in finished(folder)]
     if ours:

@@ -145,8 +145,8 @@ class MegatronCheckpointIO(CheckpointIO):
         self._saves = Saves()
         self._validated = False
         self._planned: dict[frozenset[str], Any] = {}
-        """By the names in a state, with and without the optimizer's: the strategy of the last such save with its
-        plans, if they are to be reused."""
+        """The strategy of the last save, with its plans if they are to be reused. The key is the set of names in the
+        state, which differs with and without the optimizer."""
 
     # ------------------------------------------------------------------------------------------------------ saving
 
@@ -336,12 +336,13 @@ class MegatronCheckpointIO(CheckpointIO):
         checkpoint = Path(path)
         self.check(checkpoint)
         weights = str(weights_dir(checkpoint))
-        with self._told_in_our_words(checkpoint) as agree, direct_reading(agree):
+        with self._with_our_errors(checkpoint) as agree, direct_reading(agree):
             if sharded_state_dict is None:
                 return self._plain(checkpoint)
             handling = StrictHandling(strict) if strict else StrictHandling.ASSUME_OK_UNEXPECTED
             if handling not in _REPLACES_ALL:
-                self._compare(checkpoint)  # what an older checkpoint hasn't would keep what a damaged one left there
+                # tensors that an older checkpoint lacks would keep the values of the damaged checkpoint
+                self._compare(checkpoint)
             strategy = self._load_strategy(weights)
             _without_absent_extra_states(sharded_state_dict, read_metadata(weights_dir(checkpoint)).state_dict_metadata)
             loaded = dist_checkpointing.load(sharded_state_dict, weights, strategy, strict=handling)
@@ -383,7 +384,8 @@ class MegatronCheckpointIO(CheckpointIO):
         self._verified.add(checkpoint)
 
     def _refuse_code(self, checkpoint: Path, loaded: Any) -> None:
-        """Raise an error on every rank if some rank read more than data that the model would unpickle."""
+        """Raise an error on every rank if some rank read a pickle with more than data, which the model would
+        unpickle."""
         refused: Optional[SecurityError] = None
         try:
             refuse_code_in_extra_states(loaded)
@@ -411,7 +413,7 @@ class MegatronCheckpointIO(CheckpointIO):
             raise CheckpointError(failed[0]) from error
 
     @contextmanager
-    def _told_in_our_words(self, checkpoint: Path) -> Iterator[Agree]:
+    def _with_our_errors(self, checkpoint: Path) -> Iterator[Agree]:
         """A context for code that reads pickles and tensors of a checkpoint. It yields the function to call after
         reading."""
         refused: list[SecurityError] = []

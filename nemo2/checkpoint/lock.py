@@ -32,12 +32,12 @@ minute that another start has begun, and an NFS server keeps the locks of a lost
 
 
 class DirectoryLock:
-    """The right to write checkpoints into ``directory``, held by this process. Taking it twice in one process is fine.
+    """The lock on ``directory``, held by this process. One process may acquire it several times.
 
     Args:
-        directory: Exists, or is created.
-        wait_seconds: How long to wait for a holder that is just ending.
-        earlier_start_seconds: The same for a holder that is an earlier start of this launch.
+        directory: The directory. It is created if it doesn't exist.
+        wait_seconds: The time to wait for a holder that is ending.
+        earlier_start_seconds: The time to wait for a holder that is an earlier start of this launch.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class DirectoryLock:
         self._count = 0
 
     def acquire(self) -> "DirectoryLock":
-        """Take the lock; returns the one to release, which is another object if this process holds it already.
+        """Take the lock. Returns the lock to release: another object if this process already holds the lock.
 
         Raises:
-            CheckpointError: another run holds it, and the message says which; or a link stands in its place.
-            RuntimeFault: an earlier start of this launch holds it still.
+            CheckpointError: another run, which the message names, holds the lock; or the lock file is a link.
+            RuntimeFault: an earlier start of this launch still holds the lock.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         key = self.directory.resolve()

@@ -21,13 +21,14 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def load_nemo_model(checkpoint: Path | str) -> Any:
-    """The model of a NeMo 2.0 checkpoint, built without weights; its ``config`` has what NeMo's had.
+    """The model of a NeMo 2.0 checkpoint, built without weights. Its ``config`` has the values of NeMo's.
 
-    Fields that describe how NeMo ran it (parallel sizes, dtypes, functions) are left to this run's strategy and our classes.
+    Fields that describe how NeMo ran the model (parallel sizes, dtypes, functions) are set by this run's strategy and
+    nemo2's classes.
 
     Raises:
-        CheckpointError: no ``context/model.yaml``, or a model that nemo2 doesn't have.
-        SecurityError: it names something that isn't a language model of NeMo's.
+        CheckpointError: there is no ``context/model.yaml``, or nemo2 has no such model.
+        SecurityError: the file names something that isn't one of NeMo's language models.
     """
     tree = _read(Path(checkpoint))
     model = _ours(tree)
@@ -46,7 +47,7 @@ def describe(checkpoint: Path) -> str:
 
 
 def model_config(checkpoint: Path) -> dict[str, Any]:
-    """The model's configuration in ``context/model.yaml``, as it stands there; {} where it can't be read."""
+    """The model's configuration in ``context/model.yaml``, unchanged. Empty: the file can't be read."""
     try:
         config = _read(checkpoint).get("config")
     except (CheckpointError, SecurityError):
@@ -63,7 +64,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 
 
 def _ours(node: Any) -> type:
-    """Our class of the same name.
+    """nemo2's class of the same name.
 
     Raises:
         SecurityError: the name isn't one of NeMo's language models.

@@ -22,7 +22,7 @@ class Named(NamedTuple):
 
     module: str
     name: str
-    """Dotted, inside the module."""
+    """The dotted name inside the module."""
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
@@ -45,7 +45,8 @@ def read_io_json(path: Path) -> Any:
     """The value of fiddle's JSON at ``path``, of `Call`, `Named`, lists, tuples, dicts and plain values.
 
     Raises:
-        CheckpointError: it isn't there, isn't fiddle's JSON, is too large or deep, or its objects hold each other.
+        CheckpointError: the file is missing, isn't fiddle's JSON, is too large or too deep, or its objects contain each
+            other.
     """
     tree = read_json(path)
     if not isinstance(tree, dict) or not isinstance(tree.get("objects"), dict) or "root" not in tree:
@@ -54,12 +55,12 @@ def read_io_json(path: Path) -> Any:
 
 
 def read_model_yaml(path: Path) -> Any:
-    """The value of ``model.yaml``, as `read_io_json`. Raises CheckpointError as that does."""
+    """The value of ``model.yaml``, in the types of `read_io_json`. Errors: see `read_io_json`."""
     return _of_yaml(read_yaml(path))
 
 
 class _Objects:
-    """fiddle's objects by key, each read once, and counted as often as it is met."""
+    """fiddle's objects by key. Each object is read once, and counted at each reference."""
 
     def __init__(self, objects: dict[str, Any], path: Path) -> None:
         self._objects, self._path = objects, path
@@ -95,7 +96,8 @@ class _Objects:
     def _referred(self, key: str, depth: int) -> Any:
         if key in self._read:
             value, values = self._read[key]
-            # Until it is read, an object stands for more values than any file may: it would hold itself.
+            # The count of an object that is still being read is above the limit, so that an object which contains
+            # itself is rejected.
             self._count(values)
             return value
         if key not in self._objects:

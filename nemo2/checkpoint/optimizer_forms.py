@@ -43,7 +43,8 @@ def forms_of(state: Any) -> list[Form]:
 
 
 def under_saved_names(wanted: Any, saved: Any) -> Any:
-    """``wanted`` (sharded, of this run's optimizer), asking for the fp32 parameters by the names that ``saved`` has."""
+    """``wanted``, the sharded state of this run's optimizer, with the names under which ``saved`` stores the fp32
+    parameters."""
     here, there = (_MAIN_PARAMETER[forms_of(state)[0]] for state in (wanted, saved))
     for value in nested_values(wanted):
         if isinstance(value, ShardedTensor | ShardedTensorFactory) and here and value.key.startswith(here):
@@ -52,10 +53,11 @@ def under_saved_names(wanted: Any, saved: Any) -> Any:
 
 
 def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
-    """``loaded`` (the tensors, in the shape of ``wanted``) with the plain values that its ``load_state_dict`` expects.
+    """``loaded``, the tensors in the structure of ``wanted``, completed with the plain values that ``load_state_dict``
+    expects.
 
     Raises:
-        CheckpointError: a group of parameters has no counterpart in what was saved.
+        CheckpointError: a group of parameters has no counterpart in the saved state.
     """
     groups = _groups(saved)
     step, scaler = step_of(saved), scaler_of(saved)
@@ -78,7 +80,8 @@ def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
 
 
 def with_empty_states(loaded: Any) -> Any:
-    """``loaded``, also on ranks where there is nothing to train and so nothing was loaded: Megatron-Core looks for it."""
+    """``loaded`` with an empty state on ranks without trained parameters, for which nothing was loaded. Megatron-Core
+    requires the entry."""
     for part in _chain(loaded):
         if _form(part) == "plain" or "optimizer" in part:
             _inner(part).setdefault("state", {})
@@ -86,16 +89,17 @@ def with_empty_states(loaded: Any) -> Any:
 
 
 def with_step_of_all(state: Any) -> Any:
-    """``state``, of this rank's optimizer, with the updates that any rank has counted. Every rank calls it.
+    """``state`` of this rank's optimizer, with the largest number of updates that any rank has counted. Every rank
+    calls it.
 
-    A group without parameters on a rank (a pipeline stage where all is frozen, or that has no experts) counts none there, and
-    of what isn't sharded the checkpoint stores what one rank has. (State for the same layout only is stored rank by rank: there
-    the groups are a ``ShardedObject`` of each rank, and stay as they are.)
+    A group without parameters on a rank (a frozen pipeline stage, or a stage without experts) counts no updates there,
+    and the checkpoint stores the unsharded values of one rank only. (State for the same layout only is stored for each
+    rank: its groups are a ``ShardedObject`` per rank, and stay unchanged.)
     """
     counted: list[Any] = [(_counts_by_group(state), step_of(state))] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(counted, counted[0])
     by_group = any(whether for whether, _ in counted)
-    # By its value, and not converted: torch counts in a tensor.
+    # The value is compared without conversion, because torch counts in a tensor.
     step = max((one for _, one in counted if one is not None), key=int, default=None)
     for part in _chain(state) if step is not None else ():
         if not isinstance(_inner(part), dict):
@@ -109,10 +113,10 @@ def with_step_of_all(state: Any) -> Any:
 
 
 def refuse_nemo(saved: Any, path: Path) -> None:
-    """Raise for the plain part of an optimizer's state that NeMo 2.0 has saved, which puts each optimizer into a list.
+    """Refuse an optimizer's state that NeMo 2.0 saved. Its plain part holds each optimizer in a list.
 
     Raises:
-        CheckpointError: with the way to begin from the weights alone.
+        CheckpointError: the state is NeMo 2.0's. The message says how to start from the weights alone.
     """
     if isinstance(saved, list):
         raise CheckpointError(
@@ -122,7 +126,7 @@ def refuse_nemo(saved: Any, path: Path) -> None:
 
 
 def step_of(saved: Any) -> Any:
-    """The updates that the optimizer had made, from the plain part of its saved state; None if it didn't count them."""
+    """The number of updates in the plain part of an optimizer's saved state. None: the optimizer didn't count them."""
     step = max((group["step"] for group in _groups(saved) if "step" in group), key=int, default=None)
     if step is None:
         inner = [_inner(part) for part in _chain(saved)]
@@ -131,7 +135,7 @@ def step_of(saved: Any) -> Any:
 
 
 def scaler_of(saved: Any) -> Optional[dict[str, Any]]:
-    """The state of its loss scaler; None where nothing was scaled."""
+    """The state of the loss scaler. None: there was none."""
     return next((part["grad_scaler"] for part in _chain(saved) if "grad_scaler" in part), None)
 
 
@@ -139,12 +143,12 @@ def scaler_of(saved: Any) -> Optional[dict[str, Any]]:
 
 
 def from_pieces(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
-    """The optimizer's state that a strategy which writes pieces has saved, as `under_saved_names` and `completed` take it:
-    the plain form, with the groups that ``wanted`` has.
+    """An optimizer's state saved as pieces, converted for `under_saved_names` and `completed`: the plain form, with the
+    groups of ``wanted``.
 
     Args:
-        wanted: This run's optimizer, sharded.
-        extras: What stands beside the pieces: "step" and "loss_scaler".
+        wanted: The sharded state of this run's optimizer.
+        extras: The entries beside the pieces: "step" and "loss_scaler".
     """
     step, scaler = extras.get("step"), extras.get("loss_scaler")
     groups = [
@@ -157,10 +161,10 @@ def from_pieces(wanted: Any, extras: dict[str, Any]) -> dict[str, Any]:
 
 
 def into_pieces(pieces: Sequence[Piece], stored: Collection[str]) -> list[Piece]:
-    """``pieces`` of a model and its optimizer, as they are to be read from a checkpoint with the tensors ``stored``.
+    """The requests for reading ``pieces`` of a model and its optimizer from a checkpoint with the tensors ``stored``.
 
-    fp32 parameters are the optimizer's copies, where it had any. What counts steps is left out where it isn't stored:
-    `set_steps` does that.
+    fp32 parameters are read from the optimizer's copies, if it had any. Step counts that aren't stored are left out;
+    `set_steps` sets them.
     """
     copies = [prefix for form, prefix in _MAIN_PARAMETER.items() if form != "plain"]
     found = []
@@ -173,7 +177,7 @@ def into_pieces(pieces: Sequence[Piece], stored: Collection[str]) -> list[Piece]
 
 
 def steps_done(optimizers: Iterable[Any]) -> Optional[int]:
-    """The updates that torch's optimizers have made; None if they don't count them."""
+    """The number of updates that torch's optimizers have made. None: they don't count them."""
     counts = [holder["step"] for optimizer in optimizers for holder in _counting(optimizer)]
     return int(max(counts)) if counts else None
 
@@ -192,7 +196,7 @@ def set_steps(optimizers: Iterable[Any], step: Optional[int]) -> None:
 
 
 def forget_updates(optimizers: Iterable[Any]) -> None:
-    """Have torch's optimizers begin anew from the parameters they have: moments zero, no update made."""
+    """Reset torch's optimizers to their initial state for the current parameters: zero moments and no updates."""
     for optimizer in optimizers:
         for state in optimizer.state.values():
             for name in _MOMENTS & state.keys():
@@ -248,7 +252,7 @@ def _groups(state: Any) -> list[dict[str, Any]]:
 
 
 def _counts_by_group(state: Any) -> bool:
-    """Whether updates are counted with each group of parameters, as fused optimizers do; otherwise for all of them."""
+    """Whether each group of parameters counts updates, as in fused optimizers. Otherwise there is one count for all."""
     return any("step" in group for group in _groups(state))
 
 
@@ -261,7 +265,7 @@ def _chain(state: Any) -> list[dict[str, Any]]:
 
 
 def _parts(state: Any) -> Iterator[dict[str, Any]]:
-    """The optimizers of a chain, whose keys are their numbers; one that isn't chained is itself."""
+    """The optimizers of a chain, which are stored under their numbers. An optimizer outside a chain: only itself."""
     numbered = [key for key in state if isinstance(key, int)]
     if numbered:
         yield from (state[key] for key in sorted(numbered))

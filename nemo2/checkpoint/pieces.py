@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of tensors by name and place, written and read through torch.distributed.checkpoint.
+"""Writes and reads parts of tensors by name and position, through torch.distributed.checkpoint.
 
-A `Piece` says which part of which stored tensor a local tensor is. A stored tensor may be put together from pieces of any
-shape, and read into pieces of any other, so a checkpoint doesn't remember over how many ranks it was split. Pieces that
-several ranks hold alike are written once.
+A `Piece` maps a local tensor to a part of a stored tensor. A stored tensor may be written from pieces of one shape and
+read into pieces of another, so a checkpoint doesn't depend on the number of ranks. Pieces that several ranks hold are
+written once.
 """
 
 import os
@@ -43,9 +43,10 @@ from nemo2.parallel.stored_names import StoredRows
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """``tensor`` is what stands at ``offset`` in the stored tensor ``key`` of ``global_shape``; reading writes into it.
+    """``tensor`` is the part at ``offset`` of the stored tensor ``key``, whose shape is ``global_shape``. Reading
+    writes into ``tensor``.
 
-    All three shapes have the same number of dimensions. ``padded``: as of `StoredRows`.
+    All three shapes have the same number of dimensions. ``padded``: see `StoredRows`.
     """
 
     key: str
@@ -104,8 +105,8 @@ def stored_pieces(
 
 
 def padded_to(pieces: Sequence[Piece], rows: int) -> list[Piece]:
-    """``pieces`` as they are read from a checkpoint whose padded tensors have ``rows`` rows. Theirs beyond become zero, as
-    Megatron-Core makes them."""
+    """The requests for reading ``pieces`` from a checkpoint whose padded tensors have ``rows`` rows. Further rows of
+    the pieces become zero, as in Megatron-Core."""
     found = []
     for piece in pieces:
         if piece.padded and piece.global_shape[0] != rows:
@@ -134,10 +135,10 @@ def save_pieces(
 
 
 def load_pieces(pieces: Sequence[Piece], directory: os.PathLike | str, agree: Agree | None = None) -> None:
-    """Read ``directory`` into the pieces' tensors, in place. Every rank calls it. ``agree``: as `DirectReader` takes it.
+    """Read ``directory`` into the pieces' tensors, in place. Every rank calls it. ``agree``: see `DirectReader`.
 
     Raises:
-        CheckpointException: a key isn't there, or has another shape. It names all of them.
+        CheckpointException: keys are missing, or have other shapes. The message lists all of them.
     """
     with torch.no_grad():
         load({}, storage_reader=DirectReader(directory, agree), planner=_LoadPlanner(pieces))
@@ -145,7 +146,7 @@ def load_pieces(pieces: Sequence[Piece], directory: os.PathLike | str, agree: Ag
 
 class _Writer(FileSystemWriter):
     def storage_meta(self) -> StorageMeta:
-        # Torch's names the directory by a path object of this machine, which isn't the one the checkpoint ends up in.
+        # Torch's metadata contains the directory as a path object. That is the temporary directory, not the final one.
         return StorageMeta(save_id=self.save_id)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The random streams of a rank, as a checkpoint keeps them.
+"""Saves and loads the random streams of a rank.
 
-Tensors and numbers only: nothing that would have to be unpickled. Streams differ between tensor- and pipeline-parallel
-ranks and are the same over data-parallel replicas, so one replica's are saved.
+The saved state consists of tensors and numbers, so nothing must be unpickled. Streams differ between tensor- and
+pipeline-parallel ranks and are equal on data-parallel replicas, so the streams of one replica are saved.
 """
 
 import random
@@ -16,7 +16,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 
 def random_state() -> ShardedObject:
-    """This rank's streams, as the object that Megatron-Core saves and loads at the rank's place in the layout."""
+    """This rank's streams, as an object that Megatron-Core saves and loads by the rank's position in the layout."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state = {
@@ -66,7 +66,7 @@ def _tracker() -> Any:
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
-    """A stream is a tensor, or with CUDA graphs a generator."""
+    """The state of a stream, which is a tensor, or with CUDA graphs a generator."""
     return value.get_state() if isinstance(value, torch.Generator) else value
 
 

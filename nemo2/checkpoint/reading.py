@@ -270,7 +270,8 @@ def _place(file: Any, offset: int, entry: zipfile.ZipInfo) -> int:
 
 
 def _content(file: Any, offset: int, entry: zipfile.ZipInfo) -> bytes:
-    """A small entry. Its CRC-32 isn't checked, because torch may have written none, and the file has its SHA-256."""
+    """The contents of a small entry. Its CRC-32 isn't checked, because torch may not have written one, and the manifest
+    has the file's SHA-256."""
     if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > _SMALL_BYTES:
         raise zipfile.BadZipFile
     file.seek(_place(file, offset, entry))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of fully sharded models, in the directory layout and the file format of the others."""
+"""Checkpoint IO for fully sharded models, in the directory layout and file format of all other checkpoints."""
 
 import os
 import pathlib
@@ -19,10 +19,10 @@ from nemo2.errors import CheckpointError
 
 @configurable
 class TorchCheckpointIO(MegatronCheckpointIO):
-    """Saves and loads `Piece` lists with torch.distributed.checkpoint, beside plain data as Megatron-Core keeps them.
+    """Saves and loads lists of `Piece` with torch.distributed.checkpoint, and plain data in Megatron-Core's format.
 
-    A checkpoint is a dictionary of plain data with the list under "pieces", and what else is stored by name under
-    "objects". Saving waits for the writing.
+    A checkpoint is a dictionary of plain data, with the list under "pieces" and other named objects under "objects".
+    Saving waits until the files are written.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         return writing, writing
 
     def load_plain(self, path: os.PathLike | str) -> dict[str, Any]:
-        """State that is not sharded over ranks.
+        """The state that is not sharded over ranks.
 
         Raises:
-            CheckpointError: it isn't there, or holds objects that plain data don't.
+            CheckpointError: the state is missing, or contains objects that aren't plain data.
         """
         checkpoint = Path(path)
         self.check(checkpoint)
@@ -56,12 +56,12 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         """Read the checkpoint into the pieces, in place. Every rank calls it.
 
         Raises:
-            CheckpointError: it isn't there, isn't whole, or doesn't fit.
-            SecurityError: reading it would run code.
+            CheckpointError: the checkpoint is missing or incomplete, or doesn't fit.
+            SecurityError: reading the checkpoint would run code.
         """
         checkpoint = Path(path)
         self.check(checkpoint)
-        with self._told_in_our_words(checkpoint) as agree:
+        with self._with_our_errors(checkpoint) as agree:
             load_pieces(pieces, weights_dir(checkpoint), agree)
             self._compare(checkpoint)
 
@@ -75,7 +75,7 @@ class _Writing:
         self.plain = {key: value for key, value in checkpoint.items() if key not in ("pieces", "objects")}
         self.weights = weights
         self.hashes: dict[str, str] = {}
-        """SHA-256 of each file this rank wrote, by its name."""
+        """The SHA-256 of each file that this rank wrote, by name."""
 
     def execute_sync(self) -> None:
         rank = torch.distributed.get_rank()

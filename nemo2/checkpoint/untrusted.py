@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads Megatron-Core's checkpoint files as data, whoever wrote them.
+"""Reads Megatron-Core's checkpoint files as data, also from untrusted sources.
 
 The format has pickles in three places, and their readers would run them. torch opens ``.metadata`` with `pickle.load`,
 and objects inside the shards with ``torch.load(weights_only=False)``. It reads ``common.pt`` with its safe default,
@@ -28,9 +28,9 @@ from nemo2.files import open_regular, why_not_inside
 from nemo2.parallel.norm_names import renamed_norms
 
 COMMON = "common.pt"
-"""Megatron-Core's name for what isn't sharded over ranks."""
+"""Megatron-Core's file for state that isn't sharded over ranks."""
 COMMON_OBJECT = "common_state/shard_0_1"
-"""The same from 0.19 on, among the tensors."""
+"""The name of that state among the tensors, from 0.19 on."""
 _EXTRA_STATE = "_extra_state"
 _TENSOR_PARTS = {
     ("collections", "OrderedDict"),
@@ -67,7 +67,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         if name in _CLASSES.get(module, ()):
             return super().find_class(module, name)
         if module == "torch":
-            # By exact attribute, no dotted path: only a dtype comes out of this.
+            # getattr with a plain name, no dotted path, so that only a dtype can result.
             value = torch.__dict__.get(name)
             if isinstance(value, torch.dtype):
                 return value
@@ -79,11 +79,12 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def read_metadata(weights: Path) -> Any:
-    """``.metadata`` of a ``torch_dist`` folder, torch's ``Metadata``: names, shapes and dtypes of the tensors, no contents.
+    """The ``.metadata`` of a ``torch_dist`` folder as torch's ``Metadata``: names, shapes and dtypes of the tensors,
+    without contents.
 
     Raises:
-        CheckpointError: it isn't there, or is no such file.
-        SecurityError: it names something else than the parts of a checkpoint.
+        CheckpointError: the file is missing, or has another format.
+        SecurityError: the file names something that isn't part of a checkpoint.
     """
     path = weights / _METADATA
     try:
@@ -100,7 +101,8 @@ def read_metadata(weights: Path) -> Any:
 
 
 def weights_problem(weights: Path) -> Optional[str]:
-    """Why the ``torch_dist`` files of a checkpoint that has no manifest can't be read, as far as a look at them tells."""
+    """The reason why the ``torch_dist`` files of a checkpoint without a manifest can't be read, judging by their names
+    and sizes. None: no reason was found."""
     try:
         backend = read_json(weights / _CONFIG)["sharded_backend"]
     except CheckpointError as error:
@@ -153,7 +155,7 @@ def _refuse_code(path: str, content: bytes) -> None:
 
 
 class _ExtraStateUnpickler(pickle.Unpickler):
-    """Goes through a pickle as Transformer Engine's would, with placeholders for its classes."""
+    """Reads a pickle in the way of Transformer Engine's unpickler, with placeholders for its classes."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "transformer_engine.common.recipe" and name.isidentifier() and name.lstrip("_")[:1].isupper():
@@ -242,7 +244,7 @@ def data_only() -> Iterator[list[SecurityError]]:
 def _load_metadata(file: Any) -> Any:
     """The metadata, with the names that norms have in our checkpoints (`nemo2.parallel.norm_names`)."""
     metadata = _MetadataUnpickler(file).load()
-    weights = Path(file.name).parent  # torch opens it by its path, as we do
+    weights = Path(file.name).parent  # torch opens the file by its path, as this function does
     stored = (getattr(metadata, "storage_data", None) or {}).values()
     for name in {getattr(info, "relative_path", None) for info in stored}:
         if why := why_not_inside(weights, name):
@@ -278,7 +280,7 @@ def _what_is_named(error: BaseException) -> str:
 
 
 def security_error_in(error: BaseException) -> SecurityError | None:
-    """The `SecurityError` behind what torch made of it, for several ranks maybe; None if there is none."""
+    """The `SecurityError` inside torch's error, which may be of several ranks. None: there is none."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, SecurityError):

@@ -25,15 +25,16 @@ from typing import Any
 _CHUNK_BYTES = 1 << 20
 _BEAT_SECONDS = 1.0
 TRANSIENT = (errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT)
-"""Network file systems give these for a moment: a server that restarts, a handle that was dropped."""
+"""Transient errors of network file systems, such as a restarting server or a stale handle."""
 _PAUSES = (0.5, 2.0, 8.0)
 _PR_SET_PDEATHSIG = 1
 
 
 def copy(descriptor: int, path: str) -> str:
-    """Write what ``descriptor`` holds to a new file ``path``, down to the disk; its SHA-256 in hexadecimal.
+    """Write the contents of ``descriptor`` to a new file ``path``, and flush it to disk. Returns its SHA-256 in
+    hexadecimal.
 
-    What is hashed is what was handed to the file, while it is in the processor's cache.
+    The written bytes are hashed while they are still in the processor's cache.
     """
     digest, place, buffer = hashlib.sha256(), 0, memoryview(bytearray(_CHUNK_BYTES))
     with open(path, "wb", buffering=0) as file:
@@ -50,7 +51,7 @@ def copy(descriptor: int, path: str) -> str:
 def persistently(
     action: Callable[..., Any], *args: Any, pauses: Sequence[float] = _PAUSES, passing: Sequence[int] = TRANSIENT
 ) -> Any:
-    """``action(*args)``, again after a pause where it failed for a reason that passes (``passing``, error numbers)."""
+    """Call ``action(*args)``. After a transient error (error numbers in ``passing``), call it again after a pause."""
     for pause in (*pauses, None):
         try:
             return action(*args)
@@ -62,7 +63,7 @@ def persistently(
 
 
 def write(files: Sequence[tuple[int, str]]) -> dict[str, Any]:
-    """Write all files side by side; what came of it, as the module says. Never raises."""
+    """Write all files in parallel and return the outcome in the form described above. Never raises."""
     hashes: dict[str, str] = {}
     errors: list[BaseException] = []
 
@@ -97,11 +98,11 @@ def main() -> None:
             os.write(1, b".")
     os.set_blocking(1, True)
     os.write(1, b"\n" + json.dumps(answer[0]).encode() + b"\n")
-    os._exit(0)  # at once: the parent waits for it
+    os._exit(0)  # at once, because the parent waits for the first dot
 
 
 def _parent_lives() -> bool:
-    """Ends this process otherwise."""
+    """Whether the parent lives. If it doesn't, this process ends."""
     readable, _, _ = select.select([0], [], [], 0.0)
     if readable:
         os._exit(1)
@@ -109,7 +110,8 @@ def _parent_lives() -> bool:
 
 
 def _die_with_parent() -> None:
-    """Also while it is stopped, when the end of its standard input tells it nothing."""
+    """Let the kernel kill this process when the parent dies, even if this process is stopped and can't see the end of
+    its standard input."""
     with contextlib.suppress(Exception):  # no libffi, or not Linux: only the end of standard input remains
         import ctypes
 
@@ -119,6 +121,6 @@ def _die_with_parent() -> None:
 
 if __name__ == "__main__":
     for _number in (signal.SIGINT, signal.SIGTERM):
-        # For the run to answer, which may want this checkpoint; its end is this process' end.
+        # The run handles these signals, and may still need this checkpoint. This process ends with the run.
         signal.signal(_number, signal.SIG_IGN)
     main()

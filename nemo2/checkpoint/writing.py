@@ -35,7 +35,7 @@ _NOT_USED = object()
 _FORMAT: dict[str, Any] = (
     {"serialization_format": filesystem.SerializationFormat.TORCH_SAVE}
     if "serialization_format" in inspect.signature(filesystem._write_item).parameters
-    else {}  # torch before 2.8 knows no other
+    else {}  # torch before 2.8 has no other format
 )
 
 
@@ -55,13 +55,13 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
         return {} if self.report is None else self.report.hashes
 
     def begin(self, request: Any, name: str, timeout_seconds: Optional[float]) -> BackgroundWrite:
-        """Copy what Megatron-Core's ``request`` is to write, and begin to write it in the background.
+        """Copy the state that Megatron-Core's ``request`` writes, and start to write it in the background.
 
-        Never raises for want of memory: the other ranks wait for a verdict, which `Report` has.
+        A lack of memory is reported through `Report`, not raised, because the other ranks wait for this rank's outcome.
 
         Args:
-            request: As it was planned by this.
-            name: The checkpoint's.
+            request: The request that this strategy planned.
+            name: The checkpoint's name.
             timeout_seconds: See `BackgroundWrite`.
         """
         if self.report is None:  # object storage, or nothing to write on this rank
@@ -80,7 +80,7 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
         request = super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret, *rest)
         self.report = None
         if request.async_fn is None or getattr(writer, "use_msc", False):
-            return request  # nothing to write on this rank; or object storage, whose client has its own ways
+            return request  # this rank has nothing to write, or the target is object storage, which has its own writer
         self.report = writer.results_queue = Report()
         self._transforms = [writer.transforms] if hasattr(writer, "transforms") else []
         rank, buckets, _ = request.async_fn_args
@@ -89,12 +89,12 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
 
 
 class Report:
-    """The outcome of one rank's writing. It answers Megatron-Core as the queue does that it stands in for."""
+    """The outcome of one rank's writing. It has the interface of the queue that Megatron-Core would use."""
 
     def __init__(self) -> None:
         self.hashes: dict[str, str] = {}
         self.write: Optional[BackgroundWrite] = None
-        """The write of a background save that has still to reach the disk."""
+        """The background write that hasn't reached the disk yet."""
         self._results: Any = RuntimeError("the files of this rank were not written")
 
     def put(self, results: Any, hashes: dict[str, str]) -> None:
@@ -130,12 +130,13 @@ class Report:
 
 
 def write_files(transforms: list[Any], rank: int, buckets: list[Any], report: Report) -> None:
-    """Write Megatron-Core's buckets, a thread each, and report. Never raises: the other ranks wait for a verdict.
+    """Write Megatron-Core's buckets, each in a thread, and report the outcome. Never raises, because the other ranks
+    wait for the outcome.
 
     Args:
-        transforms: What Megatron-Core passes to each write.
-        rank: Not used; the place is Megatron-Core's.
-        buckets: ``(path, name, (bytes, tensors))``, a file each.
+        transforms: Megatron-Core's transforms for each write.
+        rank: Not used, but part of Megatron-Core's signature.
+        buckets: ``(path, name, (bytes, tensors))`` for each file.
         report: Receives ``{index: results}`` or an exception, and the hashes.
     """
     del rank
@@ -202,9 +203,9 @@ def _write(transforms: list[Any], bucket: Any) -> list[Any]:
 
 
 def _items(transforms: list[Any], stream: Any, bucket: Any) -> list[Any]:
-    """The contents of a file in the order of Megatron-Core's own writer, and where each begins."""
+    """The contents of a file in the order of Megatron-Core's own writer, each with its position."""
     _, name, (plain, tensors) = bucket
-    # A tensor at a time: a GPU's whole state need not be in this machine's memory twice.
+    # One tensor at a time, so that the host's memory never holds a GPU's whole state twice.
     here = ((item, tensor.to("cpu")) for item, tensor in tensors)
     write_item: Any = filesystem_async._write_item
     with without_crc():
@@ -213,7 +214,8 @@ def _items(transforms: list[Any], stream: Any, bucket: Any) -> list[Any]:
 
 @contextmanager
 def without_crc() -> Iterator[None]:
-    """Torch takes a CRC-32 of every tensor that nothing reads; the files have their SHA-256. The setting is a thread's own."""
+    """Don't compute torch's CRC-32 of every tensor. Nothing reads it, and the files have a SHA-256. The setting is per
+    thread."""
     options = torch.utils.serialization.config.save
     before, options.compute_crc32 = options.compute_crc32, False
     try:
@@ -223,7 +225,7 @@ def without_crc() -> Iterator[None]:
 
 
 def _with_space(words: str, paths: list[str]) -> str:
-    # Torch's archive writer turns a full disk into "unexpected pos": the free space tells.
+    # Torch's archive writer reports a full disk as "unexpected pos". The free space shows the real cause.
     if not paths:
         return words
     folder = os.statvfs(os.path.dirname(paths[0]))

@@ -15,10 +15,10 @@ from nemo2.parallel.transform import tell_of_loaded_weights
 
 
 class DTensorForm(PieceForm):
-    """The form for the only chunk of a strategy that lets torch shard it, and for its `ShardedOptimizer`."""
+    """The form for the single chunk of a strategy that uses torch's ``fully_shard``, and for its `ShardedOptimizer`."""
 
     chunk: StoredChunk
-    """How the chunk is stored, determined before it was sharded."""
+    """The stored form of the chunk, determined before sharding."""
 
     def model_state(self) -> dict[str, Held]:
         state = unwrap(self.parallel[0]).state_dict(keep_vars=True)

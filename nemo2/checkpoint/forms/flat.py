@@ -18,7 +18,7 @@ from nemo2.parallel.sharded_state import states_may_be_unpickled
 
 
 class FlatForm(DTensorForm):
-    """Torch describes its flat parameters by copies, which are written back after they are read."""
+    """The form for flat parameters. Torch returns copies of them, which are written back after they are read."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -37,7 +37,7 @@ class FlatForm(DTensorForm):
     def take_up(self, *, model: bool, optimizer: bool) -> None:
         model_state, optimizer_state = self._states
         if model:
-            with states_may_be_unpickled():  # they return to the layers that made them
+            with states_may_be_unpickled():  # the extra states are passed back to their layers
                 set_model_state_dict(self._wrapped, model_state)
         if optimizer:
             set_optimizer_state_dict(self._wrapped, self.optimizer.optimizer, optim_state_dict=optimizer_state)

@@ -249,10 +249,10 @@ class Form(ABC):
         return bool(self.part(name)) if callable(self.part) else self.part is None or trained
 
     def part_in(self, path: Path, stored: Collection[str], here: Collection[str]) -> set[str]:
-        """Those of this rank's keys, ``here``, under which a checkpoint has a part of the model.
+        """The keys in ``here``, this rank's keys, that a checkpoint with a part of the model contains.
 
         Raises:
-            CheckpointError: on every rank, if the checkpoint has a part that no rank has, or lacks one that
+            CheckpointError: on every rank, if the checkpoint has tensors that no rank has, or lacks tensors that
                 ``model_transform`` has added.
         """
         there = {name.partition("/shard_")[0] for name in stored if name.startswith("module.")}
