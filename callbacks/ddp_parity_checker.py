@@ -82,7 +82,7 @@ def _compare(trainer: Any) -> None:
 
 
 def _replica_groups(trainer: Any) -> tuple[Any, Any]:
-    """Which part of the dense and of the expert parameters this rank holds. Ranks with equal values are replicas."""
+    """The part of the dense and of the expert parameters on this rank. Ranks with equal values are replicas."""
     from megatron.core import parallel_state as state
 
     if not state.model_parallel_is_initialized():

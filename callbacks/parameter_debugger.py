@@ -45,7 +45,7 @@ class ParameterDebugger(pl.Callback):
         param_fn: ``(parameter) -> {column: text}``. None: skip parameters.
         grad_fn: ``(gradient) -> {column: text}``, called for parameters with a gradient, which has the parameter's
             shape. None: skip gradients.
-        log_on_hooks: One or several hooks of Lightning's callbacks.
+        log_on_hooks: The names of one or several hooks of Lightning's callbacks.
 
     Raises:
         ConfigError: an unknown hook, or a hook that runs before the model exists.

@@ -104,7 +104,7 @@ class OwnRecipe:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(f"{self.origin}: {name}() failed with {_told(error)}") from error
+            raise ConfigError(f"{self.origin}: {name}() failed with {_error_with_line(error)}") from error
 
 
 class _Named:
@@ -233,7 +233,7 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise ConfigError(f"{path} cannot be imported: {_told(error)}") from error
+        raise ConfigError(f"{path} cannot be imported: {_error_with_line(error)}") from error
     _loaded[path] = module
     return module
 
@@ -264,11 +264,11 @@ def _imported(module: str, origin: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{origin}: {module} cannot be imported: {_told(error)}") from error
+        raise ConfigError(f"{origin}: {module} cannot be imported: {_error_with_line(error)}") from error
 
 
-def _told(error: BaseException) -> str:
-    """The error and the user's innermost line on its way."""
+def _error_with_line(error: BaseException) -> str:
+    """The error, and the innermost line of the user's code in its traceback."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})."
     here = (__file__, importlib.__file__)

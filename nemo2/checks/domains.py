@@ -26,12 +26,12 @@ class Domain:
 
     Args:
         interval: In brackets, ``[`` and ``]`` with the edge, ``(`` and ``)`` without: ``"(0, inf)"``.
-        why: What is computed with the value.
+        why: The use of the value, as the reason for the interval.
         kind: ``whole`` numbers; ``steps``, which may be written as 1e4; or ``real`` numbers.
-        items: The interval of a list's items, where it is another one.
-        unless: What to write instead of a value that is refused.
+        items: The interval of a list's items, if it differs.
+        unless: The value to use in place of a refused value.
         but: Numbers inside the interval that a field may not have.
-        length: Of how many numbers a value consists. None: of one, or of a list of any length.
+        length: The number of numbers in a value. None: one number, or a list of any length.
         most: Beyond any machine: the largest whole number that is let through.
     """
 
@@ -391,7 +391,7 @@ def parts_out_of_range(*, model: Any, data: Any, optim: Any) -> Iterator[str]:
     """Values of a run's live parts that are out of their tables' range, in the words of `out_of_range`.
 
     Args:
-        model: Its ``config`` is checked if it is Megatron-Core's.
+        model: The model. Its ``config`` is checked if it is Megatron-Core's.
         data: The data module.
         optim: The optimizer module with its schedule. None: nothing is trained, or the optimizer is the user's own.
     """

@@ -75,7 +75,7 @@ class Rule:
     says: str
     """The rule, as a sentence."""
     otherwise: str
-    """What happens to a run that breaks the rule."""
+    """The consequence for a run that breaks the rule."""
     find: Finder
     """Yields a paragraph for each violation of the rule."""
     broken: Case

@@ -51,9 +51,11 @@ def chat(
     if template is not None and not template.is_file():
         raise ConfigError(f"--template {template}: there is no such file.")
     from nemo2.llm.chat import conversation
-    from nemo2.llm.inference import HowToGenerate
+    from nemo2.llm.inference import GenerationOptions
 
-    how = HowToGenerate(max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    how = GenerationOptions(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+    )
     given = None if template is None else template.read_text("utf-8")
     with conversation(
         str(folder), how, seed=seed, system=system, chat_template=given, trust_remote_code=trust_remote_code

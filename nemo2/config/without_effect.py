@@ -7,7 +7,7 @@ from typing import Any
 from nemo2.place import here
 
 _log = logging.getLogger(__name__)
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def warn_without_effect(why: str, **given: tuple[Any, Any]) -> None:
@@ -19,6 +19,6 @@ def warn_without_effect(why: str, **given: tuple[Any, Any]) -> None:
     """
     for name, (value, default) in given.items():
         sentence = f"{name}={value!r} has no effect. {why}"
-        if value != default and sentence not in _told and here().rank == 0:
-            _told.add(sentence)
+        if value != default and sentence not in _warned and here().rank == 0:
+            _warned.add(sentence)
             _log.warning("%s", sentence)

@@ -34,7 +34,7 @@ class Finding:
     """The command that brings it, or puts it right."""
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The value, the consequence and the remedy, a line each."""
         return "\n".join(filter(None, (self.value, self.costs, self.fix and f"-> {self.fix}")))
 
@@ -50,7 +50,7 @@ def report(findings: Iterable[Finding], *, colours: bool = False) -> str:
     lines: list[str] = []
     for topic in dict.fromkeys(finding.topic for finding in findings):
         lines += ["", _style(topic, "1", colours)]
-        rows = [(_mark(one), one.name, one.told) for one in findings if one.topic == topic]
+        rows = [(_mark(one), one.name, one.text) for one in findings if one.topic == topic]
         lines += columns(rows, least=longest, indent=2, width=width, colours=colours)
     broken = [finding.name for finding in findings if finding.state == "broken"]
     verdict = f"broken: {', '.join(broken)}" if broken else "everything that nemo2 needs is installed and works"

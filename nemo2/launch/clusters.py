@@ -174,7 +174,7 @@ def built(profile: Profile) -> tuple[Any, ClusterSettings]:
     except Exception as error:
         if type(error).__name__ != "ConfigException":  # kubernetes', which few have installed
             raise
-        raise ConfigError(f"{where} no cluster of Kubernetes is configured: {error} Set KUBECONFIG.") from error
+        raise ConfigError(f"{where} no Kubernetes cluster is configured: {error} Set KUBECONFIG.") from error
     return executor, settings
 
 

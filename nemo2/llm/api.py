@@ -236,7 +236,7 @@ def generate(
         CheckpointError: ``path`` holds no checkpoint, or the checkpoint does not describe its model.
         ConfigError: there are no prompts, or settings contradict each other.
     """
-    from nemo2.llm.inference import HowToGenerate, generate_from_checkpoint, prompts_of
+    from nemo2.llm.inference import GenerationOptions, generate_from_checkpoint, prompts_of
 
     warn_without_effect(
         "A batch goes through a pipeline as a whole, and generation uses Megatron-Core's static cache.",
@@ -253,7 +253,7 @@ def generate(
         path,
         prompts_of(prompts, input_dataset),
         trainer=trainer,
-        sampling=HowToGenerate.of(
+        sampling=GenerationOptions.of(
             inference_params,
             max_new_tokens=max_new_tokens,
             temperature=temperature,

@@ -16,7 +16,7 @@ from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.module import ChatDataModule
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.llm.inference import HowToGenerate, find_checkpoint, loaded
+from nemo2.llm.inference import GenerationOptions, find_checkpoint, loaded
 from nemo2.models.generate import generate
 
 _LEAST_ROOM = 4
@@ -29,9 +29,9 @@ class Conversation:
 
     Args:
         model: A Megatron-Core model or a LightningModule around it.
-        encoder: Its template and tokenizer.
+        encoder: The chat template and the tokenizer.
         max_sequence_length: Tokens of history and answer together.
-        how: How answers are drawn.
+        how: The options of generation.
         seed: The seed of the first answer. Each further answer uses the next number.
         system: The system prompt. None: none.
     """
@@ -39,7 +39,7 @@ class Conversation:
     model: Any
     encoder: ChatEncoder
     max_sequence_length: int
-    how: HowToGenerate
+    how: GenerationOptions
     seed: int = 1234
     system: Optional[str] = None
     turns: list[dict[str, str]] = field(default_factory=list)
@@ -120,7 +120,7 @@ class Conversation:
 @contextmanager
 def conversation(
     path: str,
-    how: HowToGenerate,
+    how: GenerationOptions,
     *,
     seed: int = 1234,
     system: Optional[str] = None,

@@ -67,26 +67,26 @@ def _watching(core: Any, found: Importances, config: Any, *, width: bool) -> Ite
         found.channels.add_(given.float().abs().flatten(0, -2).sum(0))
 
     def neurons(place: int) -> Any:
-        def told(module: Any, inputs: Any) -> None:
+        def hook(module: Any, inputs: Any) -> None:
             found.neurons[place].add_(inputs[0].float().abs().flatten(0, -2).sum(0))
 
-        return told
+        return hook
 
     def heads(place: int) -> Any:
-        def told(module: Any, inputs: Any) -> None:
+        def hook(module: Any, inputs: Any) -> None:
             each = inputs[0].float().flatten(0, -2).view(-1, config.num_attention_heads, config.kv_channels)
             found.heads[place].add_(each.norm(dim=-1).sum(0))
 
-        return told
+        return hook
 
     def layer(place: int) -> Any:
-        def told(module: Any, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
+        def hook(module: Any, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
             before = named["hidden_states"] if "hidden_states" in named else inputs[0]
             after = output[0] if isinstance(output, tuple) else output
             alike = torch.nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
             found.layers[place].add_((1 - alike).sum())
 
-        return told
+        return hook
 
     handles = []
     for one in core.decoder.layers:

@@ -26,8 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class HowToGenerate(Sampling):
-    """How the next token is drawn, how many there are, and what ends them; out of range is said before a model is loaded."""
+class GenerationOptions(Sampling):
+    """The options of generation: how the next token is drawn, the number of tokens, and what ends them. Values out of
+    range are refused before a model is loaded."""
 
     max_new_tokens: int = 64
     stop: Sequence[str] = ()
@@ -87,7 +88,7 @@ def generate_from_checkpoint(
     records: Sequence[dict[str, Any]],
     *,
     trainer: Optional[pl.Trainer],
-    sampling: HowToGenerate,
+    sampling: GenerationOptions,
     random_seed: int,
     params_dtype: Optional[torch.dtype],
     add_bos: bool,

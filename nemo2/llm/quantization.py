@@ -89,7 +89,7 @@ def ptq(
 
     Args:
         model_path: A checkpoint directory, or a run's.
-        export_config: Where the result is written.
+        export_config: The format and the folder of the result.
         calibration_tp, calibration_pp, devices, num_nodes: Must have their defaults, because ModelOpt quantizes
             transformers' model in one process.
         num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage: Must have their defaults, for the same

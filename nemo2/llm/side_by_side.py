@@ -12,7 +12,7 @@ def side_by_side(answers: Mapping[str, Sequence[Generation]], *, subtitle: str =
     """The page as text.
 
     Args:
-        answers: Of each checkpoint by its name, its completion of each prompt, all in the same order.
+        answers: For each checkpoint's name, its completions of the prompts, in the order of the prompts.
         subtitle: Such as how the tokens were drawn.
     """
     prompts = [answer.prompt for answer in next(iter(answers.values()))]

@@ -178,11 +178,11 @@ def describe_run(loggers: Iterable[Any], settings: Mapping[str, Any], files: Ite
     for item in loggers:
         if type(item).__name__ == "TensorBoardLogger":
             text = yaml.safe_dump(dict(settings), sort_keys=False, width=120)
-            _told(
+            _warn_on_failure(
                 item, lambda item=item, text=text: item.experiment.add_text("effective_config", f"```yaml\n{text}```")
             )
         elif type(item).__name__ in _ATTACH:
-            _told(item, lambda item=item: item.log_hyperparams(dict(settings)))
+            _warn_on_failure(item, lambda item=item: item.log_hyperparams(dict(settings)))
     attach(loggers, files)
 
 
@@ -192,7 +192,7 @@ def attach(loggers: Iterable[Any], files: Iterable[Path]) -> None:
     for item in loggers:
         if give := _ATTACH.get(type(item).__name__):
             for path in there:
-                _told(item, lambda item=item, path=path, give=give: give(item, path))
+                _warn_on_failure(item, lambda item=item, path=path, give=give: give(item, path))
 
 
 def _to_wandb(item: Any, path: Path) -> None:
@@ -208,7 +208,7 @@ _ATTACH: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
-def _told(item: Any, tell: Callable[[], Any]) -> None:
+def _warn_on_failure(item: Any, tell: Callable[[], Any]) -> None:
     try:
         tell()
     except Exception as error:  # an unavailable service must not end a run

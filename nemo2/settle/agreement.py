@@ -248,7 +248,8 @@ def keep_no_history_beside_pieces(precision: Any, ddp_config: DistributedDataPar
 
 
 def leave_overflows_to_the_scaler(ddp_config: DistributedDataParallelConfig, precision: MegatronMixedPrecision) -> None:
-    """With dynamic loss scaling, infinite gradients are how the scale is found (Megatron-LM's arguments.py does so too)."""
+    """Turn off the check for infinite gradients with dynamic loss scaling, which finds its scale by them. Megatron-LM's
+    arguments.py does the same."""
     dtypes = precision.dtype_config
     if dtypes.fp16 and dtypes.loss_scale is None and ddp_config.check_for_nan_in_grad:
         why = "fp16's loss scaler handles gradients that aren't finite"
@@ -267,7 +268,7 @@ def keep_gradients_in_fp32(config: TransformerConfig) -> None:
 
 
 def add_gradients_apart(config: TransformerConfig, *, why: str) -> None:
-    """No matrix product adds a weight's gradient to a buffer, where there is none of Megatron-Core's."""
+    """Turn off gradient accumulation inside matrix products for strategies without Megatron-Core's gradient buffers."""
     adjust(config, "gradient_accumulation_fusion", False, why=why)
 
 

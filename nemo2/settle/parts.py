@@ -44,7 +44,7 @@ class Refusal(NamedTuple):
     cause: Optional[BaseException] = None
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """The message, preceded by the part if the message names none."""
         if self.path == "model.config":
             return f"model.config: Megatron-Core rejects it: {self.message}"

@@ -115,11 +115,11 @@ class Settled:
     @property
     def messages(self) -> list[str]:
         """The messages of the refusals, each once."""
-        return list(dict.fromkeys(refusal.told for refusal in self.refusals))
+        return list(dict.fromkeys(refusal.sentence for refusal in self.refusals))
 
     def refused(self, rule: str) -> list[str]:
         """The messages of the refusals of the rule called ``rule``."""
-        return list(dict.fromkeys(refusal.told for refusal in self.refusals if refusal.rule == rule))
+        return list(dict.fromkeys(refusal.sentence for refusal in self.refusals if refusal.rule == rule))
 
     def value(self, path: str, name: str) -> tuple[bool, Any]:
         """Whether ``path.name`` was settled, and its value."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factories that recipes share: where they run."""
+"""Factories of executors that recipes share."""

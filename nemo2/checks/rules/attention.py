@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Back ends of Transformer Engine's attention: which are left where one is asked for by name."""
+"""Transformer Engine's attention backends: whether one that a recipe names can be used."""
 
 from collections.abc import Iterator
 from typing import Any

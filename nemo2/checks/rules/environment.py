@@ -15,7 +15,8 @@ _WANTED = {
     "local": {"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0", "NVTE_UNFUSED_ATTN": "0"},
     "auto": {"NVTE_FLASH_ATTN": "1", "NVTE_FUSED_ATTN": "1", "NVTE_UNFUSED_ATTN": "1"},
 }
-"""Variables that Megatron-Core's LanguageModule sets for each attention backend, and asserts where they are set already."""
+"""The variables that Megatron-Core's LanguageModule sets for each attention backend. It asserts that variables which
+are already set have these values."""
 
 
 @ENVIRONMENT.rule(

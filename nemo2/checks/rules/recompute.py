@@ -273,13 +273,13 @@ def _offloading(facts: Facts) -> Iterator[str]:
 
 
 def _recomputed(facts: Facts) -> Optional[int]:
-    """Layers that are computed again at a time, or per chunk; None where these aren't whole layers."""
+    """The number of layers that are recomputed at a time, or per chunk. None: whole layers aren't recomputed."""
     count = getattr(facts.model, "recompute_num_layers", None)
     return count if getattr(facts.model, "recompute_granularity", None) == "full" and is_count(count) else None
 
 
 def _chunk_layers(facts: Facts, config: Any) -> list[int]:
-    """Megatron-Core's count of the layers of each chunk; empty where it has none, which other rules tell."""
+    """Megatron-Core's number of layers in each chunk. Empty: there is no valid split, which other rules report."""
     from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
     if facts.of_strategy("pipeline_model_parallel_layout") is not None:

@@ -123,7 +123,7 @@ def _checkpoints(facts: Facts) -> Iterator[str]:
     mended="data.num_workers=0",
 )
 def _data(facts: Facts) -> Iterator[str]:
-    # As above; what is told of the batches is told once.
+    # As above. A refusal about batch sizes is reported once, by the rules for batches.
     told = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
     yield from told or facts.settled.refused("data-module-accepts-its-arguments")
 

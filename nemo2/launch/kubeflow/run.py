@@ -171,7 +171,7 @@ def _first_pod(executor: Any, job: str) -> Optional[tuple[str, int]]:
 
 
 def _show(executor: Any, pod: str) -> bool:
-    """Print a pod's output as it comes, of its first rank alone; False where there is none yet."""
+    """Print a pod's output as it arrives, of its first rank only. Returns False if there is no output yet."""
     from kubernetes.client.rest import ApiException
 
     try:

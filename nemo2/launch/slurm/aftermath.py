@@ -55,36 +55,40 @@ def judge(
     """
     faults = read_faults(folder / LIVES / str(life) / "faults")
     if code == 0:
-        return _told("done", "trained to the end", faults, folder)
+        return _outcome("done", "trained to the end", faults, folder)
     if life > 0 and faults and faults[0].kind == RunFinished.__name__:
-        return _told("done", "trained to the end, by a life before", faults, folder)
+        return _outcome("done", "an earlier start trained to the end", faults, folder)
     stopped = next((fault for fault in faults if fault.kind == Preempted.__name__), None)
     if state.startswith(_ENDED_BY_SLURM):
-        return _told("cancelled", stopped.message if stopped else "cancelled", faults, folder)
+        return _outcome("cancelled", stopped.message if stopped else "cancelled", faults, folder)
     if stopped is not None:
-        return _asked(_told("again", stopped.message, faults, folder), folder)
+        return _asked_to_stop(_outcome("again", stopped.message, faults, folder), folder)
     if state.startswith(_TAKEN_BY_SLURM) and not (faults and _explained(faults[0])):
-        return _told("again", f"Slurm took the job from its nodes ({state}).", faults, folder)
+        return _outcome("again", f"Slurm took the job from its nodes ({state}).", faults, folder)
     message, rank = _first_words(folder / LIVES / str(life), faults, code)
-    told = _told("again", message, faults, folder, rank=rank)
+    outcome = _outcome("again", message, faults, folder, rank=rank)
     if not faults and _ended_by_slurm(folder / LIVES / str(life)):
         before = history(folder)[1 - STALLED :]
-        again = sum(one.get("ended", False) and one["step"] == told["step"] for one in before) < STALLED - 1
-        return {**told, "verdict": "again" if again else "failed", "ended": True}
+        again = sum(one.get("ended", False) and one["step"] == outcome["step"] for one in before) < STALLED - 1
+        return {**outcome, "verdict": "again" if again else "failed", "ended": True}
     if not any((folder / LIVES / str(life)).glob("rank-*.out")):
-        return {**told, "verdict": "failed"}
+        return {**outcome, "verdict": "failed"}
     if faults and _explained(faults[0]):
-        return {**told, "verdict": "failed"}
+        return {**outcome, "verdict": "failed"}
     earlier = [one for one in history(folder) if one.get("failed")]
     if retries is not None and len(earlier) >= retries:
-        said = f"{message} {retries + 1} starts have failed (executor.retries={retries})."
-        return {**told, "verdict": "failed", "message": said}
-    if any(one.get("step") == told["step"] for one in earlier):
-        at = "before its first step" if told["step"] is None else f"at step {told['step']}"
-        return {**told, "verdict": "failed", "message": f"{message} It failed {at} before: no further start."}
-    if _stalled([*earlier, told]):
-        return {**told, "verdict": "failed", "message": f"{message} {STALLED} starts in a row made no progress."}
-    return {**told, "failed": True}
+        message = f"{message} {retries + 1} starts have failed (executor.retries={retries})."
+        return {**outcome, "verdict": "failed", "message": message}
+    if any(one.get("step") == outcome["step"] for one in earlier):
+        at = "before its first step" if outcome["step"] is None else f"at step {outcome['step']}"
+        return {
+            **outcome,
+            "verdict": "failed",
+            "message": f"{message} An earlier start also failed {at}, so the job does not start again.",
+        }
+    if _stalled([*earlier, outcome]):
+        return {**outcome, "verdict": "failed", "message": f"{message} {STALLED} starts in a row made no progress."}
+    return {**outcome, "failed": True}
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
@@ -95,20 +99,20 @@ def history(folder: Path) -> list[dict[str, Any]]:
         return []
 
 
-def record(folder: Path, life: int, told: dict[str, Any]) -> None:
-    state = {"again": "continued"}.get(told["verdict"], told["verdict"])
-    lives = [*history(folder), {"life": life, "at": round(time.time(), 1), **told}]
+def record(folder: Path, life: int, outcome: dict[str, Any]) -> None:
+    state = {"again": "continued"}.get(outcome["verdict"], outcome["verdict"])
+    lives = [*history(folder), {"life": life, "at": round(time.time(), 1), **outcome}]
     write_text(folder / STATE, json.dumps({"state": state, "lives": lives}, indent=1) + "\n")
 
 
-def _asked(told: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _asked_to_stop(outcome: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The verdict of a life that was asked to stop, unless too many such lives made no progress."""
-    told = {**told, "asked": True}
+    outcome = {**outcome, "asked": True}
     before = history(folder)[1 - ASKED :]
-    if sum(one.get("asked", False) and one["step"] == told["step"] for one in before) < ASKED - 1:
-        return told
-    said = f"{told['message']} {ASKED} starts in a row were asked to stop at this step. Set a longer time limit."
-    return {**told, "verdict": "failed", "message": said}
+    if sum(one.get("asked", False) and one["step"] == outcome["step"] for one in before) < ASKED - 1:
+        return outcome
+    message = f"{outcome['message']} {ASKED} starts in a row were asked to stop at this step. Set a longer time limit."
+    return {**outcome, "verdict": "failed", "message": message}
 
 
 def _explained(fault: Fault) -> bool:
@@ -129,7 +133,7 @@ def _stalled(failures: list[dict[str, Any]]) -> bool:
     return len(steps) > STALLED and max(steps[-STALLED:]) <= max(steps[:-STALLED])
 
 
-def _told(
+def _outcome(
     verdict: str, message: str, faults: list[Fault], folder: Path, *, rank: Optional[int] = None
 ) -> dict[str, Any]:
     steps = [fault.step for fault in faults if fault.step is not None]
@@ -170,10 +174,10 @@ def main() -> None:
     parser.add_argument("--state", default="RUNNING")
     parser.add_argument("--retries", type=int, default=None)
     given = parser.parse_args()
-    told = judge(given.folder, life=given.life, code=given.code, state=given.state, retries=given.retries)
-    record(given.folder, given.life, told)
-    print(told["message"])
-    print(told["verdict"])
+    outcome = judge(given.folder, life=given.life, code=given.code, state=given.state, retries=given.retries)
+    record(given.folder, given.life, outcome)
+    print(outcome["message"])
+    print(outcome["verdict"])
 
 
 if __name__ == "__main__":

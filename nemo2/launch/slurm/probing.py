@@ -87,7 +87,7 @@ def _before(shell: Shell) -> Iterator[Finding]:
     if code != 0:
         words = " ".join(err.split())
         raise ConfigError(
-            f"Slurm's commands don't answer there ({words or 'not on the PATH'}). Log in on a machine where sbatch "
+            f"Slurm's commands don't work on this machine ({words or 'not on the PATH'}). Log in on a machine where sbatch "
             "works."
         )
     code, _, err = shell.run("sacct --noheader --jobs=1")
@@ -192,7 +192,7 @@ def _differences(told: dict[int, dict[str, Any]], hosts: dict[int, str]) -> Iter
     for rank in others:
         for package, version in [*told[rank]["versions"].items(), ("python", told[rank]["python"])]:
             at_first = told[first]["python"] if package == "python" else told[first]["versions"][package]
-            missing = package == "nemo2" and None in (version, at_first)  # told already
+            missing = package == "nemo2" and None in (version, at_first)  # already reported
             if version != at_first and not missing:
                 yield Finding(
                     f"{package} is {version} on {hosts[rank]} and {at_first} on {hosts[first]}. Use one environment "
@@ -239,7 +239,7 @@ def settled(executor: Any) -> Any:
     """
     if not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(
-            f"{type(executor).__name__} is tested by the tools of its engine; `nemo2 pretrain NAME --executor ... -n` shows "
-            "its request."
+            f"`nemo2 cluster test` supports only SlurmExecutor, not {type(executor).__name__}. Use the tools of its platform, or "
+            "print its request with `nemo2 pretrain NAME --executor ... --dryrun`."
         )
     return executor

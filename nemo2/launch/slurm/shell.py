@@ -85,7 +85,7 @@ class TunnelShell:
         tunnel.console = _Quiet()
 
     def run(self, command: str) -> tuple[int, str, str]:
-        with self._told():
+        with self._with_our_errors():
             done = self._tunnel.run(f"bash -c {shlex.quote(command)}", hide=True, warn=True)
         return done.exited, done.stdout, done.stderr
 
@@ -96,12 +96,12 @@ class TunnelShell:
             with tarfile.open(archive, "w:gz") as tar:
                 tar.add(source, arcname=os.path.basename(target))
             output(self, f"umask 077 && mkdir -p {parent}")
-            with self._told():
+            with self._with_our_errors():
                 self._tunnel.put(str(archive), f"{target}.tar.gz")
         output(self, f"umask 077 && tar -xzpf {quoted}.tar.gz -C {parent} && rm -f {quoted}.tar.gz")
 
     @contextlib.contextmanager
-    def _told(self) -> Any:
+    def _with_our_errors(self) -> Any:
         where = f"{self._tunnel.user}@{self._tunnel.host}"
         try:
             yield

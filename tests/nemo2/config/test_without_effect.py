@@ -34,7 +34,7 @@ def refused(function: Callable[..., Any], **given: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(without_effect, "_told", set())
+    monkeypatch.setattr(without_effect, "_warned", set())
 
 
 @pytest.mark.parametrize("name", MADE)

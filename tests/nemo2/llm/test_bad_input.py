@@ -81,9 +81,9 @@ USES: dict[str, Callable[[Path, Path], Any]] = {
 
 def talk(place: Path) -> None:
     from nemo2.llm.chat import conversation
-    from nemo2.llm.inference import HowToGenerate
+    from nemo2.llm.inference import GenerationOptions
 
-    with conversation(str(place), HowToGenerate()):
+    with conversation(str(place), GenerationOptions()):
         pass
 
 

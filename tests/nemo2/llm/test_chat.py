@@ -17,7 +17,7 @@ import torch
 from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.errors import ConfigError
 from nemo2.llm.chat import Conversation, save
-from nemo2.llm.inference import HowToGenerate
+from nemo2.llm.inference import GenerationOptions
 from support import answering_runs, small_chats
 
 
@@ -47,7 +47,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> ChatEncoder:
 
 def talk_of(encoder: ChatEncoder, *, length: int = 200, **options: Any) -> tuple[Conversation, Echo]:
     model = Echo(encoder.tokenizer)
-    how = HowToGenerate(max_new_tokens=20, temperature=0.0)
+    how = GenerationOptions(max_new_tokens=20, temperature=0.0)
     return Conversation(model, encoder, length, how, **options), model
 
 
