@@ -322,7 +322,8 @@ def connect(settings: Settings, config: Any, model: list[DistributedDataParallel
 
 
 def forward_backward(settings: Settings, model: list[Any], optimizer: Any, global_batch: Batch) -> torch.Tensor:
-    """One step up to the gradients. Returns the global batch's loss on the last pipeline stage, NaN on the others."""
+    """Run one step up to the gradients. Returns the global batch's loss on the last pipeline stage, NaN on the
+    others."""
     for chunk in model:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()

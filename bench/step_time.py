@@ -73,7 +73,7 @@ def measure(case: str, *, repeats: int, steps: int) -> dict[str, Any]:
 
 
 def work(case: str, *, repeats: int, steps: int) -> None:
-    """One rank: bare and ours in turn, over one process group."""
+    """One rank's work: bare Megatron-Core and nemo2 in turn, over one process group."""
     sys.path.insert(0, str(ROOT))
     import torch
 

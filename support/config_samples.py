@@ -98,7 +98,7 @@ class Trainer:
 
 @dataclasses.dataclass
 class Options:
-    """Not decorated: as a third party's dataclass would be."""
+    """A dataclass without nemo2's decorator, like a third party's."""
 
     mode: Mode = Mode.FAST
     share: float = 0.5
@@ -121,7 +121,7 @@ def train(model: Model, trainer: Trainer, options: Any = None) -> tuple:
 
 @configurable
 def write_result(model: Model, callbacks: list, path: pathlib.Path, pause: timedelta, acts: list) -> None:
-    """For a run in another process: says what arrived there."""
+    """The entry point of a run in another process. It writes down the received arguments."""
     arrived = {
         "model": [model.layers, str(model.dtype)],
         "every": [item.every for item in callbacks],

@@ -57,7 +57,8 @@ def train(data: Any, *, max_steps: int = 3, **strategy: Any) -> dict[str, Any]:
 
 
 def in_transformers(weights: dict[str, Tensor], samples: Sequence[Pair], steps: int = 3) -> dict[str, Any]:
-    """The same training: transformers' Llama, one sample at a time, cross-entropy summed and divided by all tokens."""
+    """The same training with transformers' Llama: one sample at a time, with the summed cross-entropy divided by all
+    tokens."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = small_runs.MODEL

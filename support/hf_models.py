@@ -56,7 +56,7 @@ _EIGHT_FOLD = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One tiny model."""
+    """A row of the table: one tiny model."""
 
     name: str
     config: str
@@ -68,7 +68,7 @@ class Row:
     with_tp: dict[str, Any] = field(default_factory=dict)
     """Sizes that it needs beside a tensor-parallel size of 2."""
     released: Optional[Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]] = None
-    """Of a stand-in's tensors and config.json those of the release."""
+    """A function that converts a stand-in's tensors and config.json to those of the release."""
     readable: bool = True
     """Whether transformers has a class that reads what is exported."""
     built_as: Optional[Callable[[Any], None]] = None
@@ -175,7 +175,8 @@ def _switch_off(model: Any) -> None:
 
 
 def _with_further_prediction(tensors: dict[str, Tensor], config: dict[str, Any]) -> Any:
-    """With the layer of the release behind the last one: like that, with three norms and a projection in front."""
+    """Add the release's further layer behind the last one: a copy of the last layer, with three norms and a projection
+    in front."""
     found, layers, generator = dict(tensors), config["num_hidden_layers"], torch.Generator().manual_seed(11)
     for key, tensor in tensors.items():
         if f"layers.{layers - 1}." in key:

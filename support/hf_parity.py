@@ -81,7 +81,7 @@ def plain(model: Any) -> Any:
 
 
 def whole(entries: Iterable[Any], file: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """Our stored tensors, whole, by key, of a file's."""
+    """nemo2's unsharded stored tensors by key, made from the tensors of a file."""
     found: dict[str, Tensor] = {}
     for entry in entries:
         parts = []
@@ -131,7 +131,7 @@ def shards(chunk: Any) -> list[Any]:
 
 
 def place(leaf: Any) -> tuple[Any, ...]:
-    """Where in the whole tensor this rank's part is."""
+    """The position of this rank's part in the whole tensor."""
     stacked = leaf.prepend_axis_num
     sizes = leaf.data.shape
     return (
@@ -158,7 +158,7 @@ def load(chunk: Any, checkpoint: Path) -> None:
 
 
 def stored_by(chunk: Any) -> dict[str, Tensor]:
-    """Whole tensors by key, of a chunk that is the whole model."""
+    """The unsharded tensors by key, of a chunk that is the whole model."""
     found: dict[str, Tensor] = {}
     for leaf in shards(chunk):
         found.setdefault(leaf.key, torch.full(leaf.global_shape, torch.nan))[place(leaf)] = leaf.data.detach()

@@ -200,7 +200,7 @@ def yarn_frequencies(width: int, config: Any) -> Tensor:
     base = config.rotary_base ** (-torch.arange(0, width, 2).double() / width)
 
     def channel(turns: float) -> float:
-        """Which channel makes this many turns over the original context."""
+        """The channel that makes this many turns over the original context."""
         length = config.original_max_position_embeddings
         return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(config.rotary_base))
 

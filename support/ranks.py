@@ -68,12 +68,12 @@ def run(
     Functions, arguments and results travel by pickle, so ``function`` is one of a module.
 
     Args:
-        function: What each rank calls, with torch.distributed knowing it as a rank of one gloo world.
+        function: The function that each rank calls as a rank of one gloo world.
         world: Number of ranks.
         timeout: Seconds until ranks that haven't answered are ended.
         init_process_group: False: only the environment of torchrun is set (RANK, WORLD_SIZE, MASTER_ADDR ...).
         env: Variables to add.
-        quiet: What ranks print is dropped; their stderr is shown where one fails.
+        quiet: Discard the ranks' output. Their stderr is shown if a rank fails.
 
     Raises:
         RankFailed: with the traceback of the rank that failed first, or where those are that did not answer. No process
@@ -210,7 +210,8 @@ def anonymous_main() -> Iterator[None]:
 
 
 def _modules_of_tests() -> dict[str, str]:
-    """Where a rank finds the test modules, by the names they have in this process; all else it imports as usual."""
+    """The files of the test modules by their names in this process, for the ranks. Other modules are imported as
+    usual."""
     home = f"{ROOT / 'tests'}{os.sep}"
     files = ((name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items()))
     return {name: file for name, file in files if file and file.startswith(home)}

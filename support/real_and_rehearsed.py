@@ -153,7 +153,7 @@ class Kept:
 
 
 def state_of_real_rank(trainer: Any) -> dict[str, int]:
-    """Bytes of the storages behind what a user can reach: parameters, their gradients, the optimizer's groups and state."""
+    """The bytes of the storages of parameters, their gradients, and the optimizer's groups and state."""
     seen: set[int] = set()
 
     def count(tensors: Any) -> int:

@@ -62,7 +62,7 @@ def global_batch(step: int, size: int = GBS) -> dict[str, torch.Tensor]:
 
 
 class TokenData(pl.LightningDataModule):
-    """Nothing of nemo2 but the sampler."""
+    """A data module that uses only nemo2's sampler."""
 
     def __init__(self, *, size: int = 64, micro_batch_size: int = MBS, global_batch_size: int = GBS) -> None:
         from nemo2.data.sampler import MegatronDataSampler

@@ -65,7 +65,8 @@ def released(directory: str, family: str) -> str:
 
 
 def model_of(folder: str, *, rate: float, **changes: Any) -> Any:
-    """Ours of a release, with Adam at a constant rate and neither decay nor clipping. ``changes``: of its configuration."""
+    """nemo2's model of a release, with Adam at a constant rate, and without decay and clipping. ``changes``: changes to
+    its configuration."""
     from megatron.core.optimizer import OptimizerConfig
 
     from nemo2.models.conversion.families import conversion_for

@@ -83,7 +83,7 @@ def ask(python: str) -> None:
         "folder": os.getcwd(),
         "environment": dict(os.environ),
     }
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until it is known where they go
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until their destination is known
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         streams = array.array("i", [0, 1, 2])

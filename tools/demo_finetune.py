@@ -78,7 +78,7 @@ def answers(checkpoint: str) -> dict[str, str]:
 
 
 def in_transformers(folder: Path) -> dict[str, str]:
-    """The same of transformers, by its own model and tokenizer."""
+    """The completions by transformers, with its own model and tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -21,7 +21,7 @@ from tools.figures import FIGURES
 
 
 def command(*words: str) -> Callable[[Path], None]:
-    """What a command of nemo2 writes where ``{}`` stands."""
+    """Run a command of nemo2. It writes to the path in place of ``{}``."""
 
     def make(target: Path) -> None:
         from nemo2.cli.app import main
@@ -157,7 +157,7 @@ def completions(target: Path) -> None:
 
 
 def notebook(target: Path) -> None:
-    """What Jupyter shows of a recipe, of a node of it, and of a Partial."""
+    """Jupyter's output for a recipe, for one of its nodes, and for a Partial."""
     from nemo2 import llm
     from nemo2.config.html import html_tree
 

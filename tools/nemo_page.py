@@ -15,7 +15,7 @@ _HEAD = "This table counts the public names of NeMo 2.0. The next table lists ev
 
 
 def sections() -> dict[str, list[str]]:
-    """NeMo 2.0's public names, by where they are."""
+    """NeMo 2.0's public names by module."""
     found: dict[str, list[str]] = {}
     for line in NAMES.read_text().splitlines():
         if line.startswith("## "):

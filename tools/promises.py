@@ -29,7 +29,7 @@ class Section(NamedTuple):
     title: str
     promises: tuple[Row, ...]
     calls: dict[str, dict[str, str]] = {}  # read only
-    """By call ("module:name"), by option, the test."""
+    """The test of each option, by call ("module:name")."""
 
 
 _RULES = "nemo2/overlap/test_overlap_rules.py"

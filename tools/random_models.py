@@ -142,7 +142,7 @@ def _known(config: str) -> set[str]:
 
 
 def tried(row: Row, folder: Path) -> str:
-    """How a case ends; an error that isn't a refusal is raised."""
+    """The outcome of a case. An error that isn't a refusal is raised."""
     from safetensors.torch import load_file
 
     from nemo2.errors import ConfigError

@@ -74,7 +74,7 @@ _ALWAYS = (
     "nemo2.recipes._finetuning",
     "typing",
 )
-"""What the stub imports in any case."""
+"""The imports of every stub."""
 
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, type(None)),
@@ -86,7 +86,8 @@ _Signatures = tuple[tuple[str, str], ...]
 
 
 class Types:
-    """What the stubs say. Recipes are built once for it; `text` is the whole of ``_typed.pyi`` before formatting."""
+    """The contents of the stubs. All recipes are built once. `text` is the whole of ``_typed.pyi`` before
+    formatting."""
 
     def __init__(self) -> None:
         self._modules = set(_ALWAYS)
@@ -148,7 +149,8 @@ class Types:
             yield f"class {_TREES[function.__name__]}({bases}):\n{self._fields(function, variables)}"
 
     def _fields(self, target: Any, variables: dict[str, str] | None = None) -> str:
-        """The fields of a config's class; where it tells them itself, aliases and parts only."""
+        """The fields of a config's class. For a class whose fields type checkers find themselves: only aliases and
+        parts."""
         variables = variables or ({"config": "_ModelConfig"} if _is_model(target) else {})
         shown = list(inspect.signature(target).parameters)
         if _tells_its_fields(target):
@@ -301,7 +303,7 @@ def _functions(recipe: str) -> list[str]:
 
 @functools.cache
 def _signatures(recipe: str) -> "_Signatures":
-    """How a recipe is called: recipes of one value share a class."""
+    """The signatures of a recipe's functions. Recipes with equal signatures share a class."""
     module = getattr(recipes, recipe)
     return tuple((name, str(inspect.signature(getattr(module, name)))) for name in _CALLED if hasattr(module, name))
 
@@ -324,12 +326,13 @@ def _is_model(target: Any) -> bool:
 
 
 def _is_ours(target: Any) -> bool:
-    """Whether its fields are known here: of our own classes, and of any dataclass, which tells them itself."""
+    """Whether the fields of this class are known: those of nemo2's classes and of dataclasses are."""
     return target.__module__.startswith("nemo2.") or dataclasses.is_dataclass(target)
 
 
 def _tells_its_fields(target: Any) -> bool:
-    """Whether it is a dataclass of another distribution, or built upon such: its fields depend on the installed version."""
+    """Whether the class is, or derives from, a dataclass of another distribution, whose fields depend on the installed
+    version."""
     owners = target.__mro__ if isinstance(target, type) else ()
     return any(dataclasses.is_dataclass(one) and not one.__module__.startswith("nemo2.") for one in owners)
 

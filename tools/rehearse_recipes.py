@@ -28,7 +28,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 GIB = 2**30
 PROCESSES = 2
 _LEFT_OUT = {"llama_tiny:lora", "llama_tiny:full"}
-"""Their vocabulary is that of the run that they go on from, which the user names."""
+"""Recipes whose vocabulary comes from the run that they continue, which the user names."""
 
 
 def main() -> int:
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def _write_peaks(rows: list[dict[str, str]]) -> None:
-    """What `nemo2 check`, `list` and `launch` know of each recipe's memory."""
+    """Write the peaks of memory that `nemo2 check`, `list` and `launch` read."""
     from nemo2.cli.sources import configured
     from nemo2.gpus import DEFAULT, OUTSIDE_TORCH, gpu
     from nemo2.planner.memory import predict_memory
@@ -123,7 +123,7 @@ def _largest_first() -> list[str]:
 
 
 def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], str]:
-    """The recipe's name, its row of the table, and in its place a traceback where that could not be had; `job` is (name, GPU)."""
+    """The recipe's name, its row of the table, and a traceback if the rehearsal failed. `job` is (name, GPU)."""
     name, gpu = job
     before = time.process_time()
     try:

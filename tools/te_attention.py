@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ways of exchanging keys and values a version's attention takes under context parallelism, and with what beside them.
+"""The ways of exchanging keys and values that a version's attention supports under context parallelism, with other
+settings.
 
 Called as its attention module calls it for two ranks and cuDNN's kernels; an answer is a refusal where the version says that it
 doesn't support something, and none where it goes on to a kernel.
@@ -25,12 +26,12 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 
 def attention() -> dict[str, dict[str, str | None]]:
-    """By what stands beside, and way: the refusal, or None."""
+    """The refusal, or None, by other settings and by way of exchange."""
     return {beside: {way: _refusal(way, **options) for way in WAYS} for beside, options in BESIDE.items()}
 
 
 def exchange_groups() -> dict[str, str | None]:
-    """What the module says of groups that come after it was built, are another exchange's, or go again."""
+    """The module's reaction to groups that are set after it was built, belong to another exchange, or are removed."""
     module = next(one for name, one in list(sys.modules.items()) if _has_it(name, one))
     layer: Any = sys.modules["transformer_engine"].pytorch.DotProductAttention(4, 8)
     group: Any = torch.distributed.group.WORLD
@@ -46,7 +47,7 @@ def exchange_groups() -> dict[str, str | None]:
         "of another exchange, later": (group, [0, 1], "all_gather"),
         "none, later": (None, None, "p2p"),
     }
-    return {name: _told(lambda given=given: placed(*given)) for name, given in asked.items()}
+    return {name: _refusal_of(lambda given=given: placed(*given)) for name, given in asked.items()}
 
 
 def _call(module: Any, group: Any, way: str) -> None:
@@ -62,7 +63,7 @@ def _call(module: Any, group: Any, way: str) -> None:
     )
 
 
-def _told(call: Any) -> str | None:
+def _refusal_of(call: Any) -> str | None:
     try:
         call()
     except (AssertionError, ValueError, NotImplementedError) as error:
@@ -97,7 +98,7 @@ def _refusal(way: str, *, heads: int = 4, channels: int = 8, sequence: int = 32,
             **(given | options),
         )
 
-    return _told(call)
+    return _refusal_of(call)
 
 
 def _there_is_no_other_rank(*args: Any, **kwargs: Any) -> Any:

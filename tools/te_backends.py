@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which back ends of a version's attention are left for what stands beside it: its own choice, with flash-attn installed.
+"""The attention backends that a version itself selects for other settings, with flash-attn installed.
 
 Of cuDNN the kernels' own word is missing, which is taken for a yes: what remains refused is refused by the version's Python code.
 """
@@ -41,7 +41,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 
 def backends() -> dict[str, list[str] | None]:
-    """By what stands beside, the back ends that are left on a Hopper; None: the version has no such attention."""
+    """The backends that remain on a Hopper GPU, by other settings. None: the version has no such attention."""
     utils = next(one for name, one in list(sys.modules.items()) if _has_it(name, one))
     flash: Any = utils.FlashAttentionUtils
     newest = getattr(flash, "max_version", Version("2.7.3"))

@@ -161,7 +161,7 @@ CALLED = {
     ),
     "transformer_engine_torch": ("thd_get_partitioned_indices",),
 }
-"""By module, what Megatron-Core and nemo2 call or build."""
+"""The functions and classes that Megatron-Core and nemo2 use, by module."""
 
 
 # --------------------------------------------------------------------------------------------------------- one version
@@ -220,7 +220,8 @@ def measure(directory: Path) -> dict[str, Any]:
 
 
 def measure_steps(directory: Path) -> dict[str, Any]:
-    """What steps in each number format and attention over several ranks say; in a process of its own too, with another world."""
+    """The results of steps in each number format and of attention over several ranks. Runs in a separate process with
+    another world."""
     sys.path.insert(0, str(ROOT))
     from tools.te_attention import attention, exchange_groups
     from tools.te_backends import backends
@@ -261,7 +262,7 @@ def _ask(name: str) -> Any:
 
 
 def _outcome(*calls: Callable[[], Any]) -> str | None:
-    """How the last of the calls is refused; None: it isn't. Buffers are gone before and after."""
+    """The refusal of the last call. None: it isn't refused. Buffers are destroyed before and after."""
     _base().destroy_ub()
     for call in calls[:-1]:
         call()
@@ -275,7 +276,7 @@ def _outcome(*calls: Callable[[], Any]) -> str | None:
 
 
 def _buffers(mode: str) -> dict[str, list[str]]:
-    """By GEMM, the kind of its buffer, which collective it does, and whether it holds bytes."""
+    """For each GEMM, the kind of its buffer, its collective, and whether the buffer holds bytes."""
     _start(mode)
     found = {}
     for key, buffer in _base()._ub_communicators.items():
@@ -318,7 +319,8 @@ def _two_modes() -> dict[str, str | None] | None:
 
 
 def _layer(cls: type) -> dict[str, Any]:
-    """By mode of cutting and by switch: is the layer refused before buffers are started, and after; and what is on then."""
+    """By sharding mode and switch: whether the layer is refused before and after the buffers are started, and the
+    switches that are then on."""
     flags = [name for name in inspect.signature(cls).parameters if name.startswith("ub_") and name != "ub_name"]
     cuts = ("column", "row") if cls.__name__ == "Linear" else ("column",)
     table: dict[str, Any] = {}
@@ -367,7 +369,8 @@ def _take(model: Any) -> None:
 
 
 def _asked_for(directory: Path, name: str) -> Iterator[str]:
-    """Which buffer each switch makes a layer look for: "ub_bulk_dgrad _dgrad", by the conditions around the look-ups."""
+    """The buffer that a layer looks up for each switch ("ub_bulk_dgrad _dgrad"), from the conditions around the
+    look-ups."""
     tree = ast.parse((directory / "transformer_engine/pytorch/module" / f"{name}.py").read_text())
     seen = set()
 
@@ -392,7 +395,8 @@ def _asked_for(directory: Path, name: str) -> Iterator[str]:
 
 
 def _quantizers() -> dict[str, str | None] | str:
-    """By quantizer, whether its tensors can travel in userbuffers; a sentence where a version says it of all at once."""
+    """Whether a quantizer's tensors can be sent in userbuffers, by quantizer. A sentence if a version states it for all
+    of them."""
     base = _base()
     fill = getattr(base, "fill_userbuffers_buffer_for_all_gather", None)
     if fill is None:
@@ -421,7 +425,7 @@ def _quantizers() -> dict[str, str | None] | str:
 
 
 def _mxfp8_rows() -> dict[str, str | None] | None:
-    """By number of rows, whether an MXFP8 tensor of so many can travel in userbuffers; None where none can."""
+    """Whether an MXFP8 tensor can be sent in userbuffers, by its number of rows. None: no such tensor can."""
     fill = getattr(_base(), "fill_userbuffers_buffer_for_all_gather", None)
     if fill is None:
         return None
@@ -450,7 +454,7 @@ def _somewhere(name: str) -> Any:
 
 
 def _signatures() -> Iterator[tuple[str, list[str] | None]]:
-    """By name, the parameters with their defaults; None for what the version doesn't have."""
+    """The parameters with their defaults, by name of the function. None: the version lacks the function."""
     for module_name, names in CALLED.items():
         try:
             module = __import__(module_name, fromlist=["*"])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a version of Transformer Engine asks before it captures layers as CUDA graphs, while it does, and when they are gone.
+"""The preconditions of a Transformer Engine version for capturing layers as CUDA graphs, before, during and after the
+capture.
 
 Layers are captured by `nemo2.parallel.cuda_graphs` through Megatron-Core's helper and the version's own
 ``make_graphed_callables``, replayed in a step, and reset; only captures are absent: a graph of theirs holds nothing, and a replay
@@ -22,7 +23,7 @@ _RECOMPUTED = {"recompute_granularity": "selective", "recompute_modules": ["laye
 
 
 def graphs() -> dict[str, Any]:
-    """By format, what a captured step says; and, in bf16, what each precondition that isn't met says. None is no refusal."""
+    """The result of a captured step by format, and in bf16 for each unmet precondition. None: no refusal."""
     with _captures():
         found: dict[str, Any] = {"bf16": _on("9.0", lambda: _captured_step(_chunk(None)))}
         for recipe in RECIPES:

@@ -127,7 +127,7 @@ def gpu(major: int, minor: int, cuda: str = CUDA) -> Iterator[None]:
 
 
 def _forget() -> None:
-    """What versions remember of the machine, in two places."""
+    """Clear what versions cache about the machine, in two places."""
     modules = [one for name, one in sys.modules.items() if name.startswith("transformer_engine.pytorch")]
     for module in modules:
         for name, value in list(vars(module).items()):
@@ -219,7 +219,7 @@ def _empty(quantizer: Any, shape: Any, dtype: Any, device: Any, pin: bool = Fals
 
 
 def somewhere(name: str) -> Any:
-    """A class of Transformer Engine's tensors, wherever the version keeps it; None: it has none."""
+    """A class of Transformer Engine's tensors, from whichever module the version has it in. None: there is none."""
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith("transformer_engine.pytorch.tensor") and hasattr(module, name):
             return getattr(module, name)

@@ -88,7 +88,7 @@ def _enumeration(name: str) -> type:
 
 
 class _Shell(ModuleType):
-    """A module that has every name: classes where they begin with a capital, mocks elsewhere."""
+    """A module with every name: capitalised names are classes, other names are mocks."""
 
     __version__ = "3.5.0"
 

@@ -26,11 +26,11 @@ GPUS = ("8.0", "8.9", "9.0", "10.0", "12.0")
 CUDAS = ("12.4", "12.8", "12.9", "13.0")
 COUNTS = (1, 4, 8, 16, 32, 64, 128)
 SIZE = 128
-"""Of everything that isn't varied: tokens, hidden size; a multiple of each format's block."""
+"""The size of all dimensions that aren't varied, such as tokens and hidden size. A multiple of each format's block."""
 
 
 def prepare(version: str) -> None:
-    """One rank of gloo with Megatron-Core's groups, behind `as_if_on_a_gpu`. Once per process."""
+    """Set up one gloo rank with Megatron-Core's groups, inside `as_if_on_a_gpu`. Once per process."""
     as_if_on_a_gpu()
     base: Any = importlib.import_module("transformer_engine.pytorch.module.base")
     for name in ("get_workspace", "get_cublas_workspace_size_bytes"):
@@ -53,7 +53,7 @@ def prepare(version: str) -> None:
 
 
 def formats() -> dict[str, Any]:
-    """By recipe, what happens on which GPU and CUDA, at which sizes, with which states; None is no refusal."""
+    """The refusals by recipe, GPU, CUDA version, sizes and states. None: no refusal."""
     return {recipe: _format(recipe) for recipe in RECIPES}
 
 

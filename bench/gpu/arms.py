@@ -28,7 +28,7 @@ CLIP, WEIGHT_DECAY = 1.0, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One arm's steps.
+    """The steps of one arm in one turn.
 
     Attributes:
         seconds: per step, those of the warm-up left out.
@@ -263,7 +263,7 @@ ARMS: dict[str, Callable[..., Turn]] = {"ours": ours, "bare": bare, "hf": huggin
 
 
 def take_turn(arm: str, case: Case, *, steps: int, warm_up: int) -> Turn:
-    """One turn of an arm, on an empty device."""
+    """Run one turn of an arm on an empty device."""
     _forget()
     get_backend().reset_peak_memory()
     try:

@@ -21,7 +21,7 @@ GRAPHS = "+graphs"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row of the table.
+    """A row of the table.
 
     Attributes:
         recipe: name of the recipe.

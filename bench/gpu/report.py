@@ -80,7 +80,7 @@ def step_flops(case: Case, *, causal: bool) -> float:
 
 
 def summary(case: Case, turns: list[dict[str, Any]], flops: dict[str, float]) -> dict[str, Any]:
-    """One arm: medians over its turns of the mean step time of each."""
+    """The summary of one arm: the median over its turns of the mean step time."""
     steps = [statistics.mean(turn["seconds"]) for turn in turns]
     seconds = statistics.median(steps)
     return {
@@ -106,7 +106,8 @@ def ratio(turns: list[dict[str, Any]], other: str) -> float | None:
 
 
 def gains(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Our tokens per second over those of another case of ours, by column: fp8 over bf16, with CUDA graphs over without."""
+    """nemo2's tokens per second relative to another of its cases, by column: fp8 relative to bf16, with CUDA graphs
+    relative to without."""
     speed = {row["case"]: row["arms"].get("ours", {}).get("tokens_per_second") for row in rows}
     found: dict[str, dict[str, float]] = {"fp8 / bf16": {}, "graphs / none": {}}
     for name, value in speed.items():

@@ -59,7 +59,7 @@ def _moved(name: str, deviations: float) -> float:
     value, spread = prior.value, prior.spread
     if not isinstance(prior, Share):
         return value * math.exp(deviations * math.log(spread))
-    # A deviation changes the share by its spread where it is small, and its distance from 1 where it is large.
+    # One deviation multiplies a small value by the spread. Of a value near 1, it multiplies the distance from 1.
     logit = math.log(value / (1 - value)) + deviations * math.log(spread) / (1 - value)
     return 1 / (1 + math.exp(-logit))
 
@@ -123,7 +123,7 @@ def _cost(at: np.ndarray, errors: np.ndarray, weights: np.ndarray) -> float:
 
 
 def _step(at: np.ndarray, errors: np.ndarray, jacobian: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """One step of Gauss and Newton on the reweighted squares."""
+    """One Gauss-Newton step on the reweighted squares."""
     robust = weights / np.sqrt(1 + (errors / NOISE) ** 2) / NOISE**2
     normal = jacobian.T @ (robust[:, None] * jacobian) + np.eye(len(at))
     return -np.linalg.solve(normal, jacobian.T @ (robust * errors) + at)

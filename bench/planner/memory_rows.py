@@ -31,12 +31,10 @@ _KERNELS = {
 
 @dataclasses.dataclass(frozen=True)
 class MemoryRow:
-    """One run, or one that ended for want of memory.
+    """One run, which may have run out of memory.
 
-    Attributes:
-        peak: GB as printed; None where only the verdict is known.
-        stage: the pipeline stage that was looked at; None: the fullest.
-        used: the peak is what nvidia-smi shows, not torch's count.
+    Attributes: peak: The printed peak in GB. None: only the verdict is known. stage: the pipeline stage that was looked
+        at; None: the fullest. used: the peak is what nvidia-smi shows, not torch's count.
     """
 
     source: str
@@ -120,7 +118,7 @@ def _job(row: dict[str, str], sizes: dict[str, int], gpus: int) -> Job:
         vp=max(1, sizes["vpp"]),
         cp=cp,
         ep=max(1, sizes["ep"]),
-        # Megatron-Core takes the tensor size where that leaves room for the experts' own.
+        # Megatron-Core uses the tensor-parallel size for experts if the world allows it.
         etp=_said(row["notes"], "expert-tensor-parallel-size", tp if tp * max(1, sizes["ep"]) <= gpus // pp else 1),
         precision="fp8" if row["precision"] == "fp8" else "bf16",
         **_settings(row),

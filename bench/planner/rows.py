@@ -94,7 +94,7 @@ ADAPTERS: dict[str, Adapters] = {
     "NeMo ": Adapters(rank=32, beside=_ALL_LINEAR[:1]),
     "NeMo-Framework-Launcher": Adapters(rank=32, beside=_ALL_LINEAR[:1]),
 }
-"""What LoRA was put beside, by source; others don't say."""
+"""The layers that LoRA adapted, by source. Other sources don't state them."""
 PRECISION = {
     "bf16": "bf16",
     "fp16": "bf16",
@@ -125,7 +125,8 @@ _NOT_SPEED = ("whole-run", "latency-bound regression test", "so launch-bound")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One measurement. ``family`` is who measured: tables of one project are left out together."""
+    """One measurement. ``family`` names who measured. Tables of one project are left out together in
+    cross-validation."""
 
     source: str
     family: str
@@ -241,7 +242,7 @@ def shapes() -> dict[str, ModelShape]:
 
 
 def shape_of(row: dict[str, str], known: dict[str, ModelShape]) -> Optional[ModelShape]:
-    """A row's shape by its model's name, or from the sizes in its notes; None where neither says it."""
+    """A row's model shape, by its model's name or from the sizes in its notes. None: neither determines it."""
     if row["model"] in known:
         return known[row["model"]]
     if proxy := re.fullmatch(r"(.*)-proxy-(\d+)L", row["model"]):
@@ -266,7 +267,7 @@ def shape_of(row: dict[str, str], known: dict[str, ModelShape]) -> Optional[Mode
 
 
 def job_of(row: dict[str, str]) -> Optional[Job]:
-    """A row's job; None where it lacks a size or ran on something that the planner doesn't know."""
+    """A row's job. None: the row lacks a size, or ran on hardware that the planner doesn't know."""
     notes = row["notes"]
     # The recipe of this comparison has micro-batches of one.
     micro = row["micro_batch"] or ("1" if "matched A/B of the 16-GPU recipe" in notes else "")

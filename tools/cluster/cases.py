@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs are put through on the cluster. A case gives the problems it has found, and tells what it did and measured."""
+"""The test cases on the cluster. A case returns the problems that it found, and logs its actions and measurements."""
 
 import os
 import random
@@ -16,7 +16,7 @@ from tools.cluster.overhead import overhead
 from tools.cluster.runs import Cluster, Run
 
 KNOWN_STEPS = 40
-"""Of the undisturbed runs that others are compared with, step by step."""
+"""The losses of the undisturbed runs, with which other runs are compared step by step."""
 SLURMD_TIMEOUT = 20.0
 """`cluster.sh`'s: after so many seconds without an answer a node is lost."""
 BOOT_SECONDS = 75
@@ -45,7 +45,7 @@ class Curves:
 Case = Callable[[Cluster, Curves, int, list[str]], list[str]]
 CASES: dict[str, Case] = {}
 DEFAULT: list[str] = []
-"""Those of `make cluster`, in a quarter of an hour."""
+"""The cases of `make cluster`, which take a quarter of an hour."""
 
 
 def case(function: Case) -> Case:
@@ -90,7 +90,7 @@ def torchrun_tp2(cluster: Cluster, curves: Curves, times: int, told: list[str]) 
 
 @case
 def over_ssh(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """Submitted from a machine that is none of the cluster's."""
+    """Submit from a machine outside the cluster."""
     said = dict(word.split("=", 1) for word in cluster.script("ssh").split())
     ssh = f'{{ host = "{said["host"]}", port = {said["port"]}, user = "{said["user"]}", identity = "{said["identity"]}" }}'
     env = f'{{ PYTHONPATH = "{Path(__file__).resolve().parents[2]}" }}'
@@ -108,7 +108,7 @@ def _disturbed(
     early: bool = True,
     **options: Any,
 ) -> list[str]:
-    """A run that is disturbed so often, each life once, as far as it isn't Slurm that ends one.
+    """A run that is disturbed ``times`` times, once per life, not counting lives that Slurm ends.
 
     Args:
         early: Whether a life may be disturbed before its first step: a third of them are.
@@ -119,7 +119,7 @@ def _disturbed(
     for _ in range(times):
         life = max(run.lives() - 1, 0)
         run.wait_for_moment(life, early=early and random.random() < 1 / 3, beyond=beyond)
-        beyond = max(run.steps_told(), default=0) + 1
+        beyond = max(run.logged_steps(), default=0) + 1
         disturb(run)
         run.wait_for_life(life + 1)
     run.wait_for_end()
@@ -148,7 +148,7 @@ def preempted(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> 
 
 @long_case
 def asked_to_save(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """SIGTERM to the ranks alone, as Slurm's ``--signal`` does."""
+    """Send SIGTERM only to the ranks, as Slurm's ``--signal`` does."""
 
     def ask(run: Run) -> None:
         cluster.run("scancel", "--signal=TERM", run.jobs[0])
@@ -158,7 +158,7 @@ def asked_to_save(cluster: Cluster, curves: Curves, times: int, told: list[str])
 
 @long_case
 def out_of_time(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """A limit of two minutes, of which it trains as long as it may."""
+    """A time limit of two minutes. The run trains for as much of it as possible."""
     curve = curves.of()
     steps = min(int(70 * times / curves.step_seconds) + 30, 2000)
     run = Run(cluster, "time", steps=steps, profile={"time": "2"}).submit()
@@ -187,7 +187,7 @@ def _wait_for_requeue(cluster: Cluster, run: Run, node: str) -> float:
 
 @long_case
 def lost_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """One of both, which comes back."""
+    """Lose one of the two nodes, which returns later."""
 
     def crash(run: Run) -> None:
         node = random.choice(cluster.hosts(run.jobs[0]))
@@ -203,7 +203,7 @@ def lost_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> 
 def _without_its_node(
     cluster: Cluster, curves: Curves, name: str, told: list[str], *, take: str, give: str, starter: str = "torchrun"
 ) -> list[str]:
-    """A run on one node, of which it is taken: it goes on on the other at once."""
+    """A run on one node, which is removed. The run continues on the other node at once."""
     curve = curves.of()
     # So many that a life which is cut off isn't done before its node is given up.
     steps = 30 + min(int(2 * SLURMD_TIMEOUT / curves.step_seconds), 200)
@@ -239,7 +239,7 @@ def lost_only_node(cluster: Cluster, curves: Curves, times: int, told: list[str]
 
 @case
 def unplugged_only_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """The node's processes live on, with the shared disk, and know nothing."""
+    """Cut the run's only node off the network. Its processes keep running, keep the shared disk, and don't notice."""
     found = []
     for number in range(times):
         found += _without_its_node(cluster, curves, f"unplugged-{number}", told, take="unplug", give="plug")
@@ -248,7 +248,7 @@ def unplugged_only_node(cluster: Cluster, curves: Curves, times: int, told: list
 
 @long_case
 def unplugged_node(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """One of both, without the end of a connection."""
+    """Cut off one of the two nodes without closing its connections."""
     found: list[str] = []
 
     def unplug(run: Run) -> None:
@@ -270,7 +270,7 @@ def unplugged_node(cluster: Cluster, curves: Curves, times: int, told: list[str]
 
 @case
 def cancelled(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """A cancelled run saves and doesn't come back; the same command goes on with it."""
+    """A cancelled run saves and isn't restarted. The same command resumes it."""
     found: list[str] = []
     run = Run(cluster, "cancelled", steps=14 * times + 10)
     for _ in range(times):
@@ -296,7 +296,7 @@ def chain(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list
 
 @case
 def two_at_once(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """On the same two nodes."""
+    """Two runs at once on the same two nodes."""
     runs = [Run(cluster, f"beside-{number}", steps=8).submit() for number in range(2)]
     for run in runs:
         run.wait_for_end()
@@ -305,7 +305,7 @@ def two_at_once(cluster: Cluster, curves: Curves, times: int, told: list[str]) -
 
 @long_case
 def wrong_setting(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """A wrong setting is not retried, and is told once."""
+    """A wrong setting isn't retried, and is reported once."""
     run = Run(cluster, "wrong", steps=8, changes=["data.directory=/dev/null/nowhere"]).submit().wait_for_end()
     return run.problems(state="failed", lives=1)
 
@@ -316,7 +316,7 @@ ODD = "a b; $(touch ran) `touch ran` 'q' \"d\" \\ %s $HOME\nnew line"
 
 @case
 def odd_values(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
-    """In variables, in paths, in Slurm's own fields; as a name they are refused."""
+    """Unusual values in variables, paths and Slurm's own fields. Unusual names are refused."""
     profile = {"comment": "a b; $(touch ran) `touch ran` 'q'", "env": f"{{ ODD = {_toml(ODD)} }}"}
     name = "odd; $(touch ran) 'q' `touch ran`"
     run = Run(cluster, name, title="odd", steps=12, profile=profile).submit()

@@ -18,7 +18,7 @@ _DISK_MB = 16
 
 
 def defects(cluster: Cluster, told: list[str]) -> list[str]:
-    """Nine of the ten, one after the other, and none at first; `no_accounting` is the tenth."""
+    """Test nine of the ten defects in turn, after a test without defects. `no_accounting` is the tenth."""
     found = _tested(cluster, "well", "the all-reduce over 2 nodes is correct. Runs can start.", stops=False)
     found += _tested(cluster, "partition", r"invalid partition.*sinfo", partition="nowhere")
     found += _tested(cluster, "python", "no/python does not exist there", python="/no/python")

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 
 def overhead(cluster: Cluster, told: list[str], *, times: int) -> list[str]:
-    """In turn, since the machine is not always as fast."""
+    """Measure the alternatives in turn, because the machine's speed varies."""
     ours, bare, submitted = [], [], []
     for number in range(max(1, times)):
         bare.append(_bare(cluster, number))

@@ -173,11 +173,11 @@ class Run:
         wanted = beyond + random.randint(1, within)
 
         def there() -> bool:
-            return self._steps_of(life) > 0 and max(self.steps_told(), default=0) >= wanted
+            return self._steps_of(life) > 0 and max(self.logged_steps(), default=0) >= wanted
 
         self._wait(lambda: there() or self._over(), f"step {wanted} in life {life}")
         time.sleep(random.uniform(0.0, 1.0) * (self.step_seconds() or 0.5))
-        self.moments.append(f"after step {(self.steps_told() or [0])[-1] + 1}")
+        self.moments.append(f"after step {(self.logged_steps() or [0])[-1] + 1}")
 
     def wait_for_end(self, *, seconds: float = PATIENCE_SECONDS) -> "Run":
         """Wait until its jobs have ended, and what they have left to do on the nodes."""
@@ -191,16 +191,16 @@ class Run:
         return self
 
     def state(self) -> str:
-        return str(self._told().get("state"))
+        return str(self._state_file().get("state"))
 
     def lives(self) -> int:
         return len([*(self.folder / "lives").glob("*")])
 
     def ended_by_slurm(self) -> int:
         """Lives that the controller ended late, taking them for those before: it does so to nodes that are back soon."""
-        return sum(bool(life.get("ended")) for life in self._told().get("lives", []))
+        return sum(bool(life.get("ended")) for life in self._state_file().get("lives", []))
 
-    def steps_told(self) -> list[int]:
+    def logged_steps(self) -> list[int]:
         return [record["step"] for record in self._metrics()]
 
     def curve(self) -> list[float]:
@@ -216,15 +216,15 @@ class Run:
 
         Args:
             curve: The losses of an undisturbed run, as many as are known.
-            lives: How many lives there must have been. None: any number.
+            lives: The required number of lives. None: any number.
         """
         found = []
         if self.state() != state:
-            found.append(f"state {self.state()}, not {state}: {json.dumps(self._told().get('lives'))}")
+            found.append(f"state {self.state()}, not {state}: {json.dumps(self._state_file().get('lives'))}")
         if lives is not None and self.lives() != lives:
-            found.append(f"{self.lives()} lives, not {lives}: {json.dumps(self._told().get('lives'))}")
-        if state == "done" and self.steps_told() != list(range(self.steps)):
-            found.append(f"steps {self.steps_told()}")
+            found.append(f"{self.lives()} lives, not {lives}: {json.dumps(self._state_file().get('lives'))}")
+        if state == "done" and self.logged_steps() != list(range(self.steps)):
+            found.append(f"steps {self.logged_steps()}")
         elif state == "done" and curve:
             pairs = enumerate(zip(self.curve(), curve, strict=False))
             if differing := [f"step {step}: {own} and {other}" for step, (own, other) in pairs if own != other]:
@@ -258,7 +258,7 @@ class Run:
         files = [*(self.place / "runs" / self.name).glob("2*/metrics.jsonl")]
         return read_metrics(files[0]) if files else []
 
-    def _told(self) -> dict[str, Any]:
+    def _state_file(self) -> dict[str, Any]:
         try:
             return json.loads((self.folder / "state.json").read_text())
         except (OSError, ValueError):

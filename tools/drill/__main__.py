@@ -339,7 +339,7 @@ def disk_full(directory: Path, reference: dict[int, str]) -> str:
 
 
 def folder_removed(asynchronous: bool) -> Callable[[Path, dict[int, str]], str]:
-    """What is written later is there, and what is lost is said."""
+    """Files written after the removal exist, and the loss of earlier files is reported."""
 
     def case(directory: Path, reference: dict[int, str]) -> str:
         run = Run(directory, asynchronous=asynchronous)
@@ -440,7 +440,7 @@ def orphaned(victim: str, number: int) -> Callable[[Path, dict[int, str]], str]:
 
 
 def cli(how: str) -> Callable[[Path, dict[int, str]], str]:
-    """The same through ``nemo2 pretrain``: torchrun, nemo-run, exit codes."""
+    """The faults of a run that ``nemo2 pretrain`` starts: torchrun, nemo-run, exit codes."""
 
     def case(directory: Path, reference: dict[int, str]) -> str:
         def start(name: str) -> subprocess.Popen:

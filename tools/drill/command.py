@@ -22,7 +22,7 @@ GRACE_SECONDS = 15.0
 
 @dataclass
 class Ended:
-    """How a run ended: exit codes by rank (negative: a signal), what the ranks said, how long it took."""
+    """The end of a run: exit codes by rank (negative: a signal), the ranks' output, and the duration."""
 
     codes: list[int]
     said: str
@@ -35,7 +35,7 @@ class Ended:
 
 @dataclass
 class Run:
-    """One run's settings; the same for a rerun but for ``fault``."""
+    """The settings of one run. A rerun differs only in ``fault``."""
 
     directory: Path
     world: int = 2
@@ -160,7 +160,7 @@ def train(run: Run) -> None:
 
 
 def curve(run: Run) -> dict[int, str]:
-    """The loss of every step as it stands in ``metrics.jsonl``, to the last digit; a step that stands there twice is told."""
+    """The exact loss of every step in ``metrics.jsonl``. A step that occurs twice is reported."""
     import json
 
     losses: dict[int, str] = {}

@@ -23,7 +23,7 @@ def die(number: int = signal.SIGKILL) -> None:
 
 
 def before(owner: Any, name: str, action: Callable[..., None], *, call: int = 1) -> None:
-    """Have ``action`` run right before the n-th call of a function."""
+    """Run ``action`` directly before the n-th call of a function."""
     original = getattr(owner, name)
     left = [call]
 
@@ -77,7 +77,7 @@ def in_save(phase: str, victim: int, save: int = 2) -> Fault:
 
 
 def after_some_shards(victim: int, *, save: int = 2) -> Fault:
-    """One of ``victim``'s two files is written when the rank is killed."""
+    """Kill the rank ``victim`` when it has written one of its two files."""
 
     def fault() -> None:
         from nemo2.checkpoint import writing

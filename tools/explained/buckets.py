@@ -94,7 +94,7 @@ def play(sizes: list[int], *, overlapped: bool) -> tuple[list[Piece], list[Piece
     """When each bucket's backward, reduce-scatter, all-gather and next forward are; time goes with the elements.
 
     Args:
-        sizes: Of the buckets, in the order of the backward pass.
+        sizes: The sizes of the buckets, in the order of the backward pass.
         overlapped: A bucket is reduced once its gradients are there, and gathered once the step is done, while the forward of
             the bucket before runs. Otherwise each waits for all that comes before it.
     """

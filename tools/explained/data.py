@@ -75,7 +75,7 @@ def ddp() -> Canvas:
 
 
 def zero1() -> Canvas:
-    """One bucket: reduce-scattered, updated by shards, gathered."""
+    """A figure of one bucket: reduce-scattered, updated shard by shard, gathered."""
     from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
@@ -158,7 +158,8 @@ def bucketed(shapes: list[tuple[int, ...]], *, dp: int, bucket_size: Any = None)
 
 
 def shard(buffer: Any, rank: int) -> dict[Any, tuple[int, int]]:
-    """Where in the buffer a rank's parts of each parameter are, as `DistributedOptimizer` cuts its first bucket."""
+    """The positions in the buffer of a rank's parts of each parameter, as `DistributedOptimizer` shards its first
+    bucket."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
     seen: Any = SimpleNamespace(

@@ -60,7 +60,7 @@ def small() -> Canvas:
 
 
 def recipe() -> Canvas:
-    """One of the replicas of Llama 3 70B, rank by rank, and how far each kind of group reaches."""
+    """A figure of one replica of Llama 3 70B, rank by rank, with the extent of each kind of group."""
     from megatron.core.parallel_state import RankGenerator
 
     placement = place_recipe(recipes.get("llama3_70b").pretrain_recipe(), name="llama3_70b", world_size=1152)

@@ -104,7 +104,7 @@ def uneven() -> Canvas:
 
 
 def overlap() -> Canvas:
-    """The same interleaved step with messages that ranks wait for, and with messages under way beside the passes."""
+    """An interleaved step twice: ranks wait for messages, and messages overlap the passes."""
     from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 
     schedule = Schedule(pp=2, num_microbatches=4, vp=2)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where layers and experts of real recipes lie: chunks of layers by stage, and the ranks of an expert-parallel group."""
+"""Figures of the placement of layers and experts in real recipes: chunks of layers by stage, and the ranks of an
+expert-parallel group."""
 
 from nemo2 import recipes
 from nemo2.pictures.placement import describe_rank

@@ -20,7 +20,8 @@ from tools.explained.kit import COMMUNICATION, FORWARD, LEFT, SMALL, TOP, WIDTH,
 NAME = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"
 _FROM, _HIGH = 70.0, 22.0
 _MESSAGES = 0.75
-"""What all messages of a GEMM take together, in units of its time: an assumption of the figure, which says so."""
+"""The total time of a GEMM's messages, in units of the GEMM's time. An assumption of the figure, which its text
+states."""
 
 
 def methods() -> Canvas:

@@ -147,8 +147,8 @@ def _described(core: Any) -> dict[str, Any]:
 
 
 def _complete(chunk: Any) -> None:
-    """With ZeRO a rank reduces only its share of the gradient buffers: fetch the others'. Their own ranks are the only ones
-    that read them, so training goes on as before."""
+    """With ZeRO, a rank reduces only its shard of the gradient buffers: fetch the other shards. Their own ranks are the
+    only ones that read them, so training goes on as before."""
     ddp_config = getattr(chunk, "ddp_config", None)
     if ddp_config is None or not ddp_config.use_distributed_optimizer:
         return

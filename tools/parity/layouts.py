@@ -14,7 +14,7 @@ from tools.parity.measure import Run
 @dataclass(frozen=True, kw_only=True)
 class Row:
     layout: str
-    """Its name in the table."""
+    """The layout's name in the table."""
     ranks: int
     run: Run
     quick: bool = False

@@ -39,7 +39,7 @@ def pieces_of(strategy: Any, whole: dict[Name, dict[str, Any]], *, factor: float
 
     Args:
         whole: The parameters that one process has, by name.
-        factor: What the moments are of the gradients: ``(1 - beta1)`` times what clipping multiplied with.
+        factor: The ratio of the moments to the gradients: ``(1 - beta1)`` times the factor of clipping.
 
     Raises:
         AssertionError: one process has no such parameter.
@@ -60,5 +60,5 @@ def pieces_of(strategy: Any, whole: dict[Name, dict[str, Any]], *, factor: float
 
 
 def _names(whole: Iterable[Name]) -> dict[str, int]:
-    """How many leading dimensions of a stored tensor number layers and experts, by its key."""
+    """The number of leading dimensions of each stored tensor that stack layers and experts, by key."""
     return {key: len(places) for key, places in whole}

@@ -26,7 +26,7 @@ Runner = Callable[..., list[Any]]
 
 
 def prepare() -> None:
-    """Have ranks start with what they all need imported."""
+    """Let ranks start with the common modules already imported."""
     ranks.prepare("support.quiet", "nemo2.models.deepseek", "nemo2.models.gpt3", "nemo2.models.mixtral")
 
 
@@ -71,7 +71,8 @@ def _path(folder: Path, row: Row) -> Path:
 
 
 def run_row(row: Row, folder: Path, runner: Runner) -> Report:
-    """One process where it hasn't run yet, then the row's ranks; never raises for what a row does wrong."""
+    """Run the reference on one process, unless it has run, and then the row's ranks. An error of the row is returned,
+    not raised."""
     started, cpu = time.monotonic(), ranks.cpu_seconds()
     report: Report = {
         "name": row.name,

@@ -58,7 +58,7 @@ def written_anew(page: str, kept: list[dict[str, Any]]) -> str:
 
 
 def runs(kept: list[dict[str, Any]]) -> str:
-    """One line per version: what was measured with what, and how it came out."""
+    """One line per version: what was measured, with which packages, and the result."""
     head = [
         "Megatron-Core",
         "torch",

@@ -40,7 +40,7 @@ SEED = 20261122
 STEPS = 2
 SECONDS = 240.0
 PRELOAD = ("nemo2.llm.api", "nemo2.models.nemotronh", "nemo2.data.mock", "nemo2.data.tokenizer", "support.warm")
-"""What a rank has imported when it starts: two thirds of its time otherwise."""
+"""Modules that ranks import before they start. The imports would otherwise take two thirds of a rank's time."""
 SILENT_HERE = {"model-numbers-are-in-range", "exchange-for-every-layer"}
 """Rules for what Megatron-Core refuses in some places only: some numbers, a list that is read where the sequence is split."""
 _CONFIG, _OPTIM, _SCHEDULE = "model.config.", "optim.config.", "optim.lr_scheduler."
@@ -60,7 +60,7 @@ class Drawn:
 
 
 @dataclass
-class Found:
+class Results:
     """The verdicts of both judges."""
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -85,7 +85,7 @@ class Found:
 
 
 def drawn(count: int, seed: int = SEED) -> list[Drawn]:
-    """The same ones for the same seed."""
+    """The drawn cases. The same seed gives the same cases."""
     dice = random.Random(seed)
     return [_draw(dice) for _ in range(count)]
 
@@ -113,7 +113,8 @@ def rules_against(one: Drawn) -> list[str]:
 
 
 def failure_of(one: Drawn) -> Optional[str]:
-    """The error that ends its two steps; None where they are made. Our own checks of numbers take no part."""
+    """The error that ends the case's two steps. None: both steps succeeded. nemo2's own checks of numbers are turned
+    off."""
     try:
         with tempfile.TemporaryDirectory() as directory:
             losses = ranks.run(two_steps, one.world, one, directory, timeout=SECONDS, quiet=True)[0]
@@ -312,7 +313,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=None, help="begin no other run after that")
     options = parser.parse_args()
     ranks.prepare(*PRELOAD)
-    started, found, done = time.monotonic(), Found(), 0
+    started, found, done = time.monotonic(), Results(), 0
 
     def late() -> bool:
         return options.minutes is not None and time.monotonic() - started > 60 * options.minutes

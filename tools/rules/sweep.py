@@ -33,22 +33,22 @@ LEFT_OUT = "layers-over-stages"
 
 
 @dataclass
-class Found:
-    """How often the two judges agreed, and where they did not."""
+class Results:
+    """The number of cases in which rules and Megatron-Core agree, and the cases in which they don't."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     for_what_it_would_train: Counter[str] = field(default_factory=Counter)
     """Rules that refused what Megatron-Core builds: it would stop in the first step, or train something else."""
     disagreements: list[str] = field(default_factory=list)
 
-    def add(self, other: "Found") -> None:
+    def add(self, other: "Results") -> None:
         self.kinds += other.kinds
         self.for_what_it_would_train += other.for_what_it_would_train
         self.disagreements += other.disagreements
 
 
 def cases(count: int, seed: int = SEED) -> list[Case]:
-    """The same ones for the same seed."""
+    """The cases. The same seed gives the same cases."""
     dice = random.Random(seed)
     return [dice.choices((dense, experts, latent, hybrid), (5, 3, 1, 1))[0](dice) for _ in range(count)]
 
@@ -69,7 +69,7 @@ def dense(dice: random.Random) -> Case:
 
 
 def experts(dice: random.Random) -> Case:
-    """The same with experts; now and then expert sizes without any."""
+    """Cases with experts, and sometimes with expert sizes but without experts."""
     settings = dict(dense(dice).assigned) | _expert_sizes(dice)
     settings |= {
         "model.config.num_moe_experts": dice.choice((4, 4, 8, 6, None)),
@@ -140,13 +140,13 @@ def _expert_sizes(dice: random.Random) -> dict[str, Any]:
     }
 
 
-def compare(batch: list[Case]) -> Found:
+def compare(batch: list[Case]) -> Results:
     """Both judges on these cases. For a process of its own, which then is as on a machine without optional packages."""
     from nemo2.checks.table import RULES
     from tools.rules.examples import problems_of
     from tools.rules.verdict import verdicts
 
-    found = Found()
+    found = Results()
     silent = {rule.name for rule in RULES if not rule.megatron_refuses}
     problems = [problems_of(case) for case in batch]
     proposals = [_nearest(case) if told else None for case, told in zip(batch, problems, strict=True)]
@@ -182,7 +182,7 @@ def compare(batch: list[Case]) -> Found:
 
 
 def _nearest(case: Case) -> Optional[Case]:
-    """The case under the layout that is proposed for it; None where none is, or where the layout is not all that is wrong."""
+    """The case with the layout that nemo2 proposes. None: there is no proposal, or the case breaks other rules too."""
     from nemo2.checks.facts import read_facts
     from nemo2.checks.nearest import nearest_layouts
     from tools.rules.examples import problems_of, recipe_of
@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    started, found = time.perf_counter(), Found()
+    started, found = time.perf_counter(), Results()
     made = cases(arguments.cases, arguments.seed)
     context = multiprocessing.get_context("spawn")
     with context.Pool(arguments.processes) as pool:

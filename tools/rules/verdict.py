@@ -19,7 +19,7 @@ WRITERS = "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"
 
 
 def verdicts(cases: list[Any]) -> list[Optional[str]]:
-    """Megatron-Core's refusal of each case; None where it builds it. Run in a process of its own."""
+    """Megatron-Core's refusal of each case. None: it builds the case. Runs in a separate process."""
     import logging
     import warnings
 
@@ -37,7 +37,7 @@ def verdicts(cases: list[Any]) -> list[Optional[str]]:
 
 
 def verdict(recipe: Any) -> Optional[str]:
-    """Why Megatron-Core refuses this recipe; None where it builds it."""
+    """Megatron-Core's reason for refusing this recipe. None: it builds the recipe."""
     from nemo2.settle import Machine
 
     refusal = None

@@ -20,7 +20,7 @@ FOLDERS = {
     "docs": HOME,
     "notebooks": "notebooks/edit_and_train.md",
 }
-"""Where links to folders of the repository lead."""
+"""The target of links to folders of the repository."""
 
 _LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".json": "json", ".yaml": "yaml"}
 _LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#:]+)(?P<rest>(?:#[^)\s]*)?\))")

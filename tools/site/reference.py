@@ -25,7 +25,7 @@ class Door:
     title: str
     intro: str
     names: tuple[str, ...] = ()
-    """What is documented of a package without a list of its names."""
+    """The documented names of a package without a list of public names."""
 
 
 DOORS = (
@@ -141,7 +141,7 @@ def public_names(door: Door) -> Names:
 
 
 def _defined_in(module: str) -> Iterator[tuple[str, str]]:
-    """What a module lists, or defines, in public."""
+    """The public names that a module lists or defines."""
     found = import_module(module)
     for name in getattr(found, "__all__", None) or vars(found):
         value = getattr(found, name)
@@ -227,7 +227,7 @@ def _type(annotation: Any) -> str:
 
 
 def _index(told: dict[str, str]) -> str:
-    """All names in alphabetical order, each with its page and what it is."""
+    """All names in alphabetical order, each with its page and kind."""
     lines = [
         "# Reference",
         "",

@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tools.rules.edges import Drawn, Found, drawn, judge, rules_against
+from tools.rules.edges import Drawn, Results, drawn, judge, rules_against
 
 CASES = 24
 
 
 @pytest.mark.slow
 def test_what_is_legal_trains_two_steps_and_what_is_refused_does_not() -> None:
-    found, made = Found(), drawn(CASES)
+    found, made = Results(), drawn(CASES)
     with ThreadPoolExecutor(2) as pool:
         for one, answer in zip(made, pool.map(judge, made), strict=True):
             found.add(one, *answer)
