@@ -165,7 +165,7 @@ class FabricMegatronStrategy(DDPStrategy):
             ConfigError: the strategy already holds a model, or a setting can't work.
         """
         if self.training.megatron_parallel is not None:
-            raise ConfigError("FabricMegatronStrategy holds one model: make another Fabric for the next.")
+            raise ConfigError("FabricMegatronStrategy supports one model. Create another Fabric for the next model.")
         parallel = self._open.enter_context(set_up(self.trainer, module, stage="fit"))
         self.training.megatron_callbacks.add(_OwnLoop(self.training))
         return parallel
@@ -197,9 +197,9 @@ class FabricMegatronStrategy(DDPStrategy):
         sharded = self.training.ddp_config.use_distributed_optimizer
         if optimizer_config.use_distributed_optimizer != sharded:
             raise ConfigError(
-                f"optimizer_config.use_distributed_optimizer={optimizer_config.use_distributed_optimizer}, and the gradient "
-                f"buffers were made for {sharded}: set it in FabricMegatronStrategy(ddp=...) too, or give the optimizer with the "
-                "model, fabric.setup(model, MegatronOptimizerModule(...))."
+                f"optimizer_config.use_distributed_optimizer={optimizer_config.use_distributed_optimizer}, but the "
+                f"gradient buffers were created for {sharded}. Set the same value in FabricMegatronStrategy(ddp=...), "
+                "or pass the optimizer with the model: fabric.setup(model, MegatronOptimizerModule(...))."
             )
         made = MegatronOptimizerModule(optimizer_config, None, no_weight_decay_cond, scale_lr_cond, lr_mult)
         made.connect(module)
@@ -232,7 +232,9 @@ class FabricMegatronStrategy(DDPStrategy):
             ConfigError: ``filter`` is set, which Megatron-Core's sharded state doesn't support.
         """
         if filter:
-            raise ConfigError("fabric.save(filter=...): what a checkpoint holds is strategy.ckpt_save_part's.")
+            raise ConfigError(
+                "fabric.save(filter=...) is not supported. Set strategy.ckpt_save_part to save a part of the model."
+            )
         own = {name: value for name, value in state.items() if not _is_kept_in_form(value)}
         with_optimizer = (
             {"optimizer_states": []} if any(isinstance(one, torch.optim.Optimizer) for one in state.values()) else {}
@@ -341,8 +343,8 @@ class Fabric(lf.Fabric):
             or not all(isinstance(one, OptimizerModule) for one in optimizers)
         ):
             raise ConfigError(
-                "fabric.setup(model, optim): with FabricMegatronStrategy optim is one OptimizerModule with its schedule, such as "
-                "MegatronOptimizerModule(config, lr_scheduler), for the optimizer is made over sharded parameters."
+                "fabric.setup(model, optim): with FabricMegatronStrategy, optim must be one OptimizerModule with its schedule, "
+                "such as MegatronOptimizerModule(config, lr_scheduler), because it creates the optimizer for sharded parameters."
             )
         if not optimizers:
             return self.setup_module(module)
@@ -382,7 +384,9 @@ class Fabric(lf.Fabric):
                 micro-batches.
         """
         if isinstance(self.strategy, FabricMegatronStrategy):
-            raise ConfigError("fabric.backward: model.training_step(batch) has run backward already. Leave it out.")
+            raise ConfigError(
+                "fabric.backward: model.training_step(batch) has already run the backward pass. Remove this call."
+            )
         super().backward(tensor, *args, model=model, **kwargs)
 
     def clip_gradients(self, *args: Any, **kwargs: Any) -> Any:
@@ -392,7 +396,9 @@ class Fabric(lf.Fabric):
             ConfigError: with `FabricMegatronStrategy`, whose optimizer clips in its step.
         """
         if isinstance(self.strategy, FabricMegatronStrategy):
-            raise ConfigError("fabric.clip_gradients: Megatron-Core clips inside its step. Set optim.config.clip_grad.")
+            raise ConfigError(
+                "fabric.clip_gradients: Megatron-Core clips in its optimizer step. Set optim.config.clip_grad."
+            )
         return super().clip_gradients(*args, **kwargs)
 
     def load_model(self, path: Union[str, Path], model: Optional[Any] = None) -> Any:
@@ -420,7 +426,9 @@ class Fabric(lf.Fabric):
         imported = import_ckpt(source=str(path))
         model = load_context(imported, "model")
         if not isinstance(model, model_type):
-            raise ConfigError(f"{path} is a {type(model).__name__}, and model_type is {model_type.__name__}.")
+            raise ConfigError(
+                f"model_type={model_type.__name__}: {path} contains a {type(model).__name__}. Set model_type to its class."
+            )
         return self.load_model(imported, model)
 
 
@@ -437,13 +445,13 @@ def to_fabric(
     strategy, precision = trainer.strategy, trainer.precision_plugin
     if not isinstance(strategy, MegatronStrategy):
         raise ConfigError(
-            f"trainer.to_fabric(): strategy={type(strategy).__name__} has no twin here: make Fabric(strategy=...) with one of "
-            "Lightning's."
+            f"trainer.to_fabric(): strategy={type(strategy).__name__} has no counterpart in Fabric. Create "
+            "Fabric(strategy=...) with one of Lightning's strategies."
         )
     known = parameter_names(FabricMegatronStrategy)
     given = captured_arguments(strategy) or {}
     if lost := sorted(given.keys() - set(known) - _OF_A_TRAINER):
-        raise ConfigError(f"trainer.to_fabric(): FabricMegatronStrategy has no {', '.join(lost)}: leave it unset.")
+        raise ConfigError(f"trainer.to_fabric(): FabricMegatronStrategy has no {', '.join(lost)}. Leave it unset.")
     plugins = FabricMegatronMixedPrecision(**(captured_arguments(precision) or {})) if _is_megatron(precision) else None
     return Fabric(
         accelerator=arguments.get("accelerator", "auto"),
@@ -464,7 +472,7 @@ def _described(path: Union[str, Path]) -> Any:
     """The model that a checkpoint describes, without weights."""
     if str(path).startswith("hf:"):
         raise ConfigError(
-            f"fabric.load_model({str(path)!r}) needs model=..., or fabric.import_model(path, model_type)."
+            f"fabric.load_model({str(path)!r}) needs model=... Or call fabric.import_model(path, model_type)."
         )
     found = identify(resolved(str(path)))
     return load_nemo_model(found.path) if found.kind == "NeMo 2.0" else load_context(found.path, "model")
@@ -482,4 +490,4 @@ def _is_kept_in_form(value: Any) -> bool:
 def _refuse(**given: tuple[Any, Any]) -> None:
     for name, (value, only) in given.items():
         if value != only:
-            raise ConfigError(f"FabricMegatronStrategy({name}={value!r}): must be {only!r}, or left unset.")
+            raise ConfigError(f"FabricMegatronStrategy({name}={value!r}): must be {only!r}. Leave it unset.")

@@ -57,7 +57,7 @@ def check(
     if name is None:
         from nemo2.errors import ConfigError
 
-        raise ConfigError("check needs a recipe: `nemo2 check llama3_8b`; `nemo2 list` lists them.")
+        raise ConfigError("check needs a recipe, as in `nemo2 check llama3_8b`. `nemo2 list` lists all recipes.")
     recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
     from nemo2.settle.machine import Machine
 

@@ -49,8 +49,8 @@ def _recipe_of(run: Path) -> Path:
 
     if not (run / RECIPE_FILE).is_file():
         raise ConfigError(
-            f"{run} has no {RECIPE_FILE}: the run was started in a process of the user's own, which doesn't write one. Name the "
-            "recipe that it was made of."
+            f"{run} has no {RECIPE_FILE}, because the run was started in a process of the user's own, which doesn't write "
+            "the file. Name the recipe of the run instead."
         )
     return run / RECIPE_FILE
 
@@ -76,8 +76,8 @@ def recipe_in(file: Path, asked: str, by_name: Callable[[str, bool], Any]) -> An
             recipe = _whole(file, asked)
     except SecurityError as error:
         raise SecurityError(
-            f"{file}: {error} Where it is a name of your own recipes, commands take it from the folders in ${VARIABLE} and "
-            "from packages that announce recipes."
+            f"{file}: {error} If your own recipes define the name, list their folder in ${VARIABLE}, or install them as a "
+            "package with the entry point nemo2.recipes."
         ) from error
     _refuse_another_start(recipe, file)
     return recipe
@@ -107,7 +107,9 @@ def _whole(file: Path, asked: str) -> Any:
     from nemo2.recipes._own import trusted_modules
 
     if asked:
-        raise ConfigError(f"{asked}: {file} has every setting written down; only recipes by name are made to order.")
+        raise ConfigError(
+            f"{asked}: {file} already sets every field, and only a recipe by name supports this option. Leave it out."
+        )
     if file.suffix in YAML:
         from nemo2.config.yaml_form import from_yaml
 
@@ -128,8 +130,8 @@ def _changed(form: Any, file: Path, by_name: Callable[[str, bool], Any]) -> Any:
     name, performance = form.pop(NAME), form.pop(PERFORMANCE, False)
     if not isinstance(name, str) or not name or Path(name).suffix or "/" in name:
         raise ConfigError(
-            f"{file}:{form.lines[NAME]}: {NAME}: {name}: is a name of `nemo2 list`; a recipe in Python is changed on the command "
-            "line, or in Python."
+            f"{file}:{form.lines[NAME]}: {NAME}: {name}: must be a name of `nemo2 list`. Change a recipe in Python on the "
+            "command line, or in Python."
         )
     if not isinstance(performance, bool):
         raise ConfigError(f"{file}:{form.lines[PERFORMANCE]}: {PERFORMANCE}: takes true or false, not {performance!r}.")
@@ -154,4 +156,6 @@ def _refuse_another_start(recipe: Any, file: Path) -> None:
     parameters = getattr(getattr(recipe, "__signature_info__", None), "parameters", {})
     if not {"model", "data", "trainer"} <= parameters.keys():
         starts = getattr(getattr(recipe, "__fn_or_cls__", recipe), "__qualname__", type(recipe).__name__)
-        raise ConfigError(f"{file} is a configuration of {starts}, and a recipe is one of llm.pretrain.")
+        raise ConfigError(
+            f"{file} describes a call of {starts}, but a recipe describes a call of llm.pretrain or llm.finetune."
+        )

@@ -155,10 +155,10 @@ def generate(
     only_with("temperature", "top_k", "top_p", "min_p", "seed")
     not_with("as_json", "output", "html")
     if bool(prompt) == bool(prompts_file):
-        raise ConfigError("generate needs a prompt, --prompt 'def main(', or a file of them, --prompts FILE.")
+        raise ConfigError("generate needs a prompt: either --prompt TEXT, or --prompts FILE with several prompts.")
     if len(checkpoints) > 1 and (html is None or output is not None):
         raise ConfigError(
-            f"{len(checkpoints)} checkpoints: --html FILE writes their texts side by side; --output takes one."
+            f"{len(checkpoints)} checkpoints: --output supports only one. --html FILE writes their texts side by side."
         )
     if len(checkpoints) > 1 and prompts_file == _STANDARD:
         raise ConfigError(

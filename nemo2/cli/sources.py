@@ -88,7 +88,9 @@ def recipe_tree(source: str, *, performance: bool = False, **finetuning: Any) ->
         if method and its_method:
             from nemo2.errors import ConfigError
 
-            raise ConfigError(f"{source} says {method}, and {file} is of {other}: leave one of them out.")
+            raise ConfigError(
+                f"{source} asks for the method {method}, but {file} names the recipe {other}: leave one of them out."
+            )
         return _by_name(plain, its_method or method, performance or its_mode, finetuning)
 
     return recipe_in(file, asked, by_name)

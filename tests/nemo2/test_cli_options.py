@@ -367,4 +367,4 @@ def test_a_run_that_was_started_in_a_process_of_the_users_own_is_found_and_has_n
     assert main(["runs", "tail", "direct"]) == 0
     assert "2.5" in capsys.readouterr().out
     assert main(["show", "direct"]) == 2
-    assert "has no recipe.json: the run was started in a process of the user's own" in capsys.readouterr().err
+    assert "has no recipe.json, because the run was started in a process of the user's own" in capsys.readouterr().err

@@ -83,4 +83,4 @@ def test_a_file_with_every_setting_is_not_made_to_order(capsys: pytest.CaptureFi
     Path("run.yml").write_text(text)
     assert "_target_" in yaml.safe_load(text)
     assert main(["show", "run.yml", "--performance"]) == 2
-    assert "--performance: run.yml has every setting written down" in capsys.readouterr().err
+    assert "--performance: run.yml already sets every field" in capsys.readouterr().err

@@ -116,7 +116,7 @@ def test_a_trainer_becomes_a_fabric_of_the_same_layout_and_precision() -> None:
     assert fabric.strategy.precision.dtype_config.params_dtype is torch.bfloat16
     with pytest.raises(ConfigError, match="FabricMegatronStrategy has no ckpt_parallel_load"):
         nl.Trainer(devices=1, strategy=nl.MegatronStrategy(ckpt_parallel_load=False)).to_fabric()
-    with pytest.raises(ConfigError, match="has no twin"):
+    with pytest.raises(ConfigError, match="has no counterpart"):
         nl.Trainer(devices=1, strategy=nl.FSDP2Strategy()).to_fabric()
 
 
@@ -133,7 +133,7 @@ def test_a_strategy_sets_its_groups_up_before_there_is_a_model(run_on_ranks) -> 
 
 def test_what_a_loop_need_not_do_is_said() -> None:
     fabric = nl.Fabric(devices=1, strategy=nl.FabricMegatronStrategy())
-    with pytest.raises(ConfigError, match="has run backward already"):
+    with pytest.raises(ConfigError, match="has already run the backward pass"):
         fabric.backward(torch.zeros(()))
     with pytest.raises(ConfigError, match="clip_grad"):
         fabric.clip_gradients(None, None)
