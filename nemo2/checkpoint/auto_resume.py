@@ -218,34 +218,45 @@ class AutoResume:
         return _newest([directory] if directory is not None else [], any_run=False)
 
 
-def refuse_finished(directory: Path, *, max_steps: int) -> None:
-    """Raise RunFinished if the run whose checkpoints are in ``directory`` has reached ``max_steps``. The message
-    says how to continue."""
-    _refuse_finished(_newest([directory], any_run=False), max_steps)
+def refuse_unresumable(directory: Path, *, max_steps: int, past_end: bool = False) -> None:
+    """Raise the error with which training would refuse to resume the run whose checkpoints are in ``directory``.
+
+    Raises:
+        RunFinished: the run has reached ``max_steps``, and ``past_end`` is False. The message says how to continue.
+        CheckpointError: its only checkpoint holds weights without the optimizer.
+    """
+    search = _newest([directory], any_run=False)
+    if not past_end:
+        _refuse_finished(search, max_steps)
+    if search.found is not None and search.whole is None:
+        _refuse_weights_only(search.found, search.manifest)
 
 
 def _refuse_finished(search: Search, max_steps: int) -> None:
     if search.manifest is not None and 0 < max_steps <= search.manifest.step:
         raise RunFinished(
             f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={max_steps}, so this run is "
-            f"complete. {_how_to_go_on(search)}. For a new run, change log.name. To continue past the end, set "
-            "resume.resume_past_end=True."
+            f"complete. {_how_to_go_on(search)}"
         )
 
 
 def _how_to_go_on(search: Search) -> str:
+    """The changes that work for this run. Each of them works alone."""
     assert search.manifest is not None
     if not search.manifest.weights_only:
-        return "To train further, raise trainer.max_steps"
+        return (
+            "To train further, raise trainer.max_steps. For a new run, change log.name. To resume without training "
+            "further, set resume.resume_past_end=True."
+        )
     if search.whole is not None:
         return (
             f"To train further from step {search.whole_step}, the last step that was saved with the optimizer, raise "
-            "trainer.max_steps (with log.ckpt.save_optim_on_train_end=True, the last step is saved with the "
-            "optimizer)"
+            "trainer.max_steps. (With log.ckpt.save_optim_on_train_end=True, the last step is saved with the "
+            "optimizer.) For a new run, change log.name."
         )
     return (
-        "It holds weights only, so a higher trainer.max_steps cannot continue from it. To start a run from it, set "
-        "resume.restore_config.path (with log.ckpt.save_optim_on_train_end=True, this run could have continued)"
+        f"It holds weights only, so a higher trainer.max_steps cannot continue from it. {_from_weights(search.found)} "
+        "For a new run, change log.name alone."
     )
 
 
@@ -253,9 +264,18 @@ def _refuse_weights_only(path: Path, manifest: Optional[Manifest]) -> None:
     if manifest is not None and manifest.weights_only:
         raise CheckpointError(
             f"{path} holds weights only, because it was saved at the end of training without the optimizer, so it "
-            "cannot be resumed. To start a run from it, set resume.restore_config.path. To make the last checkpoint "
-            "resumable, train with log.ckpt.save_optim_on_train_end=True."
+            f"cannot be resumed. {_from_weights(path)}"
         )
+
+
+def _from_weights(path: Optional[Path]) -> str:
+    from nemo2.config.overrides import as_override, in_shell
+
+    changes = in_shell(["log.name=NAME", as_override("resume.restore_config.path", str(path))])
+    return (
+        f"To train on from its weights, start a run with another name: {changes}. (With log.ckpt.save_optim_on_train_end=True, the last step is saved with "
+        "the optimizer and can be resumed.)"
+    )
 
 
 def _allow_falling_back(trainer: pl.Trainer) -> None:

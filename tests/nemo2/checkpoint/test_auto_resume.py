@@ -169,10 +169,10 @@ def test_a_finished_run_goes_on_with_more_steps_or_its_first_error_says_how(tmp_
         resume.setup(trainer(tmp_path, max_steps=10))
     assert resume.setup(trainer(tmp_path, max_steps=20)) == whole
     shutil.rmtree(whole)
-    with pytest.raises(
-        CheckpointError, match=r"cannot continue from it. To start a run from it, set resume\.restore_config\.path"
-    ):
+    with pytest.raises(CheckpointError) as refused:
         resume.setup(trainer(tmp_path, max_steps=10))
+    assert f"log.name=NAME resume.restore_config.path={tmp_path / 'step=10-last'}" in str(refused.value)
+    assert "resume_past_end" not in str(refused.value)  # it would fail on weights only
 
 
 def test_a_launch_of_a_finished_run_is_one_error_before_processes_start(tmp_path, monkeypatch):
@@ -200,7 +200,13 @@ def test_a_launch_of_a_finished_run_is_one_error_before_processes_start(tmp_path
         CheckpointError, match=r"so this run is complete\. It holds weights only.*cannot continue from it"
     ):
         launched()
-    for settings in ({"name": "second"}, {"past_end": True}):
+    for settings in ({"max_steps": 20}, {"past_end": True}):  # each rank would refuse it, too
+        with pytest.raises(CheckpointError, match=r"cannot be resumed\. To train on from its weights.*log\.name=NAME"):
+            launched(**settings)
+    with pytest.raises(Started):
+        launched(name="second")
+    saved(run / "checkpoints" / "step=8", 8)
+    for settings in ({"max_steps": 20}, {"past_end": True}):
         with pytest.raises(Started):
             launched(**settings)
 
