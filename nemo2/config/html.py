@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows a recipe in a notebook as a collapsible tree, in HTML without scripts, Graphviz or network access.
 
-`nemo2.config` exports `Config` and `Partial` from this module, so that every config has this view.
+`nemo2.config` exports `Config` and `Partial` from this module, so that every config has this view. nemo-run's own
+`run.Config` and `run.Partial` get the same view: their picture needs Graphviz, and without it every cell that shows a
+config prints an error.
 """
 
 from html import escape
 from typing import Any
 
 import fiddle as fdl
+import nemo_run as run
 
 from nemo2.config.show import effective_children, holds_configs, render, shown_value
 from nemo2.config.tree import Config, Partial
@@ -81,5 +84,8 @@ def _shown_in_ipython(node: Any, include: Any = None, exclude: Any = None) -> di
     return {"text/plain": render(node), "text/html": html_tree(node)}
 
 
-for _kind in (Config, Partial):
+for _kind in (Config, Partial, run.Config, run.Partial):
     _kind._repr_mimebundle_ = _shown_in_ipython  # pyright: ignore[reportAttributeAccessIssue]
+for _kind in (run.Config, run.Partial):
+    # A method, because nemo-run's executors call it.
+    _kind._repr_svg_ = lambda _: None  # pyright: ignore[reportAttributeAccessIssue]

@@ -213,7 +213,7 @@ _PLAIN = (type, bool, int, float, complex, str, bytes, list, tuple, dict, set, f
 
 
 # These use `config.__class__` in place of `type(config)`, in code and pictures.
-_WANT_THE_TYPE = {"fiddle._src.codegen.legacy_codegen", "fiddle._src.graphviz"}
+_WANT_THE_TYPE = {"fiddle._src.codegen.legacy_codegen", "fiddle._src.graphviz", "IPython.lib.pretty"}
 
 
 class Config(_Node, _Impersonator, run.Config[T], Generic[T]):

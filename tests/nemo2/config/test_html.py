@@ -4,6 +4,7 @@
 from html.parser import HTMLParser
 from typing import Any
 
+import nemo_run as run
 import pytest
 from IPython.core.formatters import DisplayFormatter
 
@@ -63,3 +64,19 @@ def test_a_config_that_is_shared_is_shown_once() -> None:
     made.trainer.callbacks = [shared, shared]
     text = Elements(html_tree(made)).text
     assert text.count("every 5") == 1 and "same as trainer.callbacks[0]" in text and "callbacks 2 of them" in text
+
+
+def test_configs_in_a_list_show_as_configs_and_not_as_objects() -> None:
+    made: Any = llm.llama_tiny.pretrain_recipe()
+    data, _ = DisplayFormatter().format([made.optim.config, *made.trainer.callbacks])
+    assert data["text/plain"].startswith("[<Config[OptimizerConfig(") and "TimingCallback(" in data["text/plain"]
+    assert " at 0x" not in data["text/plain"]
+
+
+@pytest.mark.parametrize("kind", [run.Config, run.Partial])
+def test_nemo_runs_own_configs_show_as_a_tree_without_graphviz(kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    data, _ = DisplayFormatter().format(kind(Options, name="mine"))
+    assert set(data) == {"text/plain", "text/html"} and "name 'mine'" in Elements(data["text/html"]).text
+    data, _ = DisplayFormatter().format(run.LocalExecutor())
+    assert set(data) == {"text/plain"}
+    assert capsys.readouterr() == ("", "")
