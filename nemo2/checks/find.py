@@ -72,10 +72,10 @@ def find(
     found = [Problem(rule="travels-as-text", topic="The recipe", message=message) for message in unserialisable(recipe)]
     if getattr(recipe, "trainer", None) is None:
         return found
-    if local and not chosen:
+    if local:
         found += [
             Problem(rule="fits-this-machine", topic="The launch", message=message)
-            for message in too_many_for_this_machine(devices)
+            for message in too_many_for_this_machine(devices, nodes, chosen=chosen)
         ]
     if local and machine is None:
         machine = Machine.here()

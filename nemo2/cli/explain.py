@@ -92,18 +92,13 @@ def _as_data(found: list[Any], effective: Any, size: int) -> dict[str, Any]:
 def _tell_variables(
     recipe: Any, gpus: Optional[str], executor: Optional[str], plugins: list[str], *, as_json: bool
 ) -> None:
-    import nemo_run
-
     import nemo2.plugins  # noqa: F401  (whose names it announces)
-    from nemo2.launch.clusters import named as executor_named
-    from nemo2.launch.launcher import apply_shape
-    from nemo2.launch.launcher import machine_of as machine_of_executor
+    from nemo2.launch.launcher import apply_shape, place_of
     from nemo2.launch.plugins import made, named
     from nemo2.launch.variables import given_variables, lines
 
-    made_executor, _ = executor_named(executor)
-    local = made_executor in (None, "local") or isinstance(made_executor, nemo_run.LocalExecutor)
-    machine = machine_of(gpus) if gpus else machine_of_executor(made_executor, None, local=local)
+    made_executor, _, machine = place_of(executor, None)
+    machine = machine_of(gpus) if gpus else machine
     devices, nodes, _ = apply_shape(recipe, machine, devices=None, nodes=None, name=None)
     found = given_variables(
         recipe,

@@ -4,6 +4,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -74,8 +75,17 @@ def recipe_on(
     return spread(recipe, gpus, nodes=nodes, devices=devices)
 
 
-def spread(recipe: Any, gpus: Optional[str], *, nodes: Optional[int] = None, devices: Optional[int] = None) -> Any:
+def spread(
+    recipe: Any,
+    gpus: Optional[str],
+    *,
+    nodes: Optional[int] = None,
+    devices: Optional[int] = None,
+    most: Optional[int] = None,
+) -> Any:
     """The recipe on the nodes and devices that the options name. Without such options: the same object.
+
+    ``most`` is the number of GPUs in a node. None: it isn't known.
 
     Raises:
         ConfigError: see `machine_of`; or two options, or an option and an override, name different numbers; or the GPUs
@@ -93,6 +103,10 @@ def spread(recipe: Any, gpus: Optional[str], *, nodes: Optional[int] = None, dev
     from nemo2.settle.world import devices_of, on
 
     count, option = machine.count, f"--gpus {gpus}"
+    if most is not None:
+        machine = replace(machine, per_node=most)
+        if not said(trainer, "devices"):
+            trainer.devices = min(devices_of(trainer.devices, machine), most)
     if said(trainer, "num_nodes"):
         asked = trainer.num_nodes
         per_node = devices_of(trainer.devices, machine) if said(trainer, "devices") else count // asked

@@ -8,13 +8,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from nemo2.cli.flags import Devices, Gpus, Nodes, kind_of, spread
 from nemo2.cli.sources import changed
 from nemo2.cli.trackers import Trackers, add_trackers, place_trackers, tracker_called, variables_for
+
+if TYPE_CHECKING:
+    from nemo2.settle.machine import Machine
 
 Executor = Annotated[
     str, typer.Option("--executor", help="Where to run: 'local', or a cluster profile (`nemo2 cluster list`).")
@@ -148,10 +151,13 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
         ConfigError: options contradict each other, or the launch refuses the recipe.
     """
     from nemo2.launch import launch
+    from nemo2.launch.launcher import place_of
     from nemo2.launch.plugins import named
 
-    recipe = spread(recipe, options.gpus, nodes=options.nodes, devices=options.devices)
     executor, kind = options.executor, kind_of(options.gpus)
+    where, _, machine = place_of(executor, kind)
+    most = getattr(where, "gpus_per_node", None)
+    recipe = spread(recipe, options.gpus, nodes=options.nodes, devices=options.devices, most=most)
     if kind is not None:
         _refuse_other_gpus(kind, executor, dryrun=options.dryrun)
     if options.detach and executor == "local":
@@ -163,7 +169,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     if options.plugins:
         import nemo2.plugins  # noqa: F401  (whose names it announces)
 
-    _say_what_starts(recipe, name, executor, changes=changes, kind=kind)
+    _say_what_starts(recipe, name, executor, machine, changes=changes)
     if executor != "local" and not (options.yes or options.dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)
     trackers = options.trackers or [] if isinstance(options, TrainingOptions) else []
@@ -209,19 +215,15 @@ def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool) -> None:
     )
 
 
-def _say_what_starts(recipe: Any, name: str, executor: str, *, changes: list[str], kind: Optional[str]) -> None:
+def _say_what_starts(recipe: Any, name: str, executor: str, machine: "Machine", *, changes: list[str]) -> None:
     """Print on stderr what will run. Nothing is printed about a recipe that can't run: the launch reports its
     mistakes."""
     from nemo2.cli.start import start_block
     from nemo2.errors import ConfigError
-    from nemo2.settle.machine import Machine
 
     cluster = None if executor == "local" else executor
     with contextlib.suppress(ConfigError, AttributeError, TypeError):
-        said = _profile_of(cluster)
-        kind = kind or said.get("gpu")
-        machine = Machine.named(kind) if kind else Machine.here() if cluster is None else Machine()
-        runs = str(said.get("runs", ""))
+        runs = str(_profile_of(cluster).get("runs", ""))
         text = start_block(recipe, name, machine, changes=changes, executor=cluster, runs=runs)
         print(text, file=sys.stderr, flush=True)
 

@@ -85,13 +85,12 @@ def launch(
         )
     recipe = copy.deepcopy(recipe)
     chosen = devices is not None
-    executor, settings = named(executor)
+    executor, settings, machine = place_of(executor, gpu)
+    local = machine.local
     if isinstance(chain, bool) or not isinstance(chain, int) or chain < 1:
         raise ConfigError(f"chain={chain!r}: must be a whole number of at least 1.")
     if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another. Remove chain.")
-    local = executor in (None, "local") or isinstance(executor, nemo_run.LocalExecutor)
-    machine = machine_of(executor, gpu or (settings.gpu if settings else "") or None, local=local)
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
     title = safe_name(name)
     experiment_id = f"{title}_{time.time_ns()}"
@@ -101,6 +100,7 @@ def launch(
         give_shape(executor, devices=devices, nodes=nodes)
         edited = apply(chosen_plugins, recipe, executor, experiment_id=experiment_id)
         devices, nodes, name = apply_shape(recipe, machine, devices=None, nodes=None, name=name)
+    _refuse_more_ranks_than_gpus(executor, devices=devices, nodes=nodes)
     if check:
         from nemo2.checks import check_recipe
 
@@ -201,6 +201,18 @@ def _say_random_data(recipe: Any) -> None:
         )
 
 
+def place_of(executor: Any, gpu: str | None) -> tuple[Any, ClusterSettings | None, Machine]:
+    """The executor of a name with its settings, and the machine that its ranks run on. ``gpu`` is the kind of GPUs; None:
+    the profile's.
+
+    Raises:
+        ConfigError: an unknown name, a wrong profile, or an unknown kind of GPUs.
+    """
+    executor, settings = named(executor)
+    local = executor in (None, "local") or isinstance(executor, nemo_run.LocalExecutor)
+    return executor, settings, machine_of(executor, gpu or (settings.gpu if settings else "") or None, local=local)
+
+
 def machine_of(executor: Any, gpu: str | None, *, local: bool) -> Machine:
     """The machine of an executor: this machine, or nodes with the executor's number of GPUs, which defaults to 8.
 
@@ -214,6 +226,23 @@ def machine_of(executor: Any, gpu: str | None, *, local: bool) -> Machine:
             here if gpu is None else replace(here, accelerator="cuda", gpu=machine.gpu, capability=machine.capability)
         )
     return replace(machine, per_node=getattr(executor, "gpus_per_node", None) or machine.per_node, count=None)
+
+
+def _refuse_more_ranks_than_gpus(executor: Any, *, devices: int, nodes: int) -> None:
+    """Refuse a Slurm job whose nodes have fewer GPUs than ranks. The other executors request a GPU per rank.
+
+    Raises:
+        ConfigError: there are more ranks than GPUs.
+    """
+    gpus = getattr(executor, "gpus_per_node", None)
+    if not isinstance(executor, nemo_run.SlurmExecutor) or not gpus or devices <= gpus:
+        return
+    fit = f"{devices * nodes // gpus} nodes of {gpus} (--gpus {devices * nodes}), or " if not devices % gpus else ""
+    raise ConfigError(
+        f"trainer.devices={devices}: the executor requests only {gpus} GPU{'s' if gpus > 1 else ''} per node "
+        f"(gpus_per_node), but each rank needs one. Use {fit}nodes of at most {gpus} (--devices {gpus}), or correct "
+        "gpus_per_node."
+    )
 
 
 def apply_shape(

@@ -12,6 +12,7 @@ from nemo2.cli.app import main
 from nemo2.cli.launching import _say_what_starts
 from nemo2.errors import ConfigError, SecurityError
 from nemo2.launch.clusters import KINDS, named, profiles, user_file
+from nemo2.launch.launcher import place_of
 from nemo2.launch.shape import give_shape
 from nemo2.launch.slurm.probing import Finding
 
@@ -221,14 +222,44 @@ def test_a_time_limit_is_text_however_toml_reads_it(capsys, typed, limit):
         assert main(["cluster", "show", name]) == 0 and "time = " in capsys.readouterr().out
 
 
+def dry_run_on_nodes_of_four(capsys, *options, devices="auto"):
+    """The output of a dry run of llama_tiny on a cluster whose nodes have 4 GPUs."""
+    assert main(["cluster", "add", "four", "kind=slurm", "gpus_per_node=4", "job_dir=/shared/jobs", "gpu=GB200"]) == 0
+    batch = "data.global_batch_size=512"
+    code = main(
+        ["pretrain", "llama_tiny", f"trainer.devices={devices}", batch, "--executor", "four", "--dryrun", *options]
+    )
+    captured = capsys.readouterr()
+    return f"exit {code}\n{captured.out}{captured.err}"
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "script"),
+    [((), "4 GPUs, four", '"$python" 1 4 '), (("--gpus", "16"), "16 GPUs on 4 nodes, four", '"$python" 4 4 ')],
+    ids=["profile", "gpus"],
+)
+def test_what_starts_is_told_with_the_nodes_that_the_profile_has(capsys, options, gpus, script):
+    said = dry_run_on_nodes_of_four(capsys, *options)
+    assert "exit 0" in said and gpus in said and script in said
+
+
+@pytest.mark.parametrize(
+    ("devices", "fix"), [("8", "Use 2 nodes of 4 (--gpus 8), or nodes of at most 4"), ("6", "Use nodes of at most 4")]
+)
+def test_more_ranks_than_the_profiles_nodes_have_gpus_are_refused(capsys, devices, fix):
+    said = dry_run_on_nodes_of_four(capsys, devices=devices)
+    assert "exit 2" in said and f"trainer.devices={devices}: the executor requests only 4 GPUs per node" in said
+    assert fix in said
+
+
 def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsys):
     from nemo2.recipes import llama3_8b
 
     assert main(["cluster", "add", "new", "kind=slurm", "gpu=H100", "runs=/shared/runs"]) == 0
     recipe = llama3_8b.pretrain_recipe(num_nodes=2)
-    _say_what_starts(recipe, "llama3_8b", "new", changes=[], kind=None)
+    _say_what_starts(recipe, "llama3_8b", "new", place_of("new", None)[2], changes=[])
     recipe.log.log_dir = "mine"
-    _say_what_starts(recipe, "llama3_8b", "new", changes=[], kind=None)
+    _say_what_starts(recipe, "llama3_8b", "new", place_of("new", None)[2], changes=[])
     said = capsys.readouterr().err
     assert "16 GPUs on 2 nodes, new (H100" in said
     assert "/shared/runs/default" in said and "/shared/runs/mine/default" in said

@@ -211,9 +211,18 @@ def _writable(path: Path) -> bool:
     return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
 
 
-def too_many_for_this_machine(devices: Optional[int]) -> Iterator[str]:
-    """A recipe that nobody has cut down to this machine, on one without GPUs and with fewer cores than it has ranks."""
+def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, chosen: bool) -> Iterator[str]:
+    """Messages for a launch here of several nodes, or of a recipe with more ranks than this machine has cores and no
+    GPU, unless the user has ``chosen`` the number."""
     import torch
+
+    if nodes is not None and nodes > 1:
+        yield (
+            f"trainer.num_nodes={nodes}: a launch on this machine starts the ranks of one node. Set trainer.num_nodes=1 "
+            "(`--nodes 1`), or name a cluster (`--executor NAME`)."
+        )
+    if chosen:
+        return
 
     cores = os.cpu_count() or 1
     if devices is not None and devices > cores and not torch.cuda.is_available():

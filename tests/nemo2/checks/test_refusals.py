@@ -106,6 +106,15 @@ def test_what_is_launched_must_be_what_the_trainer_was_told():
     check_recipe(recipe(), devices=8, nodes=1)
 
 
+def test_a_launch_on_this_machine_has_one_node():
+    several = recipe(trainer__num_nodes=4)
+    with pytest.raises(
+        ConfigError, match=r"trainer\.num_nodes=4: a launch on this machine starts the ranks of one node"
+    ):
+        check_recipe(several, devices=8, nodes=4, local=True)
+    check_recipe(several, devices=8, nodes=4)
+
+
 def test_files_and_devices_are_looked_at_only_where_the_recipe_runs(tmp_path, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     blocked = tmp_path / "file"
