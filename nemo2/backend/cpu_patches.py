@@ -353,8 +353,11 @@ def megatron_patches() -> tuple[Patch, ...]:
     from nemo2.backend.results_queue import getter, results_queue
 
     rng, optimizer = "megatron.core.tensor_parallel.random", "megatron.core.optimizer"
-    mappings, uneven = "megatron.core.tensor_parallel.mappings", "gloo refuses shares of different lengths"
-    moe, te_absent = "megatron.core.transformer.moe.moe_utils", "taken for present although it is only a stand-in"
+    mappings, uneven = "megatron.core.tensor_parallel.mappings", "gloo rejects shards of different lengths"
+    moe, te_absent = (
+        "megatron.core.transformer.moe.moe_utils",
+        "Megatron-Core would take a stand-in for Transformer Engine",
+    )
     files = "megatron.core.dist_checkpointing.strategies.filesystem_async"
     spawns = "the first save would spawn a process that imports the entry script again"
     fsdp = "megatron.core.distributed.fsdp.src.megatron_fsdp"
@@ -372,43 +375,48 @@ def megatron_patches() -> tuple[Patch, ...]:
             target=f"{moe}:maybe_move_tensor_to_cpu",
             replacement=_split_sizes_as_numpy,
             wraps=True,
-            why="all_to_all_single refuses split sizes that are tensors",
+            why="all_to_all_single rejects split sizes that are tensors",
         ),
         Patch(target=f"{mappings}:_gather_along_first_dim", replacement=_gathered_evenly, wraps=True, why=uneven),
         Patch(
             target=f"{mappings}:_reduce_scatter_along_first_dim", replacement=_scattered_evenly, wraps=True, why=uneven
         ),
-        Patch(target=f"{moe}:te_general_gemm", replacement=None, may_be_absent=True, why="0.16 asks for it unseen"),
+        Patch(
+            target=f"{moe}:te_general_gemm",
+            replacement=None,
+            may_be_absent=True,
+            why="0.16 uses the name without defining it",
+        ),
         Patch(target="megatron.core.transformer.multi_latent_attention:HAVE_TE", replacement=False, why=te_absent),
         Patch(
             target="megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
             replacement=_built_on_cpu,
             wraps=True,
-            why="`with torch.device(0)`, which is the index of a GPU",
+            why="`torch.device(0)` would name a GPU",
         ),
         Patch(
             target="torch.distributed.device_mesh:DeviceMesh.from_group",
             replacement=_mesh_of_cpus,
             wraps=True,
-            why="fully sharded parameters would be looked for on GPUs",
+            why="torch would expect fully sharded parameters on GPUs",
         ),
         Patch(
             target="torch.distributed.distributed_c10d:ProcessGroupGloo.__init__",
             replacement=_one_thread,
             wraps=True,
-            why="gloo's two threads may free one string twice, where several coalesced collectives of a group are under way",
+            why="gloo's two threads may free one string twice if several coalesced collectives of a group are in flight",
         ),
         Patch(
             target=f"{fsdp}.param_and_grad_buffer:gradient_reduce_preprocessing",
             replacement=_scaled_before_the_sum,
             wraps=True,
-            why="Megatron-FSDP asks for NCCL's multiplication inside the sum",
+            why="Megatron-FSDP would let NCCL scale gradients inside the reduction",
         ),
         Patch(
             target="megatron.core.distributed.fsdp.mcore_fsdp_adapter:TELinear",
             replacement=_NoSuchLayer,
             may_be_absent=True,
-            why="Megatron-FSDP asks whether layers are Transformer Engine's, without which there is no such class",
+            why="Megatron-FSDP compares layers with a class of Transformer Engine that doesn't exist here",
         ),
         Patch(target=f"{optimizer}:Adam", replacement=FusedAdam, why=adam),
         Patch(target=f"{optimizer}:USING_PYTORCH_OPTIMIZER", replacement=False, why=adam),
@@ -420,7 +428,7 @@ def megatron_patches() -> tuple[Patch, ...]:
             target="megatron.core.dist_checkpointing.mapping:ShardedTensor.init_data",
             replacement=_data_on_cpu,
             wraps=True,
-            why="ranks that share the reading of a checkpoint exchange what they read through GPU memory",
+            why="ranks that distribute the reading of a checkpoint would exchange tensors through GPU memory",
         ),
         Patch(
             target="megatron.core.dist_checkpointing.strategies.torch:get_async_strategy",

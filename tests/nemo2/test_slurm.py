@@ -213,7 +213,7 @@ def test_the_same_step_failing_twice_is_not_tried_a_third_time(tmp_path):
         record(tmp_path, number, told)
         verdicts.append(told["verdict"])
     assert verdicts == ["again", "again", "failed"]
-    assert "failed at step 40 before" in history(tmp_path)[-1]["message"]
+    assert "also failed at step 40" in history(tmp_path)[-1]["message"]
     assert json.loads((tmp_path / "state.json").read_text())["state"] == "failed"
 
 

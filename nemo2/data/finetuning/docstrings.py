@@ -23,7 +23,7 @@ class StdlibDocstringDataModule(PublishedDataModule):
     """Fine-tune on the running interpreter's standard library: the instruction is a function's signature, and the
     answer is the first line of its docstring.
 
-    Nothing is downloaded. 90 % of the records are for training, 5 % for validation, 5 % for the test. The arguments
+    Nothing is downloaded. 90% of the records are for training, 5% for validation, 5% for the test. The arguments
     that are not listed here are those of `FineTuningDataModule`.
 
     Args:

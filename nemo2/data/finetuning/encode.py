@@ -52,7 +52,7 @@ class Report:
     def __str__(self) -> str:
         share = 100 * self.trained_tokens / max(1, self.tokens)
         lines = [
-            f"{self.samples:,} samples of {self.records:,} records, {self.tokens:,} tokens, {share:.1f} % of them trained on"
+            f"{self.samples:,} samples of {self.records:,} records, {self.tokens:,} tokens, {share:.1f}% of them trained on"
         ]
         for fate, places in self.places.items():
             shown = "; ".join(places[:_SHOWN]) + (" ..." if len(places) > _SHOWN else "")

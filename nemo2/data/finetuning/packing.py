@@ -153,6 +153,6 @@ class Fullness:
     def __str__(self) -> str:
         return (
             f"{self.samples:,} samples in {self.rows:,} rows, {self.samples / max(1, self.rows):.1f} each: padding is "
-            f"{100 * self.padding:.1f} % of the tokens, and was {100 * self.padding_unpacked:.1f} % with a row per sample "
-            f"({100 * self.padding_to_longest:.1f} % with rows as long as the longest)"
+            f"{100 * self.padding:.1f}% of the tokens, and was {100 * self.padding_unpacked:.1f}% with a row per sample "
+            f"({100 * self.padding_to_longest:.1f}% with rows as long as the longest)"
         )

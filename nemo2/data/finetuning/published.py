@@ -85,7 +85,7 @@ class PublishedDataModule(FineTuningDataModule):
 class SquadDataModule(PublishedDataModule):
     """Fine-tune on SQuAD 1.1: questions about a paragraph, answered with words from it.
 
-    5 % of its training questions are for validation, and its own validation questions are for the test. The arguments
+    5% of its training questions are for validation, and its own validation questions are for the test. The arguments
     that are not listed here are those of `FineTuningDataModule`.
 
     Args:
@@ -147,7 +147,7 @@ class SquadDataModule(PublishedDataModule):
 
 
 class _InstructionDataModule(PublishedDataModule):
-    """A set without its own splits: 80 % of the records are for training, 15 % for validation, 5 % for the test."""
+    """A set without its own splits: 80% of the records are for training, 15% for validation, 5% for the test."""
 
     def __init__(
         self,
