@@ -60,7 +60,11 @@ def columns(
     for row in cells:
         table.add_row(*row)
     console = Console(
-        file=io.StringIO(), width=width, force_terminal=colours, color_system="standard" if colours else None
+        file=io.StringIO(),
+        width=width,
+        force_terminal=colours,
+        force_jupyter=False,  # in a notebook, rich would also display an empty output for each table
+        color_system="standard" if colours else None,
     )
     with console.capture() as captured:
         console.print(table)

@@ -53,3 +53,11 @@ def test_styles_are_escape_sequences_where_colours_are_wanted_and_markup_is_text
 def test_no_rows_are_no_lines_but_the_head() -> None:
     assert columns([]) == []
     assert columns([], head=HEAD) == ["name  number  says"]
+
+
+def test_in_a_notebook_a_table_is_only_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr("builtins.get_ipython", kernel, raising=False)
+    shown: list[object] = []
+    monkeypatch.setattr("rich.jupyter.display", lambda *what: shown.append(what))
+    assert columns([("a", 1)]) == ["a  1"] and shown == []
