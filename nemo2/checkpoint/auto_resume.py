@@ -269,12 +269,12 @@ def _refuse_weights_only(path: Path, manifest: Optional[Manifest]) -> None:
 
 
 def _from_weights(path: Optional[Path]) -> str:
-    from nemo2.config.overrides import as_override, in_shell
+    from nemo2.config.overrides import in_shell
 
-    changes = in_shell(["log.name=NAME", as_override("resume.restore_config.path", str(path))])
+    changes = in_shell(["log.name=NAME", f"resume.restore_config.path={path}"])
     return (
-        f"To train on from its weights, start a run with another name: {changes}. (With log.ckpt.save_optim_on_train_end=True, the last step is saved with "
-        "the optimizer and can be resumed.)"
+        f"To train on from its weights, start a run with another name: {changes}. (With "
+        "log.ckpt.save_optim_on_train_end=True, the last step is saved with the optimizer and can be resumed.)"
     )
 
 

@@ -37,6 +37,17 @@ def _short_type(parameter: Any, ctx: Any) -> str | None:
 class Group(_ShortTypes, TyperGroup):
     """A group of nemo2's commands."""
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            from nemo2.errors import ConfigError
+            from nemo2.names import did_you_mean
+
+            raise ConfigError(
+                f"{ctx.command_path} has no command {args[0]!r}{did_you_mean(args[0], list(self.commands))} "
+                f"`{ctx.command_path} --help` lists the commands."
+            )
+        return super().resolve_command(ctx, args)
+
 
 class Command(_ShortTypes, TyperCommand):
     """A command of nemo2."""
@@ -47,6 +58,10 @@ class Command(_ShortTypes, TyperCommand):
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":
                 self._refuse(str(getattr(error, "option_name", "")), args, error)
+            if hasattr(error, "format_message"):
+                from nemo2.errors import ConfigError
+
+                raise ConfigError(self._told(error, ctx, args)) from error
             raise
 
     def invoke(self, ctx: Any) -> Any:
@@ -56,14 +71,32 @@ class Command(_ShortTypes, TyperCommand):
         finally:
             _READ.reset(token)
 
+    def _told(self, error: Any, ctx: Any, args: list[str]) -> str:
+        """typer's error as nemo2 writes errors: field, value, rule and fix, without a box."""
+        parameter, example = getattr(error, "param", None), str(self.epilog or "").partition("Example: ")[2]
+        example = f" For example: {example}" if example else ""
+        if type(error).__name__ == "MissingParameter" and parameter is not None:
+            return f"{ctx.command_path} needs {_name_of(parameter)}.{example}"
+        if type(error).__name__ == "BadParameter" and parameter is not None:
+            option = next((one for one in parameter.opts if _value_of(one, args) != _UNKNOWN), None)
+            said = _name_of(parameter) if option is None else f"{option} {_value_of(option, args)}"
+            return f"{said}: {_rule(str(error.message))}"
+        told = str(error.format_message()).rstrip(".")
+        if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", told):
+            return f"{extra[1]!r}: {ctx.command_path} takes no such argument.{example}"
+        return f"{told}. `{ctx.command_path} --help` lists the options."
+
     def _refuse(self, option: str, args: list[str], error: Exception) -> NoReturn:
         from nemo2.errors import ConfigError
         from nemo2.names import did_you_mean
 
         known = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
         name, takes_changes = option.lstrip("-"), any(one.name in ("overrides", "words") for one in self.params)
+        written = _value_of(option, args)
+        if takes_changes and (paths := _paths_in_recipe(name, args)):
+            spelled = " or ".join(f"{path}={written}" for path in paths)
+            raise ConfigError(f"{option}: nemo2 {self.name} has no such option. Write {spelled}") from error
         if takes_changes and ("." in name or "=" in next((one for one in args if one.startswith(option)), "")):
-            written = _value_of(option, args)
             raise ConfigError(f"{option}: write a change of the recipe without dashes: {name}={written}") from error
         close = did_you_mean(option, known) if len(known) > 12 else "."
         also = (
@@ -74,6 +107,31 @@ class Command(_ShortTypes, TyperCommand):
         raise ConfigError(
             f"nemo2 {self.name} has no option {option}{close}{also} `nemo2 {self.name} --help` lists its options."
         ) from error
+
+
+def _name_of(parameter: Any) -> str:
+    """A parameter as the command line writes it: its options, or the name of an argument in capitals."""
+    return " or ".join(parameter.opts) if parameter.opts[0].startswith("-") else str(parameter.name).upper()
+
+
+def _rule(message: str) -> str:
+    """typer's words on a wrong value, which differ with its version, as a rule."""
+    rule = message.removeprefix("Value error, ").rstrip(".").partition(", unable to parse")[0]
+    rule = re.sub(r"^'.*?' is not one of", "must be one of", rule.replace("Input should be", "must be"))
+    return rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most") + "."
+
+
+def _paths_in_recipe(option: str, args: list[str]) -> list[str]:
+    """The paths of the fields that an unknown option such as ``--max-steps`` names in the recipe of a command line."""
+    from nemo2.cli.sources import recipe_tree
+    from nemo2.config.overrides import paths_of
+    from nemo2.errors import Nemo2Error
+
+    field, name = option.replace("-", "_"), next((one for one in args if not one.startswith("-")), "")
+    try:
+        return paths_of(recipe_tree(name), field) if field.isidentifier() else []
+    except Nemo2Error:  # the recipe's own error comes once the options are right
+        return []
 
 
 class App(typer.Typer):
@@ -129,6 +187,9 @@ def _spelled(name: str) -> str:
     return next((opt for opt in found.opts if opt.startswith("--")), found.opts[0])
 
 
+_UNKNOWN = "VALUE"
+
+
 def _value_of(option: str, args: list[str]) -> str:
     """The value of an option, behind "=" or in the next word."""
     for place, text in enumerate(args):
@@ -136,4 +197,4 @@ def _value_of(option: str, args: list[str]) -> str:
             return text.partition("=")[2]
         if text == option and place + 1 < len(args) and not args[place + 1].startswith("-"):
             return args[place + 1]
-    return "VALUE"
+    return _UNKNOWN

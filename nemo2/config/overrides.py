@@ -163,7 +163,12 @@ def as_override(path: str, value: Any) -> str:
 
 def in_shell(overrides: Iterable[str]) -> str:
     """Overrides as text for bash or zsh."""
-    return shlex.join(overrides)
+    return " ".join(map(_in_shell, overrides))
+
+
+def _in_shell(word: str) -> str:
+    # Python's text has single quotes. Inside double quotes, which shlex doesn't use, the word stays legible.
+    return f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word)
 
 
 def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
@@ -174,16 +179,21 @@ def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
     *parents, name = path.split(".")
     if repr(name) not in str(error):  # the unknown name is inside the value
         return str(error)
+    found = paths_of(recipe, name)
+    if not found:
+        return str(error)
+    write = " or ".join(f"{one}{operation}{value}" for one in found)
+    return f"{error} Write {write}" if parents else f"{str(error).partition(';')[0].rstrip('.')}. Write {write}"
+
+
+def paths_of(recipe: Any, name: str) -> list[str]:
+    """The paths of the fields of this name in a recipe, shortest first, at most three."""
     found = [
         f"{place}.{name}".removeprefix(".")
         for place, node in iterate_nodes(recipe)
         if name in (*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__)) and name != "name"
     ]
-    if not found:
-        return str(error)
-    shortest = sorted(found, key=lambda one: one.count("."))[:3]
-    write = " or ".join(f"{one}{operation}{value}" for one in shortest)
-    return f"{error} Write {write}" if parents else f"{str(error).partition(';')[0].rstrip('.')}. Write {write}"
+    return sorted(found, key=lambda one: one.count("."))[:3]
 
 
 def split_override(override: str) -> tuple[str, str, str]:

@@ -19,6 +19,7 @@ import typer
 from nemo2.cli import flags, launching
 from nemo2.cli.app import app, main
 from nemo2.cli.run_names import latest, run_called
+from nemo2.config.overrides import in_shell
 
 SHARED = {
     "gpus": flags.Gpus,
@@ -300,7 +301,8 @@ def test_explain_tells_its_layers_as_json(capsys: pytest.CaptureFixture[str]) ->
         (["seq_length=16"], "Write data.seq_length=16"),
         (["--trainer.max_steps=100"], "write a change of the recipe without dashes: trainer.max_steps=100"),
         (["--trainer.max_steps", "100"], "write a change of the recipe without dashes: trainer.max_steps=100"),
-        (["--max-steps", "100"], "To change a field of the recipe, write its path, for example trainer.max_steps=100"),
+        (["--max-steps", "100"], "no such option. Write trainer.max_steps=100 or optim.lr_scheduler.max_steps=100"),
+        (["--no-such", "1"], "To change a field of the recipe, write its path, for example trainer.max_steps=100"),
         (["--device", "2"], "did you mean '--devices'"),
     ],
 )
@@ -309,6 +311,24 @@ def test_a_change_in_another_spelling_is_answered_with_the_right_one(
 ) -> None:
     assert main(["pretrain", "llama_tiny", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", [name for name in ("bash", "zsh") if which(name)])
+def test_changes_as_shell_text_are_read_back_by_the_shell(shell: str) -> None:
+    changes = [
+        "a='{model}--{step:.2f}'",
+        "a=it's",
+        "a='$HOME'",
+        "a='x`y`'",
+        "a='b!c'",
+        "a=['x', \"y\"]",
+        "a=b c",
+        "a[0]=~",
+    ]
+    text = in_shell(changes)
+    assert text.startswith("\"a='{model}--{step:.2f}'\" ")  # not 'a='"'"'{model}...
+    command = [shell, "-fc" if shell == "zsh" else "-c", f"printf '%s\\n' {text}"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines() == changes
 
 
 @pytest.mark.parametrize("shell", [name for name in ("bash", "zsh") if which(name)])

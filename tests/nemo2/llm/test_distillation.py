@@ -244,7 +244,7 @@ def test_the_command_makes_a_recipe_whose_student_and_teacher_are_both_checked(
     assert any("is neither a finished checkpoint" in problem.message for problem in find(recipe))
     capsys.readouterr()
     for arguments, words in (
-        ([], "Missing option '--teacher'"),
+        ([], "distill needs --teacher"),
         (["--teacher", str(tmp_path / "none")], "none does not exist"),
         (["--teacher", models["teacher"]], "to provide trainer, data and optimizer"),
         (
