@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of `llm.generate`'s loop beside transformers' own ``generate`` with the same weights, in one process.
+"""Compares the tokens per second of `llm.generate`'s loop with transformers' ``generate``, with the same weights in one
+process.
 
     python bench/generation.py    # 12 layers, 95 M parameters; batches of 1 and 8, prompts of 32 and 512 tokens
 
-The two take turns, so that a slow minute of the machine touches both; medians of the turns. Seconds are those of the processor,
-of one thread: what else the machine does counts little. A further token's time is a whole answer's less its first token's.
+The two take turns, so that a slow minute of the machine affects both. Results are medians over turns, in processor
+seconds of one thread, so that other work on the machine matters little. The time of a further token is the time of a
+whole answer minus that of its first token.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`: the commands a user would type, one after another, and a check of what they claim.
+"""`make demo`: runs the commands that a user would type, and checks their results.
 
-Trains ``llama_tiny`` on two CPU processes (or GPUs, where there are any), interrupts it as Ctrl-C would once it has saved,
-starts it again with the same command, and has the result write Python. Exits non-zero if a command fails, the run does not
-go on where it stopped, or the losses do not fall.
+Trains ``llama_tiny`` on two CPU processes, or on GPUs if there are any. Interrupts the run after its first save as
+Ctrl-C would, starts it again with the same command, and lets the model write Python. Exits non-zero if a command fails,
+the run doesn't resume where it stopped, or the losses don't fall.
 """
 
 import json
@@ -59,7 +59,7 @@ def train_and_interrupt(command: str) -> int:
     """Start `command`, interrupt it once a checkpoint is finished; returns the step that it saved at its end."""
     with started(command) as process:
         while (code := process.poll()) is None:
-            # A few steps later, so that it is not the step that was saved anyway.
+            # A few steps later, so that the interruption isn't at the saved step.
             if (steps := finished_steps()) and last_logged_step() > max(steps):
                 process.send_signal(signal.SIGINT)
                 code = process.wait(timeout=120)
@@ -113,7 +113,7 @@ def check(run_dir: Path, *, stopped_at: int, text: str) -> None:
         f"the validation loss falls: {', '.join(f'{value:.2f}' for value in values)}",
     )
     claim(last + 1 >= 200, f"{last + 1} steps are done")
-    # An interrupted run saves before it ends, and the next one goes on from there.
+    # An interrupted run saves before it ends, and the next start resumes from there.
     logged = [line for line in lines if "reduced_train_loss" in line]
     steps = [line["step"] for line in logged]
     claim(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make demo-finetune`: a model is fine-tuned by LoRA on this machine, merged, exported, and answers the same in transformers.
 
-The base is the model of `make demo` where that has run, or a shorter run of the same. What it learns are functions of Python's
-standard library with the first lines of their docstrings. Exits non-zero if a command fails or a claim isn't so.
+The base is the model of `make demo`, or of a shorter run if the demo has not run. The model learns to answer signatures
+of Python's standard library with the first lines of their docstrings. Exits non-zero if a command or a check fails.
 """
 
 import json

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random sizes and switches of every family against transformers: ``python -m tools.random_models SECONDS [SEED] [FAMILY]``.
 
-Starts from the rows of `support.hf_models` and draws other values for what config.json may say. transformers makes the model
-and its files. Each case ends as one of
+Starts from the rows of `support.hf_models` and draws other values for fields of config.json. transformers makes the
+model and its files. Each case ends as one of
 
     same      imported, our logits are transformers'; exported again, the files are the same bit by bit
     refused   the configuration is refused by field and value, as a ConfigError
     no model  transformers itself can't build or run it
 
-and anything else is printed with its seed, under which it comes again.
+Any other outcome is printed with its seed, which reproduces it.
 """
 
 import json

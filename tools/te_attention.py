@@ -2,8 +2,8 @@
 """The ways of exchanging keys and values that a version's attention supports under context parallelism, with other
 settings.
 
-Called as its attention module calls it for two ranks and cuDNN's kernels; an answer is a refusal where the version says that it
-doesn't support something, and none where it goes on to a kernel.
+The functions are called as the attention module calls them, for two ranks and cuDNN's kernels. A refusal is an error
+that says that the version doesn't support something. There is no refusal if the version proceeds to a kernel.
 """
 
 import sys

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every call into Transformer Engine, version by version, and what we do about it: docs/transformer_engine.md.
+"""Writes docs/transformer_engine.md: every call into Transformer Engine by version, and nemo2's handling of it.
 
     python -m tools.te_calls
 
-The calls are read off Megatron-Core's sources and ours (`calls_in`); whether a version has them, and what it refuses, are the
-tables that `tools/te_facts.py` measures. `GROUPS` says what is ours to do, with the test that holds it.
+The calls come from the sources of Megatron-Core and nemo2 (`calls_in`). `tools/te_facts.py` measures which calls a
+version has and refuses. `GROUPS` describes nemo2's handling, with the test that checks it.
 """
 
 import ast

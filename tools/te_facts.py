@@ -4,9 +4,9 @@
     pip download --no-deps -d wheels transformer-engine==2.17.0
     python tools/te_facts.py wheels/*.whl
 
-Each wheel's own Python code is imported (`tools/te_sources.py`) and tried: which calls are refused and with which words, in
-which order they may come, which buffers there are then. Nothing of it is copied: a table holds names, signatures and answers.
-The tests' stand-in answers from these tables, and `--check` compares them with what the wheels say now.
+Each wheel's own Python code is imported (`tools/te_sources.py`) and called, to find which calls are refused and with
+which words, in which order calls may come, and which buffers exist then. No code is copied: a table holds names,
+signatures and answers. The tests' stand-in answers from these tables, and `--check` compares them with the wheels.
 """
 
 import argparse

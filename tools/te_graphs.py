@@ -3,8 +3,8 @@
 capture.
 
 Layers are captured by `nemo2.parallel.cuda_graphs` through Megatron-Core's helper and the version's own
-``make_graphed_callables``, replayed in a step, and reset; only captures are absent: a graph of theirs holds nothing, and a replay
-leaves its outputs as they are. Behind `tools.te_steps.prepare`.
+``make_graphed_callables``, replayed in a step, and reset; only captures are absent: a captured graph is empty, and a
+replay leaves its outputs unchanged. Requires `tools.te_steps.prepare`.
 """
 
 import importlib
@@ -93,7 +93,7 @@ def _after_reset() -> None:
 
 
 def _again() -> None:
-    """A second run of a process: captured, closed, captured anew."""
+    """A second run in one process: capture, close, capture again."""
     for _ in range(2):
         _captured_step(_chunk(None))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers in place of Transformer Engine's kernels, on a machine without a GPU: its own Python code goes through whole steps.
+"""Replaces Transformer Engine's kernels on a machine without a GPU, so that its own Python code runs whole steps.
 
-Nothing is computed: a product, a norm or a cast answers with a tensor of the right shape and kind. So whatever stands before and
-behind the kernels runs: which quantizers a recipe makes, which shapes and states are asserted, what is kept for the backward.
+Nothing is computed: a product, a norm or a cast returns a tensor of the right shape and kind. All code around the
+kernels runs: it creates a recipe's quantizers, asserts shapes and states, and saves tensors for the backward pass.
 """
 
 import functools

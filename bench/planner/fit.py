@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constants that published speeds ask for: a robust maximum of what the measurements and the guesses say together.
+"""Fits the planner's constants to published speeds: a robust maximum of the posterior of measurements and guesses.
 
-Every constant is fitted as a logarithm (a share as a logit, so that it stays below 1) and drawn to its guess in
-`nemo2.planner.constants.PRIORS` as strongly as that is sure. Rows of one project share what it did and did not say, so that
-n of them count as n / (1 + (n - 1) / 10) independent ones (Kish's design effect). Needs numpy and nothing else.
+Every constant is fitted as a logarithm (a fraction as a logit, so that it stays below 1). Its guess in
+`nemo2.planner.constants.PRIORS` is the prior, with the guess's uncertainty as its width. Rows of one project have
+common errors, so n rows count as n / (1 + (n - 1) / 10) independent rows (Kish's design effect). Needs only numpy.
 """
 
 import math

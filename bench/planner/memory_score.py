@@ -34,7 +34,7 @@ def peak_error(row: MemoryRow, c: MemoryConstants = GUESSED) -> float:
 
 def score(rows: Sequence[MemoryRow], c: MemoryConstants = GUESSED) -> Score:
     said = [(row.oom, not fits(row, c)) for row in rows]
-    # The memory of a run that ended for want of it is no peak.
+    # A run that ran out of memory has no peak.
     errors = sorted(abs(peak_error(row, c)) for row in rows if row.peak and not row.oom)
 
     def share(kind: bool) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sums that rules show: what divides a number, and which numbers are near."""
+"""Arithmetic for the messages of rules: divisors and nearby multiples."""
 
 from typing import TypeGuard
 
@@ -26,5 +26,5 @@ def _large(value: int) -> list[int]:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """A whole number of at least 1, and no boolean."""
+    """Whether the value is a whole number of at least 1, and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -25,14 +25,14 @@ class Domain:
     """The numbers that a field may have.
 
     Args:
-        interval: In brackets, ``[`` and ``]`` with the edge, ``(`` and ``)`` without: ``"(0, inf)"``.
+        interval: The interval as text. ``[`` and ``]`` include the edge, ``(`` and ``)`` exclude it: ``"(0, inf)"``.
         why: The use of the value, as the reason for the interval.
         kind: ``whole`` numbers; ``steps``, which may be written as 1e4; or ``real`` numbers.
         items: The interval of a list's items, if it differs.
         unless: The value to use in place of a refused value.
-        but: Numbers inside the interval that a field may not have.
+        but: Numbers inside the interval that the field must not have.
         length: The number of numbers in a value. None: one number, or a list of any length.
-        most: Beyond any machine: the largest whole number that is let through.
+        most: The largest accepted whole number, which is beyond any machine.
     """
 
     interval: str
@@ -59,7 +59,7 @@ class Domain:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             return False
         if isinstance(value, numbers.Integral) and abs(int(value)) > self.most:
-            return False  # torch's sizes are of 64 bits, and floats know no such numbers
+            return False  # torch's sizes have 64 bits, and floats can't represent such numbers
         if math.isnan(value) or (self.kind == "whole" and not isinstance(value, numbers.Integral)):
             return False
         low, high = _edges(interval)
@@ -144,7 +144,7 @@ _YARN = "YaRN divides by this number or takes its logarithm"
 _TIMES = "the weight of a loss term, which a negative weight would increase"
 
 MODEL: Mapping[str, Domain] = {
-    # Widths, and how many of each
+    # Widths and counts
     **dict.fromkeys(
         (
             "hidden_size",
@@ -346,7 +346,7 @@ BATCH: Mapping[str, Domain] = {
     **dict.fromkeys(("micro_batch_size", "global_batch_size"), _count("a number of samples")),
     "seq_length": _count("Megatron-Core's index builder divides by this number"),
 }
-"""Fields of every data module, a user's own too."""
+"""Fields of every data module, including a user's own."""
 
 DATA: Mapping[str, Domain] = {
     **BATCH,
@@ -373,7 +373,7 @@ FILES: Mapping[str, Domain] = {
         "whole",
     ),
 }
-"""Fields of a data module whose samples Megatron-Core cuts from files."""
+"""Fields of a data module whose samples Megatron-Core makes from files."""
 
 OPTIMIZER_MODULE: Mapping[str, Domain] = {"lr_mult": _weight("multiplies the learning rate of some parameters")}
 

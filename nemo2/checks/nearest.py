@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The legal layouts nearest to one that is not, for the same GPUs and the same batch."""
+"""Finds the legal layouts nearest to an illegal one, for the same GPUs and the same batch."""
 
 import math
 from collections.abc import Iterator
@@ -12,15 +12,16 @@ from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES, apply_rules
 from nemo2.parallel.layout import LAYOUT_FIELDS, SIZE_FIELDS, Layout
 
 MOST_TENSOR_RANKS = 64
-"""Wider than any machine's fast links; layouts beyond it are never the nearest that anybody wants."""
+"""The largest proposed size. It exceeds any machine's fast links, so nobody wants larger sizes."""
 
 
 def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str]]]:
     """Legal layouts, nearest first, each with the changes that lead to it.
 
-    Near is the sum of the factors by which sizes change, as powers of two; of two equally near the one that changes fewer
-    sizes. Only rules that a layout can break count, so other problems of the recipe don't empty the list; each candidate that
-    is returned has passed Megatron-Core's own checks too. Empty where no layout of these GPUs is legal.
+    The distance is the sum of the binary logarithms of the factors by which sizes change. Of two equally near layouts,
+    the layout that changes fewer sizes comes first. Only rules that a layout can break count, so other problems of the
+    recipe don't empty the list. Each returned layout also passes Megatron-Core's own checks. Empty: no layout of these
+    GPUs is legal.
     """
     if not facts.sizes:
         return []
@@ -31,7 +32,7 @@ def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str
     for _, layout in sorted(((_distance(wanted, one), one) for one in _candidates(facts)), key=lambda item: item[0]):
         candidate = with_layout(facts, layout)
         changes = layout.overrides(facts.sizes)
-        # Problems that every layout has are not a layout's.
+        # Problems that occur with every layout don't count.
         if not changes or apply_rules(candidate, rules) or apply_rules(candidate, own):
             continue
         found.append((layout, changes))

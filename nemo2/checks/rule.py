@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The form of a rule: a sentence, the arithmetic that detects a violation, a recipe that breaks the rule and the
-nearest that keeps it.
+"""The form of a rule: a sentence, the arithmetic that detects a violation, a recipe that breaks the rule, and the
+nearest recipe that satisfies it.
 
 The two recipes are part of the rule, so that the documentation shows them and a test runs them. This rule must reject
 the first recipe, and no rule the second.

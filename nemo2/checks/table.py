@@ -78,5 +78,5 @@ def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
         except (ArithmeticError, TypeError, ValueError):
             if not found:
                 raise
-            # Its arithmetic met a number that an earlier rule has rejected: infinite, or no number.
+            # The rule's arithmetic failed on a number that an earlier rule has rejected: infinity or NaN.
     return list(found.values())

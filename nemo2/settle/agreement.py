@@ -39,7 +39,8 @@ def write_parallelism(
         ConfigError: the user set the model's own field to another value, or Megatron-Core rejects the result.
     """
     explicit = explicit_fields(config)
-    # Megatron-Core derived these from other sizes; a plain TransformerConfig does not tell that from what was set.
+    # Megatron-Core derived these fields from other sizes. A plain TransformerConfig doesn't distinguish derived fields
+    # from explicit ones.
     explicit -= {name for name, other in _DERIVED.items() if getattr(config, name, None) == getattr(config, other)}
     for field in fields(parallelism):
         value = getattr(parallelism, field.name)
@@ -66,7 +67,7 @@ def write_parallelism(
         )
     _order_messages(config, layout, explicit)
     adjust_to(config, machine.overrides)
-    # Derived fields and Megatron-Core's own checks, for the sizes it now has.
+    # Run Megatron-Core's derivations and checks again, for the new sizes.
     try:
         with (
             megatron_finds(machine.transformer_engine),
@@ -80,10 +81,11 @@ def write_parallelism(
 
 
 def send_what_stages_hold(model: TransformerConfig, parallelism: ParallelismConfig) -> None:
-    """Activations travel between stages as they are, and their receiver makes room by ``pipeline_dtype``: it is their dtype.
+    """Set ``pipeline_dtype`` to the dtype of the activations between stages. Stages send activations unchanged, and the
+    receiver allocates memory by ``pipeline_dtype``.
 
     Raises:
-        ConfigError: it was set to another one.
+        ConfigError: the user set another dtype.
     """
     held, asked = _dtype_between_layers(model), parallelism.pipeline_dtype
     why = "the precision" if held == model.params_dtype else "model.config.fp32_residual_connection"
@@ -166,8 +168,8 @@ def align_distributed_optimizer(
 
 
 def keep_states_in_the_only_memory(optimizer_config: Any, machine: Machine) -> None:
-    """On a CPU the optimizer's states are where `optimizer_cpu_offload` would move them; Megatron-Core's class for it moves
-    between a GPU and the host only."""
+    """Turn off `optimizer_cpu_offload` on a CPU, where the optimizer's states already are in host memory.
+    Megatron-Core's class for offloading needs a GPU."""
     if machine.accelerator != "cpu" or not getattr(optimizer_config, "optimizer_cpu_offload", False):
         return
     why = "there is no second memory to move the optimizer's states to"
@@ -273,8 +275,8 @@ def add_gradients_apart(config: TransformerConfig, *, why: str) -> None:
 
 
 def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozenset[str]) -> None:
-    """Only messages between interleaved stages overlap, and these are overlapped or batched, not both: Megatron-Core batches by
-    default, and raises in the first step otherwise.
+    """Only messages between interleaved stages overlap, and they are either overlapped or batched. Megatron-Core
+    batches by default, and raises in the first step otherwise.
 
     Two interleaved stages exchange messages right only when these overlap: otherwise each rank posts two sends to the same
     peer in an order that the peer doesn't expect, and trains on the wrong activations without a word (Megatron-LM's

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make drill`: disturb a run in every way that has lost somebody a run, run the same command again, compare.
+"""`make drill`: disturbs a run in every way that has cost somebody a run, runs the same command again, and compares.
 
-After each disturbance a plain rerun must go on from the last finished save, say so, and end with exactly the loss curve of
-an undisturbed run; `metrics.jsonl` is compared digit by digit. Prints a line per case; ``--output FILE`` writes a table.
-``--only REGEX`` runs the cases whose name it is found in, ``--sigterms N`` sets the repetitions of SIGTERM (30), ``--saves N``
-the length of the row of background saves (500).
+After each disturbance a plain rerun must resume from the last finished save, report that, and end with exactly the loss
+curve of an undisturbed run; `metrics.jsonl` is compared digit by digit. Prints a line per case; ``--output FILE``
+writes a table. ``--only REGEX`` runs the cases whose names match, ``--sigterms N`` sets the repetitions of SIGTERM
+(30), and ``--saves N`` the number of background saves (500).
 """
 
 import argparse
@@ -410,7 +410,7 @@ def starting(directory: Path, name: str) -> subprocess.Popen:
 
 
 def orphaned(victim: str, number: int) -> Callable[[Path, dict[int, str]], str]:
-    """The launcher of the ranks is killed: they end, the lock is free, and the same command goes on."""
+    """Kill the launcher of the ranks. The ranks end, the lock is released, and the same command resumes."""
 
     def case(directory: Path, reference: dict[int, str]) -> str:
         import psutil

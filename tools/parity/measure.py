@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training run of the table, through the stack that users have: what a rank of `support.ranks.run` does.
+"""One training run of the table through the users' stack, on each rank of `support.ranks.run`.
 
 `reference` trains the whole model in one process and leaves its first weights and gradients; `layout` starts from those
 weights, sharded its own way, and compares its gradients with them.

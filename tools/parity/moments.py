@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First-step gradients of strategies that shard parameters, out of the optimizer's state.
+"""Reads first-step gradients of strategies that shard parameters from the optimizer's state.
 
-Torch's and Megatron-Core's FSDP each keep gradients their own way, and drop them. What all leave behind is Adam's first
-moment: after one step it is the clipped gradient times ``1 - beta1``, in fp32, and the strategies' checkpoints know where in
-the model each rank's rows of it stand.
+Torch's and Megatron-Core's FSDP store gradients in different ways and then drop them. All keep Adam's first moment,
+which after one step is the clipped gradient times ``1 - beta1``, in fp32. The strategies' checkpoints map each rank's
+rows of it to the model.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process whose sums are taken in another order: what rounding alone does to a run in bf16.
+"""Trains in one process with sums in another order, to measure the effect of rounding on a run in bf16.
 
-Layouts share out what a matrix product sums over: tensor parallelism the inner dimension, and sequence, context and expert
-parallelism the tokens that a weight's gradient is a sum over. Each share is rounded to bf16 before they are added. One
-process can do the same, and which elements fall into which share is a draw: another draw is another rounding of the same
-sums.
+Layouts split the sums of matrix products: tensor parallelism splits the inner dimension, and sequence, context and
+expert parallelism split the tokens in the sum of a weight's gradient. Each partial sum is rounded to bf16 before the
+partial sums are added. One process can do the same with randomly drawn parts. Another draw gives another rounding of
+the same sums.
 
-The order in which gradients of micro-batches are added is not among this: those sums are fp32, and another order changed
+The order in which gradients of micro-batches are added is not varied: those sums are fp32, and another order changed
 the losses by less than 1e-7.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs rows, keeps what each showed in a file, and goes on from there when it is started again.
+"""Runs rows and stores each row's results in a file. A restart continues with the missing rows.
 
-Two rows at once: the ranks of one wait for each other's messages much of the time, and leave the processors to the other's.
+Two rows run at once, because the ranks of one row often wait for messages and leave the processors idle.
 """
 
 import dataclasses

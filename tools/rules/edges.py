@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random recipes with values at and beyond the edges of what their fields may have, judged by `check` and by running them.
+"""Random recipes with values at and beyond the limits of their fields, judged by `check` and by running them.
 
-What ``check`` calls legal trains two steps on CPU ranks, with a loss that is a number. What it refuses is run all the same,
-without the checks of nemo2's own: Megatron-Core, torch or one of our classes raises, or the loss is none; where it runs, the
-rule that refused it is listed with how often, for its reason is then arithmetic (weights that grow, a rate that rises), or
-something that nobody would see (layers that aren't recomputed). A rule that says of itself that Megatron-Core refuses must
-not be among them.
+A recipe that ``check`` accepts must train two steps on CPU ranks with a finite loss. A rejected recipe runs too,
+without nemo2's checks: Megatron-Core, torch or a class must raise, or the loss must not be finite. If it runs, its rule
+is listed with a count, because the rule's reason is then arithmetic (growing weights, a rising rate) or invisible
+(layers that aren't recomputed). Rules that claim a refusal by Megatron-Core must not be listed.
 
     python -m tools.rules.edges --cases 2000
 

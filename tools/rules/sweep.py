@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random models under random layouts, judged by the rules and by Megatron-Core: `make sweep`.
 
-Megatron-Core builds each model's first and last rank on meta tensors in a world of fake ranks (`tools.rules.verdict`). What
-it refuses must be refused by a rule; what it builds must not be refused by a rule that says that Megatron-Core refuses it; and
-of the layouts that are proposed for a refused one, the nearest must be built. Prints what was found, and ends with 1 where
-they disagree.
+Megatron-Core builds each model's first and last rank on meta tensors in a world of fake ranks (`tools.rules.verdict`).
+A rule must reject every model that Megatron-Core refuses. No rule that claims a refusal by Megatron-Core may reject a
+model that Megatron-Core builds. The nearest layout that nemo2 proposes must build. Prints the results, and exits with 1
+if rules and Megatron-Core disagree.
 
     python -m tools.rules.sweep --cases 2000
 """

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation site: what of it is written from the code, and how pages that GitHub shows become pages of MkDocs."""
+"""Builds the documentation site: pages generated from the code, and GitHub's pages converted for MkDocs."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules, a file for each thing they are about."""
+"""The rules, with one file per topic."""

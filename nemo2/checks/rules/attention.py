@@ -28,7 +28,7 @@ def _left(facts: Facts) -> Iterator[str]:
     backend = facts.of_model("attention_backend")
     name = str(getattr(backend, "name", backend))
     if config is None or version is None or getattr(config, "attn_logit_softcapping", None):
-        return  # the plain attention has no back ends
+        return  # plain attention has no backends
     packed = bool(getattr(facts.parts.get("data"), "packed", False))
     beside = _beside(config, facts.precision, facts.layout.cp, packed=packed, version=Version(version))
     for setting, left in beside:
@@ -49,8 +49,9 @@ _FLASH_TAKES_TWO_SIZES_SINCE = Version("2.17")
 def _beside(
     config: Any, precision: Any, cp: int, *, packed: bool, version: Version
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Settings, in words, with the back ends that they leave. Source: ``get_attention_backend`` (tests/transformer_engine)."""
-    yield "with Transformer Engine's layers", _NAMES  # 'local' is none of theirs
+    """Settings in words, each with the backends that support it. Source: ``get_attention_backend``
+    (tests/transformer_engine)."""
+    yield "with Transformer Engine's layers", _NAMES  # 'local' isn't a backend of Transformer Engine
     if cp > 1:
         yield f"with strategy.context_parallel_size={cp}", ("flash", "fused")
     if config.softmax_type != "vanilla":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches over replicas, micro-batches over stages, and sequences that two settings agree on."""
+"""Rules about batches, micro-batches and sequence lengths."""
 
 from collections.abc import Iterator
 
@@ -60,7 +60,7 @@ def _ramp_up(facts: Facts) -> Iterator[str]:
         or not dp
         or not is_count(mbs)
     ):
-        return  # the sampler itself says what is wrong with the numbers
+        return  # the sampler itself reports invalid numbers
     assert mbs is not None
     unit = mbs * dp
     for name, value in (("start", ramp[0]), ("increment", ramp[1])):
@@ -87,7 +87,8 @@ def _groups(facts: Facts) -> Iterator[str]:
     gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
     assert gbs is not None and mbs is not None and dp is not None
     group = _group(facts)
-    # Megatron-Core's forward_backward_pipelining_with_interleaving: range of the group, and of what is left over.
+    # See Megatron-Core's forward_backward_pipelining_with_interleaving: the valid sizes of a group and of the last
+    # group.
     if group >= layout.pp and (count < group or 0 < count % group < layout.pp):
         yield (
             f"data.global_batch_size={gbs} gives {gbs} / ({mbs} * {dp}) = {count} micro-batches per step, but the "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a run is, and how often it validates, logs and saves."""
+"""Rules about the length of a run, and the intervals of validation, logging and saving."""
 
 from collections.abc import Iterator
 

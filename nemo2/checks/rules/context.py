@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallelism: slices of the sequence, and attention that knows of them."""
+"""Rules of context parallelism: the sequence's chunks, and attention that supports them."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -68,7 +68,7 @@ def _yarn(facts: Facts) -> Iterator[str]:
 )
 def _exchange_per_layer(facts: Facts) -> Iterator[str]:
     kinds, layers_ = facts.of_model("cp_comm_type"), facts.of_model("num_layers")
-    # On one rank too: the same recipe is to run where the sequence is split.
+    # This also applies to one rank, so that the same recipe can run with a split sequence.
     if isinstance(kinds, list) and len(kinds) != layers_:
         yield (
             f"model.config.cp_comm_type has {len(kinds)} entries, but model.config.num_layers={layers_}. Set one type "
@@ -128,7 +128,7 @@ def _exchange_of_attention(facts: Facts) -> Iterator[str]:
     config, machine = facts.sized_config, facts.machine
     if config is None or facts.layout.cp == 1 or machine.transformer_engine is None:
         return
-    if getattr(config, "attn_logit_softcapping", None):  # the plain attention, on GPUs too
+    if getattr(config, "attn_logit_softcapping", None):  # plain attention, also on GPUs
         return
     kinds = getattr(config, "cp_comm_type", None)
     of_layers = kinds if isinstance(kinds, list) else [kinds] * config.num_layers

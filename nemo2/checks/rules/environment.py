@@ -44,7 +44,7 @@ def _attention(facts: Facts) -> Iterator[str]:
 
 
 def _segments_may_not_be_registered() -> bool:
-    """Megatron-Core 0.19 allows it from torch 2.11 on."""
+    """Whether expandable segments exclude registered buffers. Megatron-Core 0.19 allows both from torch 2.11 on."""
     import inspect
 
     from megatron.core.distributed import DistributedDataParallelConfig

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts: over ranks, and as their router picks them."""
+"""Rules of experts: their distribution over ranks, and their router."""
 
 from collections.abc import Iterator
 

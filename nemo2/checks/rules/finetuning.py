@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning data: rows of several samples, and the files."""
+"""Rules of fine-tuning data: packed rows, and the files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ _HERE = "trainer.devices=2 trainer.accelerator=auto"
 
 
 def _data(size: int = 4096, micro_batch_size: int = 1) -> str:
-    """``data=...`` of an example, as it is typed."""
+    """The override ``data=...`` of an example."""
     specs = f"PackedSequenceSpecs(packed_sequence_size={size})"
     sizes = f"seq_length=4096,global_batch_size=64,micro_batch_size={micro_batch_size}"
     return f"'data=FineTuningDataModule(dataset_root=chats,{sizes},packed_sequence_specs={specs})'"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA graphs: kernels that are launched again as they were captured, with nothing decided in between."""
+"""Rules of CUDA graphs, which replay captured kernels without decisions in between."""
 
 from collections.abc import Iterator
 

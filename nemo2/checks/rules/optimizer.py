@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer and its schedule."""
+"""Rules of the optimizer and its schedule."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -102,7 +102,7 @@ def _phases(facts: Facts) -> Iterator[str]:
             "or use PolynomialDecayAnnealingScheduler, which decays from the first step."
         )
     length = given["max_steps"]
-    # T5's constant steps stand for its warm-up; they are no phase at the end.
+    # T5's constant steps are its warm-up, not a phase at the end.
     phases = {"warmup_steps": 0 if shares.get("warmup_ratio") is not None else given["warmup_steps"]}
     phases |= {"hold_steps": given["hold_steps"]}
     phases |= {"constant_steps": given["constant_steps"] if name == "CosineAnnealingScheduler" else None}
@@ -239,7 +239,7 @@ def _numbers(facts: Facts) -> Iterator[str]:
 def known_optimizers() -> tuple[str, ...]:
     """The optimizers that the installed Megatron-Core's ``get_megatron_optimizer`` makes."""
     try:
-        # 0.19; what its registry has depends on the package emerging-optimizers.
+        # From 0.19 on, the registry depends on the package emerging-optimizers.
         from megatron.core.optimizer import emerging_optimizers as emerging  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError:
         return ("adam", "sgd")

@@ -36,7 +36,7 @@ def _gather(facts: Facts) -> Iterator[str]:
 def _hooks(facts: Facts) -> Iterator[str]:
     strategy = facts.parts.get("trainer.strategy")
     if strategy is None or facts.ddp is None or facts.asks_for_overlap:
-        return  # the callback turns the gather off, and says so
+        return  # the callback turns the gather off and logs that
     ddp, explicit = facts.ddp, strategy.explicit_ddp_fields
     if ddp.overlap_param_gather and not ddp.overlap_grad_reduce and "overlap_param_gather" in explicit:
         yield (

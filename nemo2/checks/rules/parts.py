@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optional packages: what a run on this machine asks for, and this machine hasn't got."""
+"""Rules about optional packages that a run needs and this machine lacks."""
 
 import copy
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fine-tuning: the weights that it begins with, and the layers that a PEFT method is put beside."""
+"""Rules of fine-tuning: the initial weights, and the layers that a PEFT method adapts."""
 
 from collections.abc import Iterator
 

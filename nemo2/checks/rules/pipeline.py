@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers over pipeline stages, and the messages between these."""
+"""Rules about the split of layers into pipeline stages, and the messages between stages."""
 
 from collections.abc import Iterator
 
@@ -249,7 +249,7 @@ def _messages(facts: Facts) -> Iterator[str]:
     mended=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
 )
 def _two_stages(facts: Facts) -> Iterator[str]:
-    if not facts.asks_for_overlap:  # else the callback is asked, with overlapped communication
+    if not facts.asks_for_overlap:  # otherwise the callback decides, with overlapped communication
         yield from facts.settled.refused("two-interleaved-stages-overlap-messages")
 
 
@@ -290,7 +290,7 @@ def _warm_up(facts: Facts) -> Iterator[str]:
     model = facts.model
     if not getattr(model, "overlap_p2p_comm_warmup_flush", False):
         return
-    # As the configuration says when it is made; the overlap callback comes too late for this one.
+    # The configuration decides this when it is created, before the overlap callback runs.
     overlap, batch = bool(model.overlap_p2p_comm), bool(model.batch_p2p_comm)
     if not overlap or batch:
         yield (
@@ -326,8 +326,8 @@ def _deferred_gradient(facts: Facts) -> Iterator[str]:
 
 
 def _to_share(facts: Facts) -> tuple[int | None, int, int]:
-    """Stages that share layers evenly, the layers they share, and what counts as a layer beside these; None for the stages
-    where their layout is written out."""
+    """The number of stages that get equal numbers of layers, the number of these layers, and the other parts that count
+    as layers. None for the stages: the layout is written out."""
     total, pp = facts.of_model("num_layers"), facts.layout.pp
     if not is_count(total) or facts.of_strategy("pipeline_model_parallel_layout") is not None:
         return None, 0, 0

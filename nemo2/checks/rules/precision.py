@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Number formats, and the GPUs that have them."""
+"""Rules of number formats, and of the GPUs that support them."""
 
 from collections.abc import Iterator
 
@@ -217,7 +217,7 @@ def _loss_scale(facts: Facts) -> Iterator[str]:
     names = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
     for name in names:
         value = getattr(config, name)
-        # No fixed scale, in Megatron-Core 0 as well as None, is one that moves.
+        # Without a fixed scale (0 or None in Megatron-Core) the scale is dynamic.
         if value is not None and (value < 0 or (value == 0 and name != "loss_scale")):
             yield f"trainer.plugins.fp16_{name}={value}: must be above 0."
     if not config.loss_scale and config.initial_loss_scale < config.min_loss_scale:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Activations that are computed again, or kept elsewhere."""
+"""Rules of recomputed and offloaded activations."""
 
 import copy
 from collections.abc import Iterator
@@ -131,7 +131,7 @@ def _exist(facts: Facts) -> Iterator[str]:
     "the chunk.",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=5",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=4",
-    in_force=lambda: find_spec("megatron.core.recompute") is None,  # whose loop ends at the last layer
+    in_force=lambda: find_spec("megatron.core.recompute") is None,  # that module's loop ends at the last layer
 )
 def _units(facts: Facts) -> Iterator[str]:
     count, config, layers = _recomputed(facts), facts.sized_config, facts.of_model("num_layers")
@@ -176,7 +176,7 @@ def _mtp(facts: Facts) -> Iterator[str]:
     recipe="nemotronh_8b",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
     mended="model.config.recompute_granularity=None model.config.recompute_method=None model.config.recompute_num_layers=None",
-    in_force=lambda: find_spec("megatron.core.recompute") is None,  # with which the stack recomputes
+    in_force=lambda: find_spec("megatron.core.recompute") is None,  # with that module, hybrid stacks recompute
 )
 def _hybrid(facts: Facts) -> Iterator[str]:
     if _is_hybrid(facts) and getattr(facts.model, "recompute_granularity", None) == "full":

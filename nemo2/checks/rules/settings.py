@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that contradict each other, that a class refuses, or that Megatron-Core no longer has."""
+"""Rules about settings that contradict each other, that a class rejects, or that Megatron-Core has removed."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -99,7 +99,7 @@ def _precision(facts: Facts) -> Iterator[str]:
 )
 def _schedule(facts: Facts) -> Iterator[str]:
     node = getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None)
-    # The class stops at the first of its objections.
+    # The class raises its first error only.
     told = list(out_of_range(node, "optim.lr_scheduler", domains.SCHEDULE))
     yield from told or facts.settled.refused("schedule-is-one-curve")
 
@@ -240,7 +240,7 @@ def _main_params(facts: Facts) -> Iterator[str]:
     if facts.of_strategy("ckpt_load_main_params") and facts.of_strategy("ckpt_load_optimizer"):
         from nemo2.strategies.megatron_config import MAIN_PARAMETERS_TWICE
 
-        yield MAIN_PARAMETERS_TWICE  # the strategy's constructor stops at the first of its objections
+        yield MAIN_PARAMETERS_TWICE  # the strategy's constructor raises its first error only
 
 
 @LAST.rule(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model by itself: widths, heads, layers, vocabulary, the names of its parts."""
+"""Rules of the model itself: widths, heads, layers, vocabulary and the names of its parts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -55,7 +55,7 @@ def _groups(facts: Facts) -> Iterator[str]:
 def _hidden(facts: Facts) -> Iterator[str]:
     hidden, heads = facts.of_model("hidden_size"), facts.of_model("num_attention_heads")
     latent = facts.of_model("multi_latent_attention") or hasattr(facts.model, "mamba_stack_spec")
-    # Read off the node: the built configuration has derived the width by rounding.
+    # Read from the node, because the built configuration derives the width by rounding.
     if is_count(hidden) and is_count(heads) and hidden % heads and not latent and facts.model.kv_channels is None:
         yield (
             f"model.config.hidden_size={hidden} is not a multiple of num_attention_heads={heads}, and kv_channels is "
@@ -161,7 +161,7 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
 
 
 def _only_experts(facts: Facts) -> bool:
-    """Whether no layer is a plain MLP: experts don't take the fused kernel."""
+    """Whether no layer has a plain MLP. Experts don't use the fused kernel."""
     pattern = facts.of_model("moe_layer_freq")
     return bool(facts.of_model("num_moe_experts")) and (pattern == 1 or (isinstance(pattern, list) and all(pattern)))
 
@@ -190,7 +190,7 @@ def _pattern(facts: Facts) -> Iterator[str]:
 
 
 def tokenizer_size(facts: Facts) -> int | None:
-    """Tokens of the data's tokenizer, as far as the recipe says without opening a file."""
+    """The vocabulary size of the data's tokenizer, if the recipe states it without opening a file."""
     tokenizer = getattr(facts.data, "tokenizer", None)
     if tokenizer is not None:
         return number(tokenizer, "vocab_size")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Widths that tensor parallelism splits, and the sequence that sequence parallelism splits."""
+"""Rules of tensor and sequence parallelism: the widths and the sequence that they shard."""
 
 from collections.abc import Iterator
 

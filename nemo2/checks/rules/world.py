@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that are numbers, and products of them that divide the GPUs."""
+"""Rules of parallel sizes: they are numbers, and their products divide the number of GPUs."""
 
 from collections.abc import Iterator
 
