@@ -18,7 +18,8 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
     """The known names that `name` is most likely a misspelling of, best first; empty where nothing is close.
 
     Besides letters that differ, it finds names that only add or lack a part (`sequence_parallelism` for
-    `sequence_parallel`, `lr` for `max_lr`), which edit distance alone ranks below unrelated names of equal length.
+    `sequence_parallel`, `lr` for `max_lr`), which edit distance alone ranks below unrelated names of equal length, and
+    abbreviations (`learning_rate` for `lr`, `gbs` for `global_batch_size`).
     """
     folded = name.lower().replace("-", "_")
     parts = set(folded.split("_"))
@@ -30,9 +31,15 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
             score = max(score, 0.75)
         elif min(len(folded), len(other)) >= 4 and (folded in other or other in folded):
             score = max(score, 0.7)
+        elif "_" in folded + other and (folded == _initials(other) or other == _initials(folded)):
+            score = max(score, 0.75)
         if score >= 0.6:
             scored.append((-score, candidate))
     return [candidate for _, candidate in sorted(scored)[:limit]]
+
+
+def _initials(name: str) -> str:
+    return "".join(part[:1] for part in name.split("_"))
 
 
 def did_you_mean(name: str, known: Iterable[str], *, listed: bool = False) -> str:

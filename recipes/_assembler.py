@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Optional, Self
 
+from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
@@ -115,6 +116,7 @@ class PretrainRecipe:
                 raise ConfigError(f"A recipe has no fact {name!r}{did_you_mean(name, known)}")
         return dataclasses.replace(self, **changes)
 
+    @configurable
     def model(self, seq_length: Optional[int] = None) -> Any:
         """The model as a config. With a ``seq_length`` of None the field stays unset and follows the data's."""
         from nemo2.config import Config
@@ -125,6 +127,7 @@ class PretrainRecipe:
                 config.seq_length = seq_length
             return Config(load(self.model_class), config=config)
 
+    @configurable
     def trainer(
         self,
         tensor_parallelism: int = AS_STATED,
@@ -243,6 +246,7 @@ class PretrainRecipe:
         _set_given(saves, every_n_train_steps=every, save_top_k=save_top_k)
         return saves
 
+    @configurable
     def pretrain_recipe(
         self,
         dir: Optional[str] = None,
@@ -268,6 +272,7 @@ class PretrainRecipe:
             trainer={"num_nodes": num_nodes, "num_gpus_per_node": num_gpus_per_node},
         )
 
+    @configurable
     def pretrain_recipe_performance(
         self,
         dir: Optional[str] = None,

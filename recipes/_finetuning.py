@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Optional, Self
 
+from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
@@ -135,6 +136,7 @@ class FinetuneRecipe:
             _set(model.config, copy.deepcopy(dict(self.config)))
         return model
 
+    @configurable
     def finetune_recipe(
         self,
         dir: Optional[str] = None,

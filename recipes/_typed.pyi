@@ -1148,7 +1148,8 @@ class PretrainAndFinetune(Pretrain[_Model, _Data], typing.Generic[_Model, _Data,
 
         Args:
             dir, name: Runs are stored under ``dir`` (None: the logger's default) in a folder ``name``.
-            num_nodes, num_gpus_per_node: None: the numbers that the facts give for the scheme.
+            num_nodes, num_gpus_per_node: The numbers of nodes and of GPUs per node. None: the numbers in the facts for
+                the scheme.
             peft_scheme: "lora" or "dora". "none" or None trains all parameters.
             seq_length: Tokens of a sample or a packed row. None: as in the facts.
             packed_sequence: Whether several samples share a row. None: only in performance mode.
@@ -1196,7 +1197,8 @@ class DeepseekV3AndFinetune(_Module, typing.Generic[_Model, _Data, _FinetuningDa
 
         Args:
             dir, name: Runs are stored under ``dir`` (None: the logger's default) in a folder ``name``.
-            num_nodes, num_gpus_per_node: None: the numbers that the facts give for the scheme.
+            num_nodes, num_gpus_per_node: The numbers of nodes and of GPUs per node. None: the numbers in the facts for
+                the scheme.
             peft_scheme: "lora" or "dora". "none" or None trains all parameters.
             seq_length: Tokens of a sample or a packed row. None: as in the facts.
             packed_sequence: Whether several samples share a row. None: only in performance mode.
@@ -1232,7 +1234,8 @@ class KeywordAndFinetune(Keyword[_Model, _Data], typing.Generic[_Model, _Data, _
 
         Args:
             dir, name: Runs are stored under ``dir`` (None: the logger's default) in a folder ``name``.
-            num_nodes, num_gpus_per_node: None: the numbers that the facts give for the scheme.
+            num_nodes, num_gpus_per_node: The numbers of nodes and of GPUs per node. None: the numbers in the facts for
+                the scheme.
             peft_scheme: "lora" or "dora". "none" or None trains all parameters.
             seq_length: Tokens of a sample or a packed row. None: as in the facts.
             packed_sequence: Whether several samples share a row. None: only in performance mode.

@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Optional
 
+from nemo2.config.capture import configurable
 from nemo2.recipes._assembler import AS_STATED
 from nemo2.recipes._families import AVERAGED, LATENT, PADDED, FinetuneRecipe, Layout, On, deepseek
 from nemo2.recipes._performance import finetuned, overlap_and_collect
@@ -69,11 +70,13 @@ trainer = RECIPE.trainer
 finetune_recipe = FINETUNE.finetune_recipe
 
 
+@configurable
 def model(use_mtp: bool = False) -> Any:
     """The model as a config; ``use_mtp`` also predicts the token after the next."""
     return (RECIPE if use_mtp else _NEXT_TOKEN_ONLY).model()
 
 
+@configurable
 def pretrain_recipe(
     dir: Optional[str] = None,
     name: str = "default",

@@ -15,6 +15,8 @@ KNOWN = ["tensor_model_parallel_size", "sequence_parallel", "max_steps", "lr", "
         ("tensor_parallel_size", "tensor_model_parallel_size"),
         ("max-steps", "max_steps"),
         ("max_lr", "lr"),
+        ("learning_rate", "lr"),
+        ("tmps", "tensor_model_parallel_size"),
     ],
 )
 def test_the_nearest_name_comes_first(typed, meant):

@@ -106,6 +106,23 @@ def test_a_misspelled_argument_of_a_factory_is_refused() -> None:
         llama3_8b.pretrain_recipe(num_node=2)  # pyright: ignore[reportCallIssue]
 
 
+@pytest.mark.parametrize(
+    ("recipe", "factory", "typed", "meant"),
+    [
+        ("llama3_8b", "pretrain_recipe", "num_gpu_per_node", "num_gpus_per_node"),
+        ("llama3_8b", "finetune_recipe", "peft_schema", "peft_scheme"),
+        ("llama3_8b", "trainer", "max_step", "max_steps"),
+        ("llama3_8b", "model", "seq_len", "seq_length"),
+        ("deepseek_v3", "pretrain_recipe", "num_node", "num_nodes"),
+    ],
+)
+def test_an_unknown_argument_of_a_factory_is_answered_with_the_nearest(
+    recipe: str, factory: str, typed: str, meant: str
+) -> None:
+    with pytest.raises(TypeError, match=f"has no parameter '{typed}'; did you mean '{meant}'"):
+        getattr(recipes.get(recipe), factory)(**{typed: 1})
+
+
 def test_an_unknown_recipe_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="no recipe 'llama3-8b'; did you mean 'llama3_8b'"):
         recipes.get("llama3-8b")
