@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page that ``nemo2 new-recipe`` writes: a recipe of the user's own that says only what differs from another."""
+"""Writes the file of ``nemo2 new-recipe``: a recipe of the user's own that states only its differences from another
+recipe."""
 
 import importlib.util
 import keyword
@@ -58,10 +59,11 @@ def pretrain_recipe() -> Partial:
 
 
 def check_name(name: str) -> None:
-    """Refuse what can't name a recipe of one's own.
+    """Refuse a name that a user's recipe can't have.
 
     Raises:
-        ConfigError: it is no Python name, a shipped recipe's, or that of a module that would be imported in its place.
+        ConfigError: the name isn't a Python identifier, belongs to a shipped recipe, or to a module that would be
+            imported in its place.
     """
     from nemo2.recipes import names
 

@@ -19,7 +19,8 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {
 
 
 def method(kind: str, **changes: Any) -> Any:
-    """The method of a run; its second factors don't begin at zero, so that every gradient counts from the first step on."""
+    """The method of a run. Its second factors don't start at zero, so that every gradient is nonzero from the first
+    step on."""
     from nemo2 import peft
 
     made = getattr(peft, kind)
@@ -28,7 +29,7 @@ def method(kind: str, **changes: Any) -> Any:
 
 
 def train(directory: str, kind: str, name: str = "", *, options: Any = None, **run: Any) -> dict[str, Any]:
-    """``STEPS`` steps with a method, in a layout by its name."""
+    """Train ``STEPS`` steps with a method, in a layout by its name."""
     torch.manual_seed(1234)
     if not name.startswith("fsdp"):
         run.setdefault("strategy", (LAYOUTS | OF_EXPERTS).get(name))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that answer: tiny models with a tokenizer of transformers' and a chat template, and additions over one."""
+"""Checkpoints for chats: tiny models with a transformers tokenizer and a chat template, and adapters for one of
+them."""
 
 from pathlib import Path
 from typing import Any

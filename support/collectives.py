@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of collectives that are under way: on a CPU nothing but a wait for it keeps a storage from being freed under one.
+"""Checks the memory of collectives in flight. On a CPU, only a wait keeps the storage of a running collective from
+being freed.
 
-On a GPU a free comes after what its stream was given before, and a gloo thread knows no streams: it would go on writing to
-where the storage was. Collectives that torch's compiled operators start by themselves (DTensor's) aren't seen; those make
-their own memory.
+On a GPU, a free is ordered after earlier work of the stream. A gloo thread has no streams, and would continue to write
+to the freed memory. Collectives that torch's compiled operators start (DTensor's) aren't observed; they allocate their
+own memory.
 """
 
 import contextlib
@@ -71,8 +72,8 @@ class Watch:
 
 @contextlib.contextmanager
 def watched() -> Iterator[Watch]:
-    """While this lasts, this process' collectives and resized storages are compared. A collective counts as under way until its
-    ``wait()`` is called, be it done by then or not: so nothing depends on who is faster."""
+    """In this context, this process's collectives and resized storages are compared. A collective counts as in flight
+    until its ``wait()`` is called, even if it has ended before, so the result doesn't depend on timing."""
     from torch._C._distributed_c10d import ProcessGroup, Work
 
     watch = Watch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small recipe's classes, of the shapes that nemo2's own have. In a module, since recipes hold names, not code."""
+"""The classes of a small recipe, similar to nemo2's own. They are in a module, because recipes hold names, not code."""
 
 import dataclasses
 import enum
@@ -111,7 +111,7 @@ class Options:
 
 
 class Plain:
-    """A class that says nothing about how its instances were made."""
+    """A class that doesn't record the arguments of its instances."""
 
 
 @configurable(strategy="trainer.strategy")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints without a weight, which only say which model they are of."""
+"""Checkpoints without weights that only describe their model."""
 
 from pathlib import Path
 from typing import Any

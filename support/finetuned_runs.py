@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models trained on fine-tuning data in any layout, and the same by transformers in a plain loop."""
+"""Trains small models on fine-tuning data in any layout, and with transformers in a plain loop."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from support import small_runs
 
 SEQ, LR = 96, 0.5
 Pair = tuple[list[int], list[bool]]
-"""Token ids, and which are trained on."""
+"""Token ids, and a flag for each trained token."""
 
 
 class Watch(pl.Callback):
@@ -37,7 +37,7 @@ class Watch(pl.Callback):
 
 
 def train(data: Any, *, max_steps: int = 3, **strategy: Any) -> dict[str, Any]:
-    """Plain gradient descent; losses, tokens, first weights and gradients of this rank."""
+    """Train with plain gradient descent. Returns losses, tokens, initial weights and first gradients of this rank."""
     from nemo2.config.adjust import adjust
     from nemo2.llm.connecting import connect_parts
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models of transformers' for each family, with every switch that released models use on in some row.
+"""Tiny transformers models for each family. Every switch that released models use is on in some row.
 
-What transformers has no class for is stood in for by one that computes the same, with its tensors renamed as in the release.
+If transformers has no class for a release, a class that computes the same stands in, with its tensors renamed as in the
+release.
 """
 
 import copy
@@ -66,7 +67,7 @@ class Row:
     """The features of the model, for a reader."""
     layouts: tuple[str, ...] = ("TP 2, SP", "PP 2")
     with_tp: dict[str, Any] = field(default_factory=dict)
-    """Sizes that it needs beside a tensor-parallel size of 2."""
+    """Sizes that the model needs in addition to a tensor-parallel size of 2."""
     released: Optional[Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]] = None
     """A function that converts a stand-in's tensors and config.json to those of the release."""
     readable: bool = True

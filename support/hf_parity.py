@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our models beside transformers' with the same weights, taken from and written as the files that transformers writes and reads.
+"""Compares nemo2's models with transformers' models with the same weights, which are read from and written to
+transformers' files.
 
 Weights go through the families' tables in memory (`whole`, `taken_apart`), into a chunk of any layout by the offsets of
 Megatron-Core's sharded state.
@@ -146,7 +147,7 @@ def fill(chunk: Any, stored: Mapping[str, Tensor]) -> None:
 
 
 def load(chunk: Any, checkpoint: Path) -> None:
-    """Megatron-Core's own reading, of what this rank's chunk needs of a checkpoint of the whole model."""
+    """Load this rank's chunk from a checkpoint of the whole model, in the way of Megatron-Core."""
     from megatron.core import dist_checkpointing
 
     from nemo2.parallel.sharded_state import sharded_state
@@ -257,5 +258,5 @@ def our_logits(chunk: Any) -> Tensor:
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, in parts of the largest logit."""
+    """The largest difference relative to the largest logit."""
     return float((found - expected).abs().max() / expected.abs().max())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models that between them use every kind of layer, for tests in one process and in many."""
+"""Small models that together use every kind of layer, for tests in one process and in many."""
 
 import dataclasses
 from typing import Any

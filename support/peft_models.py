@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters that `peft` makes and trains over transformers' tiny models."""
+"""Adapters that `peft` makes and trains on transformers' tiny models."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from support import small_runs
 
 
 def made_by_peft(folder: str, place: str, **settings: Any) -> Any:
-    """An adapter of random values, saved; returns the model with it."""
+    """Save an adapter with random values. Returns the model with the adapter."""
     import peft
     import torch
     import transformers

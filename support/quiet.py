@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks without warnings and messages, on the backend's patches from their start: for commands of many short runs.
 
-A module to preload, ``ranks.prepare("support.quiet")``, or imported by a command that forks ranks itself. Tests, of which some
-look at warnings and at what is patched when, go without.
+Preload this module with ``ranks.prepare("support.quiet")``, or import it in a command that forks ranks itself. Tests
+don't use it, because some of them check warnings and patches.
 """
 
 import logging

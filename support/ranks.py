@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions on gloo ranks, for tests, tools and benches: forked from a server that has imported the slow things once.
+"""Runs functions on gloo ranks, for tests, tools and benchmarks. Ranks are forked from a server that has already
+imported the slow modules.
 
-A rank starts in about a tenth of a second, and knows nothing of what its parent has done: threads, patches, groups.
+A rank starts in about a tenth of a second, without its parent's threads, patches and groups.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    # Pairs of ranks connect when they first talk: a run makes some thirty groups, and most never do.
+    # Pairs of ranks connect at their first message. A run makes some thirty groups, and most of them never send one.
     "TORCH_GLOO_LAZY_INIT": "1",
 }
 PRELOAD = ("support.warm",)
@@ -63,7 +64,7 @@ def run(
     quiet: bool = False,
     **kwargs: Any,
 ) -> list[Any]:
-    """``function(*args, **kwargs)`` on ``world`` new processes; what each returned, in order of rank.
+    """Call ``function(*args, **kwargs)`` on ``world`` new processes. Returns the results in order of rank.
 
     Functions, arguments and results travel by pickle, so ``function`` is one of a module.
 
@@ -96,7 +97,7 @@ def run(
 
 
 def cpu_seconds() -> float:
-    """Seconds that ranks which answered this thread have spent, user and system; what the machine did meanwhile doesn't count."""
+    """The processor seconds, user and system, of the ranks that have answered this thread."""
     return getattr(_SPENT, "seconds", 0.0)
 
 
@@ -149,7 +150,7 @@ class _Ranks:
                         self._dumps(),
                     )
             if any(answer[1] == "error" for answer in answers.values()):
-                # The others usually fail as a consequence; the earliest is the one to show.
+                # The other ranks usually fail as a consequence, so the earliest error is shown.
                 self.deadline = min(self.deadline, time.monotonic())
                 self._collect_what_has_arrived(answers)
                 rank, answer = min(((r, a) for r, a in answers.items() if a[1] == "error"), key=lambda item: item[1][0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same small model on gloo ranks and rehearsed: what each allocates, measured by different code."""
+"""Measures the memory of the same small model on gloo ranks and in a rehearsal, with different code."""
 
 import math
 from typing import Any
@@ -180,7 +180,8 @@ def state_of_real_rank(trainer: Any) -> dict[str, int]:
 
 
 def route_evenly() -> None:
-    """Experts take turns, whatever the router learned: a rehearsal takes them to have equal shares. Saves nothing itself."""
+    """Route tokens to experts in turn, because a rehearsal assumes equal shares. Saves nothing for the backward
+    pass."""
     from megatron.core.transformer.moe.router import TopKRouter
 
     gating = TopKRouter.gating

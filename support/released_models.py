@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models of transformers' on disk, and runs of ours that begin with their weights."""
+"""Tiny transformers models on disk, and nemo2 runs that start from their weights."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved in one layout, loaded in another: the pairs, and what is compared. `make reshard` runs all of them.
+"""Checkpoints saved in one layout and loaded in another: the pairs and their comparison. `make reshard` runs all of
+them.
 
 Each source trains three steps, saves, and trains ten more: the uninterrupted run. Each target loads what was saved, saves
 it again before its first step, and trains the same ten. The two checkpoints are read whole, with torch's own reader of the
@@ -38,8 +39,8 @@ SHARDED = ("fsdp1", "fsdp2", "mfsdp")
 
 @dataclass(frozen=True)
 class Cut:
-    """A layout as it is written here: ``Cut(4, "tp2 pp2 sp")``; ``do`` is the distributed optimizer. In fp32 unless it says
-    ``bf16``."""
+    """A layout in short form: ``Cut(4, "tp2 pp2 sp")``. ``do`` is the distributed optimizer. The precision is fp32, or
+    bf16 with ``bf16``."""
 
     world: int
     text: str = ""
@@ -183,7 +184,7 @@ class Outcome:
 
 
 def save(cut: Cut, moe: bool, exact: bool, directory: str) -> list[float]:
-    """Train, save at `STOP` into ``directory/step=3``, train on; the losses after the save."""
+    """Train, save at `STOP` into ``directory/step=3``, and train on. Returns the losses after the save."""
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 
     keep = ModelCheckpoint(
@@ -193,7 +194,7 @@ def save(cut: Cut, moe: bool, exact: bool, directory: str) -> list[float]:
 
 
 def load(cut: Cut, moe: bool, exact: bool, directory: str, again: str) -> list[float]:
-    """Load ``directory/step=3``, save it to ``again`` as it is now cut, train on; the losses."""
+    """Load ``directory/step=3``, save it to ``again`` in the new layout, and train on. Returns the losses."""
     import lightning.pytorch as pl
 
     class SaveAgain(pl.Callback):

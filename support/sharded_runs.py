@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small runs under the strategies that shard parameters, and what they trained put together from all ranks."""
+"""Small runs under the strategies that shard parameters, and the trained tensors gathered from all ranks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from support import collectives, small_runs
 from tools.parity import moments
 
 Pieces = list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]
-"""Name, place, shape of the whole, and the part itself."""
+"""The name, the position, the shape of the whole tensor, and the part itself."""
 BETA1 = 0.9
 
 
@@ -69,7 +69,7 @@ class FirstGradients(pl.Callback):
 
 
 def whole(ranks: list[Pieces]) -> dict[str, Tensor]:
-    """The stored tensors, from the pieces of all ranks; nan where nobody has a piece."""
+    """The stored tensors, from the pieces of all ranks. NaN where no rank has a piece."""
     tensors: dict[str, Tensor] = {}
     for key, offset, shape, part in (piece for pieces in ranks for piece in pieces):
         into = tensors.setdefault(key, torch.full(shape, torch.nan))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Llama small enough for tests, its data, and what a run of it leaves to compare."""
+"""A Llama small enough for tests, its data, and the records of a run for comparison."""
 
 import contextlib
 import gc
@@ -196,7 +196,7 @@ def quiet() -> None:
 
 
 def release() -> None:
-    """Take Megatron-Core's groups down, so that the next run of this process may lay another layout."""
+    """Destroy Megatron-Core's groups, so that the next run of this process can use another layout."""
     from nemo2.parallel.groups import destroy_model_parallel
 
     with contextlib.suppress(AssertionError):
@@ -207,7 +207,7 @@ def release() -> None:
 
 
 def freeze_what_is_loaded() -> None:
-    """Let the next collection of garbage pass over what is there now: mostly what modules consist of, a million objects.
+    """Let the next garbage collection skip all present objects: about a million, mostly of modules.
 
     Nothing is frozen while a model is alive, because it would stay for good, and its groups with it: each set of them has 34
     threads that wake every 10 ms.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random models of transformers' own, saved as releases are, and ours of them."""
+"""Tiny random transformers models, saved like releases, and nemo2's models of them."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def released(directory: str, family: str) -> str:
-    """The folder of a release, made once; biases and norms too are no constants."""
+    """The folder of a release, made once. Biases and norms also have random values."""
     import torch
     import transformers
 

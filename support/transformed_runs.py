@@ -21,7 +21,7 @@ EXPERTS = DEEP | {
     "moe_token_dispatcher_type": "alltoall",
     "add_bias_linear": False,
 }
-# Only the last layers have an addition: the others' tensors would be missing from a stack of layers.
+# Only the last layers have an adapter: tensors of the other layers would be missing from a stack of layers.
 DENSE = ("layers.2.self_attention.linear_qkv", "layers.3.self_attention.linear_qkv")
 EVERY_LAYER = (".linear_qkv",)
 RECOMPUTED: dict[str, dict[str, Any]] = {

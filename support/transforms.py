@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transform as fine-tuning uses them: everything frozen, and low-rank additions beside some linear layers."""
+"""A transform like those of fine-tuning: freezes everything, and adds low-rank adapters to some linear layers."""
 
 import zlib
 from typing import Any
@@ -49,7 +49,7 @@ class LowRank(nn.Module):
 
 
 class FreezeAndAdd:
-    """``wrapped``: the ends of the names of what gets an addition."""
+    """``wrapped``: the ends of the names of modules that get an adapter."""
 
     def __init__(self, *wrapped: str) -> None:
         self.wrapped = wrapped
@@ -70,7 +70,7 @@ def freeze_all_but_norms(chunk: nn.Module) -> nn.Module:
 
 
 class FreezeBut:
-    """Trains what lies below modules whose names end in one of ``trained``, and nothing else."""
+    """Trains only the parameters below modules whose names end in one of ``trained``."""
 
     def __init__(self, *trained: str) -> None:
         self.trained = trained

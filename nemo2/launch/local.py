@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of a run on this machine: their Python, threads and variables; an end without orphans."""
+"""Processes of a run on this machine: their Python, threads and variables, and how to end them without orphans."""
 
 import contextlib
 import os
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     import psutil
 
 _KNOWN_WARNINGS = (
-    # Megatron-Core says so on import, ten times per rank; `environment.json` says it once.
+    # Megatron-Core logs this on import, ten times per rank. `environment.json` states it once.
     "ignore:Transformer Engine and Apex are not installed:UserWarning",
     "ignore:Apex is not installed:UserWarning",
     "ignore:The pynvml package is deprecated:FutureWarning",
 )
 
 LAUNCHER_FILE = "launcher"
-"""In a launch's folder: which process it is."""
+"""The file in a launch's folder that identifies the launching process."""
 _STAGING_SECONDS = 86400.0
 _STOP_SECONDS = 45.0
-"""torchrun gives its ranks 30 s to end after a SIGTERM."""
+"""The time for processes to end. torchrun gives its ranks 30 s after a SIGTERM."""
 
 
 def rank_variables(*, ranks: int, staging: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of torchrun and its ranks beyond this process' own; ``given`` wins.
+    """The variables of torchrun and its ranks in addition to this process's environment. ``given`` takes precedence.
 
     ``ranks`` is the number of processes on this machine.
     """
@@ -71,7 +71,7 @@ def command_path(staging: Path) -> str:
 
 
 def usable_cores() -> int:
-    """The cores this process may run on; a container or scheduler may leave it fewer than there are."""
+    """The number of cores that this process may use. A container or scheduler may limit it."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -93,7 +93,7 @@ def keep_private(folder: Path) -> None:
 
 
 def child_processes() -> set[int]:
-    """The process ids of all children of this process, theirs included."""
+    """The process ids of all descendants of this process."""
     import psutil
 
     return {process.pid for process in psutil.Process().children(recursive=True)}
@@ -131,7 +131,7 @@ def stop_processes(pids: Iterable[int], *, grace_seconds: float = _STOP_SECONDS)
 
 
 def sweep_staging(folder: Path) -> list[Path]:
-    """Delete what launches have left in ``folder`` that were killed; returns what was deleted."""
+    """Delete the leftovers of killed launches in ``folder``. Returns the deleted paths."""
     removed = leftovers(folder)
     for staging in removed:
         remove_quietly(staging)
@@ -139,8 +139,8 @@ def sweep_staging(folder: Path) -> list[Path]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Folders that killed launches have left in ``folder``. One that doesn't say whose it is, or that was handed to a cluster,
-    counts after a day."""
+    """The folders of killed launches in ``folder``. A folder without a process, or of a launch on a cluster, counts
+    after a day."""
     found = []
     for staging in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
         try:

@@ -36,11 +36,11 @@ Form = Literal["runtimePatches", "podTemplateOverrides"]
 MANAGER = "nemo2/launch"
 """The owner of the runtime's patch. Trainer separates the patches of different owners."""
 CONTAINER = "node"
-"""Kubeflow's own runtimes call the trainer's job and its container so."""
+"""The name of the trainer's job and container in Kubeflow's own runtimes."""
 GRACE_SECONDS = 600
 """The time that a terminating pod has to save. Kubernetes' default is 30 seconds."""
 _MOST_BYTES = 120 * 1024
-"""Linux takes no longer argument than 128 KiB."""
+"""The longest argument. Linux allows 128 KiB."""
 _SHARED_MEMORY = {"name": "nemo2-shared-memory", "emptyDir": {"medium": "Memory"}}
 
 
@@ -51,8 +51,8 @@ def train_job(
 
     Args:
         executor: a ``KubeflowExecutor`` with its shape; it is not changed.
-        name: of the TrainJob, as `job_name` gives it.
-        variables: of all ranks.
+        name: The name of the TrainJob, from `job_name`.
+        variables: The variables of all ranks.
 
     Raises:
         ConfigError: the recipe writes to no volume, or is too long for a command.
@@ -64,7 +64,7 @@ def train_job(
     executor.env_vars = {key: str(value) for key, value in variables.items()}
     executor.volumes, executor.volume_mounts = list(executor.volumes), list(executor.volume_mounts)
     if not any(mount.get("mountPath") == "/dev/shm" for mount in executor.volume_mounts):
-        # A container has 64 MiB of it; NCCL's ranks of one node and loaders of data exchange through it.
+        # By default a container has 64 MiB of shared memory, which NCCL's ranks of one node and data loaders use.
         executor.volumes.append(_SHARED_MEMORY)
         executor.volume_mounts.append({"name": _SHARED_MEMORY["name"], "mountPath": "/dev/shm"})
     executor.pod_spec_overrides = {"terminationGracePeriodSeconds": GRACE_SECONDS, **executor.pod_spec_overrides}
@@ -75,8 +75,8 @@ def train_job(
 
 
 def job_name(name: str, experiment_id: str) -> str:
-    """A name that Kubernetes takes (lower case, digits, hyphens; at most 33 characters, for pods' names grow from it), new with
-    each launch."""
+    """A new name for each launch that Kubernetes accepts: lower case, digits and hyphens, at most 33 characters,
+    because names of pods extend it."""
     ending = experiment_id.rpartition("_")[2][-10:]
     plain = re.sub(r"[^a-z0-9-]+", "-", safe_name(name).lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}"

@@ -28,7 +28,7 @@ from nemo2.run_dir.logger import RECIPE_FILE, RECIPE_VARIABLE
 LAST_WORDS_VARIABLE = "NEMO2_TERMINATION_LOG"
 _TERMINATION_LOG = "/dev/termination-log"
 _MOST_BYTES = 4000
-"""Kubernetes keeps 4096 bytes of a container's last word."""
+"""The limit of a termination message. Kubernetes keeps 4096 bytes."""
 
 
 def main(arguments: Sequence[str]) -> int:

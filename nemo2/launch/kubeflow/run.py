@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe on Kubernetes from its manifest to its end.
+"""Runs a recipe on Kubernetes, from its manifest to its end.
 
-Submission, states and logs go through the API clients that nemo-run's ``KubeflowExecutor`` holds, with the kubeconfig that it has
-read; ``kubectl`` is not needed.
+Submission, states and logs use the API clients and the kubeconfig of nemo-run's ``KubeflowExecutor``. ``kubectl`` is
+not needed.
 """
 
 import contextlib
@@ -39,10 +39,10 @@ def on_kubeflow(
     detach: bool,
     reasons: tuple[list[str], list[str]],
 ) -> RunResult:
-    """Submit a recipe as a TrainJob and follow it, or print its manifest. Ctrl-C leaves it to the cluster.
+    """Submit a recipe as a TrainJob and follow it, or print its manifest. Ctrl-C leaves the job running.
 
     Raises:
-        ConfigError: the cluster refuses the job, or can't be reached.
+        ConfigError: the cluster rejects the job, or can't be reached.
     """
     variables = {VERSION_VARIABLE: timestamp(), **executor.env_vars, **env}
     warned = list(reasons[1])
@@ -94,7 +94,8 @@ def on_kubeflow(
 
 
 def follow(executor: Any, job: str) -> str:
-    """Print what rank 0 of ``job`` says until the job has ended; "Succeeded", "Failed", or "" for a job that was deleted."""
+    """Print the output of rank 0 of ``job`` until the job ends. Returns "Succeeded", "Failed", or "" for a deleted
+    job."""
     shown: set[tuple[str, int]] = set()
     while True:
         state = executor.status(job)
@@ -108,7 +109,7 @@ def follow(executor: Any, job: str) -> str:
 
 
 def first_words(executor: Any, job: str) -> Optional[dict[str, Any]]:
-    """The earliest error that a pod of ``job`` has left as its last word; None without any."""
+    """The earliest error in the termination messages of the pods of ``job``. None: there is none."""
     found: list[dict[str, Any]] = []
     for pod in _pods(executor, job):
         for container in pod.status.container_statuses or []:
@@ -116,12 +117,12 @@ def first_words(executor: Any, job: str) -> Optional[dict[str, Any]]:
                 ended = state.terminated if state is not None else None
                 if ended is not None and (words := read_last_words(ended.message)):
                     found.append(words)
-    # Words without a rank are torchrun's code alone, which follows from an error elsewhere.
+    # A message without a rank has only torchrun's exit code, which follows from an error elsewhere.
     return min(found, key=lambda words: (words["rank"] is None, words["time"]), default=None)
 
 
 def _create(executor: Any, body: Any) -> None:
-    """Hand the manifest over in the form that the cluster's version of Trainer knows."""
+    """Create the TrainJob, in the form that the cluster's version of Trainer supports."""
     from kubernetes.client.rest import ApiException
 
     said = ""
@@ -162,7 +163,7 @@ def _pods(executor: Any, job: str) -> list[Any]:
 
 
 def _first_pod(executor: Any, job: str) -> Optional[tuple[str, int]]:
-    """The name of the pod with rank 0 and how often it was started again; None before it runs."""
+    """The name of the pod with rank 0, and the number of its restarts. None: it doesn't run yet."""
     for pod in _pods(executor, job):
         if (pod.metadata.labels or {}).get(_NUMBER_LABEL) == "0" and pod.status.phase not in (None, "Pending"):
             restarts = sum(container.restart_count or 0 for container in pod.status.container_statuses or [])

@@ -235,7 +235,7 @@ def settled(executor: Any) -> Any:
     """The executor, after a check that it is Slurm's.
 
     Raises:
-        ConfigError: it is another kind, which its own tools test.
+        ConfigError: the executor is of another kind.
     """
     if not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(
