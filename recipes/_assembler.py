@@ -333,8 +333,8 @@ class PretrainRecipe:
         if performance_mode:
             if self.performance is None:
                 raise ConfigError(
-                    f"{self.name} has no performance mode. Remove performance_mode, and add callbacks such as "
-                    "MegatronCommOverlapCallback to recipe.trainer.callbacks."
+                    f"{self.name} has no performance mode (--performance, performance_mode=True): leave it out, and add "
+                    "callbacks such as MegatronCommOverlapCallback to recipe.trainer.callbacks."
                 )
             recipe = self.performance(recipe)
         return recipe

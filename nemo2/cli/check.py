@@ -12,7 +12,7 @@ import typer
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, recipe_on
 from nemo2.cli.own_data import Data
-from nemo2.cli.sources import Overrides
+from nemo2.cli.sources import RECIPE_HELP, Overrides
 from nemo2.columns import columns
 from nemo2.run_dir.terminal import is_terminal
 
@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    name: Annotated[Optional[str], typer.Argument(help="A recipe; `nemo2 list` lists them.")] = None,
+    name: Annotated[Optional[str], typer.Argument(help=RECIPE_HELP)] = None,
     overrides: Overrides = None,
     gpus: Gpus = None,
     nodes: Nodes = None,
@@ -47,7 +47,8 @@ def check(
 ) -> None:
     """Check a recipe against all rules, without running it.
 
-    Lists every broken rule and the nearest legal layouts. Exit code 2: a rule is broken.
+    Lists every broken rule and the nearest legal layouts. Exit code 0: the recipe can run. 1: it doesn't fit the GPUs of
+    --gpus, so a launch needs --force. 2: a rule is broken.
     """
     not_with("rules", "name", "overrides", "gpus", "nodes", "devices", "performance", "data", "here")
     not_with("here", "gpus")
@@ -67,7 +68,14 @@ def check(
         from nemo2.planner.quick import quick_verdict
 
         quick = quick_verdict(recipe, machine, name=name)
-        verdict["memory"] = None if quick is None else {**quick.to_dict(), "sentence": quick.sentence(name)}
+        again = _same_recipe(
+            name, overrides or [], gpus=gpus, nodes=nodes, devices=devices, data=data, performance=performance
+        )
+        if quick is None and not machine.local:
+            verdict["unjudged"] = (
+                f"memory: there is no quick formula for this recipe; `nemo2 rehearse {again}` counts it"
+            )
+        verdict["memory"] = None if quick is None else {**quick.to_dict(), "sentence": quick.sentence(again)}
     print(
         json.dumps(verdict, indent=2, ensure_ascii=False)
         if as_json
@@ -75,6 +83,17 @@ def check(
     )
     if verdict["problems"]:
         raise typer.Exit(2)
+    memory = verdict["memory"]
+    if memory is not None and memory["answer"] == "does not fit" and not memory["assumed"]:
+        raise typer.Exit(1)
+
+
+def _same_recipe(name: str, overrides: list[str], *, performance: bool, **options: Any) -> str:
+    """The words that give another command the recipe of this one."""
+    from nemo2.config.overrides import in_shell
+
+    given = [text for option, value in options.items() if value is not None for text in (f"--{option}", str(value))]
+    return in_shell([name, *overrides, *given, *["--performance"] * performance])
 
 
 def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True) -> dict[str, Any]:
@@ -117,7 +136,10 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
     if not problems:
         memory = verdict.get("memory")
         colour = {"fits": "32", "tight": "33", "does not fit": "31"}
-        said = "" if memory is None else "\n" + style(memory["sentence"], colour[memory["answer"]])
+        said = verdict.get("unjudged", "") if memory is None else style(memory["sentence"], colour[memory["answer"]])
+        if memory is not None and memory["answer"] == "does not fit" and not memory["assumed"]:
+            said += "\na launch needs --force"
+        said = said and f"\n{said}"
         return head + style(f"legal, {verdict['rules']} rules hold", "32") + said + machine
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     lines = [head + style(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", "31")]

@@ -52,6 +52,10 @@ def evaluate(
     if not text and not tasks:
         raise ConfigError("evaluate needs --text FILE or --tasks NAME.")
     folder = checkpoint_called(checkpoint)
+    if tasks:
+        from nemo2.evaluation.harness import require_lm_eval
+
+        require_lm_eval()  # before the texts, which take a while
     found: dict[str, Any] = {}
     if text:
         from nemo2.llm.evaluation import perplexity

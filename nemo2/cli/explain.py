@@ -6,6 +6,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, print_json, recipe_on
+from nemo2.cli.own_data import Data
 from nemo2.cli.sources import RecipeName
 
 EXAMPLE = "Example: nemo2 explain llama3_8b overlap_param_gather strategy.ddp_config.overlap_grad_sync=False"
@@ -30,6 +31,7 @@ def explain(
     nodes: Nodes = None,
     devices: Devices = None,
     performance: Performance = False,
+    data: Data = None,
     executor: Annotated[
         Optional[str],
         typer.Option("--executor", help="With 'environment': a cluster profile (`nemo2 cluster list`)."),
@@ -51,7 +53,7 @@ def explain(
         raise ConfigError(
             f"--executor and --plugins need the word {_ENVIRONMENT}: nemo2 explain {name} {_ENVIRONMENT} ..."
         )
-    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
     if fields == [_ENVIRONMENT]:
         _tell_variables(recipe, gpus, executor, plugins or [], as_json=as_json)
         return

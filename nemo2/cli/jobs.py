@@ -30,6 +30,9 @@ def list_jobs(as_json: AsJson = False) -> None:
     if as_json:
         print_json(told)
         return
+    if not told:
+        print("No run was submitted to Slurm from this machine. `nemo2 pretrain NAME --executor CLUSTER` submits one.")
+        return
     rows = [[one["name"], " ".join(one["jobs"]), one["state"], one["folder"]] for one in told]
     print("\n".join(columns(rows, head=["name", "jobs", "state", "folder"])))
 

@@ -10,6 +10,7 @@ import typer
 
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, print_json, recipe_on
+from nemo2.cli.own_data import Data
 from nemo2.cli.sources import Overrides, RecipeName
 
 LAYOUT_EXAMPLE = "Example: nemo2 show-layout llama3_70b --gpus 1152 --output layout.html"
@@ -26,6 +27,7 @@ def show_layout(
     nodes: Nodes = None,
     devices: Devices = None,
     performance: Performance = False,
+    data: Data = None,
     world_size: Annotated[
         Optional[int], typer.Option("--world-size", min=1, help="Number of ranks, even if they don't fill whole nodes.")
     ] = None,
@@ -54,7 +56,7 @@ def show_layout(
     from nemo2.pictures.ranks import place_recipe
     from nemo2.settle import on
 
-    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
     recipe = on(recipe, machine_of(gpus))
     placement = place_recipe(recipe, name=name, world_size=world_size)
     if rank is not None:

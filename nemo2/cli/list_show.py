@@ -58,6 +58,8 @@ def list_recipes(
     as_json: AsJson = False,
 ) -> None:
     """List all recipes, including your own, with model size, number of GPUs, memory and layout."""
+    if layout is not None:
+        _refuse_unknown_sizes(layout)
     limits = parameter_count(min_params, "--min-params"), parameter_count(max_params, "--max-params")
     rows, problems = _rows(own=origin is not False, shipped=origin is not True, finetune=finetune)
     found = [
@@ -86,8 +88,10 @@ def list_recipes(
         item["peak_gib"] = rehearsed().get(item["name"], {}).get("peak") if item["origin"] == SHIPPED else None
     if as_json:
         print_json(found)
-    else:
+    elif found or problems:
         print(table(found))
+    else:
+        print("You have no recipes of your own. `nemo2 new-recipe NAME --from RECIPE` creates one.")
 
 
 def show(
@@ -293,6 +297,22 @@ def within(count: Optional[int], least: Optional[float], most: Optional[float]) 
     if count is None:
         return least is None and most is None
     return (least is None or count >= least) and (most is None or count <= most)
+
+
+def _refuse_unknown_sizes(layout: str) -> None:
+    from nemo2.errors import ConfigError
+    from nemo2.names import did_you_mean
+    from nemo2.parallel.layout import SIZE_FIELDS
+
+    known = [*SIZE_FIELDS, "sp", "dp"]
+    for word in layout.lower().replace(",", " ").split():
+        name, equals, size = word.partition("=")
+        if name not in known or (equals and not size.isdigit()):
+            raise ConfigError(
+                f"--layout {layout!r}: {word!r} is not a size such as pp or cp=2{did_you_mean(name, known)}"
+                if name not in known
+                else f"--layout {layout!r}: {word!r}: a size is a whole number, such as {name}=2."
+            )
 
 
 def has_layout(layout: str, wanted: str) -> bool:

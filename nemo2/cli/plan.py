@@ -8,7 +8,8 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, print_json, recipe_on
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, print_json, put, recipe_on
+from nemo2.cli.own_data import Data
 from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.gpus import DEFAULT, HEADROOM
 
@@ -26,6 +27,7 @@ def plan(
     nodes: Nodes = None,
     devices: Devices = None,
     performance: Performance = False,
+    data: Data = None,
     tokens: Annotated[
         Optional[float],
         typer.Option("--tokens", help="Tokens to train on, such as 1e12; predicts the days that the run takes."),
@@ -80,11 +82,11 @@ def plan(
     only_with("tokens", "price", "mtbf", "save", "restart")
     # Hides GPUs from the rehearsal. Must be set before torch is imported.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
     kind = kind_of(gpus) or DEFAULT
-    for field, value in (("seq_length", seq), ("global_batch_size", global_batch)):
+    for option, field, value in (("--seq", "seq_length", seq), ("--global-batch", "global_batch_size", global_batch)):
         if value is not None:
-            setattr(recipe.data, field, value)
+            put(recipe.data, field, value, option=option, path=f"data.{field}")
     if search:
         _search(recipe, name=name, kind=kind, limit=limit, headroom=headroom, html=html, as_json=as_json)
         return

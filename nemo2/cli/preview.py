@@ -69,9 +69,19 @@ def preview_data(
     if split not in SPLITS:
         raise ConfigError(f"--split {split}: must be one of {', '.join(SPLITS)}.")
     if Path(source).exists() and not _is_recipe(Path(source)):
+        if overrides:
+            raise ConfigError(
+                f"{overrides[0]}: {source} is no recipe to change. Use --seq-length, --chat-template and --tokenizer."
+            )
         data = _of_files(source, seq_length, chat_template)
     else:
-        data = _configured(source, overrides or [])
+        for option, value in (("--seq-length", seq_length), ("--chat-template", chat_template)):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} {value}: {source} is not a file or directory, and sets this itself. To change it, write "
+                    "data.seq_length=512 behind a recipe, or 'dolly(seq_length=512)' for a data set."
+                )
+        data = _configured(source, overrides or [], own_tokenizer=tokenizer is not None)
     if tokenizer is not None:
         data.tokenizer = tokenizer_called(tokenizer)
     console = Console(soft_wrap=True, highlight=False)
@@ -191,7 +201,7 @@ def _of_files(path: str, seq_length: Optional[int], chat_template: Optional[str]
     return data
 
 
-def _configured(source: str, overrides: list[str]) -> "SampleDataModule":
+def _configured(source: str, overrides: list[str], *, own_tokenizer: bool) -> "SampleDataModule":
     """The data module of a recipe, or a data module by name."""
     import fiddle as fdl
     import lightning.pytorch as pl
@@ -222,4 +232,9 @@ def _configured(source: str, overrides: list[str]) -> "SampleDataModule":
         )
     if data.tokenizer is None and isinstance(tokenizer, fdl.Buildable):
         data.tokenizer = fdl.build(tokenizer)
+    elif data.tokenizer is None and tokenizer == "model" and not own_tokenizer:
+        raise ConfigError(
+            f"{source} has tokenizer='model': it trains with the tokenizer of the checkpoint that it starts from. Pass "
+            "--tokenizer PATH, such as context/tokenizer of the checkpoint."
+        )
     return data

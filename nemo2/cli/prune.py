@@ -8,7 +8,7 @@ import typer
 
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 
-PRUNE_EXAMPLE = "Example: nemo2 prune runs/first --layers 12 --output checkpoints/small --data llama_tiny"
+PRUNE_EXAMPLE = "Example: nemo2 prune runs/first --layers 12 --output checkpoints/small --recipe llama_tiny"
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +24,7 @@ def prune(
     ffn_hidden_size: Annotated[Optional[int], typer.Option(min=1, help="MLP neurons to keep in each layer.")] = None,
     heads: Annotated[Optional[int], typer.Option(min=1, help="Attention heads to keep in each layer.")] = None,
     groups: Annotated[Optional[int], typer.Option(min=1, help="Query groups to keep in each layer.")] = None,
-    data: Annotated[
+    recipe: Annotated[
         Optional[str],
         typer.Option(help="Recipe whose data measures importance. Default: random tokens, which give poor results."),
     ] = None,
@@ -41,6 +41,13 @@ def prune(
     numbers = drop.split(",") if drop else []
     if not all(number.strip().isdigit() for number in numbers):
         raise ConfigError(f"--drop {drop}: must be layer numbers, such as 3,4.")
+    if layers and numbers:
+        raise ConfigError("--layers and --drop both choose the layers: leave one of them out.")
+    if not (layers or numbers or hidden_size or ffn_hidden_size or heads or groups):
+        raise ConfigError(
+            "prune needs a size to keep: --layers, --drop, --hidden-size, --ffn-hidden-size, --heads or --groups. "
+            "For example: --layers 12."
+        )
     from nemo2.llm.pruning import PruningConfig
     from nemo2.llm.pruning import prune as entry
 
@@ -53,12 +60,12 @@ def prune(
         target_num_query_groups=groups,
     )
     built: Any = None
-    if data is not None:
+    if recipe is not None:
         import fiddle
 
         from nemo2.cli.sources import configured
 
-        built = fiddle.build(configured(data, []).data)
+        built = fiddle.build(configured(recipe, []).data)
     target = entry(str(folder), str(output), config, num_train_samples=samples, data=built, overwrite=overwrite)
     print(f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # continue training")
     print(f"  nemo2 distill {target} --teacher {checkpoint} --recipe RECIPE  # or distill the full model into it")

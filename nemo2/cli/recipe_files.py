@@ -32,7 +32,7 @@ def recipe_file(source: str) -> Optional[Path]:
         if not path.is_file():
             raise ConfigError(f"{source}: there is no such file.")
         return path
-    if path.is_dir() and ("/" in source or (path / RECIPE_FILE).is_file()):
+    if path.is_dir() and ("/" in source or source in (".", "..") or (path / RECIPE_FILE).is_file()):
         if (run := latest(path)) is None:
             raise ConfigError(f"{source} is a directory without a {RECIPE_FILE}, and not a run directory.")
         return _recipe_of(run)

@@ -11,7 +11,7 @@ import typer
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, place, print_json, recipe_on
 from nemo2.cli.own_data import Data
-from nemo2.cli.sources import Overrides, RecipeName, configured
+from nemo2.cli.sources import RECIPE_HELP, Overrides, RecipeName, configured
 from nemo2.run_dir.terminal import is_terminal
 
 DIFF_EXAMPLE = "Example: nemo2 diff llama3_8b llama3_70b"
@@ -29,13 +29,14 @@ def register(app: typer.Typer) -> None:
 
 
 def diff(
-    old: Annotated[str, typer.Argument(help="A recipe: a name, file.py, recipe.json or run directory.")],
+    old: Annotated[str, typer.Argument(help=RECIPE_HELP)],
     new: Annotated[str, typer.Argument(help="Another recipe, or the same recipe to compare it with your changes.")],
     overrides: Overrides = None,
     gpus: Gpus = None,
     nodes: Nodes = None,
     devices: Devices = None,
     performance: Performance = False,
+    data: Data = None,
     code: Annotated[bool, typer.Option("--code", help="Print a Python function that turns OLD into NEW.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Also show fields that one recipe sets to the other's default.")
@@ -51,7 +52,7 @@ def diff(
     """
     not_with("code", "everything", "as_json", "exit_code")
     before = configured(old, [])
-    after = recipe_on(new, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
+    after = recipe_on(new, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
     from nemo2.config.edits import edits, edits_source
 
     label = " ".join([new, *(overrides or [])])

@@ -9,6 +9,7 @@ import typer
 
 from nemo2.cli.commands import not_with, only_with
 from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, print_json, recipe_on
+from nemo2.cli.own_data import Data
 from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.gpus import DEFAULT, HEADROOM
 
@@ -26,6 +27,7 @@ def rehearse(
     nodes: Nodes = None,
     devices: Devices = None,
     performance: Performance = False,
+    data: Data = None,
     headroom: Annotated[
         float, typer.Option(min=0.0, max=0.9, help="Fraction of GPU memory that must stay free.")
     ] = HEADROOM,
@@ -63,7 +65,7 @@ def rehearse(
     if not tiny:
         # Set before torch is imported. The rehearsal replaces parts of torch.cuda, which must not affect a real GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance)
+    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
     if tiny:
         _train_tiny(recipe, name, processes=processes, steps=steps, directory=directory)
         return
@@ -103,11 +105,14 @@ def _train_tiny(recipe: Any, name: str, *, processes: int, steps: int, directory
 
     small = shrink(recipe, max_processes=processes, steps=steps)
     small.recipe.log.name = f"{name}_tiny"
+    small.recipe.resume.resume_if_exists = False  # every rehearsal starts anew
     if directory is not None:
         small.recipe.log.log_dir = str(directory)
     for note in small.notes:
         print(f"note: {note}")
-    print(f"{name}, shrunk: {steps} steps on {small.processes} CPU processes")
+    print(
+        f"{name}, shrunk: {steps} step{'s' * (steps > 1)} on {small.processes} CPU process{'es' * (small.processes > 1)}"
+    )
     result = launch(small.recipe, "local", devices=small.processes)
     if result.run_dir is not None:
         print(f"run directory: {result.run_dir}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import AsJson, MinP, Performance, Temperature, TopK, TopP
+from nemo2.cli.flags import AsJson, MinP, Performance, Temperature, TopK, TopP, said
 from nemo2.cli.launching import LaunchOptions, TrainingOptions, launched, logged, with_options
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import checkpoint_called
@@ -48,7 +48,7 @@ def pretrain(
         options=options,
         data=data,
     )
-    launched(recipe, name=name, changes=overrides or [], options=options)
+    launched(recipe, name=name, changes=_changes(overrides, data, performance), options=options)
 
 
 @with_options
@@ -77,7 +77,7 @@ def finetune(
         options=options,
         data=data,
     )
-    launched(recipe, name=name, changes=overrides or [], options=options)
+    launched(recipe, name=name, changes=_changes(overrides, data, performance), options=options)
 
 
 @with_options
@@ -90,6 +90,7 @@ def validate(
             help="The checkpoint or run to validate. Default: the checkpoint that the recipe would resume from."
         ),
     ] = None,
+    data: Data = None,
     performance: Performance = False,
     *,
     options: LaunchOptions,
@@ -104,6 +105,7 @@ def validate(
         overrides or [],
         own_name=own,
         options=options,
+        data=data,
     )
     from nemo2.checkpoint.auto_resume import AutoResume
     from nemo2.llm.api import validate as entry
@@ -111,8 +113,31 @@ def validate(
     parts = {field: getattr(recipe, field) for field in ("model", "data", "trainer", "log", "optim")}
     resume = recipe.resume
     if checkpoint is not None:
+        _refuse_other_start(recipe, checkpoint)
         resume = Config(AutoResume, resume_from_path=str(checkpoint_called(checkpoint)))
-    launched(Partial(entry, **parts, resume=resume), name=name, changes=overrides or [], options=options)
+    changes = _changes(overrides, data, performance)
+    launched(Partial(entry, **parts, resume=resume), name=name, changes=changes, options=options)
+
+
+def _changes(overrides: Optional[list[str]], data: Optional[str], performance: bool) -> list[str]:
+    """The words of the command line that change the recipe, for the block at the start."""
+    return [*(overrides or []), *(["--data", data] if data else []), *["--performance"] * performance]
+
+
+def _refuse_other_start(recipe: Any, checkpoint: str) -> None:
+    """Raise ConfigError if the command line names a start besides ``--checkpoint``, which replaces ``recipe.resume``."""
+    import fiddle as fdl
+
+    from nemo2.config.walk import iterate_nodes
+    from nemo2.errors import ConfigError
+
+    for place, node in iterate_nodes(recipe.resume):
+        for field in node.__arguments__:
+            if said(node, field) and not isinstance(getattr(node, field), fdl.Buildable):
+                path = ".".join(part for part in ("resume", place, field) if part)
+                raise ConfigError(
+                    f"--checkpoint {checkpoint} contradicts {path}={getattr(node, field)}: leave one of them out."
+                )
 
 
 def generate(
@@ -155,6 +180,8 @@ def generate(
     only_with("temperature", "top_k", "top_p", "min_p", "seed")
     not_with("as_json", "output", "html")
     if bool(prompt) == bool(prompts_file):
+        if prompt:
+            raise ConfigError(f"--prompt {prompt[0]!r} and --prompts {prompts_file}: leave one of them out.")
         raise ConfigError("generate needs a prompt: either --prompt TEXT, or --prompts FILE with several prompts.")
     if len(checkpoints) > 1 and (html is None or output is not None):
         raise ConfigError(

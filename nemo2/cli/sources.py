@@ -12,13 +12,11 @@ from nemo2.cli.recipe_files import NAME, changes_in, names_its_run, recipe_file,
 
 FINETUNING = {"lora": "lora", "dora": "dora", "full": "none"}
 """The words that may follow a recipe's name and a colon, each with its ``peft_scheme``."""
-RecipeName = Annotated[
-    str,
-    typer.Argument(
-        help="A recipe: a name from `nemo2 list`, a .py, .json or .yaml file, or a run (directory or name). Append :lora, :dora "
-        "or :full to a name to fine-tune."
-    ),
-]
+RECIPE_HELP = (
+    "A recipe: a name from `nemo2 list`, a .py, .json or .yaml file, or a run (directory or name). Append :lora, :dora "
+    "or :full to a name to fine-tune."
+)
+RecipeName = Annotated[str, typer.Argument(help=RECIPE_HELP)]
 Overrides = Annotated[
     Optional[list[str]],
     typer.Argument(help="Changes to the recipe, such as trainer.max_steps=100 strategy.ddp.overlap_grad_reduce=False."),
@@ -99,6 +97,12 @@ def recipe_tree(source: str, *, performance: bool = False, **finetuning: Any) ->
 def _by_name(name: str, method: Optional[str], performance: bool, finetuning: dict[str, Any]) -> Any:
     from nemo2 import recipes
 
+    base, colon, word = name.rpartition(":")
+    if colon and base in recipes.names():
+        from nemo2.errors import ConfigError
+        from nemo2.names import did_you_mean
+
+        raise ConfigError(f"{name}: {word!r} is not a method of fine-tuning{did_you_mean(word, list(FINETUNING))}")
     recipe = recipes.get(name)
     arguments = {**finetuning, **({"performance_mode": True} if performance else {})}
     return recipe.pretrain_recipe(**arguments) if method is None else _finetuned(recipe, name, method, arguments)

@@ -42,15 +42,29 @@ def start_block(
     kind = machine.describe() if executor is None else f"{executor} ({machine.describe()})"
     data, log = recipe.data, recipe.log
     base = log.log_dir or ("" if runs else DEFAULT_BASE)
-    parameters = counted_parameters(recipe)
+    parameters = counted_parameters(recipe) or _by_tokenizer(recipe, machine)
+    validates, batches = recipe.__fn_or_cls__.__name__ == "validate", recipe.trainer.limit_val_batches
     facts = {
         "machine": f"{count}{nodes}, {kind}",
         "layout": Layout.of(recipe.trainer.strategy).describe(world.size),
         "parameters": "" if parameters is None else short_count(parameters),
         "data": f"{data.__fn_or_cls__.__name__}, sequences of {data.seq_length:,} tokens, {data.global_batch_size:,} per step",
-        "steps": f"{recipe.trainer.max_steps:,}" if (recipe.trainer.max_steps or 0) > 0 else "",
+        "steps": f"{recipe.trainer.max_steps:,}" if (recipe.trainer.max_steps or 0) > 0 and not validates else "",
+        "batches": str(batches) if validates and batches is not None else "",
         "writes to": str(Path(runs) / (log.explicit_log_dir or Path(base) / (log.name or "default"))),
         "changed": in_shell(changes),
     }
     # This block is printed before the checks, which refuse a secret among the changes.
     return redact_text("\n".join([name, *(f"  {fact:12}{value}" for fact, value in facts.items() if value)]))
+
+
+def _by_tokenizer(recipe: Any, machine: "Machine") -> Optional[int]:
+    """The model's parameters with the vocabulary of the tokenizer that the data module makes, as that of mock data."""
+    from nemo2.checks.facts import read_facts
+    from nemo2.errors import ConfigError
+    from nemo2.planner.recipe import shape_of
+
+    try:
+        return shape_of(read_facts(recipe, machine=machine)).parameters
+    except (ConfigError, AttributeError, TypeError):
+        return None

@@ -46,6 +46,10 @@ def translate(
 
     Exit code 1: you have lines to edit.
     """
+    if output is not None and output.exists():
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(f"--output {output}: the file exists: use another name, or remove it first.")
     text, left, taken_out = _of_run(script, output) if script.is_dir() else _of_script(script)
     if output is None:
         print(text, end="")

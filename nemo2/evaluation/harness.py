@@ -90,6 +90,14 @@ def evaluate_tasks(
     return told[0]
 
 
+def require_lm_eval() -> None:
+    """Raise ConfigError if lm-eval isn't installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError(
+            "Tasks need lm-eval, which is not installed: pip install 'nemo2[evaluate]'. Text files (--text) don't need it."
+        )
+
+
 def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_tasks: bool = False) -> Any:
     """Check that lm-eval has all of ``tasks``, and return its task manager. If ``task_folder`` isn't trusted, lm-eval
     renders prompts in a sandbox from here on.
@@ -102,10 +110,7 @@ def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_t
         raise ConfigError("tasks is empty: name at least one task, such as arc_easy.")
     if task_folder is not None and not task_folder.is_dir():
         raise ConfigError(f"task_folder={str(task_folder)!r} (--include): the folder doesn't exist.")
-    if importlib.util.find_spec("lm_eval") is None:
-        raise ConfigError(
-            "Tasks need lm-eval, which is not installed: pip install 'nemo2[evaluate]'. Text files (--text) don't need it."
-        )
+    require_lm_eval()
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
     if task_folder is not None and not trust_tasks:

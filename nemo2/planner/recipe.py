@@ -5,11 +5,13 @@ settle on."""
 import importlib.util
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checks.facts import Facts, number, read_facts
 from nemo2.checks.rules.shape import tokenizer_size
 from nemo2.config.walk import class_of
+from nemo2.data.tokenizer import BPETokenizer
 from nemo2.errors import ConfigError
 from nemo2.gpus import GPU
 from nemo2.models.parts import DeltaNet, LatentAttention
@@ -103,11 +105,14 @@ def _vocabulary(facts: Facts) -> int:
 
 
 def _size_of_made(tokenizer: Any) -> Optional[int]:
-    """The vocabulary size of a live tokenizer, or of a tokenizer class without arguments, which opens no file."""
+    """The vocabulary size of a live tokenizer, or of a tokenizer class without arguments, or with a file
+    of this machine. It opens no other file."""
     if hasattr(tokenizer, "__fn_or_cls__"):
-        if tokenizer.__arguments__:
+        given = tokenizer.__arguments__
+        on_disk = tokenizer.__fn_or_cls__ is BPETokenizer and Path(given.get("path", "")).expanduser().is_file()
+        if given and not on_disk:
             return None
-        tokenizer = tokenizer.__fn_or_cls__()
+        tokenizer = tokenizer.__fn_or_cls__(**given)
     return getattr(tokenizer, "vocab_size", None)
 
 

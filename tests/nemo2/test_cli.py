@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +139,24 @@ def test_json_of_show_is_plain_values(capsys):
         (["list", "--family"], "error: Option '--family' requires an argument"),
         (["show", "llama_tiny", "--max-steps", "5"], "Write trainer.max_steps=5 or optim.lr_scheduler.max_steps=5"),
         (["nothing"], "error: nemo2 has no command 'nothing'"),
+        (["list", "--layout", "cpp=2"], "'cpp=2' is not a size such as pp or cp=2; did you mean 'cp'"),
+        (["list", "--layout", "cp=two"], "'cp=two': a size is a whole number, such as cp=2."),
+        (["show", "llama_tiny:lorra"], "'lorra' is not a method of fine-tuning; did you mean 'lora'"),
+        (["show", "."], ". is a directory without a recipe.json"),
+        (["plan", "llama3_8b", "--seq", "64", "data.seq_length=32"], "--seq 64 contradicts data.seq_length=32"),
+        (
+            ["plan", "llama3_8b", "--global-batch", "8", "data.global_batch_size=16"],
+            "--global-batch 8 contradicts data.global_batch_size=16",
+        ),
+        (["generate", ".", "--prompt", "a", "--prompts", "b"], "--prompt 'a' and --prompts b: leave one of them out."),
+        (["prune", ".", "--output", "x"], "prune needs a size to keep: --layers"),
+        (["prune", ".", "--output", "x", "--layers", "2", "--drop", "1"], "--layers and --drop both choose the layers"),
+        (["preview-data", "llama_tiny:lora", "--seq-length", "8"], "--seq-length 8: llama_tiny:lora is not a file"),
+        (
+            ["preview-data", "llama_tiny:lora", "--chat-template", "x"],
+            "--chat-template x: llama_tiny:lora is not a file",
+        ),
+        (["preview-data", "llama_tiny:lora"], "llama_tiny:lora has tokenizer='model'"),
         (["runs", "taill", "x"], "error: nemo2 runs has no command 'taill'; did you mean 'tail'?"),
     ],
 )
@@ -147,6 +166,33 @@ def test_bad_input_is_one_message_and_exit_code_2(arguments, words, capsys, monk
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert words in " ".join(captured.err.split()) and "Traceback" not in captured.err and captured.out == ""
+
+
+def test_files_are_not_changed_or_passed_over_in_silence(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text("import nemo\n", "utf-8")
+    assert main(["translate", "script.py", "--output", "script.py"]) == 2
+    assert "--output script.py: the file exists" in capsys.readouterr().err
+    assert Path("script.py").read_text("utf-8") == "import nemo\n"
+    Path("samples.jsonl").write_text('{"input": "a", "output": "b"}\n', "utf-8")
+    assert main(["preview-data", "samples.jsonl", "data.seq_length=3"]) == 2
+    assert "data.seq_length=3: samples.jsonl is no recipe to change" in capsys.readouterr().err
+
+
+def test_validate_refuses_a_start_besides_its_checkpoint(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("ckpt").mkdir()
+    for change in ("resume.resume_if_exists=False", "resume.restore_config.path=/x"):
+        assert main(["validate", "llama_tiny", "--checkpoint", "ckpt", change, "--dryrun"]) == 2
+        assert f"--checkpoint ckpt contradicts {change}: leave one of them out." in capsys.readouterr().err
+
+
+def test_empty_lists_say_how_they_are_filled(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("NEMO2_RECIPES", raising=False)
+    monkeypatch.setattr("nemo2.launch.slurm.start.submissions", lambda: tmp_path)
+    for arguments, words in ((["list", "--own"], "nemo2 new-recipe NAME"), (["jobs", "list"], "--executor CLUSTER")):
+        assert main(arguments) == 0
+        assert words in capsys.readouterr().out
 
 
 def test_a_traceback_is_shown_on_request_wherever_the_option_stands(capsys):

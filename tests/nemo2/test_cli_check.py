@@ -29,8 +29,22 @@ def test_a_recipe_as_it_ships_is_legal_and_exits_with_0(capsys):
 def test_the_page_on_rehearsals_shows_what_check_prints(capsys):
     page = (Path(__file__).parents[2] / "docs" / "rehearse.md").read_text(encoding="utf-8")
     [(asked, shown)] = re.findall(r"```bash\nnemo2 (check .*)\n```\n\n```text\n(.*?)```", page, re.DOTALL)
-    assert main(shlex.split(asked)) == 0
+    assert main(shlex.split(asked)) == 1  # it doesn't fit
     assert capsys.readouterr().out == shown
+
+
+def test_a_recipe_that_does_not_fit_named_gpus_exits_with_1(capsys):
+    assert main(["check", "llama3_8b", "--gpus", "A100-40"]) == 1
+    told = capsys.readouterr().out
+    assert "a launch needs --force" in told and "`nemo2 rehearse llama3_8b --gpus A100-40`" in told
+    assert main(["check", "llama3_8b", "data.micro_batch_size=4"]) == 0  # the kind of the GPUs is not known
+    told = capsys.readouterr().out
+    assert "does not fit" in told and "(assumed)" in told and "--force" not in told
+
+
+def test_a_recipe_without_a_quick_verdict_says_what_gives_one(capsys):
+    assert main(["check", "llama3_8b", "data=PreTrainingDataModule", "data.paths=x"]) == 0
+    assert "`nemo2 rehearse llama3_8b data=PreTrainingDataModule data.paths=x` counts it" in capsys.readouterr().out
 
 
 def test_all_broken_rules_are_told_with_their_arithmetic_and_the_exit_code_is_2(capsys):

@@ -24,7 +24,7 @@ _HEAD = """\
 $ nemo2 check llama3_8b strategy.tensor_model_parallel_size=4 --nodes 2
 $ nemo2 check llama31_405b --gpus H100x1152
 $ nemo2 check llama_tiny --here          # also checks the files, packages and variables of this machine
-$ nemo2 check llama3_8b --json           # for scripts; the exit code is 2 if a rule is broken
+$ nemo2 check llama3_8b --json           # for scripts; exit code 2: a rule is broken; 1: it does not fit
 ```
 
 Every launch runs the same checks before it creates a process group or touches a GPU. The report lists all broken rules
