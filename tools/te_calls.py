@@ -72,7 +72,7 @@ GROUPS = (
     Group(
         "Attention and context parallelism",
         r"(DotProductAttention|attention\..*|thd_get_partitioned_indices)$",
-        "Without `cp_comm_type` ranks use a ring. Transformer Engine picks the back end, and `attention_backend` can narrow it.",
+        "Without `cp_comm_type` ranks use a ring. Transformer Engine picks the backend, and `attention_backend` can narrow it.",
         "tests/nemo2/overlap/test_overlap_rules.py::"
         "test_asked_for_nothing_transformer_engine_goes_round_a_ring_and_the_plain_attention_gathers",
     ),
@@ -353,11 +353,11 @@ READ = (
         "the GPUs of a node can map the buffers' memory (`CommOverlapP2P`)",
         "`tp_comm_bootstrap_backend`; otherwise Transformer Engine's own error",
     ),
-    ("cuDNN", "a kernel for the size, mask and dtype (`get_fused_attn_backend`)", "`auto` takes another back end"),
+    ("cuDNN", "a kernel for the size, mask and dtype (`get_fused_attn_backend`)", "`auto` takes another backend"),
     (
         "flash-attn",
         "the installed version is supported",
-        "`auto` takes another back end, with Transformer Engine's warning",
+        "`auto` takes another backend, with Transformer Engine's warning",
     ),
 )
 """Conditions that no machine without a GPU can try: read in the sources."""
@@ -442,7 +442,7 @@ def page() -> str:
         ways = [table["attention"][beside] for table in by_version.values()]
         cells = (", ".join(way for way, words in found.items() if words is None) or "–" for found in ways)
         lines.append(f"| {beside} | {' | '.join(cells)} |")
-    lines += ["", "## Back ends of attention", "", _BACKENDS, "", f"| beside | {heads} |", f"|{rule}|"]
+    lines += ["", "## Attention backends", "", _BACKENDS, "", f"| beside | {heads} |", f"|{rule}|"]
     for beside in next(iter(by_version.values()))["backends"]:
         left = [table["backends"][beside] for table in by_version.values()]
         lines.append(f"| {beside} | {' | '.join('–' if one is None else ', '.join(one) for one in left)} |")
@@ -516,7 +516,7 @@ Tests: `{_OURS}`."""
 _ATTENTION = f"""The table lists the accepted values of `cp_comm_type`, with two ranks (`tools/te_attention.py`). 'a2a+p2p' is
 rejected because its groups are missing. nemo2 rejects the other unsupported combinations before a run. Test:
 `{_short(ATTENTION_TEST)}`."""
-_BACKENDS = f"""The table lists the back ends that the version leaves on a Hopper GPU with flash-attn and a suitable cuDNN
+_BACKENDS = f"""The table lists the backends that the version leaves on a Hopper GPU with flash-attn and a suitable cuDNN
 kernel (`tools/te_backends.py`). The version takes the first of them. nemo2 rejects a recipe whose
 `attention_backend` requires another one. Test: `{_short(BACKENDS_TEST)}`."""
 _LATER = """Megatron-Core calls `set_context_parallel_group` only for packed samples (`tools/te_attention.py`)."""

@@ -2,7 +2,7 @@
 """The environment variables through which Megatron-Core selects Transformer Engine's attention.
 
 Megatron-Core sets them when a model is built, never resets them, and rejects the next model of the process if it needs
-another back end. Transformer Engine reads them in every first call, so they must stay while a model is in use.
+another backend. Transformer Engine reads them in every first call, so they must stay while a model is in use.
 """
 
 import os
@@ -20,7 +20,7 @@ def left_by_a_model(name: str, value: str) -> bool:
 
 @contextmanager
 def attention_chosen_anew() -> Generator[None, None, None]:
-    """Inside, a model may be built with another back end than the last one of this process. Where none is built, nothing changes;
+    """Inside, a model may be built with another backend than the last one of this process. Where none is built, nothing changes;
     what a user has exported stays."""
     left = {name: os.environ.pop(name) for name in VARIABLES if left_by_a_model(name, os.environ.get(name, ""))}
     free = [name for name in VARIABLES if name not in os.environ]

@@ -119,7 +119,7 @@ def _began_with(checkpoint: Path) -> str:
 # ------------------------------------------------------------------------------------------------------- ours to theirs
 
 
-_Addition = dict[str, Tensor]
+_AdapterPart = dict[str, Tensor]
 """The tensors of one part of a module: "linear_in" and "linear_out", and for DoRA "magnitude", the rows' lengths."""
 
 
@@ -179,9 +179,9 @@ def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]
     return found
 
 
-def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, dict[str, _Addition]]:
+def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, dict[str, _AdapterPart]]:
     """The adapters by module and part ("": the whole layer). ``besides``: keys that belong to the model itself."""
-    found: dict[str, dict[str, _Addition]] = {}
+    found: dict[str, dict[str, _AdapterPart]] = {}
     for key, about in stored.tensors.items():
         if key in besides:
             continue
@@ -190,13 +190,13 @@ def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, 
         part, _, name = match["rest"].rpartition(".")
         for module, at in of_each_expert(match["module"], about.size[0]):
             entry = Entry(key=key, shape=tuple(about.size), at=at, pieces=())
-            addition = found.setdefault(module, {}).setdefault(part, {})
-            addition[name + (match["section"] or "")] = stored.part(entry, 0, entry.own_shape[0])
+            part_tensors = found.setdefault(module, {}).setdefault(part, {})
+            part_tensors[name + (match["section"] or "")] = stored.part(entry, 0, entry.own_shape[0])
     return found
 
 
 def _released(
-    found: Mapping[str, Mapping[str, _Addition]], config: Any, entries: Sequence[Entry]
+    found: Mapping[str, Mapping[str, _AdapterPart]], config: Any, entries: Sequence[Entry]
 ) -> dict[str, _Released]:
     modules: dict[str, _Released] = {}
     shapes = released_shapes(entries)
@@ -216,14 +216,14 @@ def _released(
 
 def _distribute(
     rows: Rows,
-    additions: Mapping[str, _Addition],
+    parts_of_module: Mapping[str, _AdapterPart],
     modules: dict[str, _Released],
     shapes: Mapping[str, tuple[int, ...]],
     config: Any,
 ) -> None:
-    parts = {"": rows} if "" in additions else rows.parts(config)
-    for part in (name for name in parts if name in additions):
-        tensors, own = additions[part], parts[part]
+    parts = {"": rows} if "" in parts_of_module else rows.parts(config)
+    for part in (name for name in parts if name in parts_of_module):
+        tensors, own = parts_of_module[part], parts[part]
         first, second = tensors["linear_in"], tensors[f"linear_out{rows.section}"]
         lengths = tensors.get(f"magnitude{rows.section}")
         for index, piece in enumerate(rows.entry.pieces):

@@ -16,11 +16,11 @@ class ApartWithLengths(Apart):
     unchanged."""
 
     def __init__(self, layer: nn.Module, apart: Apart) -> None:
-        def with_lengths(part: str, addition: nn.Module) -> DirectionAndMagnitude:
-            assert isinstance(addition, LowRank)
-            return DirectionAndMagnitude(layer, addition, part=functools.partial(apart.rows, part))
+        def with_lengths(part: str, adapter: nn.Module) -> DirectionAndMagnitude:
+            assert isinstance(adapter, LowRank)
+            return DirectionAndMagnitude(layer, adapter, part=functools.partial(apart.rows, part))
 
-        made = {part: with_lengths(part, addition) for part, addition in apart.named_children()}
+        made = {part: with_lengths(part, adapter) for part, adapter in apart.named_children()}
         super().__init__(made, apart.widths, apart.groups, apart.placement)
 
     def growth(self) -> Tensor:

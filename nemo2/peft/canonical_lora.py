@@ -31,28 +31,28 @@ class Apart(nn.Module):
     """The adapters of a fused layer's parts. Parts that aren't targets have no adapter.
 
     Args:
-        additions: The adapter of each part: a `LowRank`, or a module with its ``before_gather`` and ``product``.
+        adapters: The adapter of each part: a `LowRank`, or a module with its ``before_gather`` and ``product``.
         widths: The rows of each part in one group of the layer.
         groups: The number of consecutive groups in this rank's rows.
     """
 
     def __init__(
-        self, additions: Mapping[str, nn.Module], widths: dict[str, int], groups: int, placement: Placement
+        self, adapters: Mapping[str, nn.Module], widths: dict[str, int], groups: int, placement: Placement
     ) -> None:
         super().__init__()
         self.placement, self.widths, self.groups = placement, widths, groups
-        for part, addition in additions.items():
-            self.add_module(part, addition)
+        for part, adapter in adapters.items():
+            self.add_module(part, adapter)
 
     def forward(self, x: Tensor) -> Tensor:
         """The adapters' outputs in the order of the fused layer's rows: part by part within each of this rank's groups of
         heads."""
-        made = {name: addition.before_gather(x) for name, addition in self.named_children()}  # pyright: ignore
+        made = {name: adapter.before_gather(x) for name, adapter in self.named_children()}  # pyright: ignore
         return self.placement.behind(self._fused(made))
 
     def product(self) -> Tensor:
         """The adapters' products on this rank, in the rows of the layer's weight, in fp32."""
-        made = {name: addition.product().T for name, addition in self.named_children()}  # pyright: ignore
+        made = {name: adapter.product().T for name, adapter in self.named_children()}  # pyright: ignore
         return self._fused(made).T
 
     def rows(self, part: str, whole: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ class CanonicalLoRA(LoRA):
             return self.beside(module, full)
         prepare(module)
         groups = placement.outputs // placement.size // sum(widths.values())
-        additions = {
+        adapters = {
             part: LowRank(
                 placement,
                 like=weight,
@@ -124,7 +124,7 @@ class CanonicalLoRA(LoRA):
             for part, width in widths.items()
             if part in parts
         }
-        return self.adapted(module, Apart(additions, widths, groups, placement))
+        return self.adapted(module, Apart(adapters, widths, groups, placement))
 
     def _parts_meant(self, name: str, prefix: str, module: Optional[nn.Module] = None) -> set[str]:
         """The parts of a layer that get adapters. A ``module`` of None: the layer is known to be linear."""

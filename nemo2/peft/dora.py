@@ -28,18 +28,18 @@ class Magnitude(nn.Module):
     """The layer and its adapter. Neither is registered as a child module."""
 
     def __init__(
-        self, layer: nn.Module, additions: LowRank, *, part: Optional[Callable[[Tensor], Tensor]] = None
+        self, layer: nn.Module, low_rank: LowRank, *, part: Optional[Callable[[Tensor], Tensor]] = None
     ) -> None:
         super().__init__()
         self._part = part
         weight: Any = layer.weight
-        placement = additions.placement
+        placement = low_rank.placement
         rows = len(weight if part is None else part(weight))
         self.weight = nn.Parameter(torch.ones(rows, dtype=weight.dtype, device=weight.device))
         mark(self.weight, axis=0 if placement.split == "column" else None, placement=placement)
         if placement.split == "column" and part is None:
             self.weight.rows_like = weight  # pyright: ignore[reportAttributeAccessIssue]
-        self.__dict__["_of"] = (layer, additions)
+        self.__dict__["_of"] = (layer, low_rank)
         self._sums = placement.split != "column" and placement.travel == "outside"
         self.begin()
 
@@ -52,10 +52,10 @@ class Magnitude(nn.Module):
     @torch.no_grad()
     def lengths(self) -> Tensor:
         """``|W + s B A|``, ``[outputs of this rank]``, in fp32."""
-        layer, additions = self._of
+        layer, low_rank = self._of
         weight = layer.weight if self._part is None else self._part(layer.weight)
-        squares = (wide(weight) + additions.product()).square().sum(dim=1)
-        placement = additions.placement
+        squares = (wide(weight) + low_rank.product()).square().sum(dim=1)
+        placement = low_rank.placement
         if placement.split == "row" and placement.size > 1:
             dist.all_reduce(squares, group=placement.group)
         return squares.sqrt()
@@ -72,33 +72,33 @@ class Magnitude(nn.Module):
 class DirectionAndMagnitude(nn.Module):
     """The parameters that `DoRA` adds to a layer or to a part of it, under their names in checkpoints."""
 
-    additions: LowRank
+    low_rank: LowRank
     magnitude: Magnitude
 
     def __init__(
-        self, layer: nn.Module, additions: LowRank, *, part: Optional[Callable[[Tensor], Tensor]] = None
+        self, layer: nn.Module, low_rank: LowRank, *, part: Optional[Callable[[Tensor], Tensor]] = None
     ) -> None:
         super().__init__()
-        self.linear_in, self.linear_out = additions.linear_in, additions.linear_out
-        self.magnitude = Magnitude(layer, additions, part=part)
-        self.__dict__["additions"] = additions
-        self.placement = additions.placement
+        self.linear_in, self.linear_out = low_rank.linear_in, low_rank.linear_out
+        self.magnitude = Magnitude(layer, low_rank, part=part)
+        self.__dict__["low_rank"] = low_rank
+        self.placement = low_rank.placement
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.additions(x)
+        return self.low_rank(x)
 
     def before_gather(self, x: Tensor) -> Tensor:
-        return self.additions.before_gather(x)
+        return self.low_rank.before_gather(x)
 
     def product(self) -> Tensor:
-        return self.additions.product()
+        return self.low_rank.product()
 
     def growth(self) -> Tensor:
         """The factor of each row on this rank, in fp32."""
         return self.magnitude()
 
     def train(self, mode: bool = True) -> "DirectionAndMagnitude":
-        self.additions.train(mode)
+        self.low_rank.train(mode)
         return super().train(mode)
 
 
