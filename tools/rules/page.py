@@ -10,7 +10,7 @@ from nemo2.checks.rule import Rule
 from nemo2.checks.table import RULES, TOPICS
 from tools.rules.examples import problems_of
 
-_WHERE_SET = re.compile(r" \([^()\s]+:\d+\)")
+_WHERE_SET = re.compile(r" \((?:set at )?[^()\s]+:\d+\)")
 """Lines of files, which messages name, move."""
 
 _HEAD = """\

@@ -10,14 +10,36 @@ from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
 from nemo2.config.factories import misplaced_text, required
-from nemo2.config.walk import class_of, iterate_nodes
+from nemo2.config.value_types import misfits
+from nemo2.config.walk import class_of, iterate_nodes, who_set
 from nemo2.data.blend import parse_split
 from nemo2.run_dir.environment import holds_secret, is_secret_field
 
+TYPES = Topic("Types", needs_sizes=False)
 SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that must agree")
 LAST = Topic("Megatron-Core's own checks")
 _CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
+
+
+@TYPES.rule(
+    "values-have-their-types",
+    says="A setting that takes a number, True or False must not hold text or a list, and a part must not be a number.",
+    otherwise='Text is true wherever it is tested: sequence_parallel="no" switches sequence parallelism on. Elsewhere '
+    "the run ends in a TypeError that names no setting.",
+    broken="",
+    mended="strategy.sequence_parallel=False",
+    assigned=({"strategy.sequence_parallel": "no"}, {}),
+)
+def _types(facts: Facts) -> Iterator[str]:
+    for path, node in iterate_nodes(facts.recipe):
+        for name, value, wanted in misfits(node.__fn_or_cls__, node.__arguments__):
+            setters = who_set(node, name) if name in node.__arguments__ else []
+            where = f" (set at {setters[-1][0]}:{setters[-1][1]})" if setters else ""
+            shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
+            place = f"{path}.{name}".removeprefix(".")
+            place = place.removeprefix("trainer.") if place.startswith("trainer.strategy.") else place
+            yield f"{place}={shown}: takes {wanted}, not {type(value).__name__}{where}."
 
 
 @SETTINGS.rule(
