@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device this process trains on, and everything that has to be done differently for it."""
+"""The device that this process trains on, and everything that depends on the kind of device."""
 
 from nemo2.lazy import front_door
 

@@ -14,14 +14,14 @@ _set_for_the_last_model: dict[str, str] = {}
 
 
 def left_by_a_model(name: str, value: str) -> bool:
-    """Whether the last model of this process left a variable with this value: it isn't one of a user's."""
+    """Whether the last model of this process, and not the user, set a variable to this value."""
     return _set_for_the_last_model.get(name) == value
 
 
 @contextmanager
 def attention_chosen_anew() -> Generator[None, None, None]:
-    """Inside, a model may be built with another backend than the last one of this process. Where none is built, nothing changes;
-    what a user has exported stays."""
+    """A context in which a model may be built with another backend than the last model of this process. If no model is
+    built, nothing changes. Variables that the user exported stay."""
     left = {name: os.environ.pop(name) for name in VARIABLES if left_by_a_model(name, os.environ.get(name, ""))}
     free = [name for name in VARIABLES if name not in os.environ]
     try:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that Megatron-Core gives to `torch.compile` as it is imported, with and without."""
+"""Functions that Megatron-Core compiles with `torch.compile` on import, in compiled and original form."""
 
 import sys
 from typing import Any
 
 
 def uncompiled(function: Any) -> Any:
-    """The function that was given to `torch.compile`; any other as it is."""
+    """The original of a function compiled with `torch.compile`. Any other function is returned unchanged."""
     return getattr(function, "_torchdynamo_orig_callable", function)
 
 

@@ -30,7 +30,7 @@ _JIT = Patch(
 
 
 class CpuBackend(Backend):
-    """Trains on the CPU; ranks talk over gloo."""
+    """Trains on the CPU. Ranks communicate over gloo."""
 
     name = "cpu"
     process_group_backend = "gloo"
@@ -46,8 +46,8 @@ class CpuBackend(Backend):
         """See `Backend.install`.
 
         Raises:
-            RuntimeFault: this machine has a GPU, psutil is missing, or the installed Megatron-Core is one whose layout
-                nemo2 does not know.
+            RuntimeFault: this machine has a GPU, psutil is missing, or the installed Megatron-Core lacks an attribute
+                that nemo2 replaces.
         """
         if self._patcher is not None:
             return
@@ -62,7 +62,7 @@ class CpuBackend(Backend):
                 "psutil is not installed. Megatron-Core's checkpoint writers need it without declaring it, and 0.16.1 "
                 "hangs in the first save without it. Run: pip install psutil"
             )
-        # Filled with the original factories now: `with torch.device("meta")` compares against this cached set.
+        # Fill this cached set with the original factories now, because `with torch.device("meta")` compares with it.
         _device_constructors()
 
         patcher = Patcher(rebind_in=("megatron",))
@@ -75,7 +75,7 @@ class CpuBackend(Backend):
         self._patcher = patcher
 
     def uninstall(self) -> None:
-        """Put everything back as it was before `install()`; for tests of the installation itself."""
+        """Restore the state before `install()`. For tests of the installation itself."""
         if self._patcher is not None:
             self._patcher.undo()
             logging.getLogger(_RNG_LOGGER).removeFilter(_no_shared_generator_warning)
@@ -145,7 +145,7 @@ class CpuBackend(Backend):
         with warnings.catch_warnings():
             # Megatron-Core reports missing packages on import, which is expected here.
             warnings.filterwarnings("ignore", message=".*(not installed|Falling back).*")
-            # First, because torch._dynamo, which it imports, takes stock of torch's functions by their identity.
+            # Imported first, because it imports torch._dynamo, which records torch's functions by identity.
             version = importlib.import_module("megatron.core").__version__
             patcher.apply(_patches(), version=version, choose=_without_compile)
 
@@ -154,7 +154,7 @@ def _patches() -> Iterator[Patch]:
     from nemo2.backend.cpu_patches import TORCH, megatron_patches
 
     yield from TORCH
-    yield _JIT  # before the modules of the next table are imported, for the functions they decorate
+    yield _JIT  # before the modules of the next table are imported, because they decorate functions
     yield from megatron_patches()
 
 
@@ -162,7 +162,8 @@ _RNG_LOGGER = "megatron.core.tensor_parallel.random"
 
 
 def _no_shared_generator_warning(record: logging.LogRecord) -> bool:
-    """Megatron warns when the CPU's generator moves while the GPU's is in use. On a CPU they are one generator."""
+    """Suppress Megatron's warning that the CPU's generator changed while the GPU's is in use. On a CPU they are the
+    same generator."""
     return "CPU RNG state changed within GPU RNG context" not in record.getMessage()
 
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replacements, on a CPU, for the calls to CUDA that Megatron-Core's training path makes unconditionally.
 
-Two tables for `patching.Patcher`. `TORCH`: `torch.cuda` calls and `device="cuda"` arguments. `megatron_patches()`:
-places that ask "is this a CUDA tensor" or "is Transformer Engine here" and draw the wrong conclusion. Three things are
-left as they are on purpose: `torch.cuda.is_available()` (False is true, and libraries ask it), `Tensor.is_cuda`, and
-`torch.cuda.FloatTensor` (Megatron's `isinstance` checks against it work as they are).
+There are two tables for `patching.Patcher`. `TORCH` replaces `torch.cuda` calls and `device="cuda"` arguments.
+`megatron_patches()` replaces code that checks for CUDA tensors or Transformer Engine and draws the wrong conclusion.
+Three attributes stay unchanged on purpose: `torch.cuda.is_available()` (False is correct, and libraries call it),
+`Tensor.is_cuda`, and `torch.cuda.FloatTensor` (Megatron's `isinstance` checks with it work).
 
-Plain replacement rather than a TorchFunctionMode: a mode is switched off inside its own handlers, and
-`Tensor.backward` is one, so the whole backward pass would run unredirected.
+This module replaces attributes rather than using a TorchFunctionMode. A mode is off inside its own handlers, and
+`Tensor.backward` is a handler, so the whole backward pass would not be redirected.
 
-Everything that can be a layer or a setting instead lives in `nemo2.models.layers` and in `CpuBackend.config_overrides`.
+Differences that can be expressed as a layer or a setting are in `nemo2.models.layers` and
+`CpuBackend.config_overrides`.
 """
 
 import functools
@@ -42,7 +43,7 @@ def _means_cuda(device: Any) -> bool:
 
 
 def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A tensor factory that puts on the CPU what was meant for a GPU, and ignores page-locking."""
+    """A tensor factory that creates tensors for a GPU on the CPU, and ignores page-locking."""
 
     @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +72,8 @@ def _to_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _type_as_megatron_expects(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.type()` answers `torch.cuda.FloatTensor` and the like to Megatron, whose optimizers know no others."""
+    """Let `Tensor.type()` return `torch.cuda.FloatTensor` and similar names to Megatron, whose optimizers accept no
+    others."""
 
     @functools.wraps(original)
     def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +91,8 @@ def _unchanged(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _nothing() -> Callable[..., None]:
-    """A new function each time: torch._dynamo keeps rules by function and refuses one that has two names."""
+    """A new function each time, because torch._dynamo stores rules by function and rejects a function with two
+    names."""
 
     def do_nothing(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
@@ -200,7 +203,7 @@ def _set_cuda_rng_state(new_state: torch.Tensor, device: Any = -1, graph_safe: b
 
 
 def _split_sizes_as_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`maybe_move_tensor_to_cpu` turns split sizes into numpy only when they come from a GPU."""
+    """Convert split sizes to numpy. `maybe_move_tensor_to_cpu` does so only for tensors of a GPU."""
 
     @functools.wraps(original)
     def maybe_move_tensor_to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
@@ -228,7 +231,8 @@ def _gathered_evenly(original: Callable[..., torch.Tensor]) -> Callable[..., tor
 
 
 def _scattered_evenly(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The same for a reduce-scatter into shares of different lengths."""
+    """A reduce-scatter into shards of different lengths as one of equal shards, padded before and truncated
+    afterwards."""
 
     @functools.wraps(original)
     def reduce_scatter(
@@ -244,13 +248,14 @@ def _scattered_evenly(original: Callable[..., torch.Tensor]) -> Callable[..., to
 
 
 def _filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
-    """`x` with zero rows behind it; at least one row, for there are collectives that refuse none."""
+    """`x` padded with zero rows. At least one row, because some collectives reject empty tensors."""
     missing = max(length, 1) - x.size(0)
     return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
 
 
 def _fp8_only_if_asked(original: Callable[..., None]) -> Callable[..., None]:
-    """Megatron reads `fp8=False`, its own default, as a request for FP8 (`fp8 is not None`)."""
+    """Read `fp8=False` as no FP8. Megatron reads this value, its own default, as a request for FP8 (`fp8 is not
+    None`)."""
 
     @functools.wraps(original)
     def __init__(self: Any, fp8: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -264,7 +269,8 @@ class _NoSuchLayer:
 
 
 def _mesh_of_cpus(original: Callable[..., Any]) -> Any:
-    """A device mesh over groups that exist; DTensor derives the device of every shard from its type."""
+    """A device mesh over existing groups, with the device type "cpu", from which DTensor derives the device of every
+    shard."""
 
     @functools.wraps(original)
     def from_group(group: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
@@ -274,12 +280,12 @@ def _mesh_of_cpus(original: Callable[..., Any]) -> Any:
 
 
 def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of a gloo group, which gets one thread for its collectives in place of two: they run in their order.
+    """The constructor of a gloo group that runs its collectives in one thread instead of two, in order.
 
-    Both threads write the name of the collective that they have done last into one string, without a lock
-    (``ProcessGroupGloo::runLoop``, torch 2.13). Short names stay inside the string; ALLGATHER_COALESCED and
-    ALLREDUCE_COALESCED don't, and where two of these end at once, the memory of the name before is freed twice. Megatron-FSDP
-    and overlapped reductions have several of them under way.
+    Both threads write the name of their last collective into one string, without a lock (``ProcessGroupGloo::runLoop``,
+    torch 2.13). Short names fit into the string object, but ALLGATHER_COALESCED and ALLREDUCE_COALESCED don't. If two
+    of these end at once, the memory of the previous name is freed twice. Megatron-FSDP and overlapped reductions have
+    several such collectives in flight.
     """
 
     @functools.wraps(original)
@@ -289,7 +295,7 @@ def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
         options: Any = kwargs.pop("options", timeout)
         if isinstance(options, timedelta):
             kind = type(self)
-            # As torch chooses them where it is given a timeout.
+            # The same options that torch uses if it is given a timeout.
             names = os.environ.get("GLOO_SOCKET_IFNAME", "")
             interfaces = names.split(",") if len(names) > 1 else []
             options = kind._Options()
@@ -304,7 +310,7 @@ def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _scaled_before_the_sum(original: Callable[..., Any]) -> Callable[..., Any]:
-    """NCCL multiplies while it sums; gloo can't, so the gradients are scaled first."""
+    """Scale the gradients before the sum, because gloo can't multiply while it sums as NCCL does."""
 
     @functools.wraps(original)
     def gradient_reduce_preprocessing(grad_data: torch.Tensor, scaling_factor: Any, ddp_config: Any) -> Any:
@@ -318,7 +324,7 @@ def _scaled_before_the_sum(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _built_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that may build on the CPU or on a GPU, told the first."""
+    """A constructor that is told to build on the CPU instead of a GPU."""
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -328,7 +334,8 @@ def _built_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _data_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
-    """The buffer of a loaded shard; its factory is a default argument, taken before any was replaced."""
+    """The buffer of a loaded shard, on the CPU. Its factory is a default argument, which was bound before the factories
+    were replaced."""
 
     @functools.wraps(original)
     def init_data(self: Any, device: Any, *args: Any, **kwargs: Any) -> None:
@@ -338,7 +345,7 @@ def _data_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _mcore_writes_in_the_background(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Megatron 0.19 uses NVIDIA's resiliency extension by default, which is for GPU machines."""
+    """Use Megatron-Core's own writer. Version 0.19 uses NVIDIA's resiliency extension by default, which needs a GPU."""
 
     @functools.wraps(original)
     def get_async_strategy(async_strategy: str = "mcore", module: str | None = None) -> Any:

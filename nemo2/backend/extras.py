@@ -54,7 +54,7 @@ def have_te() -> bool:
 
 
 def why_missing(module: str) -> str:
-    """A clause for a message: why `module` is not used here, and how to install it."""
+    """A clause for a message: the reason why `module` is not used here, and how to install it."""
     if has(module):
         if module == "transformer_engine" and not have_te():
             return "transformer_engine is installed, but this machine has no GPU for its kernels"

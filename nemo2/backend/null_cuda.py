@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for CUDA streams, events and contexts where work is done in order, as on a CPU.
+"""Stand-ins for CUDA streams, events and contexts on a device that works in order, as a CPU does.
 
 On a CPU an operation has finished when it returns, so waiting for a stream or an event is already done. Events keep the
 wall clock, because timing code reads `elapsed_time`.
@@ -10,7 +10,8 @@ from typing import Any
 
 
 class NullContext:
-    """`torch.cuda.stream(...)`, `torch.cuda.device(...)`, `nvtx.range(...)`: takes anything, changes nothing."""
+    """Stands in for `torch.cuda.stream(...)`, `torch.cuda.device(...)` and `nvtx.range(...)`. Accepts any arguments and
+    has no effect."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         del args, kwargs

@@ -25,12 +25,12 @@ _POLL_SECONDS = 0.5
 
 
 def results_queue(mp_mode: str = "fork") -> Any:
-    """The one queue of this process, as Megatron-Core keeps it; `mp_mode` is not used."""
+    """The single queue of this process, as in Megatron-Core. `mp_mode` is not used."""
     del mp_mode
     if filesystem_async._results_queue is None:
         manager = SyncManager(ctx=multiprocessing.get_context("fork"))
         with warnings.catch_warnings():
-            # Python 3.12 warns of forking a process with threads; the child runs no code of theirs.
+            # Python 3.12 warns about forking a process with threads. The child doesn't run their code.
             warnings.simplefilter("ignore", DeprecationWarning)
             manager.start(_end_with, (os.getpid(),))
         filesystem_async._results_queue = manager.Queue()

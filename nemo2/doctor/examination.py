@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that is looked at, in order. One part that can't be examined is a finding, not the end."""
+"""Runs all examinations in order. A part that can't be examined is a finding, and the others follow."""
 
 from collections.abc import Callable, Iterator
 
@@ -19,7 +19,7 @@ PARTS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 def examine() -> list[Finding]:
-    """All findings. Imports torch; nothing is downloaded, and nothing is left behind."""
+    """All findings. Imports torch, but downloads nothing and leaves nothing behind."""
     found: list[Finding] = []
     for part in PARTS:
         try:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from nemo2.columns import columns
 
 State = Literal["ok", "absent", "note", "broken"]
-"""``absent`` is an optional part that is not there, ``note`` something to know, ``broken`` something that nemo2 needs."""
+"""``absent``: an optional part is missing. ``note``: worth knowing. ``broken``: something that nemo2 needs is missing
+or broken."""
 
 _MARKS: dict[State, tuple[str, str]] = {
     "ok": ("ok", "green"),
@@ -31,11 +32,11 @@ class Finding:
     costs: str = ""
     """The consequence of leaving it as it is."""
     fix: str = ""
-    """The command that brings it, or puts it right."""
+    """The command that installs or repairs it."""
 
     @property
     def text(self) -> str:
-        """The value, the consequence and the remedy, a line each."""
+        """The value, the consequence and the remedy, one line each."""
         return "\n".join(filter(None, (self.value, self.costs, self.fix and f"-> {self.fix}")))
 
     def as_dict(self) -> dict[str, Any]:
@@ -43,7 +44,7 @@ class Finding:
 
 
 def report(findings: Iterable[Finding], *, colours: bool = False) -> str:
-    """A table by topic, and a last line that says how it stands."""
+    """A table by topic, and a last line with the overall result."""
     findings = list(findings)
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     longest = max((len(finding.name) for finding in findings), default=0)

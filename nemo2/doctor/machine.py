@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine: cores, memory, disk, GPUs, whether ranks can talk to each other, and who can launch them."""
+"""Examines the machine: cores, memory, disk, GPUs, communication between ranks, and executors."""
 
 import os
 import shutil
@@ -14,10 +14,10 @@ from nemo2.doctor.finding import Finding
 
 TOPIC = "This machine"
 LEAST_SHARED_MEMORY = 256 * 2**20
-"""Bytes of /dev/shm. Loader workers hand batches over in it; containers have 64 MiB unless told otherwise."""
+"""The recommended bytes of /dev/shm, in which loader workers pass batches. Containers have 64 MiB by default."""
 LEAST_DISK = 20 * 2**30
-"""Bytes free. A checkpoint takes 14 bytes per parameter with the distributed optimizer's state (bf16 weights, fp32 main
-parameters and two moments): 20 GiB hold one of 1.5 billion parameters."""
+"""The recommended free bytes of the disk. A checkpoint takes 14 bytes per parameter (bf16 weights, fp32 main parameters
+and two moments), so 20 GiB hold a checkpoint of 1.5 billion parameters."""
 GLOO_SECONDS = 3.0
 
 _FORMATS = (("bf16", (8, 0)), ("fp8", (8, 9)), ("fp8 blockwise", (9, 0)), ("mxfp8 and fp4", (10, 0)))
@@ -35,7 +35,7 @@ def resources() -> Iterator[Finding]:
             topic=TOPIC, name="memory", state="ok", value=f"{_size(memory.available)} free of {_size(memory.total)}"
         )
     except ImportError:
-        pass  # told among the packages
+        pass  # reported among the packages
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
         small = free < LEAST_SHARED_MEMORY
@@ -62,7 +62,7 @@ def resources() -> Iterator[Finding]:
 
 
 def devices() -> Iterator[Finding]:
-    """GPUs and their number formats; without them, what a CPU can do."""
+    """The GPUs and their number formats. Without GPUs: what the CPU can do."""
     import torch
 
     build = f"torch {torch.__version__}, {'CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'}"
@@ -110,7 +110,7 @@ def devices() -> Iterator[Finding]:
 
 
 def network() -> Iterator[Finding]:
-    """Whether ranks of this machine find each other."""
+    """Whether ranks of this machine can connect to each other."""
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -190,7 +190,7 @@ def launchers() -> Iterator[Finding]:
 
 
 def usable_cores() -> float:
-    """Cores that this process may use: its affinity, and the limit of its container (cgroup v2)."""
+    """The number of cores that this process may use, by its affinity and the limit of its container (cgroup v2)."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -200,9 +200,9 @@ def usable_cores() -> float:
 
 
 def try_gloo(seconds: float = GLOO_SECONDS) -> str | None:
-    """A world of one that reduces a number; what went wrong, or None.
+    """Reduce a number in a world of one rank. Returns the problem, or None.
 
-    In a thread, for where a host's own name does not resolve, gloo looks it up until long after anybody has lost patience.
+    This runs in a thread, because gloo takes very long if the host's own name does not resolve.
     """
     answer: list[str | None] = []
 
@@ -218,7 +218,7 @@ def try_gloo(seconds: float = GLOO_SECONDS) -> str | None:
             ones = torch.ones(1)
             group.allreduce([ones]).wait()
             answer.append(None if ones.item() == 1 else f"reduced 1 to {ones.item()}")
-        except Exception as error:  # gloo raises RuntimeErrors of many kinds; all mean that it doesn't work here
+        except Exception as error:  # gloo raises many kinds of RuntimeError; all mean that it doesn't work here
             answer.append(str(error).splitlines()[0] if str(error) else type(error).__name__)
 
     worker = threading.Thread(target=reduce, daemon=True)

@@ -80,7 +80,7 @@ PARTS: tuple[Part, ...] = (
 
 
 def needed() -> Iterator[Finding]:
-    """Python, nemo2, and every package that nemo2 declares, against the declared range."""
+    """Python, nemo2, and every required package, compared with the declared range."""
     from packaging.requirements import Requirement
 
     version = platform.python_version()
@@ -112,7 +112,7 @@ def needed() -> Iterator[Finding]:
 
 
 def optional() -> Iterator[Finding]:
-    """Optional packages: their version, or what goes without them."""
+    """Optional packages: the version, or the features that are missing without the package."""
     for part in PARTS:
         have = installed_version(part.package)
         yield Finding(
@@ -126,7 +126,7 @@ def optional() -> Iterator[Finding]:
 
 
 def commands() -> Iterator[Finding]:
-    """Programs and accounts beside Python packages; secrets are looked for, never read out."""
+    """Programs and accounts besides Python packages. Secrets are only searched for, never printed."""
     dot = shutil.which("dot")
     yield Finding(
         topic="Optional",
@@ -149,7 +149,7 @@ def commands() -> Iterator[Finding]:
 
 
 def installed_version(package: str) -> str | None:
-    """The installed version; None where the package is not installed."""
+    """The installed version. None: the package is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -164,7 +164,7 @@ def _declared() -> list[str]:
 
 
 def _of_the_checkout() -> list[str]:
-    """nemo2 may run from a folder without being installed."""
+    """The dependencies in the checkout, because nemo2 may run from a folder without being installed."""
     import tomllib
 
     project = Path(__file__).resolve().parent.parent.parent / "pyproject.toml"
