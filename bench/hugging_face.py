@@ -151,7 +151,7 @@ def _apart(shape: str, what: str, source: Path, target: Path, *more: str) -> dic
 
 
 def _one(what: str, source: str, target: str, *, dry: bool) -> dict[str, float]:
-    """In a process of its own; without the time that it takes to import packages."""
+    """Measure one action in a separate process, without the time of imports."""
     if what == "transformers":
         from transformers import AutoModelForCausalLM
 

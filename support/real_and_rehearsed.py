@@ -196,7 +196,7 @@ def route_evenly() -> None:
 
 
 def real(names: list[str]) -> dict[str, Any]:
-    """On a rank of the gloo world: train two steps of each case."""
+    """Train two steps of each case, on a rank of the gloo world."""
     small_runs.quiet()
     route_evenly()
     results = {}
@@ -211,7 +211,7 @@ def real(names: list[str]) -> dict[str, Any]:
 
 
 def rehearsed(names: list[str], ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
-    """In one process: the same cases as ranks of a world that does not exist."""
+    """Rehearse the same cases in one process, as ranks of a world that does not exist."""
     from nemo2.rehearse.kernels import plain_kernels
     from nemo2.rehearse.rank import run_rank
 

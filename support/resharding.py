@@ -216,7 +216,7 @@ def _fit(cut: Cut, moe: bool, exact: bool, **options: Any) -> dict[str, Any]:
 
 
 def compare(pair: Pair, directory: str, again: str, expected: list[float], losses: list[float]) -> Outcome:
-    """In one process, without process groups: the files of both checkpoints and both runs' losses."""
+    """Compare the files of both checkpoints and the losses of both runs, in one process without process groups."""
     assert len(expected) == len(losses) == STEPS - STOP, (expected, losses)
     saved, loaded = (_comparable(whole_tensors(path)) for path in (Path(directory) / f"step={STOP}", Path(again)))
     worst = max(abs(a - b) / abs(a) for a, b in zip(expected, losses, strict=True))

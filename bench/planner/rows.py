@@ -158,7 +158,7 @@ def rows(path: Path = HERE / "throughput_train.csv") -> Iterator[Row]:
 
 
 def _as_run(shape: ModelShape, job: Job, tokens: float, teraflops: Optional[float]) -> ModelShape:
-    """Without further predictions, where the FLOPs that a row prints don't have them."""
+    """The model without multi-token prediction, if the row's printed FLOPs exclude it."""
     without = dataclasses.replace(shape, further=())
     if not (shape.further and teraflops):
         return shape

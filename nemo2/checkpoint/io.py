@@ -488,7 +488,7 @@ class MegatronCheckpointIO(CheckpointIO):
         return FullyParallelLoadStrategyWrapper(strategy, None) if self.parallel_load else strategy
 
     def load_content_metadata(self, path: os.PathLike | str) -> dict[str, Any]:
-        """How the optimizer's state was sharded when it was saved. {}: unknown."""
+        """Megatron-Core's settings for sharding the optimizer's state at the time of the save. Empty: unknown."""
         return dist_checkpointing.load_content_metadata(preloaded_state_dict=self.load_checkpoint(path)) or {}
 
     def remove_checkpoint(self, path: os.PathLike | str) -> None:

@@ -360,7 +360,7 @@ class Projection(Part):
 
     @property
     def joins(self) -> bool:
-        """Whether it joins two states into one."""
+        """Whether the layer joins two states into one."""
         return self.inputs != self.hidden
 
     @functools.cached_property

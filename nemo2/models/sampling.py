@@ -12,7 +12,7 @@ from nemo2.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn from the model's distribution. The filters apply in the order of the fields.
+    """The settings for drawing a token from the model's distribution. The filters apply in the order of the fields.
 
     Raises:
         ConfigError: a value is out of range.

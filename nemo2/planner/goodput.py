@@ -23,7 +23,7 @@ LLAMA3_GPUS = 16_384
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failures:
-    """How often a job is interrupted, and what each time costs.
+    """The rate of a job's interruptions, and the cost of each.
 
     Attributes:
         per_gpu_hour: interruptions of the job per GPU hour.

@@ -241,7 +241,7 @@ def notes_of(facts: Facts) -> tuple[str, ...]:
 
 
 def _experts(facts: Facts) -> dict[str, Any]:
-    """How tokens reach their experts."""
+    """The settings that decide how tokens reach their experts."""
     padded = facts.of_model("moe_pad_expert_input_to_capacity")
     once = facts.of_model("moe_token_dispatcher_type") == "flex" or facts.of_model("moe_enable_deepep")
     return {

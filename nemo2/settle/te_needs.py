@@ -35,7 +35,7 @@ def _set(model: Any, name: str) -> bool:
 
 
 def _offloads_what_is_captured(model: Any) -> bool:
-    """In the attention or the MLP, where these are captured by name."""
+    """Whether activations of the attention or the MLP are offloaded while CUDA graphs capture these by name."""
     captured = kind_of(model) == "transformer_engine" and {"attn", "mlp"} & {*modules_of(model)}
     return bool(captured) and _set(model, "fine_grained_activation_offloading")
 

@@ -38,7 +38,7 @@ def before(owner: Any, name: str, action: Callable[..., None], *, call: int = 1)
 
 
 def at_step(step: int, victim: int, action: Callable[[], None], where: str = "optimizer_step") -> Fault:
-    """On one rank, inside a step (counted from 1 within this run): after backward, before the update is made."""
+    """Act on one rank inside a step (counted from 1 within this run): after the backward pass and before the update."""
 
     def fault() -> None:
         from nemo2.optim.megatron import MegatronOptimizer

@@ -141,7 +141,8 @@ def _expert_sizes(dice: random.Random) -> dict[str, Any]:
 
 
 def compare(batch: list[Case]) -> Results:
-    """Both judges on these cases. For a process of its own, which then is as on a machine without optional packages."""
+    """Judge these cases by the rules and by Megatron-Core. Runs in a separate process, as on a machine without optional
+    packages."""
     from nemo2.checks.table import RULES
     from tools.rules.examples import problems_of
     from tools.rules.verdict import verdicts

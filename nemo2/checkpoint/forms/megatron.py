@@ -63,7 +63,7 @@ class MegatronForm(Form):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """How Megatron-Core shards the optimizer's state."""
+        """Megatron-Core's settings for sharding the optimizer's state."""
         kind = "fully_reshardable" if self.fully_reshardable else "dp_reshardable"
         return {
             "distrib_optim_sharding_type": kind,

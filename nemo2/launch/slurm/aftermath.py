@@ -43,7 +43,7 @@ _CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT")
 def judge(
     folder: Path, *, life: int, code: int, state: str = "RUNNING", retries: Optional[int] = None
 ) -> dict[str, Any]:
-    """How a life ended: ``verdict``, ``message``, ``step`` (None: no step began), and ``rank`` if one rank caused the
+    """The end of a life: ``verdict``, ``message``, ``step`` (None: no step began), and ``rank`` if one rank caused the
     end.
 
     Args:

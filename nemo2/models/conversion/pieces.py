@@ -63,7 +63,7 @@ _Cut = Callable[[tuple[str, ...], Place], tuple[Piece, ...]]
 
 @dataclass(frozen=True)
 class Operation:
-    """How a nemo2 tensor is made of the file's tensors ``names``."""
+    """The operation that makes a nemo2 tensor from the file's tensors ``names``."""
 
     names: tuple[str, ...]
     cut: _Cut
@@ -127,7 +127,7 @@ def fused_qkv(name: str, *, transposed: bool = False) -> Operation:
 
 
 def every_other(name: str, *, transposed: bool = False, stacked: bool = False) -> Operation:
-    """Even rows, then odd rows."""
+    """Reorder rows: even rows first, then odd rows."""
 
     def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
         at = place.expert if stacked else None

@@ -35,12 +35,12 @@ class AttentionRule:
 
     @property
     def left(self) -> Optional[int]:
-        """How far back a query sees; None means to the start."""
+        """The number of earlier positions that a query sees. None: all."""
         return None if self.window is None or self.window[0] < 0 else self.window[0]
 
     @property
     def right(self) -> Optional[int]:
-        """How far ahead a query sees; None means to the end."""
+        """The number of later positions that a query sees. None: all."""
         if self.causal:
             return 0
         return None if self.window is None or self.window[1] < 0 else self.window[1]
