@@ -36,7 +36,7 @@ from nemo2.launch.local import (
 from nemo2.launch.result import RunResult, Status
 from nemo2.launch.shape import give_shape
 from nemo2.launch.signals import own_signals, raise_on_signals
-from nemo2.launch.stream import RunDisplay
+from nemo2.launch.stream import STARTING, RunDisplay
 from nemo2.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
 from nemo2.run_dir.logger import RECIPE_VARIABLE
@@ -214,7 +214,7 @@ def _job_of(experiment: Any) -> str:
 
 def _follow(experiment: Any, log_dir: Path) -> str:
     """Show the run until it ends. Returns nemo-run's word for its end."""
-    display = RunDisplay(log_dir)
+    display = RunDisplay(log_dir, waiting=STARTING)
     interval, next_look, status = 0.2, 0.0, "UNKNOWN"
     try:
         while status not in _ENDED:

@@ -8,7 +8,22 @@ import math
 from collections.abc import Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+_SHORTEST_BAR = 8
+_FIRST_TO_GO = ("lr", "elapsed", "bar", "speed", "task", "val", "eta")
+"""Parts of the line that a narrow terminal leaves out, in this order. The steps and the loss stay."""
 
 
 class TrainingBar:
@@ -27,19 +42,8 @@ class TrainingBar:
         """Show the bar. ``total`` is the number of steps, or None for a run without an end."""
         if self._progress is not None:
             return
-        progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[summary]}"),
-            TimeElapsedColumn(),
-            TextColumn("eta"),
-            TimeRemainingColumn(),
-            console=self._console,
-            refresh_per_second=4,
-            expand=True,
-        )
-        self._task = progress.add_task("training", total=total, completed=completed, summary="")
+        progress = Progress(_Line(self._console), console=self._console, refresh_per_second=4, expand=True)
+        self._task = progress.add_task("training", total=total, completed=completed, metrics={})
         progress.start()
         self._progress = progress
 
@@ -48,7 +52,7 @@ class TrainingBar:
         if self._progress is None or self._task is None:
             return
         self._seen.update(metrics)
-        self._progress.update(self._task, completed=completed, summary=summary(self._seen))
+        self._progress.update(self._task, completed=completed, metrics=dict(self._seen))
 
     def describe(self, text: str) -> None:
         """Name the current activity, e.g. "validating"."""
@@ -71,20 +75,53 @@ class TrainingBar:
             self._task = None
 
 
-def summary(metrics: Mapping[str, float]) -> str:
-    """The most watched metrics, e.g. ``loss 2.413  val 2.502  lr 3.0e-04  12.4k tok/s``."""
-    parts = []
+class _Line(ProgressColumn):
+    """All parts of the bar's line that fit on the terminal, each of them whole."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._columns: dict[str, ProgressColumn] = {
+            "task": TextColumn("[bold]{task.description}"),
+            "bar": BarColumn(bar_width=None),
+            "steps": MofNCompleteColumn(),
+        }
+        self._times: dict[str, ProgressColumn] = {"elapsed": TimeElapsedColumn(), "eta": TimeRemainingColumn()}
+
+    def render(self, task: Task) -> Table:
+        """The line at the terminal's current width."""
+        columns = {**self._columns, **self._times}
+        parts = {name: columns[name](task) for name in self._columns}
+        parts |= {name: Text(text) for name, text in summary(task.fields["metrics"]).items()}
+        parts |= {name: columns[name](task) for name in self._times}
+        if isinstance(parts["eta"], Text):
+            parts["eta"] = Text("eta ") + parts["eta"]
+        lengths = {name: one.cell_len if isinstance(one, Text) else _SHORTEST_BAR for name, one in parts.items()}
+        for gone in _FIRST_TO_GO:
+            if sum(lengths.values()) + len(lengths) - 1 <= self._console.width:
+                break
+            lengths.pop(gone, None)
+        line = Table.grid(padding=(0, 1), expand="bar" in lengths)
+        for name in lengths:
+            line.add_column(no_wrap=True, ratio=1 if name == "bar" else None)
+        line.add_row(*(parts[name] for name in lengths))
+        return line
+
+
+def summary(metrics: Mapping[str, float]) -> dict[str, str]:
+    """The most watched metrics, as the parts of ``loss 2.413  val 2.502  lr 3.0e-04  12.4k tok/s``."""
+    parts: dict[str, str] = {}
     if "reduced_train_loss" in metrics:
-        parts.append(f"loss {metrics['reduced_train_loss']:.4g}")
+        parts["loss"] = f"loss {metrics['reduced_train_loss']:.4g}"
     if "val_loss" in metrics:
-        parts.append(f"val {metrics['val_loss']:.4g}")
+        parts["val"] = f"val {metrics['val_loss']:.4g}"
     if "lr" in metrics:
-        parts.append(f"lr {metrics['lr']:.1e}")
+        parts["lr"] = f"lr {metrics['lr']:.1e}"
     if "tokens_per_second" in metrics:
-        parts.append(f"{short_number(metrics['tokens_per_second'])} tok/s")
+        parts["speed"] = f"{short_number(metrics['tokens_per_second'])} tok/s"
     elif "train_step_timing in s" in metrics:
-        parts.append(f"{metrics['train_step_timing in s']:.3g} s/step")
-    return "  ".join(parts)
+        parts["speed"] = f"{metrics['train_step_timing in s']:.3g} s/step"
+    return parts
 
 
 def short_number(value: float) -> str:

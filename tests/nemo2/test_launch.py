@@ -181,6 +181,23 @@ def test_a_traceback_that_was_survived_is_shown(logs):
     assert "ValueError: b" in err.getvalue()
 
 
+def test_a_terminal_says_that_the_ranks_start_until_their_first_output(logs, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    for stdout in ("[default0]:hello\n", ""):
+        out = Terminal()
+        display = RunDisplay(logs(stdout=stdout), out=out, err=io.StringIO(), waiting="starting ...")
+        assert out.getvalue() == "starting ..."
+        display.close(succeeded=True)
+        assert out.getvalue() == "starting ...\r\033[K" + ("hello\n" if stdout else "")
+    piped = io.StringIO()
+    RunDisplay(logs(), out=piped, err=piped, waiting="starting ...").close(succeeded=True)
+    assert piped.getvalue() == ""
+
+
 def test_a_growing_file_is_read_line_by_line(tmp_path):
     follower = Follower(tmp_path / "f")
     assert follower.read() == []

@@ -158,8 +158,35 @@ def test_the_bar_shows_steps_loss_and_speed(tmp_path):
 
 
 def test_the_summary_prefers_tokens_per_second():
-    text = summary({"reduced_train_loss": 2.4134, "tokens_per_second": 12_400, "train_step_timing in s": 1, "lr": 3e-4})
-    assert text == "loss 2.413  lr 3.0e-04  12.4k tok/s"
+    parts = summary(
+        {"reduced_train_loss": 2.4134, "tokens_per_second": 12_400, "train_step_timing in s": 1, "lr": 3e-4}
+    )
+    assert list(parts.values()) == ["loss 2.413", "lr 3.0e-04", "12.4k tok/s"]
+
+
+@pytest.mark.parametrize(
+    ("width", "there", "gone"),
+    [
+        (
+            110,
+            ["training", "━", "150/300", "loss 7.645", "val 7.487", "lr 3.1e-04", "421 tok/s", "0:00:0", "eta -:--:--"],
+            [],
+        ),
+        (80, ["training", "━", "150/300", "loss 7.645", "val 7.487", "421 tok/s", "eta -:--:--"], ["lr "]),
+        (60, ["150/300", "loss 7.645", "val 7.487", "421 tok/s", "eta -:--:--"], ["lr ", "━"]),
+        (40, ["150/300", "loss 7.645", "val 7.487"], ["training", "━", "tok/s"]),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_parts_and_each_of_them_whole(width, there, gone):
+    screen = io.StringIO()
+    bar = TrainingBar(console=Console(file=screen, force_terminal=True, width=width, color_system=None))
+    bar.start(total=300)
+    metrics = {"reduced_train_loss": 7.6451, "val_loss": 7.4871, "lr": 3.1e-4, "tokens_per_second": 421.0}
+    bar.update(completed=150, metrics=metrics)
+    bar.stop()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "\n").strip().splitlines()[-1]
+    assert len(shown) <= width and "…" not in shown
+    assert all(part in shown for part in there) and not any(part in shown for part in gone)
 
 
 def test_the_end_of_a_run_by_epochs_is_known_and_of_an_endless_run_is_not():
