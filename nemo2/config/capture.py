@@ -168,7 +168,7 @@ def _refuse_open_signature(target: Any) -> None:
 def _wrap_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **_real_names(call, kwargs))
+        return fn(*args, **real_names(call, kwargs))
 
     setattr(call, _WRAPPED, True)
     return call
@@ -184,7 +184,7 @@ def _wrap_init(cls: type) -> None:
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         # `cls` and not `type(self)`: a subclass may pass the parent's aliases to super().__init__.
-        kwargs = {name: read_dtype(cls, name, value) for name, value in _real_names(cls, kwargs).items()}
+        kwargs = {name: read_dtype(cls, name, value) for name, value in real_names(cls, kwargs).items()}
         record = self.__dict__.get(_RECORD)
         if record is not None and record.arguments is None:
             init(self, *args, **kwargs)  # called by a subclass's constructor, whose arguments are recorded
@@ -219,7 +219,7 @@ def _follow_subclasses(cls: type) -> None:
     cls.__init_subclass__ = classmethod(__init_subclass__)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     """`kwargs` under their real names.
 
     Raises:

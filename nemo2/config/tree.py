@@ -31,7 +31,7 @@ from fiddle._src.experimental import serialization
 
 from nemo2.config import live, wire
 from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere
-from nemo2.config.capture import made_at, two_spellings, unknown_name
+from nemo2.config.capture import is_configurable, made_at, real_names, two_spellings, unknown_name
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.explicit import note_explicit_fields
 from nemo2.config.located import recorded_at
@@ -46,6 +46,17 @@ _OUR_FILES = ("tree.py", "aliases.py", "live.py", "wire.py", "walk.py", "overrid
 for _file in ("nemo_run/config.py", *(f"nemo2/config/{name}" for name in _OUR_FILES)):
     # A field's history names the line of the recipe or the user that set it, not the machinery in between.
     history.add_exclude_location(os.path.normpath(_file))
+
+_bind = signatures.SignatureInfo.signature_binding
+
+
+@functools.wraps(_bind)
+def _bind_by_any_name(target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return _bind(target, *args, **(real_names(target, kwargs) if is_configurable(target) else kwargs))
+
+
+# `run.Config(OurClass, ...)` binds its arguments here: with our aliases, and with the nearest names for an unknown one.
+signatures.SignatureInfo.signature_binding = staticmethod(_bind_by_any_name)
 
 
 class _Default(NamedTuple):

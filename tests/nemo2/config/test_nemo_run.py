@@ -15,7 +15,7 @@ import torch
 
 from nemo2.config import Config, Partial
 from nemo2.errors import ConfigError
-from support.config_samples import BigModel, Callback, Plain, recipe, write_result
+from support.config_samples import DDP, BigModel, Callback, Plain, Strategy, recipe, write_result
 
 
 def task(path):
@@ -81,3 +81,11 @@ def test_nemo_runs_own_check_passes_what_it_should_and_no_more(tmp_path):
         worse.model = Plain()
         with pytest.raises(Exception, match="Plain"):
             experiment.add(worse, executor=run.LocalExecutor())
+
+
+def test_nemo_runs_own_config_of_our_class_knows_its_names():
+    with pytest.raises(TypeError, match="Callback has no parameter 'evry'; did you mean 'every'"):
+        run.Config(Callback, evry=2)
+    ddp = run.Config(DDP, overlap_grad_sync=False)
+    assert run.Config(Strategy, ddp_config=ddp).__arguments__ == {"ddp": ddp}
+    assert ddp.__arguments__ == {"overlap_grad_reduce": False}
