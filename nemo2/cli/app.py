@@ -42,7 +42,7 @@ from nemo2.cli import (
     translate,
 )
 from nemo2.cli.commands import App
-from nemo2.cli.streams import drop_output, open_missing, why_output_is_refused
+from nemo2.cli.streams import drop_output, open_missing, replace_unknown_characters, why_output_is_refused
 from nemo2.cli.waiting import waiting_line
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 from nemo2.noise import VERBOSE_VARIABLE
@@ -133,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     thresholds = gc.get_threshold()
     gc.set_threshold(1_000_000, *thresholds[1:])
     open_missing()
+    replace_unknown_characters()
     try:
         if arguments[:1] == [completion.ASK]:
             found = completion.candidates(typer.main.get_command(app), arguments[1:])

@@ -2,6 +2,7 @@
 """Handles standard streams that are closed, on a full disk, or a pipe without a reader."""
 
 import contextlib
+import io
 import os
 import sys
 from typing import Optional
@@ -21,6 +22,14 @@ def open_missing() -> None:
                 os.close(descriptor)
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def replace_unknown_characters() -> None:
+    """Print "?" for a character that the encoding of standard output doesn't have (``PYTHONIOENCODING=ascii``), instead
+    of stopping with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
 
 
 def why_output_is_refused() -> Optional[str]:

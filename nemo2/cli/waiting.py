@@ -16,9 +16,11 @@ _CLEAR = "\r\033[K"
 
 @contextlib.contextmanager
 def waiting_line(what: str, *, after: float = _AFTER_SECONDS) -> Iterator[None]:
-    """Show ``what`` on stderr, if that is a terminal, once a command has printed nothing for ``after`` seconds."""
+    """Show ``what`` on stderr, if that is a terminal, once a command has printed nothing for ``after`` seconds. A
+    terminal that can't clear a line (``TERM=dumb``) keeps it."""
     out, err = sys.stdout, sys.stderr
-    if not is_terminal(err):
+    line_end, clear = ("", _CLEAR) if is_terminal(err) else ("\n", "")
+    if not err.isatty():
         yield
         return
     lock, shown, over = threading.Lock(), False, False
@@ -27,7 +29,7 @@ def waiting_line(what: str, *, after: float = _AFTER_SECONDS) -> Iterator[None]:
         nonlocal shown
         with lock:
             if not over:
-                err.write(f"{what} ...")
+                err.write(f"{what} ...{line_end}")
                 err.flush()
                 shown = True
 
@@ -39,7 +41,7 @@ def waiting_line(what: str, *, after: float = _AFTER_SECONDS) -> Iterator[None]:
             over = True
         timer.cancel()
         if shown:
-            err.write(_CLEAR)
+            err.write(clear)
             err.flush()
         if isinstance(sys.stdout, _NotifyingStream):
             sys.stdout = out

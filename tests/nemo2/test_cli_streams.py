@@ -30,3 +30,8 @@ def test_a_command_without_standard_streams_gets_them_and_no_file_takes_their_nu
     program += "print('lost'); assert not sys.stdout.closed; assert os.open('/dev/null', os.O_RDONLY) > 2"
     assert shell(f'{sys.executable} -c "{program}" <&- >&-').returncode == 0
     assert shell(f"{COMMAND} list >&-").returncode == 0
+
+
+def test_an_encoding_without_our_characters_gets_question_marks() -> None:
+    done = shell(f"PYTHONIOENCODING=ascii {COMMAND} show-layout llama3_70b --gpus H100x32")
+    assert done.returncode == 0 and "TP 4 (SP) ? PP 4 x VP 5" in done.stdout

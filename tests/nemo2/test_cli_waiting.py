@@ -54,6 +54,15 @@ def test_a_quick_command_and_a_pipe_see_none_of_it(monkeypatch: pytest.MonkeyPat
     assert pipe.getvalue() == ""
 
 
+def test_a_terminal_that_cannot_clear_a_line_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = streams(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    with waiting_line("loading", after=0.01):
+        wait_for(err, "loading ...")
+        print("first")
+    assert (out.getvalue(), err.getvalue()) == ("first\n", "loading ...\n")
+
+
 def test_an_error_takes_the_line_away(monkeypatch: pytest.MonkeyPatch) -> None:
     _, err = streams(monkeypatch)
     with pytest.raises(ValueError, match="no"), waiting_line("loading", after=0.01):
