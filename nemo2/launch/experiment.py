@@ -144,12 +144,7 @@ def on_experiment(
         if detach and getattr(experiment, "detach", False):
             return RunResult(status="submitted", exit_code=0, experiment_id=experiment_id)
         log_dir = Path(experiment.jobs[0].executor.job_dir)
-        try:
-            state = _follow(experiment, log_dir) if local else _wait(experiment)
-        except BaseException:
-            if local:
-                _end_ranks(before)
-            raise
+        state = _follow(experiment, log_dir, before) if local else _wait(experiment)
     result = {"experiment_id": experiment_id, "log_dir": log_dir, "run_dir": _read_run_dir(staging)}
     return _ending(state, staging, seconds=time.monotonic() - started, **result)
 
@@ -212,8 +207,11 @@ def _job_of(experiment: Any) -> str:
     return "\n".join(str(getattr(job, "_dryrun_info", "")) for job in experiment.jobs)
 
 
-def _follow(experiment: Any, log_dir: Path) -> str:
-    """Show the run until it ends. Returns nemo-run's word for its end."""
+def _follow(experiment: Any, log_dir: Path, before: set[int]) -> str:
+    """Show the run until it ends. Returns nemo-run's word for its end.
+
+    If this process is interrupted, the ranks are ended. ``before`` are the child processes that existed before them.
+    """
     display = RunDisplay(log_dir, waiting=STARTING)
     interval, next_look, status = 0.2, 0.0, "UNKNOWN"
     try:
@@ -225,6 +223,9 @@ def _follow(experiment: Any, log_dir: Path) -> str:
                 next_look = time.monotonic() + interval
                 interval = min(interval * 1.05, 2.0)
             time.sleep(0.1)
+    except BaseException:
+        _end_ranks(before)  # before the display closes, which then shows what they saved
+        raise
     finally:
         display.close(succeeded=status == "SUCCEEDED")
     return status

@@ -198,6 +198,26 @@ def test_a_terminal_says_that_the_ranks_start_until_their_first_output(logs, mon
     assert piped.getvalue() == ""
 
 
+def test_an_interrupted_run_shows_what_its_ranks_saved_while_they_ended(logs, monkeypatch, capsys):
+    from nemo2.launch import experiment
+
+    job = logs(stderr="[default0]:first\n")
+
+    def ended(_):
+        logs(stderr="[default0]:first\n[default0]:saved step=6. Run the same command again to resume.\n")
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiment, "stop_processes", ended)
+    monkeypatch.setattr(experiment, "_status", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        experiment._follow(None, job, set())
+    told = capsys.readouterr().err.splitlines()
+    assert told[:2] == ["first", "ending the ranks; press Ctrl-C again to kill them"]
+    assert told[2:] == ["saved step=6. Run the same command again to resume."]
+
+
 def test_a_growing_file_is_read_line_by_line(tmp_path):
     follower = Follower(tmp_path / "f")
     assert follower.read() == []
