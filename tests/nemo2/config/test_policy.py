@@ -235,7 +235,7 @@ def test_a_configuration_of_something_else_is_no_recipe_for_a_command(tmp_path):
     start = Partial(llm.generate, path="/x", prompts=["x"], output_path=str(target))
     for config, name in ((start, "generate"), (Config(llm.GPTModel), "GPTModel")):
         (tmp_path / "recipe.json").write_text(to_json(config))
-        with pytest.raises(ConfigError, match=f"a configuration of {name}, and a recipe is"):
+        with pytest.raises(ConfigError, match=f"describes a call of {name}, but a recipe describes"):
             recipe_tree(str(tmp_path / "recipe.json"))
 
 
