@@ -70,7 +70,10 @@ def compare(
     )
     from nemo2.run_dir.run_folder import RunFolder
 
-    found = [RunFolder(run_folder(name)) for name in names]
+    folders = [run_folder(name) for name in names]
+    if twice := next((name for name, one in zip(names, folders, strict=True) if folders.count(one) > 1), None):
+        raise ConfigError(f"{twice}: the same run is named twice. Name the directory of another run or start.")
+    found = [RunFolder(folder) for folder in folders]
     if not 2 <= len(found) <= 8:
         raise ConfigError(f"{len(found)} runs: compare takes two to eight runs.")
     called = labels(found)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import nemo_run
@@ -175,7 +176,7 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
     are unknown."""
     from nemo2.planner.quick import quick_verdict
 
-    quick = quick_verdict(recipe, machine)
+    quick = quick_verdict(recipe, machine, name=_shipped_name(recipe))
     if quick is None or quick.answer == "fits":
         return
     said = f"the run's memory: {quick.sentence()}."
@@ -185,6 +186,19 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
             "makes the run fit. To start it anyway, pass --force (launch(force=True))."
         )
     print(f"warning: {said} `nemo2 rehearse` counts the memory exactly.", file=sys.stderr)
+
+
+def _shipped_name(recipe: Any) -> str:
+    """The shipped pre-training recipe that ``recipe`` comes from, so that a launch gives the verdict of `nemo2 check`. "":
+    unknown."""
+    import nemo2
+    from nemo2.config.walk import who_set
+
+    if getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") != "pretrain":
+        return ""
+    made = who_set(recipe.data, "seq_length")[:1]
+    file = Path(made[0][0]) if made else Path()
+    return file.stem if file.parent == Path(nemo2.__file__).parent / "recipes" else ""
 
 
 def _say_random_data(recipe: Any) -> None:

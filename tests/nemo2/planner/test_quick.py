@@ -63,7 +63,7 @@ def test_a_launch_refuses_what_does_not_fit_by_far(monkeypatch, capsys, tmp_path
         account="a", partition="p", launcher="torchrun", tunnel=nemo_run.LocalTunnel(job_dir=str(tmp_path))
     )
     large = recipe("llama3_70b", "data.micro_batch_size=2")
-    with pytest.raises(ConfigError, match="does not fit.*--force"):
+    with pytest.raises(ConfigError, match="does not fit.*within 10%.*--force"):  # 10%: as `nemo2 check` says
         launch(large, executor, gpu="H100", dryrun=True)
     assert launch(large, executor, gpu="H100", dryrun=True, force=True).status == "dryrun"
     assert launch(large, executor, dryrun=True).status == "dryrun"  # nobody says which GPUs

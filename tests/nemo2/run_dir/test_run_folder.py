@@ -221,4 +221,5 @@ def test_the_command_shows_the_last_records(made: Make, capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out) == {"step": 3, "val_loss": 5}
     assert main(["runs", "tail", "first", "--follow"]) == 0, "a run that is done is not waited for"
     assert main(["runs", "compare", "first"]) == 2 and "two to eight" in capsys.readouterr().err
+    assert main(["runs", "compare", "first", "first"]) == 2 and "named twice" in capsys.readouterr().err
     assert main(["runs", "tail", "nothing"]) == 2
