@@ -167,7 +167,8 @@ def _cut(wide: Layout, max_processes: int, notes: list[str]) -> Layout:
             break
         if sizes[size] > 1:
             sizes[size] = 1
-            notes.append(f"{name} parallelism is dropped, because {max_processes} processes are too few")
+            few = "1 process is" if max_processes == 1 else f"{max_processes} processes are"
+            notes.append(f"{name} parallelism is dropped, because {few} too few")
     return small()
 
 

@@ -108,6 +108,8 @@ class Machine:
     def counted(self, count: int) -> str:
         """``count`` of its devices for messages: "8 H100", or "2 of this machine's CPUs"."""
         name = self.describe()
+        if count == 1:
+            name = name.replace("GPUs of any kind", "GPU of any kind")
         return f"{count} of {name}" if name.startswith("this machine's") else f"{count} {name}"
 
 
