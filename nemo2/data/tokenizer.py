@@ -395,7 +395,14 @@ class NullTokenizer(Tokenizer):
         return self._vocab_size
 
     def text_to_ids(self, text: str) -> list[int]:
-        ids = [int(word) for word in text.split()]
+        try:
+            ids = [int(word) for word in text.split()]
+        except ValueError as error:
+            raise DataError(
+                f"NullTokenizer reads numbers only, and {text[:60]!r} is text. A model that was trained on mock data has "
+                "this tokenizer, and a run that starts from its weights takes it over. Set the data's tokenizer to one "
+                "that reads text, tokenizer='data', and resume.restore_config.load_artifacts=False."
+            ) from error
         if any(not 0 <= token_id < self._vocab_size for token_id in ids):
             raise DataError(f"{text[:60]!r} contains a number outside the vocabulary of {self._vocab_size} ids.")
         return ids

@@ -220,3 +220,10 @@ def test_a_tokenizer_of_ones_own_needs_four_members_only():
 
     assert Letters().detokenize(Letters().tokenize("abc")) == "abc"
     assert Letters().pad == -1
+
+
+def test_numbers_as_text_are_no_words() -> None:
+    with pytest.raises(
+        DataError, match=r"NullTokenizer reads numbers only, and '2 \+ 2' is text.*load_artifacts=False"
+    ):
+        NullTokenizer(10).text_to_ids("2 + 2")
