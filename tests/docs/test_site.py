@@ -119,7 +119,7 @@ def test_a_search_finds_classes_and_settings_and_leaves_files_out() -> None:
 
 
 def test_parameters_that_are_described_together_are_told_one_by_one() -> None:
-    from tools.site.grouped import apart
+    from tools.site.described import apart
 
     after = "    c: Only.\n\nRaises:\n    ConfigError: a, b: no entry."
     both = "    {}: Both\n        of them.\n"
@@ -134,3 +134,17 @@ def test_parameters_that_are_described_together_are_told_one_by_one() -> None:
         apart("Args:\n    a: One, of\n        two, three: no names.")
         == "Args:\n    a: One, of\n        two, three: no names."
     )
+
+
+def test_a_parameter_that_a_class_does_not_describe_takes_the_description_of_its_base_or_module() -> None:
+    from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
+    from nemo2.peft import DoRA, LoRA
+    from tools.site.described import completed, described
+
+    base = described(LoRA.__doc__ or "")
+    told = described(completed(inspect.getdoc(DoRA) or "", DoRA))
+    assert told["lora_dtype"] == base["lora_dtype"] and told.keys() == inspect.signature(DoRA).parameters.keys()
+    cosine = described(completed(inspect.getdoc(CosineAnnealingScheduler) or "", CosineAnnealingScheduler))
+    assert cosine["monitor"].startswith("Passed to Lightning")
+    table = (SITE / "reference/peft.html").read_text()
+    assert table.count(base["modules_to_save"][:40]) >= 2
