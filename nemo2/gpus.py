@@ -126,7 +126,9 @@ def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]
     if _ALSO.get(name, name) not in _SHEETS and (match := re.fullmatch(r"([A-Z0-9-]+?)[X*](\d+)", name)):
         name, number = match[1], int(match[2])
     name = _ALSO.get(name, name)
-    if name not in _SHEETS or number == 0:
+    if number == 0 or (name.isdigit() and int(name) == 0):
+        raise ConfigError(f"{option} {text!r}: the number of GPUs must be at least 1.")
+    if name not in _SHEETS:
         raise ConfigError(
             f"{option} {text!r}: must be one of {', '.join(NAMES)}, with or without a number as in "
             f"H100x1152{did_you_mean(name, NAMES, listed=True)}"

@@ -15,9 +15,15 @@ def test_gpus_are_named_with_or_without_their_number(text: str, name: str, numbe
     assert (gpu.name, count) == (name, number) and gpu.memory > 70 * GIB
 
 
-@pytest.mark.parametrize("text", ["H1000x8", "H100x0", "8", "H100x", ""])
+@pytest.mark.parametrize("text", ["H1000x8", "8", "H100x", ""])
 def test_unknown_gpus_are_refused_with_those_there_are(text: str) -> None:
     with pytest.raises(ConfigError, match="must be one of V100-16"):
+        parse_gpus(text)
+
+
+@pytest.mark.parametrize("text", ["H100x0", "0", "00"])
+def test_no_gpus_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--gpus '{text}': the number of GPUs must be at least 1"):
         parse_gpus(text)
 
 
