@@ -42,6 +42,11 @@ def _initials(name: str) -> str:
     return "".join(part[:1] for part in name.split("_"))
 
 
+def a(name: str) -> str:
+    """The name of a class after its article: ``"a Trainer"``, ``"an OptimizerModule"``."""
+    return f"{'an' if name[:1] in 'AEIO' else 'a'} {name}"
+
+
 def did_you_mean(name: str, known: Iterable[str], *, listed: bool = False) -> str:
     """The end of a sentence: `"; did you mean 'a' or 'b'?"`, or the known names where none is close, or just `"."`.
 

@@ -162,7 +162,7 @@ class MegatronMixedPrecision(MixedPrecision):
         if name not in _PRECISIONS:
             raise ConfigError(
                 f"trainer.plugins.precision={precision!r}: must be one of {', '.join(_PRECISIONS)}"
-                f"{did_you_mean(str(precision), [*_PRECISIONS, *_SPELLINGS], listed=True)}"
+                f"{did_you_mean(str(precision), _PRECISIONS, listed=True)}"
             )
         if fp8_params is not None:
             if fp8_param_gather is not None and fp8_param_gather != fp8_params:

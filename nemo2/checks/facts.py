@@ -158,6 +158,11 @@ class Facts:
         return settle(self.recipe, self.machine, parts=self.parts, layout=self.layout if self.sizes else None)
 
 
+def unread_facts(recipe: Any) -> Facts:
+    """The facts of a recipe whose settings may have any type, for rules that read ``recipe`` only."""
+    return Facts(recipe=recipe, layout=Layout(), sizes={}, nodes=1, devices=None, world_size=1)
+
+
 def read_facts(
     recipe: Any,
     *,

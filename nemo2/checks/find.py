@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Optional
 
-from nemo2.checks.facts import read_facts
+from nemo2.checks.facts import read_facts, unread_facts
 from nemo2.checks.nearest import nearest_layouts
 from nemo2.checks.rule import Problem
 from nemo2.checks.rules.launching import too_many_for_this_machine
+from nemo2.checks.rules.types import TYPES
 from nemo2.checks.table import LAYOUT_TOPICS, apply_rules
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.settle.machine import Machine
@@ -66,12 +67,17 @@ def find(
     machine: Optional[Machine] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> list[Problem]:
-    """All broken rules. Empty: no rule is broken. The arguments are those of `check_recipe`."""
+    """All broken rules. Empty: no rule is broken. The arguments are those of `check_recipe`.
+
+    If values have a wrong type, only these are listed, because the other rules can't read them.
+    """
     from nemo2.config.checks import problems as unserialisable
 
     found = [Problem(rule="travels-as-text", topic="The recipe", message=message) for message in unserialisable(recipe)]
     if getattr(recipe, "trainer", None) is None:
         return found
+    if mistyped := _of_types(recipe):
+        return found + mistyped
     if local:
         found += [
             Problem(rule="fits-this-machine", topic="The launch", message=message)
@@ -85,6 +91,20 @@ def find(
     found += apply_rules(facts)
     where = {"devices": devices, "nodes": nodes, "machine": machine, "environment": environment}
     return found + _of_a_teacher(recipe, {problem.message for problem in found}, where)
+
+
+def check_types(recipe: Any) -> None:
+    """Check only that each value has the type of its parameter. Code that reads a recipe before `check_recipe` needs it.
+
+    Raises:
+        ConfigError: with all values of a wrong type, one paragraph each.
+    """
+    if mistyped := _of_types(recipe):
+        raise ConfigError("\n".join(problem.message for problem in mistyped))
+
+
+def _of_types(recipe: Any) -> list[Problem]:
+    return apply_rules(unread_facts(recipe), TYPES.rules)
 
 
 def _of_a_teacher(recipe: Any, told: Collection[str], where: Mapping[str, Any]) -> list[Problem]:

@@ -21,9 +21,10 @@ from nemo2.checks.rules.peft import PEFT
 from nemo2.checks.rules.pipeline import PIPELINE
 from nemo2.checks.rules.precision import PRECISION
 from nemo2.checks.rules.recompute import RECOMPUTE
-from nemo2.checks.rules.settings import AGREEMENT, LAST, SETTINGS, TYPES
+from nemo2.checks.rules.settings import AGREEMENT, LAST, SETTINGS
 from nemo2.checks.rules.shape import SHAPE
 from nemo2.checks.rules.tensor import TENSOR
+from nemo2.checks.rules.types import TYPES
 from nemo2.checks.rules.world import SIZES, WORLD
 
 TOPICS: tuple[Topic, ...] = (
@@ -80,16 +81,4 @@ def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
             if not found:
                 raise
             # The rule's arithmetic failed on a number that an earlier rule has rejected: infinity or NaN.
-    return _each_value_once(found.values())
-
-
-def _each_value_once(found: Iterable[Problem]) -> list[Problem]:
-    """Without a message about a value's type where a rule names the value's range, and without the error that a value of
-    a wrong type caused in the constructor of its config."""
-    found = list(found)
-    typed = {one.message.partition(": ")[0]: one for one in found if one.topic == TYPES.title}
-    others = [one for one in found if one.topic != TYPES.title]
-    judged = {one.message.partition(": ")[0] for one in others}
-    caused = tuple(f"{value.partition('=')[0].rpartition('.')[0]}: " for value in typed)
-    kept = [one for value, one in typed.items() if value not in judged]
-    return kept + [one for one in others if not one.message.startswith(caused)]
+    return list(found.values())

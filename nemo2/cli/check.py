@@ -141,6 +141,8 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
             said += "\na launch needs --force"
         said = said and f"\n{said}"
         return head + style(f"legal, {verdict['rules']} rules hold", "32") + said + machine
+    from nemo2.checks.rules.types import TYPES
+
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     lines = [head + style(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", "31")]
     for problem in problems:
@@ -154,6 +156,8 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
                 break_long_words=False,
                 break_on_hyphens=False,
             )
+    if any(problem["topic"] == TYPES.title for problem in problems):
+        lines += ["", "The other rules are checked once each value has its type."]
     if verdict["nearest_layouts"]:
         from nemo2.config.overrides import in_shell
 

@@ -155,11 +155,11 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     from nemo2.launch.plugins import named
 
     executor, kind = options.executor, kind_of(options.gpus)
-    where, _, machine = place_of(executor, kind)
+    where, profile, machine = place_of(executor, kind)
     most = getattr(where, "gpus_per_node", None)
     recipe = spread(recipe, options.gpus, nodes=options.nodes, devices=options.devices, most=most)
     if kind is not None:
-        _refuse_other_gpus(kind, executor, dryrun=options.dryrun)
+        _refuse_other_gpus(kind, executor, dryrun=options.dryrun, profile=profile.gpu if profile else "")
     if options.detach and executor == "local":
         from nemo2.errors import ConfigError
 
@@ -202,11 +202,17 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
             print(f"report: {report}")
 
 
-def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool) -> None:
-    """Raise ConfigError if a run on this machine names GPUs that the machine lacks. A dry run may name any."""
+def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool, profile: str) -> None:
+    """Raise ConfigError if a run names GPUs that its machine lacks: other GPUs than the cluster's ``profile`` names, or
+    GPUs that this machine doesn't have. A dry run on this machine may name any."""
     from nemo2.errors import ConfigError
     from nemo2.settle.machine import Machine
 
+    if profile and Machine.named(profile).gpu != Machine.named(kind).gpu:
+        raise ConfigError(
+            f"--gpus {kind}: the nodes of {executor!r} have {profile} GPUs (gpu in its profile). Name these GPUs, give "
+            "only a number, or correct the profile."
+        )
     if executor != "local" or dryrun or (here := Machine.here()).model == kind.partition("-")[0].lower():
         return
     raise ConfigError(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple, Optional
 
+import fiddle as fdl
 from fiddle._src import signatures
 
 from nemo2.config.announced import ANNOUNCED
@@ -20,7 +21,7 @@ from nemo2.config.capture import unknown_name
 from nemo2.config.tree import Config
 from nemo2.config.typed_text import Text, WrongType, named_object, part_classes, split_items
 from nemo2.errors import ConfigError
-from nemo2.names import did_you_mean
+from nemo2.names import a, did_you_mean
 
 _CALL = re.compile(r"([A-Za-z_]\w*(?:[.:]\w+)*)\s*(?:\((.*)\))?", re.DOTALL)
 
@@ -81,18 +82,18 @@ def called(factory: Callable[..., Any], text: str, *, fit: Callable[..., Any], n
 
 def refusal(text: str, classes: tuple[type, ...]) -> str:
     """The clause that says why ``text`` can't stand for an object of these classes, with the nearest names that can."""
-    wanted = " or ".join(cls.__qualname__ for cls in classes)
+    wanted = " or ".join(a(cls.__qualname__) for cls in classes)
     shown = repr(text) if len(text) <= 80 else f"{text[:77]!r}..."
     names = factory_names(classes)
     if not names:
-        return f"takes a {wanted}, not {shown}. Set its fields, or name one of its classes"
+        return f"takes {wanted}, not {shown}. Set its fields, or name one of its classes"
     name = re.split(r"\W", text.strip(), maxsplit=1)[0]
     if name in names and (factory := _find(name, classes)) is not None:
-        return f"takes a {wanted}, but {shown} is text. Call {factory.__module__}.{factory.__qualname__} instead."
+        return f"takes {wanted}, but {shown} is text. Call {factory.__module__}.{factory.__qualname__} instead."
     known = did_you_mean(name, names)
     if known == ".":
         known = f"; known names include {', '.join(names[:4])}."
-    return f"takes a {wanted}, but {shown} does not name one{known}"
+    return f"takes {wanted}, but {shown} does not name one{known}"
 
 
 def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> None:
@@ -121,6 +122,20 @@ def required(factory: Callable[..., Any]) -> list[str]:
     empty, listed = inspect.Parameter.empty, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(factory).parameters
     return [name for name, one in parameters.items() if one.default is empty and one.kind not in listed]
+
+
+def missing_arguments(node: Any, path: str) -> Optional[str]:
+    """A clause that names the arguments that the config at ``path`` lacks and its class has no default for. None: it
+    lacks none, or it is a live object."""
+    if not isinstance(node, fdl.Buildable):
+        return None
+    target = node.__fn_or_cls__
+    missing = [name for name in required(target) if name not in node.__arguments__]
+    if not missing:
+        return None
+    name = getattr(target, "__name__", str(target))
+    settings = " and ".join(f"{path}.{one}" for one in missing)
+    return f"{path}: {name} has no default for {' and '.join(missing)}. Set {settings}"
 
 
 def _fitting(classes: Iterable[type]) -> list[Source]:

@@ -8,11 +8,12 @@ allows text, says nothing, or names a type of another library.
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from fiddle._src import signatures
 
 from nemo2.config.typed_text import SEQUENCES, part_classes, without_annotated
+from nemo2.names import a
 
 _NUMBERS = {bool: "True or False", int: "a whole number", float: "a number"}
 _LISTS = {one for one, kind in SEQUENCES.items() if kind in (list, tuple)}
@@ -23,7 +24,7 @@ def misfits(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterato
     hints = signatures.get_type_hints(target)
     for name, value in arguments.items():
         hint = hints.get(name, Any)
-        items = isinstance(value, list | tuple) and bool(part_classes(hint))
+        items = isinstance(value, list | tuple) and bool(part_classes(hint)) and _takes_a_list(hint)
         for number, one in enumerate(value if items else [value]):
             if (wanted := _wanted(hint, one)) is not None:
                 yield f"{name}[{number}]" if items else str(name), one, wanted
@@ -36,16 +37,21 @@ def _wanted(hint: Any, value: Any) -> Optional[str]:
         wrong = isinstance(value, str | bytes | list | tuple | dict | set)
         taken = [choice for choice in choices if choice is not int or float not in choices]
         return _listed(_NUMBERS[choice] for choice in taken) if wrong else None
-    if (
-        choices
-        and all((typing.get_origin(choice) or choice) in _LISTS for choice in choices)
-        and not part_classes(hint)
-    ):
+    classes = part_classes(hint)
+    if not classes and choices and all((typing.get_origin(choice) or choice) in _LISTS for choice in choices):
         return "a list" if isinstance(value, str | int | float) else None
-    if all(choice not in _NUMBERS for choice in choices) and (classes := part_classes(hint)):
-        wrong = isinstance(value, int | float) and not isinstance(value, classes)
-        return _listed(f"a {cls.__qualname__}" for cls in classes) if wrong else None
-    return None
+    if any(choice in _NUMBERS for choice in choices):
+        return None
+    words, others = [], [choice for choice in choices if choice is not str]
+    if not classes and len(others) < len(choices) and others:
+        words, classes = ["text"], part_classes(Union[tuple(others)])
+    lists = () if _takes_a_list(hint) else (list, tuple)
+    wrong = isinstance(value, (int, float, *lists)) and not isinstance(value, classes)
+    return _listed([*words, *(a(cls.__qualname__) for cls in classes)]) if classes and wrong else None
+
+
+def _takes_a_list(hint: Any) -> bool:
+    return any((typing.get_origin(choice) or choice) in SEQUENCES for choice in _choices(hint))
 
 
 def _choices(hint: Any) -> list[Any]:

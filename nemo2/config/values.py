@@ -17,7 +17,7 @@ from nemo2.config.capture import is_configurable
 from nemo2.config.dtypes import named_dtype
 from nemo2.config.factories import factory_names, made_by_name
 from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, part_classes, without_annotated
-from nemo2.names import did_you_mean
+from nemo2.names import a, did_you_mean
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -219,7 +219,7 @@ def _instance(value: Any, cls: type, text: str | None) -> Any:
     if _is_torch(cls, "device") and isinstance(value, str):
         return cls(value)
     raise WrongType(
-        f"takes a {cls.__qualname__}, not {_shown(value, text)}. Set its fields, or name one of its classes"
+        f"takes {a(cls.__qualname__)}, not {_shown(value, text)}. Set its fields, or name one of its classes"
     )
 
 

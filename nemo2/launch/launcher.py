@@ -92,6 +92,10 @@ def launch(
         raise ConfigError(f"chain={chain!r}: must be a whole number of at least 1.")
     if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another. Remove chain.")
+    if check:
+        from nemo2.checks.find import check_types
+
+        check_types(recipe)
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
     title = safe_name(name)
     experiment_id = f"{title}_{time.time_ns()}"

@@ -18,6 +18,7 @@ import fiddle as fdl
 from nemo2.backend.extras import has
 from nemo2.backend.te_version import megatron_finds
 from nemo2.config.explicit import explicit_values, note_explicit_fields
+from nemo2.config.factories import missing_arguments
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.settle.machine import Machine
@@ -83,6 +84,9 @@ def build_parts(recipe: Any, machine: Machine, paths: Iterable[str] = tuple(RULE
     precision_at, precision = _precision(getattr(getattr(recipe, "trainer", None), "plugins", None))
     for path in paths:
         node = precision if path == "trainer.plugins" else _at(recipe, path)
+        if missing := missing_arguments(node, path):
+            refusals.append(Refusal(RULE_OF[path], f"{missing}.", path))
+            continue
         try:
             with quietly(), megatron_finds(machine.transformer_engine):
                 made = _build(_without_tokenizer(node) if path == "data" else node, path, machine)

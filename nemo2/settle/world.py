@@ -54,8 +54,10 @@ def on(recipe: Any, machine: Machine) -> Any:
     """A copy of ``recipe`` whose trainer has the nodes and devices on ``machine`` as numbers.
 
     Raises:
-        ConfigError: as in `world_of`.
+        ConfigError: as in `world_of`, or the recipe's trainer is none.
     """
+    if not hasattr(recipe.trainer, "devices"):
+        raise ConfigError(f"trainer={recipe.trainer!r}: must be a Trainer or its configuration.")
     world, recipe = world_of(recipe, machine), copy.deepcopy(recipe)
     trainer = recipe.trainer
     for name, value in (("num_nodes", world.nodes), ("devices", world.devices)):

@@ -58,7 +58,11 @@ def test_its_mode_and_its_method() -> None:
         ("recipe: [a]", "show run.yaml", "run.yaml:1: recipe: ['a']: must be a name of `nemo2 list`"),
         ("recipe: llama_tiny\nperformance: 1", "show run.yaml", "run.yaml:2: performance: takes true or false"),
         ("recipe: llama3_8b:dora", "finetune run.yaml --peft lora", "run.yaml sets dora, and --peft sets lora"),
-        ("recipe: llama3_8b:dora", "show run.yaml:lora", "asks for the method lora, but run.yaml names the recipe llama3_8b:dora"),
+        (
+            "recipe: llama3_8b:dora",
+            "show run.yaml:lora",
+            "asks for the method lora, but run.yaml names the recipe llama3_8b:dora",
+        ),
         ("recipe: a\nrecipe: b", "show run.yaml", "the key 'recipe' occurs twice"),
         ("model: {_target_: os.system}", "show run.yaml", "names os.system"),
         ("recipe: llama_tiny\nmodel: {_target_: os.system}", "show run.yaml", "names os.system"),

@@ -252,6 +252,13 @@ def test_more_ranks_than_the_profiles_nodes_have_gpus_are_refused(capsys, device
     assert fix in said
 
 
+@pytest.mark.parametrize(("gpus", "code"), [("A100x16", 2), ("GB200x16", 0), ("16", 0)])
+def test_gpus_other_than_the_profiles_are_refused(capsys, gpus, code):
+    said = dry_run_on_nodes_of_four(capsys, "--gpus", gpus)
+    assert f"exit {code}" in said
+    assert ("--gpus A100: the nodes of 'four' have GB200 GPUs (gpu in its profile)" in said) == bool(code)
+
+
 def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsys):
     from nemo2.recipes import llama3_8b
 

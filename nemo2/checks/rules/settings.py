@@ -9,51 +9,16 @@ from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
-from nemo2.config.factories import misplaced_text, required
-from nemo2.config.value_types import misfits
-from nemo2.config.walk import class_of, iterate_nodes, who_set
+from nemo2.config.factories import missing_arguments
+from nemo2.config.walk import class_of, iterate_nodes
 from nemo2.data.blend import parse_split
+from nemo2.names import did_you_mean
 from nemo2.run_dir.environment import holds_secret, is_secret_field
 
-TYPES = Topic("Types", needs_sizes=False)
 SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that must agree")
 LAST = Topic("Megatron-Core's own checks")
 _CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
-
-
-@TYPES.rule(
-    "values-have-their-types",
-    says="A setting that takes a number, True or False must not hold text or a list, and a part must not be a number.",
-    otherwise='Text is true wherever it is tested: sequence_parallel="no" switches sequence parallelism on. Elsewhere '
-    "the run ends in a TypeError that names no setting.",
-    broken="",
-    mended="strategy.sequence_parallel=False",
-    assigned=({"strategy.sequence_parallel": "no"}, {}),
-)
-def _types(facts: Facts) -> Iterator[str]:
-    for path, node in iterate_nodes(facts.recipe):
-        for name, value, wanted in misfits(node.__fn_or_cls__, node.__arguments__):
-            setters = who_set(node, name) if name in node.__arguments__ else []
-            where = f" (set at {setters[-1][0]}:{setters[-1][1]})" if setters else ""
-            shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
-            place = f"{path}.{name}".removeprefix(".")
-            place = place.removeprefix("trainer.") if place.startswith("trainer.strategy.") else place
-            yield f"{place}={shown}: takes {wanted}, not {type(value).__name__}{where}."
-
-
-@SETTINGS.rule(
-    "parts-are-no-text",
-    says="A plugin, callback, optimizer, schedule, logger, model or data module must be an object or its "
-    "configuration, not its name as text.",
-    otherwise="The first call on the text fails on every rank.",
-    broken="",
-    mended="trainer.plugins=bf16_mixed",
-    assigned=({"trainer.plugins": "bf16_mixed"}, {}),
-)
-def _text(facts: Facts) -> Iterator[str]:
-    for path, node in iterate_nodes(facts.recipe):
-        yield from misplaced_text(node.__fn_or_cls__, node.__arguments__, of=f"{path}." if path else "")
 
 
 @SETTINGS.rule(
@@ -91,12 +56,22 @@ def _secrets_in(values: Any, path: str) -> Iterator[str]:
 
 @SETTINGS.rule(
     "strategy-has-what-it-is-asked",
-    says="The strategy must not use arguments that Megatron-Core no longer supports.",
+    says="The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments that "
+    "Megatron-Core no longer supports.",
     otherwise="The strategy raises an error on every rank.",
     broken="strategy.moe_extended_tp=True",
     mended="strategy.moe_extended_tp=False",
 )
 def _strategy(facts: Facts) -> Iterator[str]:
+    if isinstance(facts.strategy, str):
+        from lightning.pytorch.strategies import StrategyRegistry
+
+        names = ["auto", *StrategyRegistry.available_strategies()]
+        if facts.strategy not in names:
+            yield (
+                f"trainer.strategy={facts.strategy!r}: Lightning has no such strategy{did_you_mean(facts.strategy, names)} "
+                "Set a strategy such as MegatronStrategy, or one of Lightning's names."
+            )
     if facts.sizes:
         yield from facts.settled.refused("strategy-has-what-it-is-asked")
 
@@ -187,14 +162,9 @@ def _callbacks(facts: Facts) -> Iterator[str]:
     asked = getattr(facts.trainer, "callbacks", None) or []
     several = isinstance(asked, list | tuple)
     for index, node in enumerate(asked if several else [asked]):
-        given = node.__arguments__ if hasattr(node, "__fn_or_cls__") else None
-        if given is not None and (missing := [one for one in required(class_of(node)) if one not in given]):
-            path = f"trainer.callbacks[{index}]" if several else "trainer.callbacks"
-            name = getattr(class_of(node), "__name__", str(class_of(node)))
-            yield (
-                f"{path}: {name} has no default for {' and '.join(missing)}. Set "
-                f"{' and '.join(f'{path}.{one}' for one in missing)}, or remove the callback."
-            )
+        path = f"trainer.callbacks[{index}]" if several else "trainer.callbacks"
+        if missing := missing_arguments(node, path):
+            yield f"{missing}, or remove the callback."
 
 
 @SETTINGS.rule(

@@ -27,7 +27,7 @@ def test_what_is_legal_trains_two_steps_and_what_is_refused_does_not() -> None:
         (Drawn("experts", 1, {"optim.config.decoupled_lr": 0.0}), ["schedule-ends-below-its-peak"]),
         (Drawn("latent", 1, {"model.config.add_bias_linear": True}), ["shared-experts-have-no-bias"]),
         (Drawn("experts", 1, {"model.config.gated_linear_unit": False}), []),
-        (Drawn("dense", 1, {"model.config.window_size": -1}), ["model-numbers-are-in-range"]),
+        (Drawn("dense", 1, {"model.config.window_size": -1}), ["values-have-their-types"]),
         (Drawn("dense", 1, {"data.num_train_samples": 1}), ["samples-for-a-step"]),
         (Drawn("dense", 1, {"data.num_val_samples": 1}), []),
         (Drawn("dense", 1, {"data.num_val_samples": 1, "trainer.limit_val_batches": 1}), ["samples-for-a-step"]),

@@ -104,7 +104,7 @@ def test_a_factory_registered_with_nemo_run_is_found() -> None:
         ("trainer.plugins=bf16_with_fp8_mixd", "did you mean 'bf16_with_fp8_mixed'"),
         ("trainer.callbacks=TimingCalback", "did you mean 'TimingCallback'"),
         ("optim=distributed_fused_adm", "did you mean 'distributed_fused_adam'"),
-        ("model.optim=foo", "takes a OptimizerModule"),
+        ("model.optim=foo", "takes an OptimizerModule"),
         ("data=mok", "did you mean 'mock'"),
         ("data=mock(seq_len=4)", "mock has no parameter 'seq_len'; did you mean 'seq_length'"),
         ("data=mock(seq_length=x)", "seq_length of mock takes an int, not 'x'"),
@@ -137,7 +137,7 @@ def test_text_set_in_python_is_refused_by_check_and_by_the_run() -> None:
     recipe.trainer.callbacks.append("TimingCallback")
     told = "\n".join(find_problems(recipe))
     assert "trainer.plugins='no_such_thing': takes a Precision" in told
-    assert "optim='bf16': takes a OptimizerModule" in told
+    assert "optim='bf16': takes an OptimizerModule" in told
     assert (
         "data='mock': takes a LightningDataModule, but 'mock' is text. Call nemo2.recipes.data.default.mock instead."
         in told
@@ -147,7 +147,7 @@ def test_text_set_in_python_is_refused_by_check_and_by_the_run() -> None:
         ConfigError, match="trainer.plugins='bf16_mixed'.*Call nemo2.recipes.precision.mixed_precision.bf16_mixed"
     ):
         nl.Trainer(plugins="bf16_mixed")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="optim='distributed_fused_adam': takes a OptimizerModule"):
+    with pytest.raises(ConfigError, match="optim='distributed_fused_adam': takes an OptimizerModule"):
         llm.pretrain(model=None, data=None, trainer=None, optim="distributed_fused_adam")  # pyright: ignore[reportArgumentType]
 
 

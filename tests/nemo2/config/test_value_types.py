@@ -13,6 +13,8 @@ from nemo2 import llm, recipes
 from nemo2.checks import find_problems
 from nemo2.config import Config
 from nemo2.config.value_types import misfits
+from nemo2.errors import ConfigError
+from nemo2.launch import launch
 
 
 def takes(annotation: Any, value: Any) -> list[Any]:
@@ -33,6 +35,9 @@ def takes(annotation: Any, value: Any) -> list[Any]:
         (Optional[Sequence[str]], "linear_qkv", "a list"),
         (Callback, 5, "a Callback"),
         (Optional[Union[list[Callback], Callback]], [Callback(), 5], "a Callback"),
+        (Callback, [Callback()], "a Callback"),
+        (Union[str, Callback], 5, "text or a Callback"),
+        (Union[str, Callback], ["one"], "text or a Callback"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_found(annotation: Any, value: Any, wanted: str) -> None:
@@ -47,6 +52,9 @@ def test_a_value_that_cannot_be_meant_is_found(annotation: Any, value: Any, want
         (bool, 1),
         (Union[int, str], "auto"),
         (Union[list[int], str, int], "auto"),
+        (Union[str, Callback], "one"),
+        (Union[str, int, Callback], 5),
+        (Union[str, list[Callback]], [Callback()]),
         (Literal["a", "b"], "c"),
         (Union[int, Callback], 5),
         (list[str], ("a",)),
@@ -78,10 +86,33 @@ def test_check_names_the_setting_its_type_and_the_line() -> None:
     assert "trainer.callbacks[1]=5: takes a Callback, not int." in found
 
 
-def test_a_value_is_judged_once() -> None:
+def test_the_other_rules_wait_until_each_value_has_its_type() -> None:
     recipe: Any = llm.llama3_8b.pretrain_recipe()
-    recipe.data.global_batch_size = "512"  # its range says more
-    recipe.log.ckpt.save_top_k = "all"  # which its class can't compare with a number
-    ckpt, batch = find_problems(recipe)
-    assert ckpt.startswith("log.ckpt.save_top_k='all': takes a whole number, not str (set at ")
-    assert batch == "data.global_batch_size='512': must be a whole number of at least 1 (a number of samples)."
+    recipe.data.global_batch_size = "512"
+    recipe.log.ckpt.save_top_k = "all"
+    recipe.strategy.tensor_model_parallel_size = 3  # which divides nothing
+    found = find_problems(recipe)
+    assert [message.partition("=")[0] for message in found] == ["data.global_batch_size", "log.ckpt.save_top_k"]
+    recipe.data.global_batch_size, recipe.log.ckpt.save_top_k = 512, 1
+    assert find_problems(recipe) and not any(": takes " in message for message in find_problems(recipe))
+
+
+@pytest.mark.parametrize("value", [5, "x", [1], []])
+@pytest.mark.parametrize(
+    "path", ["trainer", "trainer.strategy", "trainer.callbacks", "model", "model.config", "data", "log"]
+)
+def test_what_is_no_part_is_refused_where_a_part_belongs(path: str, value: Any) -> None:
+    """Rules that read this part used to end in an AttributeError."""
+    recipe: Any = llm.llama_tiny.pretrain_recipe()
+    *owners, name = path.split(".")
+    owner = recipe
+    for one in owners:
+        owner = getattr(owner, one)
+    setattr(owner, name, value)
+    found = find_problems(recipe)
+    if (path, value) in (("trainer.callbacks", []), ("trainer.strategy", "x")):
+        assert all("trainer.callbacks" not in message for message in found)
+        return
+    assert path.removeprefix("trainer.") in found[0] if path == "trainer.strategy" else path in found[0]
+    with pytest.raises(ConfigError, match=name):
+        launch(recipe, devices=1, dryrun=True)

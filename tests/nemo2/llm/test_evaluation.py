@@ -70,6 +70,7 @@ def test_the_command_tells_figures_of_texts_and_tasks_as_json(
     results = {"results": {"arc": {"acc,none": 0.5, "acc_stderr,none": "N/A"}}, "config": {"model": object()}}
     monkeypatch.setattr("nemo2.llm.evaluation.perplexity", lambda *_, **__: figures)
     monkeypatch.setattr("nemo2.llm.evaluation.evaluate", lambda *_, **__: results)
+    monkeypatch.setattr("nemo2.evaluation.harness.require_lm_eval", lambda: None)
     assert main(["evaluate", str(tmp_path), "--text", "a.txt", "--tasks", "arc", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["tasks"] == results["results"]

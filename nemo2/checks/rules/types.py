@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values have the types of their parameters.
+
+These rules are applied before all others. The others read the settings as numbers and parts, so they wait until every value
+has its type.
+"""
+
+from collections.abc import Iterator
+
+from nemo2.checks.facts import Facts
+from nemo2.checks.rule import Topic
+from nemo2.config.factories import misplaced_text
+from nemo2.config.value_types import misfits
+from nemo2.config.walk import iterate_nodes, who_set
+
+TYPES = Topic("Types", needs_sizes=False)
+
+
+@TYPES.rule(
+    "values-have-their-types",
+    says="A setting that takes a number, True or False must not hold text or a list, and a part must not be a number.",
+    otherwise='Text is true wherever it is tested: sequence_parallel="no" switches sequence parallelism on. Elsewhere '
+    "the run ends in a TypeError that names no setting.",
+    broken="",
+    mended="strategy.sequence_parallel=False",
+    assigned=({"strategy.sequence_parallel": "no"}, {}),
+)
+def _types(facts: Facts) -> Iterator[str]:
+    for path, node in iterate_nodes(facts.recipe):
+        for name, value, wanted in misfits(node.__fn_or_cls__, node.__arguments__):
+            setters = who_set(node, name) if name in node.__arguments__ else []
+            where = f" (set at {setters[-1][0]}:{setters[-1][1]})" if setters else ""
+            shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
+            place = f"{path}.{name}".removeprefix(".")
+            place = place.removeprefix("trainer.") if place.startswith("trainer.strategy.") else place
+            yield f"{place}={shown}: takes {wanted}, not {type(value).__name__}{where}."
+
+
+@TYPES.rule(
+    "parts-are-no-text",
+    says="A plugin, callback, optimizer, schedule, logger, model or data module must be an object or its "
+    "configuration, not its name as text.",
+    otherwise="The first call on the text fails on every rank.",
+    broken="",
+    mended="trainer.plugins=bf16_mixed",
+    assigned=({"trainer.plugins": "bf16_mixed"}, {}),
+)
+def _text(facts: Facts) -> Iterator[str]:
+    for path, node in iterate_nodes(facts.recipe):
+        yield from misplaced_text(node.__fn_or_cls__, node.__arguments__, of=f"{path}." if path else "")
