@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemo2.parallel.layout import SIZE_FIELDS
 from support import small_runs
 
 STOP, STEPS = 3, 13
@@ -25,14 +26,6 @@ MOE = {
 }
 _COPY = "optimizer.copy."
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
-_SHORT = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "vp": "virtual_pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
 SHARDED = ("fsdp1", "fsdp2", "mfsdp")
 """`FSDPStrategy`, `FSDP2Strategy` and `MegatronStrategy(fsdp="megatron")`."""
 
@@ -66,8 +59,8 @@ class Cut:
         options: dict[str, Any] = {"sequence_parallel": True} if "sp" in words else {}
         for word in words:
             name = word.rstrip("0123456789")
-            if name in _SHORT:
-                options[_SHORT[name]] = int(word.removeprefix(name))
+            if name in SIZE_FIELDS:
+                options[SIZE_FIELDS[name]] = int(word.removeprefix(name))
         return options | ({"fsdp": "megatron"} if "mfsdp" in words else {})
 
 
