@@ -6,6 +6,7 @@ further, preferably with `nemo2.llm.distill` and the whole model as its teacher.
 """
 
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -13,6 +14,8 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 import torch
 from megatron.core import parallel_state
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from nemo2.backend import get_backend
@@ -26,6 +29,7 @@ from nemo2.llm.pruned import PruningConfig as PruningConfig
 from nemo2.llm.signatures import only_defaults
 from nemo2.models.decoding import core_of
 from nemo2.models.layers.spec import local_layer_spec
+from nemo2.run_dir.terminal import is_terminal
 from nemo2.strategies.set_up import set_up
 from nemo2.strategy import MegatronStrategy
 from nemo2.trainer import Trainer
@@ -169,5 +173,8 @@ def _samples(model: Any, data: Any, count: int) -> Iterator[Tensor]:
     data.setup("fit")
     dataset = data.train_dataloader().dataset
     first, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-    for place in range(first, min(count, len(dataset)), replicas):
+    places = range(first, min(count, len(dataset)), replicas)
+    shown = torch.distributed.get_rank() == 0 and is_terminal(sys.stderr)
+    console = Console(stderr=True)
+    for place in track(places, "measuring importances", console=console, transient=True, disable=not shown):
         yield torch.as_tensor(dataset[place]["tokens"])[None]

@@ -701,11 +701,13 @@ def test_a_launch_that_follows_can_be_left_and_the_run_goes_on(slurm, tmp_path, 
     (slurm / "pid").write_text(str(os.getpid()))  # the job runs as long as this process
     (tmp_path / "program.py").write_text(
         textwrap.dedent("""
-            import sys
+            import os, sys
             import nemo_run
             from nemo2.config import Partial
             from nemo2.launch import launch
             if __name__ == "__main__":
+                # The warm interpreter has imported nemo_run, and with it the home of an earlier moment.
+                nemo_run.config.set_nemorun_home(os.environ["NEMORUN_HOME"])
                 tunnel = nemo_run.LocalTunnel(job_dir=sys.argv[1])
                 executor = nemo_run.SlurmExecutor(account="", time="30", tunnel=tunnel)
                 try:
@@ -728,6 +730,7 @@ def test_a_launch_that_follows_can_be_left_and_the_run_goes_on(slurm, tmp_path, 
     assert process.returncode == code
     assert number != signal.SIGINT or "The run continues. `scancel 7` saves and ends it" in said
     assert not (slurm / "scancel.asked").exists()
+    assert len(list((tmp_path / "home" / "nemo2" / "jobs").iterdir())) == 1  # and none in the user's own
 
 
 @pytest.mark.parametrize("verbose", [False, True])
