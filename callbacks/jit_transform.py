@@ -47,6 +47,9 @@ class JitTransform(pl.Callback):
 
     Parameter names don't change, so checkpoints also load into runs without this callback.
 
+    Args:
+        config: The modules to compile, and how: a `JitConfig`.
+
     Raises:
         ConfigError: when training begins, if no module matches the selector.
     """
@@ -67,7 +70,9 @@ class JitTransform(pl.Callback):
 def _called_in(chunk: nn.Module) -> nn.Module:
     """The module that a step calls: the chunk, or the ``module`` or ``model`` of a LightningModule, whose own
     forward no step calls. A LightningModule without either is returned itself."""
-    if type(chunk).__name__ != "PlainChunk" and not isinstance(chunk, pl.LightningModule):
+    from nemo2.parallel.plain_chunk import PlainChunk  # imports Megatron-Core
+
+    if not isinstance(chunk, PlainChunk | pl.LightningModule):
         return chunk
     named = (getattr(chunk, name, None) for name in ("module", "model"))
     return next((one for one in named if isinstance(one, nn.Module)), chunk)

@@ -108,8 +108,10 @@ def _range_of(name: str, spec: Any) -> tuple[float, float]:
 
 
 def _modules(trainer: Any, name: str) -> Iterator[torch.nn.Module]:
+    from nemo2.parallel.plain_chunk import PlainChunk  # imports Megatron-Core
+
     for chunk in chunks_of(trainer):
-        full = full_names(getattr(chunk, "module", chunk) if type(chunk).__name__ == "PlainChunk" else chunk)
+        full = full_names(chunk.module if isinstance(chunk, PlainChunk) else chunk)
         for path, module in chunk.named_modules():
             if full.get(path) == name.removeprefix("module."):
                 yield module

@@ -74,10 +74,11 @@ def open_regular(path: Path | str, *, follow: bool = True) -> Any:
     return file
 
 
-def why_not_inside(folder: Path, name: Any) -> Optional[str]:
+def why_not_inside(folder: Path, name: Any, *, links_into: Optional[Path] = None) -> Optional[str]:
     """Why ``name`` is no path of a file inside ``folder``, as a clause; None if it is one, there or not.
 
-    An absolute path, one that climbs, and one through a link lead out of the folder.
+    An absolute path, one that climbs, and one through a link lead out of the folder. Links to files of the folder
+    ``links_into`` are allowed. None: no links.
     """
     if not isinstance(name, str) or not name or "\0" in name:
         return "is no path"
@@ -92,7 +93,9 @@ def why_not_inside(folder: Path, name: Any) -> Optional[str]:
         except OSError:
             return None  # what isn't there leads nowhere
         if stat.S_ISLNK(mode):
-            return f"is a link to {os.readlink(path)}"
+            if links_into is None or path.resolve().parent != links_into:
+                return f"is a link to {os.readlink(path)}"
+            mode = os.stat(path).st_mode if path.exists() else stat.S_IFREG
     return None if stat.S_ISREG(mode) else "is no regular file"
 
 

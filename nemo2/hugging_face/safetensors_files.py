@@ -137,10 +137,8 @@ def refuse_outside(folder: Path, name: str) -> None:
     Raises:
         SecurityError: the name leads out of the folder.
     """
-    why = why_not_inside(folder, name)
-    if why is None or (why.startswith("is a link") and _in_blobs(folder, name)):
-        return
-    raise SecurityError(f"{folder}: {name} {why}, but nemo2 reads weights from their own folder only.")
+    if why := why_not_inside(folder, name, links_into=_blobs(folder)):
+        raise SecurityError(f"{folder}: {name} {why}, but nemo2 reads weights from their own folder only.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,13 +222,10 @@ def _without_index(folder: Path) -> list[str]:
     raise CheckpointError(f"{folder} contains neither {SINGLE} nor {INDEX}, so it has no weights that nemo2 can read.")
 
 
-def _in_blobs(folder: Path, name: str) -> bool:
-    """Whether ``name`` is a file of a snapshot in Hugging Face's cache, which is a link to the cache's blobs."""
+def _blobs(folder: Path) -> Path | None:
+    """The folder of blobs that files of a snapshot in Hugging Face's cache link to. None: ``folder`` is no snapshot."""
     where = Path(os.path.abspath(folder))
-    if where.parent.name != "snapshots":
-        return False
-    blobs = (where.parent.parent / "blobs").resolve()
-    return (where / name).resolve().parent == blobs
+    return (where.parent.parent / "blobs").resolve() if where.parent.name == "snapshots" else None
 
 
 def _stored(path: Path, begin: int, name: str, entry: dict[str, Any]) -> Stored:
