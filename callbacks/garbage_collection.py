@@ -21,6 +21,10 @@ class GarbageCollectionCallback(pl.Callback):
     every ``gc_interval_val`` validation batches. It collects all generations at the start of training and of each
     validation. When training ends or fails, it restores the collector's previous state.
 
+    Args:
+        gc_interval_train: Training steps between two collections.
+        gc_interval_val: Validation batches between two collections.
+
     Raises:
         ConfigError: an interval below 1.
     """

@@ -30,20 +30,28 @@ class MegatronCommOverlapCallback(pl.Callback):
     An argument of None follows the rules of `nemo2.overlap.rules.decide`. A value that was set explicitly on a
     configuration stays.
 
-    - ``tp_comm_overlap``: needs tensor and sequence parallelism and Transformer Engine. Without them it is off, and the
-      run reports this once.
-    - ``tp_comm_overlap_cfg``: userbuffer settings per GEMM, as a `TransformerLayerTPOverlapCfg` or a dict of its
-      values; the name of a preset; "auto" or None for the preset tuned for this GPU, model and layout, if there is one;
-      or "default" for Transformer Engine's own settings.
-    - ``tp_comm_bootstrap_backend``: the backend with which ranks exchange the buffers' addresses.
-    - ``overlap_p2p_comm``, ``batch_p2p_comm``: communication between pipeline stages. By default it is overlapped with
-      virtual stages and batched without.
-    - ``overlap_grad_reduce``, ``overlap_param_gather``, ``align_param_gather``, ``bucket_size`` (elements),
-      ``overlap_param_gather_with_optimizer_step``: data parallelism with the distributed optimizer.
-    - ``defer_embedding_wgrad_compute``, ``wgrad_deferral_limit``: move the output layer's weight gradient into the
-      pipeline's drain phase. Need several stages and gradient accumulation fusion.
-
     A trainer with several of these callbacks treats them as one callback with the arguments of all.
+
+    Args:
+        tp_comm_overlap: Overlap tensor-parallel communication with matrix products. Needs tensor and sequence
+            parallelism and Transformer Engine. Without them it is off, and the run reports this once.
+        tp_comm_overlap_cfg: Userbuffer settings per GEMM, as a `TransformerLayerTPOverlapCfg` or a dict of its values;
+            the name of a preset; "auto" or None for the preset tuned for this GPU, model and layout, if there is one;
+            or "default" for Transformer Engine's own settings.
+        tp_comm_bootstrap_backend: The backend with which ranks exchange the buffers' addresses.
+        overlap_p2p_comm: Overlap the communication between pipeline stages. None: with virtual stages.
+        batch_p2p_comm: Send and receive between pipeline stages in one batched call. None: without virtual stages.
+        overlap_grad_reduce: Overlap the data-parallel reduction of gradients with the backward.
+        overlap_param_gather: Overlap the gather of updated parameters with the next forward. Needs the distributed
+            optimizer.
+        overlap_param_gather_with_optimizer_step: Overlap the gather of the first bucket with the optimizer step. Needs
+            the distributed optimizer.
+        align_param_gather: Start the gathers of all pipeline stages at the same time.
+        bucket_size: Elements per bucket of the data-parallel buffers.
+        defer_embedding_wgrad_compute: Move the output layer's weight gradient into the pipeline's drain phase. Needs
+            several stages and gradient accumulation fusion.
+        wgrad_deferral_limit: The number of micro-batches whose weight gradient of the output layer is deferred. 0: all
+            of them.
 
     Raises:
         ConfigError: settings contradict each other, or the strategy is not MegatronStrategy.

@@ -30,8 +30,11 @@ class TimingCallback(pl.Callback):
     The last three need a data sampler that knows the batch size and the sequence length, and a model with a GPT's
     shape.
 
-    ``timer_kwargs`` takes NeMo's names: ``sync_cuda`` waits for the device before each clock reading, which is exact
-    but slower. ``buffer_size`` averages over that many last steps instead. ``reduction`` must be ``"mean"``.
+    Args:
+        log_tokens_per_sec: Also log ``tokens_per_sec_per_gpu``.
+        timer_kwargs: Settings of the timer, under NeMo's names. ``sync_cuda`` waits for the device before each clock
+            reading, which is exact but slower. ``buffer_size`` averages over that many last steps instead.
+            ``reduction`` must be ``"mean"``. None: no settings.
 
     Raises:
         ConfigError: an unknown or invalid timer setting.

@@ -18,6 +18,9 @@ Parameters that the schedules share:
 ``warmup_steps``, ``warmup_ratio``
     A linear warm-up over steps 0..w, ``max_lr * (step + 1) / (w + 1)``. The ratio is a fraction of ``max_steps`` and
     overrides a ``warmup_steps`` at its default.
+``hold_steps``, ``hold_ratio``
+    The length of a hold at ``max_lr`` after the warm-up, in optimizer steps or as a fraction of ``max_steps``. Set at most
+    one of them. ``None`` for both: no hold, and the decay's formula starts at step 0, as in NeMo.
 ``interval``, ``frequency``, ``monitor``
     Passed to Lightning: how often the schedule advances, and the metric that it watches. None of these schedules
     watches a metric.
@@ -215,6 +218,10 @@ class StepSchedule(LRScheduler):
 
     A checkpoint restores the position. The curve is that of the run's recipe, so a resumed run may have another length
     or peak. The scheduler reports such a difference once.
+
+    Args:
+        schedule: The formula of the learning rate.
+        optimizer: An object with ``param_groups``. Their rates become those of step 0.
     """
 
     def __init__(self, schedule: LRSchedule, optimizer: Any) -> None:
@@ -295,6 +302,7 @@ class CosineAnnealingScheduler(LRSchedule):
     max_steps: Optional[int] = None
     warmup_steps: int = _DEFAULT_WARMUP_STEPS
     constant_steps: int = 80000
+    """Steps at ``min_lr`` before ``max_steps``. Above 0 it also selects Megatron-LM's warm-up."""
     min_lr: float = 6e-5
     interval: str = "step"
     frequency: int = 1
@@ -388,8 +396,10 @@ class WarmupHoldAnnealScheduler(LRSchedule):
 
     warmup_ratio: Optional[float] = None
     hold_ratio: Optional[float] = None
+    """The length of the hold as a fraction of ``max_steps``. None: the decay's formula starts at step 0."""
     max_steps: Optional[int] = None
     decay_schedule: Literal["one_minus_square_root", "linear"] = "linear"
+    """The curve of the decay from ``max_lr`` to ``min_lr``."""
     min_lr: float = 0.0
     interval: str = "step"
     frequency: int = 1
@@ -464,6 +474,7 @@ class T5InverseSquareRootAnnealingScheduler(_Annealing):
     needs_max_steps: ClassVar[bool] = False
 
     constant_steps: int = 10_000
+    """Steps during which the rate stays at ``1 / sqrt(constant_steps)``. At least 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -489,6 +500,7 @@ class NoamAnnealingScheduler(LRSchedule):
     needs_max_steps: ClassVar[bool] = False
 
     d_model: int
+    """The model's hidden size. At least 1."""
     warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
     warmup_ratio: Optional[float] = None
     max_steps: Optional[int] = None
@@ -526,6 +538,7 @@ class NoamHoldAnnealingScheduler(LRSchedule):
 
     max_steps: Optional[int] = None
     decay_rate: float = 0.5
+    """The exponent of the decay."""
     min_lr: float = 0.0
     interval: str = "step"
     frequency: int = 1
@@ -566,7 +579,9 @@ class PolynomialDecayAnnealingScheduler(LRSchedule):
     max_steps: Optional[int] = None
     min_lr: float = 0.0
     power: float = 1.0
+    """The exponent of the decay. 1: linear."""
     cycle: bool = False
+    """Accepted for NeMo's signature. True is reported as having no effect."""
     interval: str = "step"
     frequency: int = 1
     monitor: str = "val_loss"

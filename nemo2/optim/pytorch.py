@@ -16,7 +16,12 @@ from nemo2.optim.lr_scheduler import LRSchedulerModule
 
 
 def is_bias(name: str, parameter: Parameter) -> bool:
-    """Whether the parameter's name is that of a bias: NeMo's rule for parameters without weight decay."""
+    """Whether the parameter's name is that of a bias: NeMo's rule for parameters without weight decay.
+
+    Args:
+        name: The name of the parameter in its model.
+        parameter: The parameter. Not used, but part of the signature of such rules.
+    """
     return "bias" in name
 
 
@@ -87,6 +92,9 @@ class PytorchOptimizerModule(OptimizerModule):
 
 def fused_adam(params: Any, **settings: Any) -> Optimizer:
     """Transformer Engine's Adam, in one kernel.
+
+    Args:
+        params: Parameters or parameter groups, as for torch's optimizers.
 
     Raises:
         ConfigError: Transformer Engine isn't installed.
