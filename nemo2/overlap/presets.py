@@ -76,6 +76,9 @@ class Preset(NamedTuple):
 def preset(name: str) -> TransformerLayerTPOverlapCfg:
     """Return the userbuffer settings of this name as a new object.
 
+    Args:
+        name: One of `preset_names`.
+
     Raises:
         ConfigError: there is no such preset. The message lists the nearest names.
     """
@@ -83,6 +86,7 @@ def preset(name: str) -> TransformerLayerTPOverlapCfg:
 
 
 def preset_names() -> list[str]:
+    """The names of all userbuffer presets, which `preset` and ``tp_comm_overlap_cfg`` accept."""
     return list(PRESETS)
 
 

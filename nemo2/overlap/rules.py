@@ -35,6 +35,10 @@ def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Deci
 
     ``cp_comm_overlap`` is included for completeness, although no setting controls it.
 
+    Args:
+        facts: The facts of the run.
+        given: The user's settings, which the decisions keep.
+
     Raises:
         ConfigError: settings contradict each other. The message lists all contradictions, with both settings and their
             lines.

@@ -32,14 +32,19 @@ class OverlapFacts:
     """Facts of a run that the overlap rules read."""
 
     tensor_parallel: int
+    """Tensor-parallel ranks."""
     pipeline_parallel: int
+    """Pipeline stages."""
     virtual_pipeline: Optional[int]
     """Chunks per pipeline stage. None or 1: stages are not divided."""
     context_parallel: int = 1
+    """Context-parallel ranks."""
     gradient_ranks: int
     """Ranks that reduce gradients together: data parallel times context parallel."""
     sequence_parallel: bool
+    """Whether activations between matrix products are sharded over the tensor-parallel ranks."""
     distributed_optimizer: bool
+    """Whether the optimizer state is sharded over the data-parallel ranks."""
     fused_weight_gradients: bool
     """Whether ``gradient_accumulation_fusion`` is on and the output layer's kernel for it is available."""
     transformer_engine_missing: Optional[str]
@@ -57,8 +62,11 @@ class OverlapFacts:
     quantized: Optional[str] = None
     """``model.config.fp8``. None: no fp8."""
     hidden_size: Optional[int] = None
+    """The model's hidden size. None: unknown."""
     micro_batch_size: Optional[int] = None
+    """Sequences per forward. None: unknown."""
     seq_length: Optional[int] = None
+    """Tokens per sequence. None: unknown."""
 
     @property
     def interleaved(self) -> bool:

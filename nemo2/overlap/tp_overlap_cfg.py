@@ -36,34 +36,37 @@ class TPOverlapCfg:
 @configurable
 @dataclasses.dataclass
 class BulkOverlapCfg(TPOverlapCfg):
-    """Run the whole exchange during a GEMM that doesn't need its result.
-
-    ``num_sm`` streaming multiprocessors run the exchange, in clusters of ``cga_size``. ``set_sm_margin`` keeps the GEMM
-    off these multiprocessors.
-    """
+    """Run the whole exchange during a GEMM that doesn't need its result."""
 
     num_sm: int
+    """Streaming multiprocessors that run the exchange."""
     cga_size: int
+    """Multiprocessors per cluster of the exchange."""
     set_sm_margin: bool
+    """Keep the GEMM off the multiprocessors of the exchange."""
     method: Literal["bulk"] = "bulk"
+    """The method's name in Transformer Engine."""
 
 
 @configurable
 @dataclasses.dataclass
 class RingExchangeOverlapCfg(TPOverlapCfg):
-    """Compute the GEMM in chunks, one per rank, while their inputs or outputs travel around the ring.
-
-    ``aggregate`` processes two chunks at a time. ``fp8_buf`` exchanges in fp8. ``atomic_gemm`` (fp8 only) is a single
-    kernel that waits for chunks itself.
-    """
+    """Compute the GEMM in chunks, one per rank, while their inputs or outputs travel around the ring."""
 
     aggregate: bool = False
+    """Process two chunks at a time."""
     method: Literal["ring_exchange"] = "ring_exchange"
+    """The method's name in Transformer Engine."""
     num_sm: int = 1
+    """Streaming multiprocessors that run the exchange."""
     cga_size: int = 1
+    """Multiprocessors per cluster of the exchange."""
     set_sm_margin: bool = False
+    """Keep the GEMM off the multiprocessors of the exchange."""
     fp8_buf: bool = False
+    """Exchange in fp8."""
     atomic_gemm: bool = False
+    """Run one kernel that waits for chunks itself, rather than one kernel per chunk. Needs fp8."""
 
 
 @configurable
@@ -72,13 +75,20 @@ class PipelineOverlapCfg(TPOverlapCfg):
     """Compute the GEMM in ``num_splits`` parts, each reduce-scattered while the next part is computed."""
 
     num_sm: int
+    """Streaming multiprocessors that run the exchange."""
     cga_size: int
+    """Multiprocessors per cluster of the exchange."""
     num_splits: int
+    """Parts of the GEMM."""
     set_sm_margin: bool
+    """Keep the GEMM off the multiprocessors of the exchange."""
     # NeMo's default is a tuple by a typing error, which counts as True. False was intended.
     fp8_buf: bool = False
+    """Exchange in fp8."""
     atomic_gemm: bool = False
+    """Run one kernel that waits for chunks itself, rather than one kernel per chunk. Needs fp8."""
     method: Literal["pipeline"] = "pipeline"
+    """The method's name in Transformer Engine."""
 
 
 _Settings = Optional[Union[TPOverlapCfg, dict[str, Any]]]
@@ -117,15 +127,25 @@ class TransformerLayerTPOverlapCfg:
     """
 
     qkv_dgrad: _Settings = None
+    """Gradient of the input of the query, key and value projection."""
     qkv_wgrad: _Settings = None
+    """Gradient of the weight of the query, key and value projection."""
     fc1_dgrad: _Settings = None
+    """Gradient of the input of the first layer of the MLP."""
     fc1_wgrad: _Settings = None
+    """Gradient of the weight of the first layer of the MLP."""
     qkv_fprop: _Settings = None
+    """Forward of the query, key and value projection."""
     proj_dgrad: _Settings = None
+    """Gradient of the input of the attention's output projection."""
     fc1_fprop: _Settings = None
+    """Forward of the first layer of the MLP."""
     fc2_dgrad: _Settings = None
+    """Gradient of the input of the second layer of the MLP."""
     proj_fprop: _Settings = None
+    """Forward of the attention's output projection."""
     fc2_fprop: _Settings = None
+    """Forward of the second layer of the MLP."""
 
 
 def userbuffer_settings(settings: Any, *, quantized: bool = True) -> Optional[dict[str, Any]]:
