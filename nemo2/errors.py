@@ -19,7 +19,8 @@ class Nemo2Error(Exception):
 class ConfigError(Nemo2Error, ValueError):
     """The user's configuration breaks a rule. Raised before any work starts.
 
-    ``rule`` is the rule's name in the table of rules (`nemo2.checks`). None: no rule of the table covers this place.
+    Args:
+        rule: The rule's name in the table of rules (`nemo2.checks`). None: no rule of the table covers this place.
     """
 
     def __init__(self, *message: object, rule: str | None = None) -> None:
@@ -33,9 +34,12 @@ class UnknownNameError(ConfigError, AttributeError, TypeError):
     The error is an `AttributeError` where a field of a recipe is read or set, so that `hasattr` works, and a
     `TypeError` where a keyword is passed, like Python's own errors.
 
-    ``hint`` returns the end of the sentence. It is called only when the message is read. `hasattr` and similar
+    ``hint`` is called only when the message is read. `hasattr` and similar
     functions ask a recipe for hundreds of unknown names, and comparing each with all known names would take most of
     their time.
+
+    Args:
+        hint: Returns the end of the sentence.
     """
 
     def __init__(self, *message: object, hint: Callable[[], str] = str) -> None:
@@ -78,6 +82,9 @@ class Preempted(SystemExit):
     """The run was asked to stop, has saved and ends with exit code 143, like a process that SIGTERM ended.
 
     It is a `SystemExit`, so that the process ends without a traceback and no `except Exception` catches it.
+
+    Args:
+        message: The text that the run shows.
     """
 
     def __init__(self, message: str) -> None:

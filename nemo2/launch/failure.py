@@ -16,8 +16,12 @@ _TAIL_LINES = 15
 class RankFailure(RuntimeFault):
     """A launched run failed. The message names the first rank that failed, its error and the folder of the logs.
 
-    ``rank`` and ``exit_code`` are None if they are unknown. ``details`` is the traceback or the last lines of that
-    rank's output.
+    Args:
+        message: The text of the error.
+        rank: The first rank that failed. None: unknown.
+        exit_code: The exit code of that rank. None: unknown.
+        details: The traceback, or the last lines of that rank's output. Empty: neither is available on this machine.
+        log_dir: The folder with the raw output of every rank.
     """
 
     def __init__(self, message: str, *, rank: int | None, exit_code: int | None, details: str, log_dir: Path) -> None:

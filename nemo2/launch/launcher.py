@@ -151,6 +151,14 @@ def run(
     Without an executor the recipe runs in this process, as with nemo-run, and None is returned. With an executor, its
     nodes and tasks per node define the run's size, and ``trainer.devices`` and ``trainer.num_nodes`` follow them.
 
+    Args:
+        recipe: The recipe.
+        executor: A nemo-run executor. None: run in this process.
+        name: The run's name; sets ``log.name``. Empty: the recipe's.
+        dryrun: Print the launch, and start nothing.
+        detach: Return once the job is submitted, without waiting for its end.
+        plugins: Plugins that edit the recipe and its executor. None: no plugins.
+
     Raises:
         ConfigError: plugins without an executor, which nemo-run would ignore; or an error of `launch`.
         RankFailure: as in `launch`.

@@ -19,25 +19,26 @@ Status = Literal["succeeded", "continued", "failed", "cancelled", "submitted", "
 class RunResult:
     """The result of a run.
 
-    ``status`` is "succeeded", "continued", "failed", "cancelled", "submitted" or "dryrun". "continued" means that the
-    run has saved and that running the same command resumes it. ``exit_code`` is 0 only if the run did all that it was
-    asked to do.
-
-    ``run_dir`` is the run's directory, or None if the run never created one. ``log_dir`` holds the raw output of every
-    rank. ``experiment_id`` is the launch's name, also in nemo-run if the launch uses nemo-run (``nemo experiment logs
-    <id>``). ``failure`` is set if ``status`` is "failed". ``jobs`` are Slurm's job ids.
-
     `metrics`, `best_checkpoint`, `report` and `plot` read the files in ``run_dir``.
     """
 
     status: Status
+    """"succeeded", "continued", "failed", "cancelled", "submitted" or "dryrun". "continued" means that the run has
+    saved and that running the same command resumes it."""
     exit_code: int
+    """0 only if the run did all that it was asked to do."""
     experiment_id: str
+    """The launch's name, also in nemo-run if the launch uses nemo-run (``nemo experiment logs <id>``)."""
     log_dir: Path | None = None
+    """The folder with the raw output of every rank. None: the launch has no such folder on this machine."""
     run_dir: Path | None = None
+    """The run's directory. None: the run never created a directory."""
     failure: RankFailure | None = None
+    """The failure. None: ``status`` isn't "failed"."""
     seconds: float = 0.0
+    """The duration of the launch. 0: the launch did not wait for the run."""
     jobs: tuple[str, ...] = ()
+    """Slurm's job ids, or the name of Kubeflow's TrainJob. Empty: neither is used."""
 
     @property
     def run(self) -> RunFolder:

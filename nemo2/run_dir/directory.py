@@ -47,16 +47,18 @@ _stores: list[Any] = []
 
 @dataclass(frozen=True, kw_only=True)
 class RunDirectory:
-    """The directory of a run. ``exp_dir`` is the folder of all runs. A ``version`` of None: the layout has no version.
-
-    ``resumed`` tells whether the directory already has a finished checkpoint.
-    """
+    """The directory of a run."""
 
     log_dir: Path
+    """The run's directory."""
     exp_dir: Path
+    """The folder of all runs."""
     name: str
+    """The name of the experiment. Empty: the directory was named explicitly."""
     version: str | None
+    """The folder of this run below the name. None: the layout has no version."""
     resumed: bool
+    """Whether the directory already has a finished checkpoint."""
 
     @property
     def checkpoints(self) -> Path:

@@ -30,10 +30,15 @@ _DATA_FIELDS = ("seq_length", "micro_batch_size", "global_batch_size", "rampup_b
 
 
 def write_effective_config(path: str | os.PathLike[str], trainer: Any, model: Any) -> Path:
-    """Write the settings that ``trainer`` and ``model`` (a LightningModule) really use. Returns the file's path.
+    """Write the settings that a trainer and its model really use. Returns the file's path.
 
-    ``path`` is the file, or the run directory. The values come from the live objects, so a feature that a callback
+    The values come from the live objects, so a feature that a callback
     turned off appears as off. A value without a plain form is written as its ``repr``, without memory addresses.
+
+    Args:
+        path: The file, or the run directory.
+        trainer: The trainer, set up.
+        model: The LightningModule.
     """
     path = Path(path)
     if path.is_dir():

@@ -72,7 +72,12 @@ def collect_environment(*, world_size: int | None = None, devices: Iterable[str]
 
 
 def write_environment(directory: str | os.PathLike[str], *, world_size: int | None = None) -> Path:
-    """Write ``environment.json`` into a run directory. Returns its path."""
+    """Write ``environment.json`` into a run directory. Returns its path.
+
+    Args:
+        directory: The run directory.
+        world_size: The number of ranks. None: not recorded.
+    """
     text = json.dumps(collect_environment(world_size=world_size), indent=2, sort_keys=False)
     return write_text(Path(directory) / ENVIRONMENT_FILE, text + "\n")
 

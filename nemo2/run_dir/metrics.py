@@ -38,6 +38,11 @@ class JSONLLogger(Logger):
 
     Lightning calls `log_metrics` on logging steps only (``Trainer(log_every_n_steps=...)``), so other steps cost
     nothing.
+
+    Args:
+        save_dir: The folder of ``metrics.jsonl``.
+        name: The experiment's name, for Lightning.
+        version: The run's version, for Lightning.
     """
 
     def __init__(self, save_dir: str, *, name: str = "", version: str = "") -> None:

@@ -229,7 +229,9 @@ class MegatronProgressBar(LoggedStepProgress):
 def make_progress(trainer: Any = None, *, stream: Optional[IO[str]] = None) -> LoggedStepProgress:
     """The progress display for the kind of output: a bar on a terminal, lines in a file, a pipe or a notebook.
 
-    ``trainer`` only supplies its rank, so that other ranks don't create a bar. ``stream`` defaults to standard output.
+    Args:
+        trainer: Supplies its rank, so that other ranks don't create a bar. None: rank 0.
+        stream: The output. None: standard output.
     """
     on_rank_0 = getattr(trainer, "is_global_zero", True)
     return MegatronProgressBar() if on_rank_0 and is_terminal(stream or sys.stdout) else ProgressPrinter()

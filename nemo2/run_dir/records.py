@@ -32,6 +32,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Values that were not finite return as ``float("nan")`` and ``float("inf")``. An incomplete last line, of a run that
     is writing or was killed, is left out.
 
+    Args:
+        path: A ``metrics.jsonl``, or a run directory.
+
     Raises:
         DataError: there is no such file, or a line in the middle isn't JSON.
     """

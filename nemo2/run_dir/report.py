@@ -42,6 +42,9 @@ CURVE_PICTURE = "loss_curve.png"
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
     """Write ``report.html`` and ``loss_curve.svg``, and a ``.png`` if matplotlib is installed. Returns the page's path.
 
+    Args:
+        run_dir: The run directory.
+
     Raises:
         DataError: the directory doesn't exist or has no ``metrics.jsonl``.
     """
