@@ -31,6 +31,7 @@ class GPU:
     """One GPU and the machine that usually holds it.
 
     Attributes:
+        name: the name in the table, such as "H100".
         memory: the bytes that torch reports as ``total_memory`` (in its out-of-memory messages: "GPU 0 has a total
             capacity of ..."), which differ from the name: 80 GB are 74.5 GiB by the vendors' decimal count, and 79.1
             GiB on an H100 of "80 GB".
@@ -106,6 +107,9 @@ _ALSO = {
 
 def gpu(name: str) -> GPU:
     """The GPU called ``name``, in any case. For ``H100x1152``, the part before the number.
+
+    Args:
+        name: The name, or name and number.
 
     Raises:
         ConfigError: the GPU is not in the table.

@@ -39,10 +39,12 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The values of one field at one place of the recipe. ``layers`` are in order, and the run uses the last."""
+    """The values of one field at one place of the recipe."""
 
     path: str
+    """The place in the recipe."""
     layers: tuple[Layer, ...]
+    """The values with their sources, in order. The run uses the last value."""
 
     @property
     def effective(self) -> Any:
@@ -81,7 +83,10 @@ def shown(value: Any) -> str:
 def explain(recipe: Any, effective: Settled, field: str) -> list[Explanation]:
     """Explain every place of ``recipe`` that ``field`` names.
 
-    ``field`` is a path from the recipe ("strategy.ddp_config.bucket_size"), or only the name or alias of a parameter.
+    Args:
+        recipe: The recipe.
+        effective: The settled form of the recipe.
+        field: A path from the recipe ("strategy.ddp_config.bucket_size"), or only the name or alias of a parameter.
 
     Raises:
         ConfigError: the recipe has no field of this name. The message lists the nearest names.
@@ -97,7 +102,12 @@ def explain(recipe: Any, effective: Settled, field: str) -> list[Explanation]:
 
 def explain_all(recipe: Any, effective: Settled) -> list[Explanation]:
     """Explain every field whose value in the run differs from its default, and every explicit value that the run
-    changes, in the recipe's order."""
+    changes, in the recipe's order.
+
+    Args:
+        recipe: The recipe.
+        effective: The settled form of the recipe.
+    """
     found = []
     for path, node in iterate_nodes(recipe):
         for name in parameter_names(node.__fn_or_cls__):

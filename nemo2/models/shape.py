@@ -31,6 +31,7 @@ class ModelShape:
     """The shape of a decoder.
 
     Attributes:
+        hidden: the hidden size.
         vocab: the rows of the embedding, including padding.
         layers: the decoder's layers, in order.
         further: the layers of multi-token prediction, one per depth.

@@ -38,12 +38,19 @@ class Job:
     """One way to train on one kind of GPU.
 
     Attributes:
+        gpu: the kind of GPU.
         gpus: the total number of GPUs. `gpus == dp * tp * pp * cp`.
         precision: the precision of the linear layers: "fp32", "bf16" (and fp16), "fp8" or "fp4". With fewer than 16
             bits, attention and the output layer run in 16 bits.
         seq: tokens per sequence.
         global_batch, micro_batch: sequences per step, and per forward.
+        tp: tensor-parallel ranks.
+        pp: pipeline stages.
         vp: model chunks per pipeline rank.
+        cp: context-parallel ranks.
+        ep: expert-parallel ranks.
+        etp: tensor-parallel ranks inside an expert.
+        sp: activations between matrix products are sharded over the tensor-parallel ranks.
         sharding: "replicated" (DDP), "zero1" (distributed optimizer) or "fsdp" (ZeRO-3).
         recompute: "none", "selective" (the parts in `recomputed`) or "full" (the whole forward of layers).
         recomputed: with "selective", Megatron-Core's names of the recomputed parts: "core_attn", "mlp", "moe",

@@ -42,11 +42,14 @@ GUESSED = MemoryConstants()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on one rank of a pipeline stage. `parts` add up to `allocated`."""
+    """Bytes on one rank of a pipeline stage."""
 
     parts: dict[str, float]
+    """Bytes by the name of the part. They add up to `allocated`."""
     stage: int
+    """The number of the pipeline stage, from 0."""
     beside: float
+    """Bytes outside torch's allocator, and those lost to fragmentation."""
 
     @property
     def allocated(self) -> float:
@@ -67,10 +70,16 @@ def predict_memory(
     stage: Optional[int] = None,
     teacher: Optional[ModelShape] = None,
 ) -> MemoryEstimate:
-    """Predict the memory of a rank of ``stage``, with ``teacher`` beside the model.
+    """Predict the memory of a rank of a pipeline stage.
 
-    A ``stage`` of None: the stage with the most memory. The first stage holds the most micro-batches, and the last the
-    logits.
+    The first stage holds the most micro-batches, and the last the logits.
+
+    Args:
+        shape: The model's shape.
+        job: The batch, layout and GPUs.
+        c: Estimates that have no formula.
+        stage: The number of the stage, from 0. None: the stage with the most memory.
+        teacher: The shape of a teacher beside the model. None: no distillation.
     """
     stages = sorted({0, job.pp - 1}) if stage is None else [stage]
     return max((_stage(shape, job, c, one, teacher) for one in stages), key=lambda memory: memory.allocated)

@@ -15,11 +15,14 @@ from nemo2.planner.links import bandwidth, gathered_fraction
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """The seconds of a step. ``parts`` add up to ``total``."""
+    """The seconds of a step."""
 
     parts: dict[str, float]
+    """Seconds by the name of the part. They add up to `total`."""
     tokens: int
+    """Tokens in a step."""
     gpus: int
+    """GPUs of the job."""
 
     @property
     def total(self) -> float:
@@ -33,7 +36,10 @@ class StepTime:
 def predict(shape: ModelShape, job: Job, c: Optional[Constants] = None) -> StepTime:
     """Predict the time of one step of ``job`` from its work and the constants of kernels and links.
 
-    Constants of None: the calibrated constants.
+    Args:
+        shape: The model's shape.
+        job: The batch, layout and GPUs.
+        c: The constants of kernels and links. None: the calibrated constants.
     """
     c = c or calibrated()
     p, v, m = job.pp, job.vp, job.micro_batches

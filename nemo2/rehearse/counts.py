@@ -22,6 +22,7 @@ class MemoryCount:
     main_parameters: int
     """The optimizer's copies of the parameters, except those that are the model's parameters."""
     optimizer_states: int
+    """The optimizer's moments, and other state of its own."""
     buffers: int
     """Module buffers, the micro-batches of the step, and 8-bit copies of weights."""
     activations: Mapping[str, int]
@@ -76,6 +77,7 @@ class CollectiveCount:
     ranks: int
     """The size of the group."""
     calls: float
+    """Calls in a step."""
     bytes: float
     """The sum over the calls of the whole buffer: the output of a gather, the input of a scatter or an all-to-all,
     the message of a send. A ring moves (ranks - 1) / ranks of it per rank, and an all-reduce twice that."""
@@ -92,6 +94,7 @@ class FlopCount:
     phase: str
     """"forward" or "backward". Recomputation counts as backward, because it runs during the backward."""
     flops: float
+    """Floating-point operations in a step."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,11 @@ class Event:
     """The forward or backward of one micro-batch through one chunk."""
 
     kind: str
+    """"forward" or "backward"."""
     chunk: int
+    """The number of the chunk on this rank, from 0."""
     microbatch: int
+    """The number of the micro-batch, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,18 +116,25 @@ class RankRehearsal:
     kind: str
     """"only stage", "first stage", "middle stage" or "last stage"."""
     rank: int
+    """The number of the rank."""
     stage: int
+    """The number of its pipeline stage, from 0."""
     layers: tuple[int, ...]
     """The decoder layers of each chunk."""
     memory: MemoryCount
+    """Bytes at the peak."""
     collectives: tuple[CollectiveCount, ...]
+    """The collectives of a step."""
     flops: tuple[FlopCount, ...]
+    """The arithmetic of a step."""
     traffic_bytes: Mapping[str, float]
     """Bytes read and written by all other kernels, by phase ("forward", "backward", "optimizer")."""
     timeline: tuple[Event, ...]
     """The events in the order of Megatron-Core's schedule, for `num_microbatches_rehearsed`."""
     num_microbatches: int
+    """Micro-batches in a step of the job."""
     num_microbatches_rehearsed: int
+    """Micro-batches that the rehearsal ran. Counts are extended to `num_microbatches`."""
     seconds: float
     """The duration of this rank's rehearsal."""
 
@@ -131,7 +144,9 @@ class Verdict:
     """Whether the rank with the most memory fits its GPU."""
 
     fits: bool
+    """Whether `needed` and `headroom` fit into `capacity`."""
     gpu: str
+    """The kind of GPU."""
     capacity: int
     """The bytes that torch sees on the GPU."""
     outside_torch: int
@@ -143,6 +158,7 @@ class Verdict:
     fullest: str
     """The kind of that rank."""
     largest_term: str
+    """The largest part of the memory of that rank."""
     change: Optional[tuple[str, ...]] = None
     """The smallest change that makes the job fit, as overrides. None: it already fits, or no change was found or
     searched for."""
@@ -160,21 +176,31 @@ class Rehearsal:
     """The rehearsal of a recipe."""
 
     recipe: str
+    """The name of the recipe."""
     gpu: str
+    """The kind of GPU."""
     num_gpus: int
+    """All GPUs of the job."""
     layout: str
     """The layout in words."""
     sizes: Mapping[str, Optional[int]]
     """The sizes tp, pp, vp, cp, ep, etp, dp."""
     seq_length: int
+    """Tokens per sequence."""
     micro_batch_size: int
+    """Sequences per forward pass of a rank."""
     global_batch_size: int
+    """Sequences per step."""
     kernels: str
     """"te": as on a GPU with Transformer Engine. "plain": as with this machine's plain PyTorch layers."""
     precision: str
+    """The precision of the trainer's plugin, such as "bf16-mixed"."""
     ranks: tuple[RankRehearsal, ...]
+    """One rank of each kind."""
     verdict: Verdict
+    """Whether the job fits."""
     seconds: float
+    """The duration of the rehearsal."""
     notes: tuple[str, ...] = field(default=())
     """The assumptions of the rehearsal."""
 

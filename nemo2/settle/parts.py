@@ -37,12 +37,16 @@ RULE_OF = {
 
 
 class Refusal(NamedTuple):
-    """A refusal by the run: the id of its rule (`nemo2.checks`), the message, and the part of the recipe."""
+    """A refusal by the run."""
 
     rule: str
+    """The id of the rule (`nemo2.checks`)."""
     message: str
+    """The text of the error."""
     path: str = ""
+    """The part of the recipe. Empty: the whole recipe."""
     cause: Optional[BaseException] = None
+    """The exception. None: no exception was raised."""
 
     @property
     def sentence(self) -> str:

@@ -97,10 +97,13 @@ class Settled:
     """The settled form of a recipe on a machine.
 
     Attributes:
+        machine: the machine.
+        layout: the parallel sizes.
         objects: the settled configurations by their path in the recipe. Those that failed are missing, and ``refusals``
             say why.
         decisions: the overlap callback's decisions. Empty without the callback.
         machine_decides: fields of the model that the machine restricts, with the value in use and the reason.
+        refusals: what the run would refuse. Empty: nothing.
         world: the world. None: the trainer asks for no number of devices.
     """
 

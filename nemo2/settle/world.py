@@ -18,6 +18,7 @@ class World:
     """Nodes times devices."""
 
     nodes: int
+    """Machines."""
     devices: int
     """Processes per node, one per GPU."""
 
@@ -31,6 +32,10 @@ def world_of(recipe: Any, machine: Machine) -> World:
 
     ``"auto"`` and -1 mean all devices of a node. A machine with a fixed number of GPUs has nodes of the size that the
     trainer asks for, if that size divides the number, and otherwise nodes of 8.
+
+    Args:
+        recipe: A recipe with a trainer, or a trainer.
+        machine: The machine of the run.
 
     Raises:
         ConfigError: `devices_problem`, `nodes_problem`, or a number of GPUs that is no whole number of nodes.
@@ -52,6 +57,10 @@ def world_of(recipe: Any, machine: Machine) -> World:
 
 def on(recipe: Any, machine: Machine) -> Any:
     """A copy of ``recipe`` whose trainer has the nodes and devices on ``machine`` as numbers.
+
+    Args:
+        recipe: A recipe with a trainer.
+        machine: The machine of the run.
 
     Raises:
         ConfigError: as in `world_of`, or the recipe's trainer is none.
