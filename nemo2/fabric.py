@@ -300,6 +300,16 @@ class Fabric(lf.Fabric):
 
     With `FabricMegatronStrategy`, ``precision`` is short for ``plugins=FabricMegatronMixedPrecision(precision)``, and
     `setup` returns the model as a `MegatronParallel`.
+
+    Args:
+        accelerator: "cpu", "gpu" or an accelerator object. "auto": GPUs where the machine has any, else CPU processes.
+        strategy: A strategy such as `FabricMegatronStrategy`, or the name of one of Lightning's.
+        devices: Processes per node, or a list of GPU numbers. -1 or "auto": all devices.
+        num_nodes: Machines.
+        precision: The precision, such as "bf16-mixed". None: that of ``plugins``, else 32 bit.
+        plugins: A precision or cluster plugin, or a list of plugins. None: no plugins.
+        callbacks: Objects whose methods `Fabric.call` calls. None: no callbacks.
+        loggers: Lightning's loggers, for `Fabric.log`. None: no logger.
     """
 
     def __init__(

@@ -112,14 +112,27 @@ class MegatronMixedPrecision(MixedPrecision):
         grad_reduce_in_fp32: Accumulate and reduce gradients in fp32.
         fp8: "hybrid" or "e4m3". Needs Transformer Engine and a GPU of compute capability 8.9 or newer. None: no fp8.
         fp8_recipe: "delayed", "tensorwise" (current scaling), "blockwise" or "mxfp8". None: only without fp8.
+        first_last_layers_bf16: Keep the first and last layers in bf16. Needs fp8 with another recipe than "delayed".
+        fp8_margin: Margin of the scaling factor, as a power of two.
+        fp8_amax_history_len: Steps whose largest values "delayed" remembers.
+        fp8_amax_compute_algo: The value that "delayed" takes from this history: "most_recent" or "max".
+        fp8_wgrad: Compute gradients of weights in fp8. False: in 16 bit.
+        fp8_dot_product_attention: Compute the attention scores and their product with the values in fp8.
+        fp8_multi_head_attention: Keep the tensors between the projections and the attention in fp8.
         fp8_params: The deprecated name of ``fp8_param_gather``.
         fp8_param_gather: Keep parameters in fp8 and gather them in fp8. None: False.
         fp4, fp4_recipe: The same as ``fp8`` and ``fp8_recipe``, for 4 bit. Need a Blackwell GPU.
         fp16_loss_scale: A fixed loss scale. None: a dynamic loss scale, which starts at ``fp16_initial_loss_scale``,
             halves after ``fp16_hysteresis`` overflows, and doubles after ``fp16_loss_scale_window`` steps without an
             overflow.
-
-    The other arguments are the fields of the same name of Megatron-Core's ``TransformerConfig``.
+        fp16_initial_loss_scale: The first value of a dynamic loss scale.
+        fp16_min_loss_scale: The least value of a dynamic loss scale.
+        fp16_loss_scale_window: Steps without an overflow after which a dynamic loss scale doubles.
+        fp16_hysteresis: Overflows after which a dynamic loss scale halves.
+        num_layers_at_start_in_bf16: First layers to keep in bf16, with ``first_last_layers_bf16``.
+        num_layers_at_end_in_bf16: Last layers to keep in bf16, with ``first_last_layers_bf16``.
+        reuse_grad_buf_for_mxfp8_param_ag: With "mxfp8": gather parameters through the buffer of gradients, which saves
+            memory.
 
     Raises:
         ConfigError: an unknown precision, fp8 format or recipe, or parameters in a dtype other than the precision's.

@@ -34,21 +34,68 @@ _Plugin = Union[Precision, ClusterEnvironment, CheckpointIO, LayerSync]
 
 @configurable
 class Trainer(pl.Trainer):
-    """Run training, validation and testing with Lightning's Trainer. The arguments are Lightning's, with these
-    differences:
+    """Run training, validation and testing with Lightning's Trainer. The arguments are Lightning's. Four of them behave
+    differently here: ``val_check_interval``, ``check_val_every_n_epoch``, ``num_sanity_val_steps`` and ``max_time``.
 
-    - ``val_check_interval`` as an integer counts optimizer steps over the whole run rather than within an epoch, and
-      may exceed an epoch. ``check_val_every_n_epoch`` is None by default when ``val_check_interval`` is an integer.
-    - ``num_sanity_val_steps`` defaults to 0.
-    - ``accelerator="auto"`` selects GPUs where the machine has any, and CPU processes elsewhere.
-    - ``max_time`` starts from zero in each run that resumes.
+    With a strategy of nemo2, the trainer has a logger, a model summary and a checkpoint callback only if you ask for
+    them.
 
-    With a strategy of nemo2, three more differences apply:
-
-    - The trainer has a logger, a model summary and a checkpoint callback only if you ask for them.
-    - ``precision`` is short for ``plugins=MegatronMixedPrecision(precision)``.
-    - ``use_distributed_sampler`` affects plain loaders only. Data modules with a ``data_sampler`` split their batches
-      by data-parallel rank.
+    Args:
+        accelerator: "cpu", "gpu" or an accelerator object. "auto": GPUs where the machine has any, and CPU processes
+            elsewhere.
+        strategy: A strategy of nemo2, such as `MegatronStrategy`, or one of Lightning's by name or object.
+        devices: Processes per node, or a list of GPU numbers. -1 or "auto": all devices of a node.
+        num_nodes: Machines.
+        precision: The precision, such as "bf16-mixed". None: that of ``plugins``, else 32 bit. With a strategy of nemo2
+            this is short for ``plugins=MegatronMixedPrecision(precision)``.
+        logger: A logger of Lightning, or several. True: Lightning's default. False: no logger. None: True, with a
+            strategy of nemo2 False.
+        callbacks: One callback or a list. None: no callbacks.
+        fast_dev_run: Run only this many batches of each loop, without logging and checkpoints. True: one batch.
+        max_epochs: The last epoch. None: no limit if another limit is set, else 1000. -1: no limit.
+        min_epochs: Epochs to train at least. None: no minimum.
+        max_steps: The number of optimizer steps, over all resumed runs together. -1: no limit.
+        min_steps: Optimizer steps to train at least. None: no minimum.
+        max_time: Stop after this time: "DD:HH:MM:SS", a ``timedelta`` or a dictionary of its arguments. The time starts
+            from zero in each run that resumes. None: no limit.
+        limit_train_batches: Batches per epoch, or as a float their fraction. None: all batches.
+        limit_val_batches: Batches per validation, or as a float their fraction. None: all batches.
+        limit_test_batches: Batches per test, or as a float their fraction. None: all batches.
+        limit_predict_batches: Batches per prediction, or as a float their fraction. None: all batches.
+        overfit_batches: Train and validate on the same batches: this many, or as a float their fraction. 0: all
+            batches.
+        val_check_interval: An integer: optimizer steps between validations, over the whole run rather than within an
+            epoch. It may exceed an epoch. A float: the fraction of an epoch. A text, ``timedelta`` or dictionary: the
+            time, as in ``max_time``. None: 1.0.
+        check_val_every_n_epoch: Epochs between validations. None: 1, and with an integer ``val_check_interval`` epochs
+            don't count.
+        num_sanity_val_steps: Validation batches before training begins. -1: all batches. None: 0, because pipelines
+            need a training step first.
+        log_every_n_steps: Steps between two logged steps. None: 50.
+        enable_checkpointing: Add Lightning's checkpoint callback if ``callbacks`` has none. None: True, with a strategy
+            of nemo2 False.
+        enable_progress_bar: Show the progress. None: True.
+        enable_model_summary: Print a summary of the model before training. None: True, with a strategy of nemo2 False.
+        accumulate_grad_batches: Batches per optimizer step. With a strategy of nemo2 it must be 1, because
+            ``data.global_batch_size`` sets the micro-batches of a step.
+        gradient_clip_val: The largest norm or value of gradients. With a strategy of nemo2 it must be unset, because
+            ``optim.config.clip_grad`` clips. None: no clipping by the trainer.
+        gradient_clip_algorithm: "norm" or "value". None: "norm".
+        deterministic: Use deterministic kernels. "warn": warn where there is none. None: False.
+        benchmark: The value of ``torch.backends.cudnn.benchmark``. None: it stays as it is.
+        inference_mode: Run validation, test and prediction under ``torch.inference_mode``. False: under
+            ``torch.no_grad``.
+        use_distributed_sampler: Split plain loaders by rank. Data modules with a ``data_sampler`` split their batches
+            by data-parallel rank in any case.
+        profiler: A profiler of Lightning, or its name: "simple", "advanced", "pytorch". None: no profiler.
+        detect_anomaly: Let autograd report the operation whose gradient is not a number. Slow.
+        barebones: Turn off all features that slow the loop, to measure Lightning's own time.
+        plugins: A precision, cluster or checkpoint plugin, such as `MegatronMixedPrecision`, or a list of plugins.
+            None: no plugins.
+        sync_batchnorm: Synchronize batch norms over ranks. Only with Lightning's strategies.
+        reload_dataloaders_every_n_epochs: Epochs after which the data module makes new loaders. 0: never.
+        default_root_dir: The folder for files without another folder. None: the working directory.
+        enable_autolog_hparams: Log the arguments that modules saved with ``save_hyperparameters``.
 
     Raises:
         ConfigError: the machine lacks the requested devices and no launcher started the processes, or an argument that

@@ -32,6 +32,7 @@ class RestoreConfig:
     Released weights need no conversion first. Each rank reads only the parameters that its layout holds.
     """
     load_model_state: bool = True
+    """Load the parameters."""
     load_optim_state: bool = False
     """Load the optimizer's state too."""
     load_artifacts: bool = True
@@ -74,11 +75,13 @@ class AutoResume:
     """
 
     restore_config: Optional[RestoreConfig] = None
+    """The weights that the run starts from if it doesn't resume. None: its own initial weights."""
     resume_from_directory: Optional[str] = None
     """Search this directory instead of the run's own."""
     resume_from_path: Optional[str] = None
     """Resume exactly this checkpoint."""
     resume_if_exists: bool = False
+    """Resume from the finished checkpoint of the highest step."""
     resume_past_end: bool = False
     """Resume even from a checkpoint at or beyond ``trainer.max_steps``."""
     resume_ignore_no_checkpoint: bool = False

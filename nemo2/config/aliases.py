@@ -44,6 +44,9 @@ def register_aliases(target: Callable[..., Any] | str, /, **aliases: str) -> Non
 
     Subclasses inherit the aliases. Registering an alias again replaces its meaning.
 
+    Args:
+        target: The class or function, or its `"module:qualname"`.
+
     Raises:
         TypeError: the target is loaded, and an alias is the name of a parameter or stands for none.
     """
@@ -64,6 +67,9 @@ def aliases_of(target: Callable[..., Any]) -> dict[str, str]:
     """The aliases of a class or function, with those of base classes, and the parameter or dotted path of each.
 
     An inherited alias that the signature no longer supports is left out.
+
+    Args:
+        target: The class or function.
     """
     try:
         return dict(_resolved[target])

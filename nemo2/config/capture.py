@@ -53,6 +53,9 @@ def configurable(target: Any = None, /, **aliases: str) -> Any:
 
     A dotted alias (`strategy="trainer.strategy"`) exists in recipes only, where the path leads through sub-configs.
 
+    Args:
+        target: The class or function. None: the call returns a decorator.
+
     Raises:
         TypeError: the signature has `*args` or `**kwargs`, which would hide typing errors, or an alias stands for no
             parameter.
@@ -73,6 +76,9 @@ def captured_arguments(obj: object) -> dict[str, Any] | None:
     """The keyword arguments that rebuild `obj`. None: the object's class isn't configurable.
 
     Only arguments that were passed, under their real names. The values are the passed objects, not copies.
+
+    Args:
+        obj: An object of a configurable class, or any other object.
     """
     record = getattr(obj, "__dict__", {}).get(_RECORD)
     if record is None or record.arguments is None:

@@ -20,6 +20,9 @@ _PLAIN = frozenset((bool, int, str, type(None)))
 def check_serialisable(recipe: Any) -> None:
     """Reject a recipe that can't be sent to another process, with all its problems at once.
 
+    Args:
+        recipe: The recipe.
+
     Raises:
         ConfigError: a line for each value: its path, the value, who set it and the fix.
     """

@@ -79,6 +79,10 @@ def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
     An unset sub-config is created if the annotation or the default names its class. The history names `COMMAND_LINE`
     and the number of the override.
 
+    Args:
+        recipe: The recipe.
+        overrides: Texts such as `"trainer.max_steps=100"`.
+
     Raises:
         ConfigError: overrides can't be applied. The message lists all of them, and the recipe is unchanged.
     """

@@ -23,6 +23,10 @@ _MOST_VALUES = 10_000_000
 def to_json(recipe: Any, *, indent: int | None = None) -> str:
     """Write the recipe as JSON: everything except its history, with shared configs still shared.
 
+    Args:
+        recipe: The recipe.
+        indent: Columns per level. None: one line.
+
     Raises:
         ConfigError: values have no textual form. The message lists all of them.
     """

@@ -43,8 +43,11 @@ class Change:
 def flatten(recipe: Any, defaults: bool = False) -> dict[str, Any]:
     """Return every value of the recipe by its dotted path. `trainer.callbacks[0]._target_` holds a config's class.
 
-    With `defaults`, unset parameters are included, and required parameters without a value are `NOT_SET`. A config that
-    is used in two places is listed at both. The values are the recipe's own, not copies.
+    A config that is used in two places is listed at both. The values are the recipe's own, not copies.
+
+    Args:
+        recipe: The recipe.
+        defaults: Include unset parameters. Required parameters without a value are `NOT_SET`.
     """
     flat: dict[str, Any] = {}
 
@@ -64,9 +67,12 @@ def flatten(recipe: Any, defaults: bool = False) -> dict[str, Any]:
 def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
     """Return the recipe as an indented tree, one line per value.
 
-    With `defaults`, unset parameters are shown with their defaults in brackets. With `who`, each set value is followed
-    by the file and line that set it last. A config that is used in two places is written once, and the second place
-    refers to it.
+    A config that is used in two places is written once, and the second place refers to it.
+
+    Args:
+        recipe: The recipe.
+        defaults: Show unset parameters too, with their defaults in brackets.
+        who: Show after each set value the file and line that set it last.
     """
     lines: list[str] = []
     first_paths: dict[int, str] = {}
@@ -104,6 +110,10 @@ def diff(old: Any, new: Any) -> list[Change]:
     explicitly.
 
     Lists are compared by index. If the class of a config differs, only its explicit values are compared.
+
+    Args:
+        old: The recipe before.
+        new: The recipe after.
     """
     before, after = flatten(old, defaults=True), flatten(new, defaults=True)
     explicit = dict.fromkeys([*flatten(old), *flatten(new)])

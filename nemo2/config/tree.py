@@ -228,8 +228,14 @@ _WANT_THE_TYPE = {"fiddle._src.codegen.legacy_codegen", "fiddle._src.graphviz", 
 
 
 class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
-    """Describe a call `Target(**arguments)` as an editable config, `Config(Target, **arguments)`. A launch builds
-    it."""
+    """Describe a call `Target(**arguments)` as an editable config, `Config(Target, **arguments)`. A launch builds it.
+
+    Args:
+        fn_or_cls: The class or function to call, or a config to copy.
+        args: Positional arguments of the call.
+        bind_args: Turn arguments that are dataclasses into configs, as nemo-run does. False: keep them as objects.
+        kwargs: Arguments of the call, by the names of the target's parameters.
+    """
 
     if TYPE_CHECKING:
 
@@ -252,7 +258,14 @@ class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
 
 class Partial(_Node, run.Partial[T], Generic[T]):
     """Describe a function with some arguments, `Partial(function, **arguments)`. It builds to the function with
-    these arguments bound, which nemo-run runs."""
+    these arguments bound, which nemo-run runs.
+
+    Args:
+        fn_or_cls: The function or class, or a config to copy.
+        args: Positional arguments to bind.
+        bind_args: Turn arguments that are dataclasses into configs, as nemo-run does. False: keep them as objects.
+        kwargs: Arguments to bind, by the names of the target's parameters.
+    """
 
     if TYPE_CHECKING:
 

@@ -20,6 +20,10 @@ def select(root: Any, target: Any) -> list[Any]:
     """Return every config of `target` or a subclass in the tree, each once, parents first.
 
     Unlike nemo-run's `broadcast` it enters lists, tuples and dicts: `select(recipe, MyCallback)`.
+
+    Args:
+        root: A recipe, or a list, tuple or dict of configs.
+        target: A class or function.
     """
     found = []
     for _, node in iterate_nodes(root):
@@ -65,6 +69,10 @@ def who_set(config: Any, name: str) -> list[tuple[str, int, Any]]:
 
     A value from the command line has the file `"command line"` and the number of the override as its line. A deleted
     value is fiddle's `DELETED` marker. Aliases are followed. Serialization drops the history.
+
+    Args:
+        config: A config.
+        name: The name or alias of a parameter.
     """
     if isinstance(config, Config | Partial):
         if alias := aliases_of(config.__fn_or_cls__).get(name):
