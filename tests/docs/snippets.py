@@ -7,6 +7,7 @@ says what is different about it:
     <!-- test: skip, REASON -->      it doesn't run; the reason says what it would need
     <!-- test: file NAME -->         it is written to NAME, for a later block to run
     <!-- test: with A=1 B=2 -->      changes added to its ``nemo2 pretrain`` lines, to make them short
+    <!-- test: exits 1 -->           its commands end with this exit code, in place of 0
     <!-- test: prints -->            a ``text`` block: every line was printed by the block before; ``...`` may stand for
                                      anything within a line, or for lines
 """
@@ -107,7 +108,8 @@ def run_bash(block: Block) -> str:
         text=True,
         timeout=BLOCK_SECONDS,
     )
-    if done.returncode:
+    expected = int(block.note.removeprefix("exits ")) if block.note.startswith("exits ") else 0
+    if done.returncode != expected:
         raise AssertionError(f"exit code {done.returncode} of\n{text}\nwhich printed\n{done.stdout}")
     return done.stdout
 
