@@ -25,10 +25,22 @@ class MegatronDataModule(LightningDataModule):
 
     Attributes:
         seq_length: Tokens per sample.
-        micro_batch_size, global_batch_size: Samples per forward pass of a rank, and per optimizer step.
+        micro_batch_size: Samples per forward pass of a rank.
+        global_batch_size: Samples per optimizer step, over all ranks.
         tokenizer: The tokenizer of the samples. None until it is set.
         collate_fn: The function that makes a batch of samples. None: torch's, which stacks them.
         data_sampler: The `MegatronDataSampler` that splits the data into steps and counts consumed samples.
+
+    Args:
+        rampup_batch_size: See `MegatronDataSampler`.
+        num_workers: See `torch.utils.data.DataLoader`.
+        pin_memory: See `torch.utils.data.DataLoader`.
+        persistent_workers: See `torch.utils.data.DataLoader`.
+        dataloader_type: See `MegatronDataSampler`.
+        init_consumed_samples: See `MegatronDataSampler`.
+        init_global_step: See `MegatronDataSampler`.
+        output_log: See `MegatronDataSampler`.
+        seed: See `MegatronDataSampler`.
     """
 
     tokenizer: Optional[Tokenizer]

@@ -36,6 +36,7 @@ def train_bpe(
         output: The file to write. It is written completely or not at all.
         special_tokens: Tokens that take the first ids, in this order. The first one ends documents.
         text_key, on_bad_line, max_bad_lines: See `prepare_data`.
+        show_progress: Show a bar on the terminal.
 
     Raises:
         ConfigError: the vocabulary is too small for the bytes and special tokens.

@@ -41,10 +41,14 @@ def get_nmt_tokenizer(
             or a folder), "null" (``vocab_size``, to which the end-of-document id is added), "byte-level", or "megatron"
             (GPT-2's BPE from ``vocab_file`` and ``merges_file``, or with ``model_name="GPTSentencePieceTokenizer"`` the
             same as "sentencepiece").
+        model_name: With "huggingface", a release's name or a folder.
         tokenizer_model: With "huggingface", a ``tokenizer.json`` in place of ``model_name``.
+        vocab_file: With "megatron", GPT-2's ``vocab.json``.
+        merges_file: With "megatron", GPT-2's ``merges.txt``.
         special_tokens: With "huggingface", ``eos_token``, ``bos_token`` and ``pad_token``, which override its files.
         use_fast, trust_remote_code, chat_template: As in `AutoTokenizer`.
         bpe_dropout, r2l, legacy, delimiter: Options of NeMo's translation tokenizers, which are rejected.
+        vocab_size: With "null", the number of ids without the end-of-document id.
 
     Raises:
         ConfigError: an unknown library, a missing argument that the library needs, or an unsupported argument.
@@ -107,6 +111,8 @@ def get_tokenizer(
     """Create a tokenizer by the name of a Hugging Face release, or with "sentencepiece" from its ``tokenizer_model``.
 
     Args:
+        tokenizer_name: The name of a Hugging Face release, a folder, or "sentencepiece".
+        tokenizer_model: The ``.model`` file of "sentencepiece", or a ``tokenizer.json`` in place of ``tokenizer_name``.
         vocab_file, merges_file: GPT-2's files, in place of those of ``tokenizer_name``.
         special_tokens, use_fast, bpe_dropout, chat_template: As in `get_nmt_tokenizer`.
 

@@ -26,26 +26,38 @@ _BATCH_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedData:
-    """The contents of a pair of token files: the fields of ``PREFIX.json``, except for the prefix itself.
-
-    ``tokens`` includes the end-of-document tokens. ``sha256`` has the digests of the .bin and the .idx file.
-    """
+    """The contents of a pair of token files: the fields of ``PREFIX.json``, except for the prefix itself."""
 
     prefix: str
+    """The path of the files without their suffix."""
     documents: int
+    """Written documents."""
     tokens: int
+    """Written tokens, with the end-of-document tokens."""
     characters: int
+    """Characters of the written documents."""
     empty_documents: int
+    """Documents without text, which were left out."""
     skipped_documents: int
+    """Documents that aren't text, which were left out."""
     skipped_examples: list[str] = field(default_factory=list)
+    """The places of some of the skipped documents."""
     vocab_size: int
+    """The number of ids of the tokenizer."""
     eod: Optional[int]
+    """The id that ends documents. None: documents have no end token."""
     max_token_id: int
+    """The largest written id."""
     dtype: str
+    """The type of a token in the .bin file, in NumPy's terms."""
     bin_bytes: int
+    """The size of the .bin file."""
     tokenizer: dict[str, Any]
+    """The description of the tokenizer."""
     sha256: dict[str, str]
+    """The digests of the .bin and the .idx file."""
     format: int = FORMAT
+    """The version of this description."""
 
 
 def prepare_data(
@@ -66,6 +78,8 @@ def prepare_data(
     complete, so a reader never sees an index that belongs to other tokens.
 
     Args:
+        inputs: A file, directory or pattern, or a list of them.
+        output_prefix: The path of the files to write, without their suffix.
         tokenizer: The tokenizer. `BPETokenizer` tokenizes batches in several threads.
         text_key: The field of a .jsonl line that holds the text.
         append_eod: End each document with the tokenizer's ``eod``.

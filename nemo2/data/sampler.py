@@ -40,7 +40,11 @@ class DataSampler:
 
 
 class WrappedDataLoader(DataLoader):
-    """A DataLoader with a purpose: "train", "validation", "test" or "predict"."""
+    """A DataLoader with a purpose: "train", "validation", "test" or "predict".
+
+    Args:
+        mode: The purpose.
+    """
 
     def __init__(self, mode: str = "train", **kwargs: Any) -> None:
         super().__init__(**kwargs)

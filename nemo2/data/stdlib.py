@@ -29,15 +29,22 @@ class DemoData:
     """A tokenizer and the token files made with it. The prefixes are for `PreTrainingDataModule`."""
 
     tokenizer: str
+    """The path of a ``tokenizer.json``."""
     train: str
+    """The prefix of the training files."""
     validation: str
+    """The prefix of the validation files."""
 
 
 def python_stdlib_corpus(include_tests: bool = False, max_bytes: Optional[int] = None) -> list[Path]:
     """The .py files of the running interpreter's standard library, sorted by their path within it.
 
-    Installed packages are left out, and so are the library's tests unless `include_tests` is set. `max_bytes` thins the
-    list evenly to at most that much text, so that all parts of the library remain.
+    Installed packages are left out.
+
+    Args:
+        include_tests: Include the library's tests.
+        max_bytes: Thin the list evenly to at most this many bytes, so that all parts of the library remain. None: all
+            files.
 
     Raises:
         DataError: this interpreter has no library sources (a frozen or zipped interpreter).
@@ -72,6 +79,12 @@ def prepare_demo_data(
     Every 20th file is for validation. The files are stored in `directory` under a name made of the interpreter, the
     sources and the settings, so a second call reuses them. Concurrent callers wait for the process that creates them.
     An interrupted call leaves no files that a later call would take for complete.
+
+    Args:
+        directory: The folder for the files.
+        vocab_size: The number of the tokenizer's ids.
+        max_bytes: The most bytes of the library's text to use.
+        progress: Show a bar on the terminal.
     """
     files = python_stdlib_corpus(max_bytes=max_bytes)
     place = Path(directory).expanduser() / _key(files, vocab_size)

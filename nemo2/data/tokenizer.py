@@ -228,6 +228,10 @@ class BPETokenizer(Tokenizer):
 class GPT2BPETokenizer(BPETokenizer):
     """GPT-2's byte-level BPE from its two files, ``vocab.json`` and ``merges.txt``.
 
+    Args:
+        vocab_file: The path of ``vocab.json``.
+        merges_file: The path of ``merges.txt``.
+
     Raises:
         DataError: on first use, if a file is missing or has the wrong contents.
     """
@@ -382,7 +386,10 @@ class AutoTokenizer(Tokenizer):
 class NullTokenizer(Tokenizer):
     """Use numbers as text: "17 4 256" is those three ids. The last id of the vocabulary ends a document.
 
-    For data without text, such as mock data and tests. `vocab_size` counts the end-of-document id.
+    For data without text, such as mock data and tests.
+
+    Args:
+        vocab_size: The number of ids, with the end-of-document id. At least 2.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -456,6 +463,11 @@ def get_vocab_size(config: Any, vocab_size: int, make_vocab_size_divisible_by: i
 
     The next multiple of `make_vocab_size_divisible_by` * ``config.tensor_model_parallel_size``. Every tensor-parallel
     rank then holds the same number of rows, and that number suits the matrix units.
+
+    Args:
+        config: The model's configuration.
+        vocab_size: The number of the tokenizer's ids.
+        make_vocab_size_divisible_by: The number of rows per rank is a multiple of this number.
     """
     multiple = make_vocab_size_divisible_by * config.tensor_model_parallel_size
     if multiple < 1:

@@ -31,8 +31,8 @@ class FineTuningDataModule(SampleDataModule):
         dataset_root: The folder. Only the file of training samples is required.
         seq_length: The length of the longest sample: ``seq_length + 1`` tokens, of which the last is only a label.
         tokenizer: The model's tokenizer. None: ``tokenizer`` must be set before setup.
-        micro_batch_size, global_batch_size, rampup_batch_size: See `MegatronDataSampler`. With packing they count
-            packed rows.
+        micro_batch_size, global_batch_size, rampup_batch_size: See `MegatronDataSampler`. With packing, a sample
+            is a packed row.
         seed: The seed for the order of each pass, and for the choice of samples that share a row.
         memmap_workers: Threads that tokenize.
         num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`.
