@@ -27,8 +27,8 @@ class FLOPsMeasurementCallback(pl.Callback):
     causally.
 
     Args:
-        model_config, data_config: The sources of the model's shape, and of sequence length and batch size. None: the
-            model and the data of the run.
+        model_config: The source of the model's shape. None: the model of the run.
+        data_config: The source of sequence length and batch size. None: the data of the run.
         model_name: Accepted for NeMo's signature. NeMo selects a formula by it, whereas nemo2 counts from the
             configuration.
         causal: Count only the attention scores that a causal model needs. False: count the whole square, NeMo 2.0's and

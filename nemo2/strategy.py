@@ -114,7 +114,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         data_sampler: The sampler that splits batches over ranks. None: the data module's ``data_sampler``.
         parallel_devices, cluster_environment, checkpoint_io: As in Lightning's ``DDPStrategy``.
         find_unused_parameters: Must be False, because Megatron-Core's gradient buffers have no such search.
-        ckpt_load_optimizer, ckpt_save_optimizer: Whether checkpoints are loaded, or saved, with the optimizer's state.
+        ckpt_load_optimizer: Load the optimizer's state from checkpoints.
+        ckpt_save_optimizer: Save the optimizer's state in checkpoints.
         ckpt_load_main_params: Start from the fp32 parameters in the checkpoint's optimizer state rather than from the
             16-bit parameters that were rounded from them. No other optimizer state is loaded. Excludes
             ``ckpt_load_optimizer``.

@@ -175,6 +175,10 @@ class Connector:
 def load_connector_from_trainer_ckpt(path: Union[str, Path], target: str = "hf") -> Connector:
     """The exporter of a checkpoint to ``target``.
 
+    Args:
+        path: The checkpoint, or a run's directory.
+        target: The form of the export: "hf", Hugging Face's.
+
     Raises:
         ConfigError: an unknown target.
     """

@@ -40,8 +40,12 @@ class IOMixin(metaclass=ABCMeta):  # noqa: B024  # for __subclasshook__; nothing
 def track_io(target: type[_T], artifacts: Optional[list[Any]] = None) -> type[_T]:
     """`configurable` under NeMo's name.
 
+    Args:
+        target: The class.
+        artifacts: Must be None, because contexts hold text, and files by path and hash.
+
     Raises:
-        ConfigError: ``artifacts`` is set, which nemo2 doesn't support. Contexts hold text, and files by path and hash.
+        ConfigError: ``artifacts`` is set.
     """
     if artifacts:
         raise ConfigError(
@@ -52,6 +56,9 @@ def track_io(target: type[_T], artifacts: Optional[list[Any]] = None) -> type[_T
 
 def reinit(obj: _T) -> _T:
     """Make a new object with the arguments of ``obj``.
+
+    Args:
+        obj: An object of a configurable class.
 
     Raises:
         ConfigError: the object's class doesn't record its arguments.
@@ -69,6 +76,7 @@ class TrainerContext:
     """A checkpoint's description of its run, under NeMo's names."""
 
     model: Any
+    """The model."""
     extra: dict[str, Any] = field(default_factory=dict)
     """``datamodule``, if the checkpoint describes it."""
 
@@ -114,7 +122,13 @@ def load_context(path: Union[str, Path], subpath: Optional[str] = None, build: b
 
 
 def load(path: Union[str, Path], output_type: Any = Any, subpath: Optional[str] = None, build: bool = True) -> Any:
-    """Call `load_context` with NeMo's order of arguments. ``output_type`` has no effect."""
+    """Call `load_context` with NeMo's order of arguments.
+
+    The arguments that are not listed here are those of `load_context`.
+
+    Args:
+        output_type: Accepted for NeMo's signature, without effect.
+    """
     return load_context(path, subpath, build)
 
 

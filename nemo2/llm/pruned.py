@@ -36,12 +36,19 @@ class PruningConfig:
     """Set the sizes of the pruned model, under NeMo 2.0's names. None keeps a size."""
 
     target_ffn_hidden_size: Optional[int] = None
+    """The MLP's hidden size."""
     target_hidden_size: Optional[int] = None
+    """The hidden size."""
     target_num_attention_heads: Optional[int] = None
+    """Attention heads."""
     target_num_query_groups: Optional[int] = None
+    """Groups of query heads that share a key and value head."""
     target_mamba_num_heads: Optional[int] = None
+    """Must be None: nemo2 doesn't prune Mamba layers."""
     target_mamba_head_dim: Optional[int] = None
+    """Must be None: nemo2 doesn't prune Mamba layers."""
     target_num_layers: Optional[int] = None
+    """Layers to keep, by importance. Excludes ``drop_layers``."""
     drop_layers: Optional[list[int]] = None
     """Layers to drop, counted from 1, independently of their importance."""
 

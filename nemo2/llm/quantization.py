@@ -36,7 +36,9 @@ class QuantizationConfig:
     calibration_dataset_size: int = 512
     """The number of sequences from the text."""
     calibration_batch_size: int = 64
+    """Sequences per forward."""
     calibration_seq_len: int = 128
+    """Tokens per sequence."""
 
     def __post_init__(self) -> None:
         if self.algorithm not in _CONFIGS:
@@ -52,6 +54,7 @@ class ExportConfig:
     """Select where and how the quantized model is written."""
 
     path: str
+    """The folder to write."""
     export_format: str = "hf"
     """Must be "hf", Hugging Face's format, which vLLM and TensorRT-LLM read."""
     dtype: Optional[str] = None

@@ -130,6 +130,7 @@ def deploy(
         model_type: Accepted for NeMo's signature, without effect. The checkpoint defines it.
         triton_model_name: The name by which vLLM's requests address the model. "triton_model": the checkpoint's name.
         fastapi_http_address, fastapi_port: The address and the port of the server.
+        num_gpus: The GPUs of vLLM. 1: as many as the parallel sizes need.
         tensor_parallelism_size, pipeline_parallelism_size: The parallel sizes of vLLM. Their product must equal
             ``num_gpus`` if that is more than 1.
         dtype: "bf16", "fp16" or "fp32", or torch's names for them. None: the dtype of the stored weights.

@@ -289,8 +289,16 @@ class GPTModel(FNMixin, pl.LightningModule):
     """A GPT for Lightning and ``MegatronStrategy``.
 
     ``configure_model`` builds the Megatron model once the process groups exist. Until then the object is cheap.
-    ``optim`` defaults to Adam at 1e-4. ``model_transform`` is a function that takes a module and returns a module. It
-    is applied to each chunk before the chunk is wrapped (`nemo2.parallel.transform`; PEFT uses it).
+
+    Args:
+        config: The architecture, such as `Llama32Config1B()`. None is an error.
+        optim: The optimizer and its learning-rate schedule. None: Adam at 1e-4.
+        tokenizer: The tokenizer of the model. None: no tokenizer until training sets the data's.
+        model_transform: A function that takes a module and returns a module. It is applied to each chunk before the
+            chunk is wrapped (`nemo2.parallel.transform`; PEFT uses it). None: no transform.
+
+    Raises:
+        ConfigError: ``config`` is None.
     """
 
     def __init__(

@@ -45,6 +45,10 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
     entry, are padding) holds packed sequences. On every stage it returns with ``packed_seq_params`` and without an
     attention mask, and context parallelism splits each sequence separately.
 
+    Args:
+        dataloader_iter: Yields micro-batches of whole sequences. Each may be the first of three items of a tuple.
+        use_mtp: Keep the tokens on the last stage too, for multi-token prediction.
+
     Raises:
         StopIteration: the iterator is exhausted.
         DataError: the batch lacks a key that this stage needs, packs sequences into several rows, or has a sequence
@@ -85,6 +89,9 @@ def get_batch_on_this_context_parallel_rank(batch: dict[str, Any]) -> dict[str, 
     by which the loss weights the shard. Without context parallelism nothing is split. Values that are not tensors of at
     least two dimensions stay unchanged.
 
+    Args:
+        batch: A micro-batch of whole sequences.
+
     Raises:
         DataError: a sequence can't be split into two equal chunks per rank.
     """
@@ -103,6 +110,9 @@ def get_packed_seq_params(batch: dict[str, Any]) -> PackedSeqParams:
     ``cu_seqlens`` (``[1, n]`` or ``[n]``) holds the starts and the last end. Entries from ``cu_seqlens_argmin``, or
     from the first negative entry, are padding. The tokens after the last sequence of the row count as one more
     sequence.
+
+    Args:
+        batch: A micro-batch with ``cu_seqlens``.
 
     Raises:
         DataError: there are several rows, or ``cu_seqlens`` doesn't rise from 0 to at most the row's length.
@@ -126,6 +136,10 @@ def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | Non
 
     Returns the loss per token ``[batch, sequence]`` on the last pipeline stage, and hidden states ``[sequence, batch,
     hidden]`` on other stages. A batch without labels returns the logits.
+
+    Args:
+        model: The model chunk.
+        batch: A batch from `gpt_data_step`.
     """
     optional: dict[str, Any] = {}
     if batch.get("packed_seq_params") is not None:

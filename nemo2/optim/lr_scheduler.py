@@ -504,7 +504,10 @@ class NoamAnnealingScheduler(LRSchedule):
     warmup_steps: Optional[int] = _DEFAULT_WARMUP_STEPS
     warmup_ratio: Optional[float] = None
     max_steps: Optional[int] = None
+    """The length that ``warmup_ratio`` is a fraction of. None: the trainer's ``max_steps``. The schedule doesn't end
+    there."""
     min_lr: float = 0.0
+    """The least rate after the warm-up."""
     interval: str = "step"
     frequency: int = 1
     monitor: str = "val_loss"

@@ -21,6 +21,7 @@ def map(module: _Module, func: Callable[..., Any], leaf_only: bool = False, **kw
     """Apply ``func`` to ``module`` and its direct children, and return the resulting module.
 
     Args:
+        module: The module.
         func: A function that returns the replacement of its argument. It receives those of the keywords ``i`` (index
             among its siblings), ``name``, ``prefix`` (dotted path of the parent) and ``kwargs`` that it accepts.
         leaf_only: Call ``func`` only for modules without children.
@@ -33,12 +34,21 @@ def map(module: _Module, func: Callable[..., Any], leaf_only: bool = False, **kw
 
 def walk(module: _Module, func: Callable[..., Any], leaf_only: bool = False, **kwargs: Any) -> _Module:
     """Apply `map` to all modules below: first to a parent, then to the children of its replacement. A module in two
-    places is visited once."""
+    places is visited once.
+
+    The arguments are those of `map`.
+    """
     return _mapped(module, func, leaf_only, depth=None, kwargs=kwargs, seen={})
 
 
 def forall(module: nn.Module, func: Callable[[nn.Module], Any], recurse: bool = False) -> bool:
-    """Whether ``func`` is true for ``module``, and with ``recurse`` for each module below it."""
+    """Whether ``func`` is true for a module.
+
+    Args:
+        module: The module.
+        func: A function that receives a module.
+        recurse: Ask for each module below it too.
+    """
     return all(bool(func(one)) for one in (module.modules() if recurse else [module]))
 
 

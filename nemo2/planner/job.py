@@ -43,7 +43,8 @@ class Job:
         precision: the precision of the linear layers: "fp32", "bf16" (and fp16), "fp8" or "fp4". With fewer than 16
             bits, attention and the output layer run in 16 bits.
         seq: tokens per sequence.
-        global_batch, micro_batch: sequences per step, and per forward.
+        global_batch: sequences per step, over all ranks.
+        micro_batch: sequences per forward of a rank.
         tp: tensor-parallel ranks.
         pp: pipeline stages.
         vp: model chunks per pipeline rank.
@@ -55,9 +56,10 @@ class Job:
         recompute: "none", "selective" (the parts in `recomputed`) or "full" (the whole forward of layers).
         recomputed: with "selective", Megatron-Core's names of the recomputed parts: "core_attn", "mlp", "moe",
             "moe_act", "shared_experts", "layernorm", "mla_up_proj".
-        recompute_method, recompute_layers: with "full". "uniform" recomputes every layer and keeps the input of each
-            group of that many layers. "block" recomputes the first that many layers of each chunk, and keeps all
-            activations of the other layers.
+        recompute_method: with "full". "uniform" recomputes every layer and keeps the input of each group of
+            `recompute_layers`. "block" recomputes the first `recompute_layers` of each chunk, and keeps all activations
+            of the other layers.
+        recompute_layers: the number of layers that `recompute_method` counts with.
         offloaded_layers: the number of first layers that keep their activations on the host.
         attention: "flash" (fused, keeps nothing quadratic, with the GPU's best kernel: Transformer Engine's), "flash2"
             and "flash1" (the second and first version of FlashAttention), "softmax" (scores are kept, the softmax is
