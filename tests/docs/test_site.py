@@ -2,6 +2,7 @@
 """The documentation site: complete, without a dead link, and with the pages' lists and tables as GitHub shows them."""
 
 import functools
+import html
 import inspect
 import json
 from collections import Counter
@@ -148,3 +149,39 @@ def test_a_parameter_that_a_class_does_not_describe_takes_the_description_of_its
     assert cosine["monitor"].startswith("Passed to Lightning")
     table = (SITE / "reference/peft.html").read_text()
     assert table.count(base["modules_to_save"][:40]) >= 2
+
+
+def test_every_parameter_of_every_public_class_and_function_is_described() -> None:
+    """Sizes of models aside, which the reference shows in tables of what they set."""
+    from tools.site import reference
+    from tools.site.described import descriptions
+
+    missing = []
+    named = {(home, name) for door in reference.DOORS for name, home in reference.public_names(door).items()}
+    for home, name in sorted(named):
+        value = getattr(import_module(home), name)
+        if hasattr(value, "__dataclass_fields__") and hasattr(value, "configure_model"):
+            continue
+        told = descriptions(value)
+        try:
+            parameters = inspect.signature(value).parameters.values()
+        except ValueError:  # errors with the signature of Exception
+            assert inspect.isclass(value) and issubclass(value, Exception)
+            parameters = ()
+        missing += [] if value.__doc__ else [f"{home}.{name}"]
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        missing += [
+            f"{home}.{name}: {one.name}" for one in parameters if one.kind not in variadic and one.name not in told
+        ]
+    assert missing == []
+
+
+def test_a_function_takes_the_descriptions_of_the_function_that_its_docstring_refers_to() -> None:
+    from nemo2 import llm
+    from tools.site.described import completed, described
+
+    told = described(completed(inspect.getdoc(llm.validate) or "", llm.validate))
+    assert told["trainer"] == described(llm.pretrain.__doc__ or "")["trainer"]
+    assert told["tokenizer"] == described(llm.train.__doc__ or "")["tokenizer"]
+    table = (SITE / "reference/llm.html").read_text()
+    assert table.count(html.escape(told["resume"], quote=False)) >= 4  # pretrain, finetune, train, validate

@@ -2,8 +2,9 @@
 """Docstrings with a description for every parameter, as mkdocstrings' tables need them. An extension of griffe.
 
 Parameters that a docstring describes together, ``first, second: What both are``, are separated: griffe reads one name
-each. A parameter that a class doesn't describe itself takes the description of a base class, or of the docstring of the
-class's module.
+each. A parameter that a class or function doesn't describe itself takes the description of a base class, of the
+docstring of the module, or of the class or function whose arguments the docstring refers to ("The arguments are those of
+`train`").
 """
 
 import ast
@@ -11,7 +12,7 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +22,7 @@ _SECTIONS = ("Args:", "Attributes:")
 _OTHER_SECTIONS = ("Raises:", "Returns:", "Yields:", "Example:", "Examples:", "Note:")
 _GROUP = re.compile(r" {4}(?P<names>\*{0,2}\w+(?:,\s+\*{0,2}\w+)+):\s+(?P<text>\S.*)", re.DOTALL)
 _ONE = re.compile(r" {4}(?P<name>\*{0,2}\w+)(?: \(.*?\))?:\s+(?P<text>\S.*)", re.DOTALL)
+_THOSE_OF = re.compile(r"(?:[Aa]rguments|[Pp]arameters|Those)\b[^.`]*\bthose\s+of\s+`(?P<name>[\w.]+)`")
 _TERM = re.compile(r"^(?P<names>``\w+``(?:, ``\w+``)*)\n(?P<text>(?: {4}\S.*\n?)+)", re.MULTILINE)
 
 
@@ -30,47 +32,63 @@ class DescribedParameters(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = apart(obj.docstring.value)
-            if obj.is_class and obj.path.startswith("nemo2."):
+            of_module = obj.parent is not None and obj.parent.is_module
+            if of_module and (obj.is_class or obj.is_function) and obj.path.startswith("nemo2."):
                 found = getattr(import_module(obj.path.rpartition(".")[0]), obj.name, None)
-                if inspect.isclass(found):
+                if inspect.isclass(found) or inspect.isfunction(found):
                     obj.docstring.value = completed(obj.docstring.value, found)
 
 
-def completed(docstring: str, of: type) -> str:
-    """The docstring of a class with the descriptions that its parameters inherit."""
-    own = {**described(docstring), **described(of.__init__.__doc__ or ""), **_fields(of)}
-    inherited = {name: text for name, text in inherited_descriptions(of).items() if name not in own}
-    if not inherited:
+def completed(docstring: str, of: Callable[..., Any]) -> str:
+    """The docstring of a class or function with the descriptions that its parameters inherit. The section of arguments
+    then has every parameter, in the order of the signature."""
+    own, found = own_descriptions(docstring, of), descriptions(of)
+    if found.keys() <= own.keys():
         return docstring
-    lines = [f"    {name}: {text}" for name, text in inherited.items()]
-    before, sections = _before_sections(docstring.splitlines())
-    head = [] if "Args:" in before else ["", "Args:"]
-    return "\n".join([*before, *head, *lines, *([""] if sections else []), *sections])
+    arguments = described(docstring, ("Args:",))
+    elsewhere = described(docstring, ("Attributes:",))
+    listed = {name: text for name, text in {**found, **arguments}.items() if name in arguments or name not in elsewhere}
+    lines = [f"    {name}: {text}" for name, text in listed.items()]
+    before, after = _around_arguments(docstring.splitlines())
+    return "\n".join([*before, "", "Args:", *lines, *([""] if after else []), *after])
 
 
-def inherited_descriptions(of: type) -> dict[str, str]:
-    """The parameters of a class that a base class or the docstring of a module of these classes describes."""
+def own_descriptions(docstring: str, of: Callable[..., Any]) -> dict[str, str]:
+    """The parameters that a class or function with this docstring describes itself."""
+    of_class = {**described(of.__init__.__doc__ or ""), **_fields(of)} if inspect.isclass(of) else {}
+    return {**described(docstring), **of_class}
+
+
+def descriptions(of: Callable[..., Any]) -> dict[str, str]:
+    """The description of each parameter of a class or function, by the first of these that has one: itself, a base class,
+    a module of these classes, a class or function that a docstring refers to."""
     try:
         parameters = inspect.signature(of).parameters
     except (TypeError, ValueError):
         return {}
     found: dict[str, str] = {}
-    for base in of.__mro__[1:]:
-        if base.__module__.startswith("nemo2"):
-            found = {
-                **described(base.__doc__ or ""),
-                **described(base.__init__.__doc__ or ""),
-                **_fields(base),
-                **found,
-            }
-    for one in of.__mro__:
-        if one.__module__.startswith("nemo2"):
-            found = {**_terms(one.__module__), **found}
+    lines = [one for one in inspect.getmro(of) if one.__module__.startswith("nemo2")] if inspect.isclass(of) else [of]
+    for one in lines:
+        found = {**own_descriptions(one.__doc__ or "", one), **found}
+    for one in lines:
+        found = {**_terms(one.__module__), **found}
+    for one in lines:
+        for other in _referred(one):
+            found = {**descriptions(other), **found}
     return {name: found[name] for name in parameters if name in found}
 
 
-def described(docstring: str) -> dict[str, str]:
-    """The descriptions in a docstring's section of arguments, each as one line."""
+def _referred(of: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """The classes and functions whose arguments the docstring refers to."""
+    for match in _THOSE_OF.finditer(of.__doc__ or ""):
+        home, _, name = match["name"].rpartition(".")
+        found = getattr(import_module(home or of.__module__), name, None)
+        if found is not None:  # a base class need not be imported
+            yield found
+
+
+def described(docstring: str, sections: tuple[str, ...] = _SECTIONS) -> dict[str, str]:
+    """The descriptions in a docstring's sections of arguments, each as one line."""
     found, inside = {}, False
     entry: list[str] = []
     for line in [*apart(inspect.cleandoc(docstring)).splitlines(), "."]:
@@ -79,14 +97,14 @@ def described(docstring: str) -> dict[str, str]:
                 found[match["name"].lstrip("*")] = " ".join(match["text"].split())
             entry = []
         if line and not line.startswith(" "):
-            inside = line in _SECTIONS
+            inside = line in sections
         elif inside and line:
             entry.append(line)
     return found
 
 
 @functools.cache
-def _fields(of: type) -> dict[str, str]:
+def _fields(of: Callable[..., Any]) -> dict[str, str]:
     """The docstrings below the fields of a class."""
     try:
         [parsed] = ast.parse(textwrap.dedent(inspect.getsource(of))).body
@@ -113,16 +131,16 @@ def _terms(module: str) -> dict[str, str]:
     return found
 
 
-def _before_sections(lines: list[str]) -> tuple[list[str], list[str]]:
-    """The lines up to the end of the arguments, and the sections that follow them."""
-    at = next((number for number, line in enumerate(lines) if line in _OTHER_SECTIONS), len(lines))
-    if "Args:" in lines:
-        start = lines.index("Args:") + 1
-        at = next((n for n in range(start, len(lines)) if lines[n] and not lines[n].startswith(" ")), len(lines))
-    before = lines[:at]
+def _around_arguments(lines: list[str]) -> tuple[list[str], list[str]]:
+    """The lines before the section of arguments, or before its place, and the sections that follow."""
+    start = next((number for number, line in enumerate(lines) if line in ("Args:", *_OTHER_SECTIONS)), len(lines))
+    end = start
+    if lines[start : start + 1] == ["Args:"]:
+        end = next((n for n in range(start + 1, len(lines)) if lines[n] and not lines[n].startswith(" ")), len(lines))
+    before = lines[:start]
     while before and not before[-1].strip():
         before.pop()
-    return before, lines[at:]
+    return before, lines[end:]
 
 
 def apart(docstring: str) -> str:
