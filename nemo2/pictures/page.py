@@ -63,7 +63,9 @@ def section(title: str, *parts: str) -> str:
 
 
 def paragraph(words: str) -> str:
-    return f"<p>{escape(words)}</p>"
+    """A paragraph. Text between backticks becomes code."""
+    text = re.sub("`([^`]+)`", r"<code>\1</code>", escape(words))
+    return f"<p>{text}</p>"
 
 
 def figure(picture: str, caption: str, *, natural_size: bool = False) -> str:

@@ -37,7 +37,11 @@ def render_page(rehearsal: Rehearsal, rates: Optional[Rates] = None) -> str:
         *_timeline(r, rates),
         section("Messages of one step", _messages(r.ranks)),
         section("Arithmetic of one step", _arithmetic(r.ranks)),
-        *([section("Assumptions", *(paragraph(note) for note in r.notes))] if r.notes else []),
+        *(
+            [section("Assumptions", *(paragraph(f"{note[:1].upper()}{note[1:]}.") for note in r.notes))]
+            if r.notes
+            else []
+        ),
         subtitle=f"{r.num_gpus} x {r.gpu}, {r.layout}, sequence {r.seq_length}, micro-batch {r.micro_batch_size}, global batch "
         f"{r.global_batch_size}",
     )

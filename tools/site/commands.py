@@ -8,6 +8,8 @@ import typer
 
 from nemo2.cli.app import app
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
 
 def page() -> str:
     """Every command with its arguments and options."""
@@ -19,11 +21,21 @@ def page() -> str:
         "log, and `--debug` to print tracebacks.",
         "",
     ]
+    lines += ["## All commands", "", *all_commands(), ""]
     lines += ["## Flags of several commands", "", "A flag means the same in every command that has it.", ""]
     lines += [*shared_flags(), ""]
     for words, command in sorted(_commands(typer.main.get_command(app), ("nemo2",))):
         lines += _section(" ".join(words), command)
     return "\n".join(lines)
+
+
+def all_commands() -> list[str]:
+    """A table of the commands, each with a link to its section and the first sentence of its help."""
+    lines = ["| command | what it does |", "|---|---|"]
+    for words, command in sorted(_commands(typer.main.get_command(app), ("nemo2",))):
+        first = _line((command.help or "").partition("\n\n")[0])
+        lines.append(f"| [{NO_BREAK.join(words)}](#{'-'.join(words)}) | {first} |")
+    return lines
 
 
 def shared_flags() -> list[str]:
