@@ -43,7 +43,7 @@ pre{margin:0;padding:6px 14px 14px;overflow:auto;font-size:12.5px;line-height:1.
 .passages h3{font-size:14px;margin:0 0 8px;overflow-wrap:anywhere}
 .passages p{white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 8px;font:13px/1.5 ui-monospace,monospace}
 .passages i{font-style:normal;color:var(--soft)}.passages small{color:var(--soft)}
-@media(max-width:700px){table{display:block;overflow-x:auto}}
+@media(max-width:700px){table{display:block;overflow-x:auto}td.long{min-width:15em}}
 """
 
 
@@ -111,14 +111,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     right = [bool(rows) and _of_numbers([row[column] for row in rows]) for column in range(len(head))]
     names = "".join(f"<th{_align(number)}>{escape(name)}</th>" for name, number in zip(head, right, strict=True))
     body = "".join(
-        f"<tr>{''.join(f'<td{_align(number)}>{escape(text)}</td>' for text, number in zip(row, right, strict=True))}</tr>"
+        f"<tr>{''.join(f'<td{_align(number, text)}>{escape(text)}</td>' for text, number in zip(row, right, strict=True))}</tr>"
         for row in cells
     )
     return f"<table class='plain'><tr>{names}</tr>{body}</table>"
 
 
-def _align(number: bool) -> str:
-    return " class='number'" if number else ""
+def _align(number: bool, text: str = "") -> str:
+    if number:
+        return " class='number'"
+    return " class='long'" if len(text) > _LONG else ""
+
+
+_LONG = 40
+"""A cell with more characters gets room for a few words a line on a narrow page. Otherwise it has one word a line."""
 
 
 _NUMBER = re.compile(
