@@ -66,7 +66,7 @@ def test_the_examples_of_a_page_run(page: Path, server: subprocess.Popen[str], t
 
 def test_only_known_notes_are_used_and_a_skipped_example_says_why() -> None:
     for block in (block for page in PAGES for block in snippets.blocks_of(page)):
-        known = re.fullmatch(r"skip, \S.{15,}|file \S+|with \S.*|prints|", block.note)
+        known = re.fullmatch(r"skip, \S.{15,}|file \S+|with \S.*|exits [1-9]\d*|prints|", block.note)
         assert known, f"{block.page}:{block.line}: <!-- test: {block.note} -->"
 
 
@@ -82,6 +82,14 @@ def test_a_failing_example_is_told_by_its_line_of_the_page(tmp_path: Path) -> No
     page.write_text("# Page\n\n```python\nx = 1\nraise ValueError(x)\n```\n")
     failure = snippets.run_page(snippets.blocks_of(page))
     assert "page.md:4" in failure and 'page.md", line 5' in failure and "ValueError: 1" in failure
+
+
+def test_an_example_that_must_fail_fails_the_page_where_it_does_not(tmp_path: Path) -> None:
+    for exits, told in (("exit 3", None), ("exit 4", "exit code 4"), ("true", "exit code 0")):
+        page = tmp_path / "page.md"
+        page.write_text(f"<!-- test: exits 3 -->\n```bash\n{exits}\n```\n")
+        failure = snippets.run_page(snippets.blocks_of(page))
+        assert failure is None if told is None else told in failure
 
 
 def test_output_that_was_not_printed_is_found() -> None:

@@ -176,7 +176,7 @@ def test_a_json_may_name_what_a_users_own_recipes_define_and_nothing_else(
     text = to_json(recipe).replace('"nemo2.data.demo"', '"own_data"').replace('"StdlibDataModule"', '"Data"')
     (tmp_path / "strange.json").write_text(text.replace('"vocab_size"', '"n"'))
     assert main(["show", "strange.json"]) == 2
-    assert "folders in $NEMO2_RECIPES" in capsys.readouterr().err and "own_data" not in sys.modules
+    assert "list their folder in $NEMO2_RECIPES" in capsys.readouterr().err and "own_data" not in sys.modules
     monkeypatch.setenv(_own.VARIABLE, str(tmp_path))
     (tmp_path / "bomb.json").write_text(to_json(recipe).replace('"nemo2.data.demo"', '"os"'))
     assert main(["show", "bomb.json"]) == 2
