@@ -116,3 +116,10 @@ def test_what_is_no_part_is_refused_where_a_part_belongs(path: str, value: Any) 
     assert path.removeprefix("trainer.") in found[0] if path == "trainer.strategy" else path in found[0]
     with pytest.raises(ConfigError, match=name):
         launch(recipe, devices=1, dryrun=True)
+
+
+def test_a_secret_in_the_wrong_place_is_not_shown() -> None:
+    recipe: Any = llm.llama_tiny.pretrain_recipe()
+    recipe.trainer.max_steps = "hf_" + "abcdefgh" * 4
+    (message,) = find_problems(recipe)
+    assert message.startswith("trainer.max_steps='...': takes a whole number") and "abcdefgh" not in message
