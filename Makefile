@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # `make demo` and `make test` work in a bare clone: what they need is installed into .venv first, once.
-# Another interpreter: make test PYTHON=python3.12. Another environment: make test VENV=/path/to/venv.
+# Another interpreter, in an environment beside it: make test PYTHON=python3.12. Another place: make test VENV=/path/to/venv.
 
 PYTHON ?= python3
-VENV ?= .venv
+VENV ?= $(if $(filter-out python3,$(PYTHON)),.venv-$(notdir $(PYTHON)),.venv)
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
@@ -13,14 +13,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick docs-site notebooks test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures screenshots demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick newest docs-site notebooks test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures screenshots demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(READY) ## install what the others need into .venv
 
-$(READY): pyproject.toml tools/setup.sh
+$(READY): pyproject.toml constraints.txt tools/setup.sh tools/constraints.py
 	@bash tools/setup.sh "$(PYTHON)" "$(VENV)"
 
 demo: $(READY) ## train a small Llama on this machine, interrupt it, resume it, let it write
@@ -31,10 +31,16 @@ demo-finetune: $(READY) ## fine-tune it by LoRA, merge it, export it, and ask it
 
 test: $(READY) ## run the tests; ROOM=config only those of a room
 	@echo "==> tests"
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(or $(strip $(OF_ROOM)),$(if $(ROOM),$(error no tests of a room $(ROOM))))
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p support.unsteady $(or $(strip $(OF_ROOM)),$(if $(ROOM),$(error no tests of a room $(ROOM))))
 
 quick: $(READY) ## units, and one run on ranks for each room
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p support.quick
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p support.unsteady -p support.quick
+
+newest: ## what releases newer than constraints.txt break: the tests in an environment without it
+	@rm -rf .venv-newest
+	@CONSTRAINTS= bash tools/setup.sh "$(PYTHON)" .venv-newest
+	@.venv-newest/bin/python tools/constraints.py --compare .venv-newest
+	@$(MAKE) test VENV=.venv-newest
 
 test-gpu: $(READY) ## run the tests that need a GPU; they fail where there is none
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
@@ -98,7 +104,7 @@ notebooks: $(READY) ## run all notebooks, and keep what they put out (some minut
 	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.notebooks
 
 docs-site: $(READY) ## build the documentation site into site/ and test its pages, names and links; installs MkDocs
-	@$(BIN)/python -m pip install -q -e '.[site]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[site]'
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" $(BIN)/python -m mkdocs build --strict --quiet
 	@$(BIN)/python -m pytest -q -m site tests/docs
 	@echo "site/index.html; with its search: $(BIN)/python -m http.server --directory site"
@@ -125,5 +131,5 @@ calibrate: $(READY) ## fit the planner to published speeds and write its errors 
 	@$(BIN)/python -m bench.planner --calibrate
 
 clean: ## remove the environment and everything that was built; runs stay
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv* build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Make a virtual environment with nemo2, editable, and what its tests need: tools/setup.sh PYTHON VENV
 #
+# Versions are those of constraints.txt, with which the tests last passed. CONSTRAINTS= takes the newest instead.
 # On a machine without an NVIDIA GPU the CPU build of torch is taken where pip finds one: it is a tenth of the size of the
 # default one on Linux. Set TORCH to choose yourself, for example TORCH="torch==2.13.0".
 set -euo pipefail
@@ -9,36 +10,47 @@ cd "$(dirname "$0")/.."
 
 python=${1:-python3}
 venv=${2:-.venv}
-torch_version=2.13.0
+constraints=${CONSTRAINTS-constraints.txt}
 
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-  found=$("$python" --version 2>&1 || true)
-  echo "nemo2 needs Python 3.11 or newer, and '$python' is: ${found:-not there}." >&2
-  echo "Name another one: make setup PYTHON=python3.11" >&2
+runs() { "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+# pyenv answers to the names of all its versions, and runs those that are selected.
+runs || export PYENV_VERSION="${python##*python}"
+if ! runs; then
+  version=$("$python" --version 2>&1 | head -n 1 || true)
+  echo "nemo2 needs Python 3.11 or newer, and '$python' is: ${version:-not there}." >&2
+  echo "Name another one: make setup PYTHON=python3.12" >&2
   exit 1
 fi
 
 echo "==> $venv: a virtual environment of $("$python" --version)"
 "$python" -m venv "$venv"
 # No byte code is written ahead: most of what torch brings is never imported.
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-install() { pip install -qq --no-compile "$@"; }
+install() { "$venv/bin/python" -m pip --disable-pip-version-check install -qq --no-compile "$@"; }
 
-if [ -n "${TORCH:-}" ]; then
-  echo "==> torch: $TORCH, as TORCH asks"
-  install "$TORCH"
-elif command -v nvidia-smi >/dev/null 2>&1; then
-  echo "==> torch: $torch_version, for the NVIDIA GPU of this machine"
-  install "torch==$torch_version"
-elif install --only-binary :all: "torch==$torch_version+cpu" 2>/dev/null; then
-  echo "==> torch: $torch_version, the CPU build"
+used=$(mktemp)
+trap 'rm -f "$used"' EXIT
+[ -z "$constraints" ] || cp "$constraints" "$used"
+# The line of torch that applies to this Python; the file's own grammar is pip's.
+torch=${TORCH:-$("$venv/bin/python" tools/constraints.py --requirement torch "$used")}
+cpu=
+case "$torch" in *==*) command -v nvidia-smi >/dev/null 2>&1 || cpu="$torch+cpu" ;; esac
+if [ -n "${TORCH:-}" ] || [ "$torch" = torch ]; then
+  echo "==> torch: the newest release that fits '$torch'"
+  install "$torch"
+  sed -i.bak '/^torch==/d' "$used" && rm -f "$used.bak"
+elif [ -n "$cpu" ] && install --only-binary :all: "$cpu" 2>/dev/null; then
+  echo "==> torch: $cpu"
 else
-  echo "==> torch: $torch_version; no CPU build where pip looks, so the default one, which may be large"
-  install "torch==$torch_version"
+  echo "==> torch: $torch, pip's default build; on Linux it brings CUDA, 3 GB to download and 6 GB on the disk"
+  if ! install "$torch"; then
+    echo "==> torch: $torch is not to be had here; the newest that is"
+    install torch
+    sed -i.bak '/^torch==/d' "$used" && rm -f "$used.bak"
+  fi
 fi
 
 echo "==> nemo2 with lightning, megatron-core, nemo-run and the tools of its tests"
-install --editable ".[test]"
+install --constraint "$used" --editable ".[test]"
 
 # Last: make looks at this file to see that all of the above is done.
 date >"$venv/.ready"

@@ -344,6 +344,13 @@ def _data_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
     return init_data
 
 
+def _restored_by_copy(discarded: torch.Tensor, recomputed: torch.Tensor) -> None:
+    """Give a discarded output its bytes back, below autograd, as Megatron-Core 0.16 does."""
+    storage, source = discarded.untyped_storage(), recomputed.untyped_storage()
+    storage.resize_(source.nbytes())
+    storage.copy_(source)
+
+
 def _mcore_writes_in_the_background(original: Callable[..., Any]) -> Callable[..., Any]:
     """Use Megatron-Core's own writer. Version 0.19 uses NVIDIA's resiliency extension by default, which needs a GPU."""
 
@@ -377,6 +384,12 @@ def megatron_patches() -> tuple[Patch, ...]:
             replacement=_fp8_only_if_asked,
             wraps=True,
             why="selective recomputation would call into Transformer Engine",
+        ),
+        Patch(
+            target=f"{rng}:_get_share_storage",
+            replacement=lambda: _restored_by_copy,
+            versions=">=0.17",
+            why="the first backward with discarded outputs would compile a C++ extension",
         ),
         Patch(
             target=f"{moe}:maybe_move_tensor_to_cpu",

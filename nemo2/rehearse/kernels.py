@@ -455,6 +455,12 @@ def te_kernels() -> tuple[Patch, ...]:
         wrapped("megatron.core.transformer.utils:gelu_impl", _compiled_activation),
         wrapped(f"{layers}.experts:TorchGroupedMLP._product", _with(_grouped_product)),
         wrapped(f"{layers}.experts:LocalExperts._activate", _weighted_activation),
+        Patch(
+            target="megatron.core.tensor_parallel.random:_get_share_storage",
+            replacement=lambda: tracking.share,
+            may_be_absent=True,
+            why="on a GPU a discarded output shares the storage of the recomputed one, from Megatron-Core 0.17 on",
+        ),
         *routing(),
         wrapped("megatron.core.transformer.moe.moe_utils:sort_chunks_by_idxs", _sort_chunks),
         *ADAM,

@@ -247,6 +247,12 @@ def moved(size: int) -> None:
         _current.traffic[_current.phase] += size
 
 
+def share(discarded: Tensor, recomputed: Tensor) -> None:
+    """Restore a discarded output that from now on shares the storage of the recomputed one, which alone is counted."""
+    resize: Any = torch.UntypedStorage.resize_ if _current is None else _current._resize
+    resize(discarded.untyped_storage(), recomputed.untyped_storage().nbytes())
+
+
 class _Held:
     """A saved tensor. It notifies the tracker when the autograd graph drops it."""
 
