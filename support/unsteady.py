@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``pytest -p support.unsteady``: a test that fails among others is run again alone, once.
 
-If it passes then, it is unsteady: the run counts it apart and is not failed by it, its last lines name it, and the traceback of its failure
-is in ``unsteady/``. An unsteady test is a defect to be explained. ``tests/unsteady.json`` says since when one has been known;
-a test that was unsteady `MAX_DAYS` ago gets no second run, so that it fails the run until it is mended.
+If it passes then, it is unsteady: the run counts it apart and is not failed by it, its last lines name it, and the
+traceback of its failure is in ``unsteady/``. An unsteady test is a defect to be explained. ``tests/unsteady.json`` says
+since when one has been known. A test that was unsteady `MAX_DAYS` ago gets no second run, so that it fails the run until
+it is mended.
 More than `MAX_TESTS` failures have another cause than unsteady tests, and none is run again.
 """
 

@@ -499,6 +499,13 @@ def table_of(wheel: Path) -> dict[str, Any]:
     return found
 
 
+def _keep_states_of_other_cores(table: dict[str, Any], older: dict[str, Any]) -> None:
+    """A state is as Transformer Engine wrote it under the installed Megatron-Core; those under others stay."""
+    for recipe, answers in table["formats"].items():
+        if "state" in answers:
+            answers["state"] = older["formats"].get(recipe, {}).get("state", {}) | answers["state"]
+
+
 PARTS: dict[str, Callable[[Path], dict[str, Any]]] = {"calls": measure, "steps": measure_steps}
 
 
@@ -516,6 +523,8 @@ def main() -> None:
     for wheel in arguments.wheels:
         table = table_of(wheel)
         path = TABLES / f"{table['version']}.json"
+        if path.exists():
+            _keep_states_of_other_cores(table, json.loads(path.read_text()))
         text = json.dumps(table, indent=1, sort_keys=True) + "\n"
         if arguments.check and (not path.exists() or path.read_text() != text):
             raise SystemExit(f"{path.name} is not what {wheel.name} says: python tools/te_facts.py {wheel}")

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -171,7 +172,7 @@ def _states(recipe: str, name: str) -> dict[str, Any]:
     states = [value for key, value in saved.items() if key.endswith("_extra_state") and value is not None]
     longest = max(states, key=torch.numel).numpy().tobytes()
     return {
-        "state": base64.b64encode(zlib.compress(longest)).decode(),
+        "state": {version("megatron-core"): base64.b64encode(zlib.compress(longest)).decode()},
         "state_loaded": _on(name, lambda: step(_loaded(model(recipe), saved))),
         "state_loaded_with_leave": _on(name, lambda: _with_leave(lambda: step(_loaded(model(recipe), saved)))),
         "state_loaded_into_16_bits": _on(name, lambda: step(_loaded(model(None), saved))),

@@ -303,8 +303,10 @@ def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
             options._devices = [kind.create_device(interface=name) for name in interfaces] or [
                 kind.create_default_device()
             ]
+            for name, value in kwargs.items():  # enable_reconfigure, from torch 2.15 on
+                setattr(options, name, value)
         options._threads = 1
-        original(self, store, rank, size, options, **kwargs)
+        original(self, store, rank, size, options)
 
     return __init__
 

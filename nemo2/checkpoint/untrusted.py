@@ -40,6 +40,11 @@ _TENSOR_PARTS = {
 }
 _DELAYED_SCALING = ("megatron.core.extensions.transformer_engine", "TEDelayedScaling")
 """The recipe of delayed scaling that Megatron-Core makes."""
+_STORAGE_READERS = {
+    ("torch.storage", "_load_from_bytes"),
+    ("megatron.core.safe_globals", "safe_load_from_bytes"),  # Megatron-Core puts it in torch's place, from 0.18 on
+}
+"""The functions that a pickled tensor names to read its storage."""
 _METADATA = ".metadata"
 _CONFIG = "metadata.json"
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
@@ -121,6 +126,7 @@ def refuse_code_in_extra_states(loaded: Any) -> None:
     model takes them.
 
     Raises:
+        CheckpointError: a newer Megatron-Core wrote a state in a form that the installed one cannot read.
         SecurityError: a state is more than tensors, numbers and Transformer Engine's recipes. The message has the state
             and the names in it.
     """
@@ -146,8 +152,8 @@ def _bytes_of(value: Any) -> bytes:
 def _refuse_code(path: str, content: bytes) -> None:
     try:
         _ExtraStateUnpickler(io.BytesIO(content)).load()
-    except SecurityError as error:
-        raise SecurityError(f"{path} {error}") from None
+    except (SecurityError, CheckpointError) as error:
+        raise type(error)(f"{path} {error}") from None
     except Exception as error:  # unpickling garbage raises anything
         raise SecurityError(
             f"{path} cannot be read as plain data ({type(error).__name__}), so nemo2 does not load it."
@@ -164,7 +170,12 @@ class _ExtraStateUnpickler(pickle.Unpickler):
             return _Placeholder
         if (module, name) == ("builtins", "getattr"):  # of an enumeration, in Python 3.11
             return _attribute_of_placeholder
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
+        if (module, name) in _STORAGE_READERS:
+            if not hasattr(importlib.import_module(module), name):
+                raise CheckpointError(
+                    f"was written under a newer Megatron-Core: it names {module}.{name}, which the installed one "
+                    "lacks. Install Megatron-Core 0.18 or newer."
+                )
             return _load_storage
         if (module, name) in _TENSOR_PARTS:
             return super().find_class(module, name)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core import safe_globals
 from megatron.core.transformer.enums import AttnBackend
 from packaging.version import Version
 from torch import nn
@@ -17,7 +18,7 @@ from torch import nn
 from nemo2 import recipes
 from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
 from nemo2.checks.find import find
-from nemo2.errors import ConfigError
+from nemo2.errors import CheckpointError, ConfigError
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.sharded_state import states_may_be_unpickled
 from nemo2.precision import BLOCKS, MegatronMixedPrecision, what_is_lacking
@@ -118,15 +119,25 @@ def test_a_recipe_of_other_sizes_is_refused(recipe: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- its states
 
 
-def state_of(version: str, recipe: str) -> torch.Tensor:
-    content = zlib.decompress(base64.b64decode(TABLES[version]["formats"][recipe]["state"]))
+CORES = ("0.16.1", "0.19.2")
+
+
+def state_of(version: str, recipe: str, core: str) -> torch.Tensor:
+    content = zlib.decompress(base64.b64decode(TABLES[version]["formats"][recipe]["state"][core]))
     return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
+@pytest.mark.parametrize("core", CORES)
 @each_format
-def test_a_real_state_is_found_to_be_data(version: str, recipe: str) -> None:
-    """As the version's own code saved it, after a step."""
-    refuse_code_in_extra_states({"layer._extra_state": state_of(version, recipe)})
+def test_a_real_state_is_found_to_be_data(version: str, recipe: str, core: str) -> None:
+    """As the version's own code saved it under each Megatron-Core, after a step."""
+    state = {"layer._extra_state": state_of(version, recipe, core)}
+    named = "safe_load_from_bytes" in state["layer._extra_state"].numpy().tobytes().decode("latin-1")
+    if named and not hasattr(safe_globals, "safe_load_from_bytes"):
+        with pytest.raises(CheckpointError, match="Install Megatron-Core"):
+            refuse_code_in_extra_states(state)
+    else:
+        refuse_code_in_extra_states(state)
 
 
 class Layer(nn.Module):
@@ -152,7 +163,7 @@ def test_a_state_that_the_version_refuses_is_loaded_with_the_leave_that_we_give(
     version: str, recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", raising=False)
-    found, state = TABLES[version]["formats"][recipe], state_of(version, recipe)
+    found, state = TABLES[version]["formats"][recipe], state_of(version, recipe, CORES[0])
     if (version, recipe) == ("2.8.0", "tensorwise"):
         assert "size of tensor" in found["state_loaded_with_leave"]  # no leave helps
         return
