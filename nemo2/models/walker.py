@@ -197,11 +197,13 @@ class _Reader:
         joined = Projection(
             name="eh_proj", hidden=self.hidden, inputs=2 * self.hidden, small=3 * self.norm(self.hidden)
         )
-        depths: list[Sequence[Part]] = [[_below(_inner_name(), part) for part in last]] * (self("mtp_num_layers") or 0)
+        depths: list[Sequence[Part]] = [[_below(mtp_layer_name(), part) for part in last]] * (
+            self("mtp_num_layers") or 0
+        )
         pattern = hybrid_pattern(self.config)
         if pattern is not None:
             depths = [
-                [_below(f"{_inner_name()}.layers.{index}", self.hybrid(kind)) for index, kind in enumerate(kinds)]
+                [_below(f"{mtp_layer_name()}.layers.{index}", self.hybrid(kind)) for index, kind in enumerate(kinds)]
                 for kinds in pattern.further
             ]
         for depth, parts in enumerate(depths):
@@ -413,7 +415,7 @@ def _below(prefix: str, part: Part) -> Part:
     return dataclasses.replace(part, name=f"{prefix}.{part.name}")
 
 
-def _inner_name() -> str:
+def mtp_layer_name() -> str:
     """The module of a prediction depth that holds its layer. Its name differs in newer versions of Megatron-Core."""
     from megatron.core.transformer import multi_token_prediction as mtp
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from nemo2.models.walker import mtp_layer_name
 from support.plain_decoder import PlainDecoder
 
 FACTOR = 0.3
@@ -68,10 +69,9 @@ def further_losses_and_gradients(depth: int) -> dict[str, Any]:
     """Of a Llama with further predictions: its losses, and how far its gradients are from those of the formulas."""
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
-    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-
     from nemo2 import llm
     from nemo2.backend import get_backend
+    from nemo2.models.tracked_losses import report_tracked_losses
 
     get_backend().install()
     parallel_state.destroy_model_parallel()
@@ -106,8 +106,8 @@ def further_losses_and_gradients(depth: int) -> dict[str, Any]:
         mine, theirs = parameter.grad, weights[name].grad
         assert mine is not None and theirs is not None and theirs.norm() > 0, name
         apart[name] = float((mine - theirs).norm() / theirs.norm())
-    told = MTPLossLoggingHelper.tracker["values"]
-    return {"losses": [float(own), *told.tolist()], "expected": [float(one) for one in expected], "gradients": apart}
+    further = report_tracked_losses(config, microbatches=1).values()
+    return {"losses": [float(own), *further], "expected": [float(one) for one in expected], "gradients": apart}
 
 
 def by_the_formulas(
@@ -140,7 +140,7 @@ def by_the_formulas(
         prefix = f"mtp.layers.{depth}."
         ahead = model.norm(weights["embedding.word_embeddings.weight"][ids], weights[f"{prefix}enorm.weight"])
         both = torch.cat([ahead, model.norm(x, weights[f"{prefix}hnorm.weight"])], dim=-1)
-        x = block(f"{prefix}transformer_layer.", both @ weights[f"{prefix}eh_proj.weight"].T)
+        x = block(f"{prefix}{mtp_layer_name()}.", both @ weights[f"{prefix}eh_proj.weight"].T)
         x = model.norm(x, weights[f"{prefix}final_layernorm.weight"])
         found.append(cross_entropy(x, labels, mask))
     return found

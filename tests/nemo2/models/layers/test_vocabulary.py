@@ -100,7 +100,7 @@ def test_whatever_else_is_done_to_the_logits(run_on_ranks: Any, settings: dict[s
 
 def further_losses(tokens: int) -> list[float]:
     """What multi-token prediction reports, with the padding's rows as they are and then turned up."""
-    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+    from nemo2.models.tracked_losses import forget_tracked_losses, report_tracked_losses
 
     start(tensor_model_parallel_size=2)
     model = built(tokens, 2, mtp_num_layers=1)
@@ -108,9 +108,9 @@ def further_losses(tokens: int) -> list[float]:
     for factor in (1.0, 100.0):
         weight = model.module.output_layer.weight
         weight.data[max(0, tokens - len(weight) * torch.distributed.get_rank()) :] *= factor
-        MTPLossLoggingHelper.tracker.clear()
+        forget_tracked_losses()
         model.forward_step(batch_of(tokens)).sum().backward()
-        reported.append(float(MTPLossLoggingHelper.tracker["values"].sum()))
+        reported.append(report_tracked_losses(model.module.config, microbatches=1)["mtp_1_loss"])
     return reported
 
 
