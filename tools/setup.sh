@@ -12,12 +12,12 @@ python=${1:-python3}
 venv=${2:-.venv}
 constraints=${CONSTRAINTS-constraints.txt}
 
-runs() { "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+runs() { "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; }
 # pyenv answers to the names of all its versions, and runs those that are selected.
 runs || export PYENV_VERSION="${python##*python}"
 if ! runs; then
   version=$("$python" --version 2>&1 | head -n 1 || true)
-  echo "nemo2 needs Python 3.11 or newer, and '$python' is: ${version:-not there}." >&2
+  echo "nemo2 needs Python 3.11, 3.12 or 3.13, and '$python' is: ${version:-not there}." >&2
   echo "Name another one: make setup PYTHON=python3.12" >&2
   exit 1
 fi

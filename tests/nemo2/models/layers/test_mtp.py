@@ -69,6 +69,7 @@ def further_losses_and_gradients(depth: int) -> dict[str, Any]:
     """Of a Llama with further predictions: its losses, and how far its gradients are from those of the formulas."""
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
     from nemo2 import llm
     from nemo2.backend import get_backend
     from nemo2.models.tracked_losses import report_tracked_losses
