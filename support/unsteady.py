@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-KNOWN = ROOT / "tests" / "unsteady.json"
+KNOWN = Path("tests", "unsteady.json")
 """Test → the day on which it was first seen to be unsteady."""
-FOLDER = ROOT / "unsteady"
+FOLDER = Path("unsteady")
 MAX_TESTS = 10
 MAX_DAYS = 7
 
@@ -32,10 +31,10 @@ def known_for_too_long(known: dict[str, str], today: datetime.date) -> set[str]:
     return {test for test, day in known.items() if datetime.date.fromisoformat(day) < limit}
 
 
-def passes_alone(test: str) -> bool:
+def passes_alone(test: str, root: Path) -> bool:
     """Whether a test passes in a process of its own."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+    return subprocess.run(command, cwd=root, capture_output=True, check=False).returncode == 0
 
 
 class RunAgain:
@@ -52,9 +51,10 @@ class RunAgain:
         collected = all(isinstance(report, pytest.TestReport) for report in reports)
         if session.exitstatus != pytest.ExitCode.TESTS_FAILED or not collected or len(tests) > MAX_TESTS:
             return
-        known = json.loads(KNOWN.read_text())
+        root = session.config.rootpath
+        known = json.loads((root / KNOWN).read_text())
         retried = [test for test in tests if test not in known_for_too_long(known, datetime.date.today())]
-        self.unsteady = [test for test in retried if passes_alone(test)]
+        self.unsteady = [test for test in retried if passes_alone(test, root)]
         for kind in ("failed", "error"):
             steady = [report for report in reporter.stats.get(kind, ()) if report.nodeid not in self.unsteady]
             reporter.stats[kind] = steady
@@ -62,8 +62,8 @@ class RunAgain:
                 del reporter.stats[kind]
         for report in reports:
             if report.nodeid in self.unsteady:
-                FOLDER.mkdir(exist_ok=True)
-                with _file_of(report.nodeid).open("a") as file:
+                (root / FOLDER).mkdir(exist_ok=True)
+                with (root / _file_of(report.nodeid)).open("a") as file:
                     file.write(f"{report.nodeid}\n{report.longreprtext}\n")
                     file.writelines(f"\n{title}\n{text}" for title, text in report.sections)
         if len(self.unsteady) == len(tests):
@@ -75,7 +75,7 @@ class RunAgain:
                 "unsteady: failed, then passed alone; explain each, and list it in tests/unsteady.json"
             )
             for test in self.unsteady:
-                terminalreporter.line(f"UNSTEADY {test}: {_file_of(test).relative_to(ROOT)}")
+                terminalreporter.line(f"UNSTEADY {test}: {_file_of(test)}")
 
 
 def _file_of(test: str) -> Path:

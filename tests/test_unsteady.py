@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of pytest with `support.unsteady` on tests that fail once, always, or too often."""
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ONCE = """
+from pathlib import Path
+def test_once():
+    marker = Path(__file__).with_name("marker")
+    if not marker.exists():
+        marker.touch()
+        raise AssertionError("the first time")
+"""
+ALWAYS = "def test_always():\n    raise AssertionError('each time')\n"
+PASSES = "def test_passes():\n    pass\n"
+
+
+def run(folder: Path, files: dict[str, str], *options: str, known: dict[str, str] | None = None) -> tuple[int, str]:
+    (folder / "tests").mkdir()
+    (folder / "tests" / "unsteady.json").write_text(json.dumps(known or {}))
+    for name, text in files.items():
+        (folder / "tests" / name).write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "support.unsteady", *options]
+    done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return kept | {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "workers"])
+def test_a_test_that_passes_alone_does_not_fail_the_run_and_is_named(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    code, output = run(tmp_path, {"test_once.py": ONCE, "test_passes.py": PASSES}, *workers)
+    assert code == 0, output
+    assert "UNSTEADY tests/test_once.py::test_once: unsteady/" in output and "1 passed" in output
+    [file] = (tmp_path / "unsteady").iterdir()
+    assert "the first time" in file.read_text()
+
+
+def test_a_test_that_fails_again_fails_the_run_beside_one_that_does_not(tmp_path: Path) -> None:
+    code, output = run(tmp_path, {"test_once.py": ONCE, "test_always.py": ALWAYS})
+    assert code == 1 and "UNSTEADY tests/test_once.py" in output
+    assert (
+        "FAILED tests/test_always.py" in output and "1 failed" in output and "FAILED tests/test_once.py" not in output
+    )
+
+
+def test_a_fixture_that_fails_once_is_seen_like_a_test(tmp_path: Path) -> None:
+    fixture = ONCE.replace("def test_once():", "import pytest\n@pytest.fixture\ndef value():")
+    code, output = run(tmp_path, {"test_once.py": fixture + "def test_uses_it(value):\n    pass\n"})
+    assert code == 0 and "UNSTEADY tests/test_once.py::test_uses_it" in output
+
+
+@pytest.mark.parametrize(("days", "code"), [(6, 0), (8, 1)])
+def test_a_test_that_has_long_been_known_gets_no_second_run(tmp_path: Path, days: int, code: int) -> None:
+    day = (datetime.date.today() - datetime.timedelta(days=days)).isoformat()
+    assert run(tmp_path, {"test_once.py": ONCE}, known={"tests/test_once.py::test_once": day})[0] == code
+
+
+def test_many_failures_are_not_run_again(tmp_path: Path) -> None:
+    files = {f"test_{number}.py": ONCE.replace("marker", f"marker{number}") for number in range(11)}
+    code, output = run(tmp_path, files)
+    assert code == 1 and "11 failed" in output and "UNSTEADY" not in output
+
+
+def test_a_file_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
+    code, output = run(tmp_path, {"test_once.py": ONCE, "test_broken.py": "import nothing_of_this_name\n"})
+    assert code != 0 and "UNSTEADY" not in output
