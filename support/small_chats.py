@@ -16,7 +16,8 @@ TEXT = [
 CHATML = (
     "{%- for message in messages -%}"
     "{{- '<|im_start|>' + message.role + '\\n' + message.content -}}"
-    "{%- if message.tool_calls -%}{{- '<call>' + message.tool_calls[0].function.name + '</call>' -}}{%- endif -%}"
+    "{%- for call in message.tool_calls or [] -%}"
+    "{{- '<call>' + call.function.name + (call.function.arguments | tojson) + '</call>' -}}{%- endfor -%}"
     "{{- '<|im_end|>\\n' -}}"
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"

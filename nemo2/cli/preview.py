@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 preview-data``: prints samples as a model sees them, with the trained tokens marked."""
 
+import codecs
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
@@ -188,7 +189,16 @@ def _samples(
 
 
 def _is_recipe(path: Path) -> bool:
-    return path.suffix in (".py", ".json") or (path / "recipe.json").is_file()
+    if path.suffix == ".json" and path.is_file():
+        return not _has_records(path)
+    return path.suffix == ".py" or (path / "recipe.json").is_file()
+
+
+def _has_records(file: Path) -> bool:
+    """Whether a .json file holds records rather than a recipe: an array, or objects without a recipe's root."""
+    with open(file, "rb") as text:
+        start = text.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()
+    return start[:1] == b"[" or (start[:1] == b"{" and b'"root"' not in start)
 
 
 def _of_files(path: str, seq_length: Optional[int], chat_template: Optional[str]) -> "SampleDataModule":

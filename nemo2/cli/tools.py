@@ -22,13 +22,16 @@ def register(app: typer.Typer) -> None:
 
 
 def prepare_data(
-    inputs: Annotated[list[str], typer.Argument(help="Text or .jsonl files, directories, or glob patterns.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(help="Text files, .jsonl, .json or .csv files of records, directories, or glob patterns."),
+    ],
     output: Annotated[Path, typer.Option(help="Output prefix: writes PREFIX.bin, PREFIX.idx and PREFIX.json.")],
     tokenizer: Annotated[Optional[Path], typer.Option(help="Path of a tokenizer.json.")] = None,
     train_bpe: Annotated[
         Optional[int], typer.Option(min=256, help="First train a BPE tokenizer with this many tokens on the input.")
     ] = None,
-    text_key: Annotated[str, typer.Option(help="Key of the text in .jsonl files.")] = "text",
+    text_key: Annotated[str, typer.Option(help="Key of the text in files of records.")] = "text",
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Skip up to 1,000 unreadable lines instead of stopping.")
     ] = False,
@@ -36,7 +39,7 @@ def prepare_data(
 ) -> None:
     """Tokenize text into Megatron's indexed dataset.
 
-    Each text file, and each line of a .jsonl file, is one document.
+    Each text file is one document. In a .jsonl, .json or .csv file, each record is one document.
     """
     from nemo2.errors import ConfigError
 
@@ -67,6 +70,11 @@ def prepare_data(
         return
     skipped = f", {prepared.skipped_documents:,} skipped" if prepared.skipped_documents else ""
     print(f"{prepared.prefix}: {prepared.documents:,} documents{skipped}, {prepared.tokens:,} tokens")
+    if prepared.documents_with_special_tokens:
+        print(
+            f"{prepared.documents_with_special_tokens:,} of the documents spell special tokens of the tokenizer, which the "
+            "model reads as those tokens"
+        )
 
 
 def report(

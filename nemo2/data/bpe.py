@@ -61,7 +61,8 @@ def train_bpe(
     )
     texts: Iterable[str]
     if isinstance(source, (str, Path, list, tuple)):
-        texts = read_documents(find_files(source), text_key=text_key, bad=BadInput(on_bad_line, max_bad_lines))
+        bad = BadInput(on_bad_line, max_bad_lines)
+        texts = (text for _, text in read_documents(find_files(source), text_key=text_key, bad=bad))
     else:
         texts = source  # pyright: ignore[reportAssignmentType]
     counted = _Counted(texts)

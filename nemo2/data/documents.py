@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads documents from text files, for `prepare_data` and `train_bpe`.
 
-A ``.jsonl`` file (or ``.ndjson``, either also ``.gz``) holds one JSON object per line with the text under a key; any
-other file is one document. Text is UTF-8; a byte-order mark is dropped.
+A file of records holds one document per record, with the text under a key: JSON lines (``.jsonl``, ``.ndjson``), a JSON
+array (``.json``), or a table with a header (``.csv``, ``.tsv``), each also ``.gz``. Any other file is one document. Text
+is UTF-8; a byte-order mark is dropped.
 """
 
+import codecs
+import csv
 import glob
 import gzip
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +24,28 @@ Inputs = Union[str, Path, Sequence[Union[str, Path]]]
 OnBadLine = Literal["fail", "skip"]
 
 _JSON_LINES = (".jsonl", ".ndjson")
+_TABLES = {".csv": ",", ".tsv": "\t"}
+_RECORDS = (*_JSON_LINES, ".json", *_TABLES)
+_NO_TEXT = (
+    ".parquet",
+    ".arrow",
+    ".feather",
+    ".npy",
+    ".npz",
+    ".bin",
+    ".idx",
+    ".zip",
+    ".tar",
+    ".bz2",
+    ".xz",
+    ".zst",
+    ".pdf",
+)
 _SHOWN = 5
+_LONGEST_CELL = (1 << 31) - 1
+_SURROGATE = re.compile("[\ud800-\udfff]")
+Placed = tuple[str, dict[str, Any]]
+"""A record's place in messages, "file:line" or "file[index]", and the record."""
 
 
 @dataclass
@@ -85,36 +110,67 @@ def find_files(inputs: Inputs) -> list[Path]:
     return list(found)
 
 
-def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInput) -> Iterator[str]:
-    """The documents of `files` in order, including empty documents. Input that isn't text is reported to `bad`.
+def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInput) -> Iterator[tuple[str, str]]:
+    """The documents of `files` in order with their places, including empty documents. Input that isn't text is reported
+    to `bad`.
 
     Raises:
         DataError: a file is unreadable, or `bad` has reached its limit.
     """
     for file in files:
         try:
-            if is_json_lines(file):
-                yield from _json_lines(file, text_key, bad)
+            if holds_records(file):
+                yield from _texts_of_records(file, text_key, bad)
             else:
                 text = _text(file, bad)
                 if text is not None:
-                    yield text
+                    yield str(file), text
         except (OSError, EOFError) as error:
             raise DataError(f"{file} can't be read: {error}.") from error
 
 
-def read_records(file: Path, bad: BadInput, *, at_most: Optional[int] = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a ``.jsonl`` file with their places, "file:line". A line that isn't an object is reported to
-    `bad`.
+def read_records(file: Path, bad: BadInput, *, at_most: Optional[int] = None) -> Iterator[Placed]:
+    """The records of a file of JSON lines, of a JSON array or of a table, with their places. What isn't an object with
+    named fields is reported to `bad`.
 
     Args:
-        at_most: The largest number of bytes in a line. None: no limit.
+        at_most: The largest number of bytes in a line of JSON. None: no limit.
 
     Raises:
         OSError: the file can't be read.
         DataError: see `BadInput.report`.
     """
-    opener = gzip.open if file.suffix == ".gz" else open
+    suffix = _suffix(file)
+    if suffix in _TABLES:
+        yield from _rows_of_table(file, bad, _TABLES[suffix])
+        return
+    array = _array(file) if suffix == ".json" or _first_character(file) == b"[" else None
+    if array is None:
+        yield from _lines(file, bad, at_most)
+        return
+    for index, record in enumerate(array):
+        yield from _checked(f"{file}[{index}]", record, bad)
+
+
+def surrogate_in(text: str) -> Optional[str]:
+    """Where a text has half of a character, which no encoding of Unicode can hold. None: nowhere."""
+    found = _SURROGATE.search(text)
+    if found is None:
+        return None
+    return f"character {found.start() + 1} is {found[0].encode('unicode_escape').decode()}, half of a surrogate pair"
+
+
+def _array(file: Path) -> Optional[list[Any]]:
+    """The values of a JSON array, or the only value of a file. None: the file is not one JSON text."""
+    try:
+        value = parse_json(_read(file).decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) else [value]
+
+
+def _lines(file: Path, bad: BadInput, at_most: Optional[int]) -> Iterator[Placed]:
+    opener = gzip.open if file.suffix.lower() == ".gz" else open
     with opener(file, "rb") as lines:
         for number, raw in enumerate(cast(BinaryIO, lines), start=1):
             if not raw.strip():
@@ -134,24 +190,65 @@ def read_records(file: Path, bad: BadInput, *, at_most: Optional[int] = None) ->
             except RecursionError:
                 bad.report(where, "JSON that is nested too deeply to be read")
             else:
-                if isinstance(record, dict):
-                    yield where, record
-                else:
-                    bad.report(where, f"a JSON {type(record).__name__}, not an object with named fields")
+                yield from _checked(where, record, bad)
 
 
-def _json_lines(file: Path, text_key: str, bad: BadInput) -> Iterator[str]:
+def _checked(where: str, record: Any, bad: BadInput) -> Iterator[Placed]:
+    if isinstance(record, dict):
+        yield where, record
+    else:
+        bad.report(where, f"a JSON {type(record).__name__}, not an object with named fields")
+
+
+def _rows_of_table(file: Path, bad: BadInput, delimiter: str) -> Iterator[Placed]:
+    text = _decoded(file, bad)
+    if text is None:
+        return
+    csv.field_size_limit(_LONGEST_CELL)
+    rows = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    header: Optional[list[str]] = None
+    while True:
+        start = rows.line_num + 1
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            bad.report(f"{file}:{start}", f"not CSV ({error})")
+            continue
+        if row is None:
+            return
+        if not row:
+            continue
+        if header is None:
+            header = [name.strip() for name in row]
+        elif len(row) != len(header):
+            bad.report(f"{file}:{start}", f"{len(row)} cells in a table of {len(header)} columns")
+        else:
+            yield f"{file}:{start}", dict(zip(header, row, strict=True))
+
+
+def _texts_of_records(file: Path, text_key: str, bad: BadInput) -> Iterator[tuple[str, str]]:
     for where, record in read_records(file, bad):
         text = record.get(text_key)
-        if isinstance(text, str):
-            yield text
-        else:
+        if not isinstance(text, str):
             keys = ", ".join(sorted(record)[:8])
-            bad.report(where, f"no text under the key {text_key!r}; its keys are: {keys or 'none'}")
+            bad.report(
+                where, f"no text under the key {text_key!r}; its keys are: {keys or 'none'}. Name one with text_key"
+            )
+        elif (reason := surrogate_in(text)) is not None:
+            bad.report(where, reason)
+        else:
+            yield where, text
 
 
-def _text(file: Path, bad: BadInput) -> str | None:
-    raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+def _text(file: Path, bad: BadInput) -> Optional[str]:
+    if _suffix(file) in _NO_TEXT:
+        bad.report(str(file), f"a {_suffix(file)} file, which is not text. Convert it to .jsonl or .txt")
+        return None
+    return _decoded(file, bad)
+
+
+def _decoded(file: Path, bad: BadInput) -> Optional[str]:
+    raw = _read(file)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -160,10 +257,27 @@ def _text(file: Path, bad: BadInput) -> str | None:
         return None
 
 
-def is_json_lines(file: Path) -> bool:
-    """Whether the file's name ends in a suffix of JSON lines."""
-    name = file.name.removesuffix(".gz")
-    return name.endswith(_JSON_LINES)
+def _read(file: Path) -> bytes:
+    return gzip.decompress(file.read_bytes()) if file.suffix.lower() == ".gz" else file.read_bytes()
+
+
+def _first_character(file: Path) -> bytes:
+    opener = gzip.open if file.suffix.lower() == ".gz" else open
+    with opener(file, "rb") as lines:
+        for raw in cast(BinaryIO, lines):
+            if text := raw.removeprefix(codecs.BOM_UTF8).strip():
+                return text[:1]
+    return b""
+
+
+def holds_records(file: Path) -> bool:
+    """Whether the file's name ends in a suffix of files of records."""
+    return _suffix(file) in _RECORDS
+
+
+def _suffix(file: Path) -> str:
+    """The suffix in lower case, without ``.gz``."""
+    return Path(file.name.lower().removesuffix(".gz")).suffix
 
 
 def _hidden(relative: Path) -> bool:

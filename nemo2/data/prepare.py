@@ -15,6 +15,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
+from nemo2.data.finetuning.sample import Malformed, special_in, tokenized
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
 from nemo2.files import read_bounded
@@ -42,6 +43,8 @@ class PreparedData:
     """Documents that aren't text, which were left out."""
     skipped_examples: list[str] = field(default_factory=list)
     """The places of some of the skipped documents."""
+    documents_with_special_tokens: int = 0
+    """Written documents whose text spells a special token of the tokenizer, which became that token."""
     vocab_size: int
     """The number of ids of the tokenizer."""
     eod: Optional[int]
@@ -73,7 +76,7 @@ def prepare_data(
 ) -> PreparedData:
     """Tokenize `inputs` into ``output_prefix.bin/.idx``, which `PreTrainingDataModule` reads.
 
-    Each file is a document, or each line of a ``.jsonl`` file. `nemo2.data.documents` describes the accepted inputs.
+    Each file is a document, or each record of a file of records. `nemo2.data.documents` describes the accepted inputs.
     Documents are written in the order of the inputs, without empty documents. The files appear only when they are
     complete, so a reader never sees an index that belongs to other tokens.
 
@@ -81,10 +84,10 @@ def prepare_data(
         inputs: A file, directory or pattern, or a list of them.
         output_prefix: The path of the files to write, without their suffix.
         tokenizer: The tokenizer. `BPETokenizer` tokenizes batches in several threads.
-        text_key: The field of a .jsonl line that holds the text.
+        text_key: The field of a record that holds the text.
         append_eod: End each document with the tokenizer's ``eod``.
-        on_bad_line: The action for a document that isn't text. "fail": an error that names file and line. "skip": leave
-            it out and count it.
+        on_bad_line: The action for a document that isn't text or that the tokenizer can't encode. "fail": an error that
+            names file and line. "skip": leave it out and count it.
         max_bad_lines: With "skip", the largest number of bad documents. More are an error.
         progress: Show a bar on the terminal.
 
@@ -101,8 +104,10 @@ def prepare_data(
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with _Writer(prefix, tokenizer.vocab_size) as writer, _progress(files, progress) as followed:
-            for text, ids in _tokenized(read_documents(followed, text_key=text_key, bad=bad), tokenizer):
+            special = getattr(tokenizer, "special_texts", ())
+            for text, ids in _tokenized(read_documents(followed, text_key=text_key, bad=bad), tokenizer, bad):
                 writer.add(text, ids, eod)
+                writer.with_special_tokens += bool(ids) and special_in([text], special) is not None
             if writer.documents == 0:
                 left_out = f", {bad.count} could not be read ({'; '.join(bad.examples)})" if bad.count else ""
                 raise DataError(f"No text in the {len(files)} input files: {writer.empty} are empty{left_out}.")
@@ -143,6 +148,7 @@ class _Writer:
         self.temporary = prefix.with_name(f".{prefix.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
         self.documents = self.tokens = self.characters = self.empty = 0
         self.max_token_id = -1
+        self.with_special_tokens = 0
         self._digest = hashlib.sha256()
         self._builder = IndexedDatasetBuilder(f"{self.temporary}.bin", dtype=self.dtype)
 
@@ -183,6 +189,7 @@ class _Writer:
             empty_documents=self.empty,
             skipped_documents=bad.count,
             skipped_examples=bad.examples,
+            documents_with_special_tokens=self.with_special_tokens,
             vocab_size=self.vocab_size,
             eod=eod,
             max_token_id=self.max_token_id,
@@ -200,22 +207,40 @@ class _Writer:
         return prepared
 
 
-def _tokenized(documents: Iterator[str], tokenizer: Tokenizer) -> Iterator[tuple[str, list[int]]]:
-    """Documents with their ids, tokenized in batches of about a million characters."""
-    batch: list[str] = []
+def _tokenized(
+    documents: Iterator[tuple[str, str]], tokenizer: Tokenizer, bad: BadInput
+) -> Iterator[tuple[str, list[int]]]:
+    """Documents with their ids, tokenized in batches of about a million characters. Documents on which the tokenizer
+    fails are reported to `bad`."""
+    batch: list[tuple[str, str]] = []
     characters = 0
-    for document in documents:
-        batch.append(document)
+    for where, document in documents:
+        batch.append((where, document))
         characters += len(document)
         if characters >= _BATCH_CHARACTERS:
-            yield from zip(batch, _ids(batch, tokenizer), strict=True)
+            yield from _ids(batch, tokenizer, bad)
             batch, characters = [], 0
-    yield from zip(batch, _ids(batch, tokenizer), strict=True)
+    yield from _ids(batch, tokenizer, bad)
 
 
-def _ids(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
+def _ids(batch: list[tuple[str, str]], tokenizer: Tokenizer, bad: BadInput) -> Iterator[tuple[str, list[int]]]:
     many = getattr(tokenizer, "texts_to_ids", None)
-    return many(texts) if many is not None else [tokenizer.text_to_ids(text) for text in texts]
+    if many is not None:
+        texts = [text for _, text in batch]
+        try:
+            ids_of_all = many(texts)
+        except Exception:  # the lines below find the document
+            pass
+        else:
+            yield from zip(texts, ids_of_all, strict=True)
+            return
+    for where, text in batch:
+        try:
+            ids = tokenized(lambda text=text: tokenizer.text_to_ids(text), text)
+        except Malformed as error:
+            bad.report(where, str(error))
+        else:
+            yield text, ids
 
 
 def _progress(files: list[Path], show: bool) -> Any:

@@ -112,7 +112,8 @@ def prepare_demo_data(
 
 def _prepare(files: list[Path], vocab_size: int, data: DemoData, finished: Path, progress: bool) -> None:
     # A few of the library's files, mostly tests of decoding, aren't UTF-8.
-    tokenizer = train_bpe(read_documents(files, bad=BadInput("skip")), vocab_size, data.tokenizer)
+    texts = (text for _, text in read_documents(files, bad=BadInput("skip")))
+    tokenizer = train_bpe(texts, vocab_size, data.tokenizer)
     validation = files[::_VALIDATION_EVERY]
     training = [file for number, file in enumerate(files) if number % _VALIDATION_EVERY]
     tokens = {}

@@ -12,7 +12,7 @@ into the key of their index cache.
 import hashlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -34,7 +34,7 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """The number of token ids, including special tokens. All ids are below it."""
+        """The largest token id plus 1, including special tokens."""
 
     @abstractmethod
     def text_to_ids(self, text: str) -> list[int]:
@@ -68,6 +68,11 @@ class Tokenizer(ABC):
     def unk_id(self) -> Optional[int]:
         """The unknown-token id."""
         return None
+
+    @property
+    def special_texts(self) -> Sequence[str]:
+        """The texts that become special tokens wherever a text spells them. Empty: there are none, or unknown ones."""
+        return ()
 
     @property
     def eod(self) -> int:
@@ -171,7 +176,11 @@ class BPETokenizer(Tokenizer):
 
     @cached_property
     def vocab_size(self) -> int:
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+        return _ids_below(self._tokenizer.get_vocab(with_added_tokens=True))
+
+    @cached_property
+    def special_texts(self) -> Sequence[str]:
+        return sorted(one.content for one in self._tokenizer.get_added_tokens_decoder().values() if one.special)
 
     def text_to_ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -345,7 +354,13 @@ class AutoTokenizer(Tokenizer):
 
     @cached_property
     def vocab_size(self) -> int:
-        return len(self.tokenizer)  # includes added tokens, unlike its own vocab_size
+        vocabulary = self.tokenizer.get_vocab()  # includes added tokens, unlike its own vocab_size
+        return _ids_below(vocabulary) if vocabulary else len(self.tokenizer)
+
+    @cached_property
+    def special_texts(self) -> Sequence[str]:
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return sorted({one.content for one in added.values() if one.special} | set(self.tokenizer.all_special_tokens))
 
     def text_to_ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
@@ -456,6 +471,11 @@ class ByteTokenizer(Tokenizer):
 
     def __repr__(self) -> str:
         return "ByteTokenizer()"
+
+
+def _ids_below(vocabulary: Mapping[str, int]) -> int:
+    """The number that all ids are below. Vocabularies such as o200k's leave some ids out."""
+    return max(vocabulary.values(), default=-1) + 1
 
 
 def get_vocab_size(config: Any, vocab_size: int, make_vocab_size_divisible_by: int = 128) -> int:

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from nemo2.data.batch_sampler import EvalBatchSampler
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, DataError
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.optim.sharded import ShardedOptimizer
@@ -143,6 +143,7 @@ class SteppingStrategy(WorldStrategy):
             and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         ):
             return
+        self._refuse_empty_masks()
         metrics: dict[str, Any] = {
             "reduced_train_loss": self._last_loss.float(),
             "global_step": float(trainer.global_step),
@@ -169,6 +170,22 @@ class SteppingStrategy(WorldStrategy):
             metrics |= {"consumed_samples": float(self.consumed_samples + size), "global_batch_size": float(size)}
         for name, value in metrics.items():
             module.log(name, value, prog_bar=name in ("reduced_train_loss", "lr"), batch_size=1)
+
+    def _refuse_empty_masks(self) -> None:
+        """Raise an error if no token of the global batch counts. Its loss is 0.0, and it trains nothing.
+
+        Raises:
+            DataError: no token counts.
+        """
+        weight = self.megatron_parallel.weight if self.megatron_parallel is not None else None
+        if weight is None or float(weight) > 0:
+            return
+        first = self.consumed_samples
+        size = 1 if self.data_sampler is None else self.data_sampler.current_global_batch_size
+        raise DataError(
+            f"loss_mask is 0 for all tokens of the samples {first} to {first + size - 1}, counted in the order of training, so "
+            "this step trains on nothing. Set the loss_mask of tokens to train on to 1, or leave such samples out."
+        )
 
     def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
         """The reduced loss of one global batch, logged as ``val_loss``. None: the module's step returns none.

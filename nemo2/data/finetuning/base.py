@@ -30,7 +30,7 @@ from nemo2.errors import ConfigError, DataError, Nemo2Error
 from nemo2.parallel.cuda_graphs import kind_of
 
 _log = logging.getLogger(__name__)
-_FORMAT = 1
+_FORMAT = 2
 _KERNEL_MULTIPLE = 16
 """Low-precision kernels need lengths that are multiples of 16."""
 

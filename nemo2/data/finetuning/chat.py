@@ -7,33 +7,45 @@ served. The template also determines which tokens the assistant writes:
 
 - ``{% generation %}`` blocks mark them. If the blocks leave out the token that ends each turn, it is added.
 - Without blocks, the conversation is rendered up to each of the assistant's turns (with the generation prompt) and past
-  it. The text between is the turn with its end token. Each rendering must be the beginning of the whole one. A template
-  that rewrites earlier turns, as most reasoning templates do, breaks this, and the sample is rejected, because a search
-  for strings would not find the tokens that the model writes.
+  it. The text between is the turn with its end token. If a rendering is not the beginning of the whole one, the turn's
+  text is replaced by a probe, whose place in the rendering tells where the turn stands. A sample is rejected where even
+  that fails, because a search for strings would not find the tokens that the model writes.
+
+A record is rejected if the rendering lacks some of its text, or doesn't train on what must be learned
+(`nemo2.data.finetuning.completeness`).
 
 Whitespace after the last special token of a turn is left out: it separates turns, and the model never writes it.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from os.path import commonprefix
 from pathlib import Path
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Union
 
+from nemo2.data.finetuning.completeness import (
+    NoTools,
+    Span,
+    check_complete,
+    check_context,
+    check_texts,
+    pieces_of,
+    probe_of,
+    probe_span,
+    shape_of,
+)
+from nemo2.data.finetuning.dialects import Conversation, conversation_of, forms
 from nemo2.data.finetuning.identity import identity_of
-from nemo2.data.finetuning.rendering import render
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Whole
+from nemo2.data.finetuning.rendering import RENDERER, Rendered, Wanted
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Whole, special_in, tokenized
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer
 from nemo2.errors import ConfigError
 
 Turns = Literal["all", "last"]
-Span = tuple[int, int]
-MESSAGE_KEYS = ("messages", "conversations", "conversation")
-"""The fields in which a record may have its messages."""
-_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "function": "tool"}
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_MOST_SHAPES = 1024
 
 NEMO_TEMPLATE = (
     "{%- set open = namespace(turn=false) -%}"
@@ -63,7 +75,8 @@ class ChatEncoder(Encoder):
 
     Raises:
         ConfigError: on first use, if there is no template, or no Hugging Face tokenizer to render it.
-        SecurityError: at the first record, if the template accesses more than its messages (`render`).
+        SecurityError: at the first record, if the template accesses more than its messages, or exceeds a limit
+            (`nemo2.data.finetuning.rendering`).
     """
 
     tokenizer: Tokenizer
@@ -153,20 +166,65 @@ class ChatEncoder(Encoder):
         return _GENERATION.search(self.template) is not None
 
     def encode(self, record: Any) -> Whole:
-        messages, tools = messages_of(record)
-        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        if not answers:
+        conversation = conversation_of(record)
+        if not conversation.answers:
             raise Empty("no turn of the assistant")
-        chosen = answers[-1:] if self.turns == "last" else answers
-        # OpenAI's files set this for single messages.
-        chosen = [place for place in chosen if _weight_of(messages[place], place)]
-        if not chosen:
+        if not self._chosen(conversation):
             raise Empty("every turn of the assistant has weight 0")
-        found = self._by_blocks if self._has_blocks else self._by_prefixes
-        ids, trained = found(messages, tools, answers, chosen)
-        if not any(trained):
+        check_texts(conversation, self._chosen(conversation))
+        conversation = self._form_of(conversation)
+        chosen = self._chosen(conversation)
+        text, spans = self._rendered(conversation, chosen)
+        if not any(start < end for start, end in spans):
             raise Empty("the chat template shows no text of the assistant")
-        return Whole(Sample(ids, trained))
+        check_complete(conversation, text, spans, chosen)
+        pieces = (piece.text for message in conversation.messages for piece in pieces_of(message))
+        special = special_in(pieces, self._special_words)
+        return Whole(replace(self._sample(text, spans), special=special))
+
+    def _chosen(self, conversation: Conversation) -> list[int]:
+        """The places of the messages to train on."""
+        answers = conversation.answers
+        chosen = answers[-1:] if self.turns == "last" else answers
+        return [place for place in chosen if conversation.marks[place] is not False]
+
+    def _form_of(self, conversation: Conversation) -> Conversation:
+        """The first form of the conversation of which the template shows everything.
+
+        Raises:
+            Malformed: there is none. The reason is that of the common form.
+        """
+        shape = shape_of(conversation, self._chosen(conversation))
+        cached = self._form_of_shape.get(shape)
+        if isinstance(cached, Malformed):
+            raise type(cached)(*cached.args)
+        if cached is not None:
+            return next(form for at, form in enumerate(forms(conversation, self.template)) if at == cached)
+        reasons: list[Malformed] = []
+        for number, form in enumerate(forms(conversation, self.template)):
+            probe, chosen = probe_of(form), self._chosen(form)
+            try:
+                text, spans = self._rendered(probe, chosen)
+                check_complete(probe, text, spans, chosen)
+                check_context(probe, "".join(text[start:end] for start, end in spans), chosen)
+            except Malformed as error:
+                reasons.append(error)
+            else:
+                self._remember(shape, number)
+                return form
+        # A form of which only the tools are missing tells more than an error of the common form.
+        reason = next((reason for reason in reasons if isinstance(reason, NoTools)), reasons[0])
+        self._remember(shape, type(reason)(*reason.args))
+        raise reason
+
+    def _remember(self, shape: str, outcome: Union[int, Malformed]) -> None:
+        if len(self._form_of_shape) < _MOST_SHAPES:
+            self._form_of_shape[shape] = outcome
+
+    @cached_property
+    def _form_of_shape(self) -> dict[str, Union[int, Malformed]]:
+        """For each shape of a conversation, the number of its form, or why there is none."""
+        return {}
 
     def question(self, messages: list[Any]) -> list[int]:
         """The ids before the assistant's answer to the last of ``messages``.
@@ -175,10 +233,12 @@ class ChatEncoder(Encoder):
             ConfigError: the template can't render these messages.
         """
         try:
-            text = self._render(messages, None, tokenize=False, add_generation_prompt=True)
+            whole = conversation_of({"messages": [*messages, _turn("assistant")]})
+            form = self._form_of(replace(whole, marks=[False] * len(messages) + [True]))
+            text = self._text(self._render(Wanted(form.messages, prompt=True, count=len(form.messages) - 1))[0])
+            return self._tokenized(text)["input_ids"]
         except Malformed as error:
             raise ConfigError(f"These turns cannot be shown to the model: {error}.") from error
-        return list(self._hf(text, add_special_tokens=False)["input_ids"])
 
     @cached_property
     def end_of_turn(self) -> Optional[int]:
@@ -191,83 +251,189 @@ class ChatEncoder(Encoder):
         last = max(place for place, trained in enumerate(sample.trained) if trained)
         return sample.ids[last] if sample.ids[last] in self._special else None
 
-    # Templates with {% generation %}
+    # From messages to text
 
-    def _by_blocks(
-        self, messages: list[Any], tools: Any, answers: list[int], chosen: list[int]
-    ) -> tuple[list[int], list[bool]]:
-        encoded = self._render(messages, tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-        ids, trained = list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
-        self._add_ends(ids, trained)
+    def _rendered(self, conversation: Conversation, chosen: list[int]) -> tuple[str, list[Span]]:
+        """The text of a conversation, and the ranges of characters that the chosen turns write."""
+        if self._has_blocks:
+            whole = self._render(Wanted(conversation.messages), tools=conversation.tools)[0]
+            text = self._text(whole)
+            return text, self._chosen_blocks(whole.spans, conversation, chosen)  # pyright: ignore
+        return self._by_prefixes(conversation, chosen)
+
+    def _chosen_blocks(self, spans: list[Span], conversation: Conversation, chosen: list[int]) -> list[Span]:
+        answers = conversation.answers
         if chosen == answers:
-            return ids, trained
-        runs = list(_runs(trained))
-        if len(runs) != len(answers):
+            return spans
+        if len(spans) != len(answers):
             raise Malformed(
-                f"the template's {{% generation %}} blocks mark {len(runs)} pieces for {len(answers)} turns of the "
+                f"the template's {{% generation %}} blocks mark {len(spans)} pieces for {len(answers)} turns of the "
                 "assistant, so nemo2 cannot select some of the turns"
             )
-        for place, (start, end) in zip(answers, runs, strict=True):
-            if place not in chosen:
-                trained[start:end] = [False] * (end - start)
-        return ids, trained
+        return [span for place, span in zip(answers, spans, strict=True) if place in chosen]
 
-    def _add_ends(self, ids: list[int], trained: list[bool]) -> None:
-        """Train on the token that ends a turn if the blocks end before it."""
-        runs = list(_runs(trained))
-        if not runs or runs[-1][1] >= len(ids):
-            return
-        ends_with = ids[runs[-1][1]]
-        if ends_with in self._special and ids[runs[-1][1] - 1] not in self._special:
-            for _, end in runs:
-                if ids[end] == ends_with:
-                    trained[end] = True
+    def _by_prefixes(self, conversation: Conversation, chosen: list[int]) -> tuple[str, list[Span]]:
+        messages, tools = conversation.messages, conversation.tools
+        wanted = [Wanted(messages)]
+        for place in chosen:
+            wanted += [Wanted(messages, prompt=True, count=place), Wanted(messages, count=place + 1)]
+        whole, *others = self._render(*wanted, tools=tools)
+        text = self._text(whole)
+        spans: list[Span] = []
+        for place, before, past in zip(chosen, others[::2], others[1::2], strict=True):
+            starts = not isinstance(before, Malformed) and text.startswith(before.text)
+            last = place + 1 == len(messages)
+            if starts and (last or (not isinstance(past, Malformed) and text.startswith(past.text))):
+                spans.append((len(before.text), len(text if last else past.text)))  # pyright: ignore
+            else:
+                spans.append(self._located(conversation, place, text, before))
+        closing = self._closing
+        if spans and closing and spans[-1][1] == len(text) and text.endswith(closing):
+            spans[-1] = (spans[-1][0], len(text) - len(closing))
+        return text, spans
 
-    # Templates without
-
-    def _by_prefixes(
-        self, messages: list[Any], tools: Any, answers: list[int], chosen: list[int]
-    ) -> tuple[list[int], list[bool]]:
-        del answers
-        whole = self._render(messages, tools, tokenize=False)
-        spans = [self._turn(messages, tools, place, whole) for place in chosen]
-        encoded = self._tokenized(whole)
-        if "offset_mapping" in encoded:
-            ids, places = list(encoded["input_ids"]), encoded["offset_mapping"]
-            trained = [
-                any(start < end and first < end and start < last for first, last in spans) for start, end in places
-            ]
-        else:
-            ids, trained = self._without_offsets(whole, spans)
-        for start, end in _runs(trained):
-            for place in range(self._end_of_turn(ids, start, end), end):
-                trained[place] = False
-        return ids, trained
-
-    def _turn(self, messages: list[Any], tools: Any, place: int, whole: str) -> Span:
-        """The range of characters that the assistant writes in the turn at ``place``."""
-        before = self._render(messages[:place], tools, tokenize=False, add_generation_prompt=True)
-        past = whole if place + 1 == len(messages) else self._render(messages[: place + 1], tools, tokenize=False)
-        if not whole.startswith(before) or not whole.startswith(past):
+    def _located(self, conversation: Conversation, place: int, text: str, before: Rendered) -> Span:
+        """The range of the turn at ``place`` in a template that renders its surroundings differently when the
+        conversation continues. Its text is replaced by a probe, to find where it stands."""
+        messages = probe_of(conversation, only=place).messages
+        whole, past, asked = self._render(
+            Wanted(messages),
+            Wanted(messages, count=place + 1),
+            Wanted(messages, count=place),
+            tools=conversation.tools,
+        )
+        where = f"turn {place + 1} of {len(messages)}"
+        probed, ended = self._text(whole), self._text(past)
+        found, found_past = probe_span(probed, place), probe_span(ended, place)
+        if found is None or found_past is None:
+            raise Malformed(f"the chat template leaves out the text of {where}")
+        head, tail = probed[: found[0]], probed[found[1] :]
+        if not text.startswith(head) or not text.endswith(tail) or len(head) + len(tail) > len(text):
             raise Malformed(
-                f"the chat template renders turn {place + 1} of {len(messages)} differently when the conversation "
-                "continues, as templates that drop earlier reasoning do, so nemo2 cannot tell which tokens are the "
-                f"assistant's. Use a template with {{% generation %}} blocks (dataset_kwargs={{'chat_template': "
-                f"...}}), or train only on the last turn of each conversation (dataset_kwargs={{'turns': 'last'}})"
+                f"the chat template renders other messages differently depending on the text of {where}, so nemo2 cannot "
+                f"tell which tokens are the assistant's{_ADVICE}"
             )
-        return len(before), len(past)
+        if isinstance(before, Malformed):
+            start = _after(head, self._prompt)
+        else:
+            start = len(commonprefix([before.text, head]))
+            shared = 0 if isinstance(asked, Malformed) else len(commonprefix([before.text, asked.text]))
+            if start < shared:
+                raise Malformed(
+                    f"the chat template renders the messages before {where} differently when the conversation continues: "
+                    f"{before.text[start : start + 40]!r} becomes {head[start : start + 40]!r}, so nemo2 cannot tell which "
+                    f"tokens are the assistant's{_ADVICE}"
+                )
+        return start, len(text) - len(tail) + len(self._shared(tail, ended[found_past[1] :]))
 
-    def _tokenized(self, text: str) -> Any:
+    def _shared(self, one: str, other: str) -> str:
+        """The common beginning of two texts that follow a turn, without a part of a special token."""
+        length = len(commonprefix([one, other]))
+        for text in (one, other):
+            for match in self._special_texts.finditer(text):
+                if match.start() < length < match.end():
+                    length = match.start()
+        return one[:length]
+
+    @cached_property
+    def _special_texts(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self._special_words)) or r"(?!)")
+
+    @cached_property
+    def _special_words(self) -> list[str]:
+        """The special tokens as text, the longest first."""
+        words = filter(None, (self._hf.convert_ids_to_tokens(token) for token in self._special))
+        return sorted(words, key=len, reverse=True)
+
+    @cached_property
+    def _closing(self) -> str:
+        """What the template writes only behind the last message, after the end of the assistant's turn."""
+        shared, last, _ = self._tails
+        return last[len(shared) :].strip() if self._special_texts.search(shared) else ""
+
+    @cached_property
+    def _final_token(self) -> Optional[int]:
+        """The token that ends a last turn to which the template gives no end: the one that begins a next message, or the
+        tokenizer's end-of-sequence token."""
+        _, last, inner = self._tails
+        following = self._special_texts.match(inner[len(commonprefix([last, inner])) :].lstrip())
+        return self._hf.convert_tokens_to_ids(following[0]) if following else self.tokenizer.eos_id
+
+    @cached_property
+    def _tails(self) -> tuple[str, str, str]:
+        """What the template writes behind an answer: in every place, behind the last one, and before a next message."""
+        turns = Conversation([_turn("user"), _turn("assistant"), _turn("user")], None, [None] * 3)
+        messages = probe_of(turns).messages
+        tails = []
+        for one in self._render(Wanted(messages, count=2), Wanted(messages)):
+            found = None if isinstance(one, Malformed) else probe_span(one.text, 1)
+            if found is None:
+                return "", "", ""
+            tails.append(one.text[found[1] :])  # pyright: ignore[reportAttributeAccessIssue]
+        return self._shared(*tails), tails[0], tails[1]
+
+    @cached_property
+    def _prompt(self) -> str:
+        """What the template writes before an answer. Empty: it can't be told."""
+        asked, before = self._render(Wanted([_turn("user")]), Wanted([_turn("user")], prompt=True))
+        if isinstance(asked, Malformed) or isinstance(before, Malformed):
+            return ""
+        return before.text[len(commonprefix([asked.text, before.text])) :]
+
+    def _render(self, *wanted: Wanted, tools: Any = None) -> list[Rendered]:
+        given = self.chat_template
+        source = repr(self.tokenizer) if given is None else given if "{" not in given else "these settings"
+        variables = {**_spelled_out(self._hf.special_tokens_map), "tools": tools, "documents": None}
+        return RENDERER.render(wanted, template=self.template, source=source, variables=variables)
+
+    @staticmethod
+    def _text(rendered: Rendered) -> str:
+        if isinstance(rendered, Malformed):
+            raise rendered
+        return rendered.text
+
+    # From text to tokens
+
+    def _sample(self, text: str, spans: Sequence[Span]) -> Sample:
+        encoded = self._tokenized(text)
+        if "offset_mapping" in encoded:
+            ids, trained = encoded["input_ids"], _trained(encoded["offset_mapping"], spans)
+        else:
+            ids, trained = self._without_offsets(text, spans)
+        self._end_turns(ids, trained)
+        return Sample(ids, trained)
+
+    def _end_turns(self, ids: list[int], trained: list[bool]) -> None:
+        """Train on the token that ends each turn, and not on whitespace behind it.
+
+        A template may begin the next message right behind an answer. Its first token, if it is special, is then what
+        ends the turn. It also ends a last turn (`_final_token`).
+        """
+        runs = list(_runs(trained))
+        behind_last = ids[runs[-1][1]] if runs[-1][1] < len(ids) else None
+        for start, end in runs:
+            last = next((place for place in range(end - 1, start - 1, -1) if ids[place] in self._special), None)
+            if last is not None and not self._hf.decode(ids[last + 1 : end]).strip():
+                trained[last + 1 : end] = [False] * (end - last - 1)
+            elif end == len(ids):
+                if self._final_token is not None:
+                    ids.append(self._final_token)
+                    trained.append(True)
+            elif ids[end] in self._special and (not self._has_blocks or ids[end] == behind_last):
+                trained[end] = True
+
+    def _tokenized(self, text: str) -> dict[str, Any]:
         offsets = {"return_offsets_mapping": True} if getattr(self._hf, "is_fast", False) else {}
-        return self._hf(text, add_special_tokens=False, **offsets)
+        encoded = tokenized(lambda: self._hf(text, add_special_tokens=False, **offsets), text)
+        return {name: list(encoded[name]) for name in ("input_ids", "offset_mapping") if name in encoded}
 
-    def _without_offsets(self, whole: str, spans: list[Span]) -> tuple[list[int], list[bool]]:
+    def _without_offsets(self, text: str, spans: Sequence[Span]) -> tuple[list[int], list[bool]]:
         """The mask from the ids of each beginning of the text, for tokenizers that don't report the characters of a
         token."""
-        ids = list(self._hf(whole, add_special_tokens=False)["input_ids"])
+        ids = self._tokenized(text)["input_ids"]
         trained = [False] * len(ids)
         for span in spans:
-            first, last = (list(self._hf(whole[:at], add_special_tokens=False)["input_ids"]) for at in span)
+            first, last = (self._tokenized(text[:at])["input_ids"] for at in span)
             if ids[: len(first)] != first or ids[: len(last)] != last:
                 raise Malformed(
                     "the tokenizer merges the start of the assistant's text with the text before it into one token"
@@ -275,70 +441,47 @@ class ChatEncoder(Encoder):
             trained[len(first) : len(last)] = [True] * (len(last) - len(first))
         return ids, trained
 
-    def _end_of_turn(self, ids: Sequence[int], start: int, end: int) -> int:
-        """The end of a turn's last special token, if only whitespace follows it; else ``end``."""
-        last = next((place for place in range(end - 1, start - 1, -1) if ids[place] in self._special), None)
-        if last is None or self._hf.decode(list(ids[last + 1 : end])).strip():
-            return end
-        return last + 1
 
-    def _render(self, messages: list[Any], tools: Any, **options: Any) -> Any:
-        given = self.chat_template
-        source = repr(self.tokenizer) if given is None else given if "{" not in given else "these settings"
-        return render(self._hf, messages, tools=tools, template=self.template, source=source, **options)
+_ADVICE = (
+    ". Use a template with {% generation %} blocks (dataset_kwargs={'chat_template': ...}), or train only on the last turn "
+    "of each conversation (dataset_kwargs={'turns': 'last'})"
+)
 
 
-def _weight_of(message: dict[str, Any], place: int) -> bool:
-    """Remove and return a message's weight: whether it is trained on.
-
-    Raises:
-        Malformed: the weight is neither 0 nor 1.
-    """
-    weight = message.pop("weight", 1)
-    if weight not in (0, 1):
-        raise Malformed(f"message {place + 1} has weight {weight!r}: 0 keeps it as context, 1 trains on it")
-    return bool(weight)
+def _turn(role: str) -> dict[str, Any]:
+    return {"role": role, "content": "text"}
 
 
-def messages_of(record: Any) -> tuple[list[dict[str, Any]], Optional[list[Any]]]:
-    """The messages of a record, each with a role, and its tools.
+def _spelled_out(tokens: Mapping[str, Any]) -> dict[str, Any]:
+    """Special tokens as text."""
+    return {
+        name: [str(one) for one in token] if isinstance(token, list | tuple) else str(token)
+        for name, token in tokens.items()
+    }
+
+
+def _after(text: str, prompt: str) -> int:
+    """Where an answer begins in a text that ends with it: behind the last ``prompt``.
 
     Raises:
-        Malformed: there are no messages, or a message lacks its role.
+        Malformed: the prompt isn't there.
     """
-    if not isinstance(record, Mapping):
-        raise Malformed(f"a {type(record).__name__}, not a record with messages")
-    key = next((key for key in MESSAGE_KEYS if isinstance(record.get(key), list)), None)
-    if key is None:
-        fields = ", ".join(map(str, list(record)[:8])) or "none"
-        raise Malformed(f"no list under any of {', '.join(map(repr, MESSAGE_KEYS))}; its fields are: {fields}")
-    messages = [_message(message, place + 1) for place, message in enumerate(record[key])]
-    if record.get("system") and (not messages or messages[0]["role"] != "system"):
-        messages.insert(0, {"role": "system", "content": record["system"]})
-    tools = record.get("tools")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except ValueError as error:
-            raise Malformed(f"'tools' is text that is not JSON ({error})") from error
-    return messages, tools or None
+    for length in range(len(prompt), 0, -1):
+        at = text.rfind(prompt[:length])
+        if at >= 0 and not prompt[length:].strip():
+            return at + length
+    raise Malformed("the chat template has no prompt where the assistant speaks first")
 
 
-def _message(message: Any, number: int) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise Malformed(f"message {number} is a {type(message).__name__}, not an object with a role and content")
-    role = message.get("role", message.get("from"))
-    if not isinstance(role, str) or not role:
-        raise Malformed(
-            f"message {number} has no role ('role' or 'from'); its fields are: {', '.join(map(str, message))}"
-        )
-    told = {key: value for key, value in message.items() if key not in ("role", "from", "value") and value is not None}
-    if "content" not in told and message.get("value") is not None:
-        told["content"] = message["value"]
-    if "content" not in told and not told.get("tool_calls"):
-        raise Malformed(f"message {number}, of the {role}, has neither content nor tool calls")
-    # Templates read the content of each message, also of tool calls.
-    return {"role": _ROLES.get(role.lower(), role.lower()), "content": told.pop("content", ""), **told}
+def _trained(places: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
+    """Whether each token, at these places in the text, has a character in one of the spans."""
+    trained, at = [], 0
+    ordered = sorted(spans)
+    for start, end in places:
+        while at < len(ordered) and ordered[at][1] <= start:
+            at += 1
+        trained.append(start < end and at < len(ordered) and ordered[at][0] < end)
+    return trained
 
 
 def _runs(flags: Sequence[bool]) -> Iterator[Span]:

@@ -17,6 +17,7 @@ OnTooLong = Literal["truncate", "skip", "fail"]
 _CHUNK = 256
 _SHOWN = 5
 _TOO_LONG, _EMPTY, _TRUNCATED, _MALFORMED = "too long", "nothing to train on", "truncated", "malformed"
+_SPECIAL = "with special tokens in its text"
 
 
 @dataclass
@@ -41,7 +42,8 @@ class Report:
         self.places.setdefault(fate, []).append(f"{where}: {why}")
 
     def count(self, fate: str) -> int:
-        """The number of records with this outcome: "too long", "nothing to train on", "truncated" or "malformed"."""
+        """The number of records with this outcome: "too long", "nothing to train on", "truncated", "malformed" or "with
+        special tokens in its text"."""
         return len(self.places.get(fate, []))
 
     @property
@@ -56,7 +58,9 @@ class Report:
         ]
         for fate, places in self.places.items():
             shown = "; ".join(places[:_SHOWN]) + (" ..." if len(places) > _SHOWN else "")
-            lines.append(f"{len(places):,} {'kept, but ' if fate == _TRUNCATED else 'left out, '}{fate}: {shown}")
+            lines.append(
+                f"{len(places):,} {'kept, but ' if fate in (_TRUNCATED, _SPECIAL) else 'left out, '}{fate}: {shown}"
+            )
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,6 +77,8 @@ class Limits:
         on_too_long: "truncate"; "skip": leave out and count; "fail": an error.
         on_bad_line: For a malformed record: "fail": an error. "skip": leave it out and count it, up to
             ``max_bad_lines``.
+        on_special_token: For a record whose text spells a special token of the tokenizer, which the model would read as
+            that token: "keep": count it. "fail": the record is malformed.
 
     Raises:
         ConfigError: an invalid value.
@@ -82,12 +88,15 @@ class Limits:
     on_too_long: OnTooLong = "truncate"
     on_bad_line: Literal["fail", "skip"] = "fail"
     max_bad_lines: int = 1000
+    on_special_token: Literal["keep", "fail"] = "keep"
 
     def __post_init__(self) -> None:
         if self.on_too_long not in ("truncate", "skip", "fail"):
             raise ConfigError(f"on_too_long={self.on_too_long!r}: must be 'truncate', 'skip' or 'fail'.")
         if self.on_bad_line not in ("fail", "skip"):
             raise ConfigError(f"on_bad_line={self.on_bad_line!r}: must be 'fail' or 'skip'.")
+        if self.on_special_token not in ("keep", "fail"):
+            raise ConfigError(f"on_special_token={self.on_special_token!r}: must be 'keep' or 'fail'.")
 
 
 class BadRecords(BadInput):
@@ -119,6 +128,9 @@ def encode_all(
         if isinstance(fate, Malformed):
             bad.report(where, str(fate))
             continue
+        if not isinstance(fate, Empty) and fate[0].special is not None and limits.on_special_token == "fail":
+            bad.report(where, f"a text spells the special token {fate[0].special!r} (on_special_token)")
+            continue
         report = bad.into
         report.records += 1
         if isinstance(fate, Empty):
@@ -142,6 +154,8 @@ def encode_all(
         elif sample.num_trained == 0:
             report.note(_EMPTY, where, "no token of it is predicted and counted")
             continue
+        if sample.special is not None:
+            report.note(_SPECIAL, where, repr(sample.special))
         report.samples += 1
         report.tokens += len(sample.ids)
         report.trained_tokens += sample.num_trained

@@ -10,11 +10,13 @@ from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.finetuning.sample import Encoder
-from nemo2.data.finetuning.sources import JsonLines, Source
+from nemo2.data.finetuning.sources import RecordFiles, Source
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import DataError
 
 FILES = {"train": "training.jsonl", "validation": "validation.jsonl", "test": "test.jsonl"}
+_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv")
+"""The suffixes that a split's file may have; the first that exists is read."""
 
 
 @configurable
@@ -22,7 +24,7 @@ class FineTuningDataModule(SampleDataModule):
     """Fine-tune on ``training.jsonl``, ``validation.jsonl`` and ``test.jsonl`` in a folder.
 
     Each line is a JSON object of text fields, which a prompt template turns into a prompt and an answer. Only the
-    answer is trained on.
+    answer is trained on. A file may also be a JSON array (``training.json``) or a table (``.csv``, ``.tsv``).
 
     An item of a loader has ``tokens``, ``labels`` (one token ahead), ``loss_mask`` and ``position_ids``, ``[samples,
     length]``, and with packing ``cu_seqlens``; see `nemo2.data.finetuning.rows`.
@@ -86,9 +88,10 @@ class FineTuningDataModule(SampleDataModule):
         return self.root.absolute() / "index_cache"
 
     def source(self, split: str) -> Optional[Source]:
-        file = self.root / FILES[split]
-        if file.is_file():
-            return JsonLines(file)
+        name = Path(FILES[split])
+        for suffix in _SUFFIXES:
+            if (file := self.root / name.with_suffix(suffix)).is_file():
+                return RecordFiles(file)
         if split == "train":
             raise DataError(
                 f"data.dataset_root={self.dataset_root}: this folder has no {FILES['train']}. Create it with one JSON object per "

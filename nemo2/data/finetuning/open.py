@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads records from a ``datasets`` object, lists, a folder of tables or JSON lines, or a name on the hub."""
+"""Reads records from a ``datasets`` object, lists, a folder of tables, JSON or CSV, or a name on the hub."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.backend.extras import has, why_missing
-from nemo2.data.documents import is_json_lines
-from nemo2.data.finetuning.sources import JsonLines, Records, Source
+from nemo2.data.documents import holds_records
+from nemo2.data.finetuning.sources import RecordFiles, Records, Source
 from nemo2.errors import ConfigError, DataError
 
 ALIASES: Mapping[str, Sequence[str]] = {
@@ -60,7 +60,13 @@ def _of_path(path: str | Path, names: Sequence[str], *, streaming: bool) -> Opti
 def _files_of_split(folder: Path, names: Sequence[str]) -> list[Path]:
     """Files in a folder for a split: a file of the split's name, and files whose names begin with it, as on the hub
     (train-00000-of-00002.parquet). If no file names its split, all are for training."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and _readable(file))
+    files = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.is_file() and _readable(file) and "index_cache" not in file.relative_to(folder).parts
+    )
+    # Beside files of other types, a .json describes the set.
+    files = [file for file in files if file.suffix != ".json"] or files
     of_split = [file for file in files if _split_of(file, folder) in names]
     if of_split or not files or "train" not in names:
         return of_split
@@ -77,12 +83,12 @@ def _split_of(file: Path, folder: Path) -> Optional[str]:
 
 
 def _readable(file: Path) -> bool:
-    return is_json_lines(file) or file.suffix in _TABLES
+    return holds_records(file) or file.suffix in _TABLES
 
 
 def _of_files(files: list[Path], *, streaming: bool) -> Source:
-    if all(is_json_lines(file) for file in files):
-        return JsonLines(*files)
+    if all(holds_records(file) for file in files):
+        return RecordFiles(*files)
     kinds = {file.suffix for file in files}
     if len(kinds) > 1 or not kinds <= set(_TABLES):
         raise DataError(
@@ -118,7 +124,7 @@ def load(name: str, *, streaming: bool = False, **options: Any) -> Mapping[str, 
 def _datasets(what: str) -> Any:
     if not has("datasets"):
         raise ConfigError(
-            f"{what} requires the package datasets: {why_missing('datasets')}. JSON lines need no package."
+            f"{what} requires the package datasets: {why_missing('datasets')}. Files of JSON or CSV need no package."
         )
     import datasets
 

@@ -1,110 +1,209 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders chat templates from elsewhere, which are Jinja programs that come with a tokenizer, without access to
-anything else.
+"""Renders chat templates from elsewhere, which are Jinja programs that come with a tokenizer.
 
-transformers renders them in Jinja's immutable sandbox. Anything that the sandbox stops is an attack rather than a fault
-of a record, and the error names the tokenizer's or the template's file. This module limits two things that the sandbox
-allows: text created by a multiplication, and loops within loops.
+One child process (`nemo2.data.finetuning.rendering_process`) renders all conversations of this process. The operating
+system limits its processor time and its memory, so no operator or filter of a template has to be watched. What the
+sandbox or a limit stops is an attack rather than a fault of a record, and the error names the template's origin.
 """
 
+import atexit
 import contextlib
+import json
+import os
 import signal
+import subprocess
+import sys
 import threading
-import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
 
 from nemo2.data.finetuning.sample import Malformed
-from nemo2.errors import SecurityError
+from nemo2.errors import ConfigError, SecurityError
 
-MOST_SECONDS = 10.0
-"""The processor time for one conversation. Templates take some milliseconds."""
-MOST_CHARACTERS = 1 << 20
-"""The largest text that a template's ``*`` may create."""
+_SCRIPT = Path(__file__).with_name("rendering_process.py")
+_PASSED_ON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
+"""The variables of the environment that the process receives: what starts the interpreter, and the time zone of dates."""
+_REPLY_BYTES_PER_CHARACTER = 12
+"""A character of JSON: two escaped surrogates."""
 
 
-def render(tokenizer: Any, messages: list[Any], *, template: str, source: str, **options: Any) -> Any:
-    """``tokenizer.apply_chat_template`` with limits on time and size.
+class Rendering(NamedTuple):
+    """A rendered conversation.
+
+    Attributes:
+        text: What the template writes.
+        spans: The ranges of characters inside ``{% generation %}`` blocks, in order.
+    """
+
+    text: str
+    spans: list[tuple[int, int]]
+
+
+class Wanted(NamedTuple):
+    """A rendering to make.
+
+    Attributes:
+        messages: A conversation.
+        prompt: Whether the prompt of the assistant's next answer follows.
+        count: The number of messages to render. None: all.
+    """
+
+    messages: Sequence[Any]
+    prompt: bool = False
+    count: Optional[int] = None
+
+
+Rendered = Union[Rendering, Malformed]
+"""A rendering, or the error of the template."""
+
+
+class Renderer:
+    """Render chat templates in a child process, which is started on first use and after it was stopped.
 
     Args:
-        tokenizer: The ``transformers`` object.
-        source: The template's origin, for error messages.
-
-    Raises:
-        Malformed: the template fails on these messages.
-        SecurityError: the template accesses Python's internals, or exceeds a limit.
+        seconds: Processor time for one rendering. Templates take some milliseconds.
+        memory_bytes: Memory for one rendering, beside a multiple of the conversation's size.
+        output_characters: Characters of one rendering, beside a multiple of the conversation's size.
     """
-    from jinja2.exceptions import SecurityError as Reached
 
+    def __init__(self, seconds: float = 10.0, memory_bytes: int = 256 << 20, output_characters: int = 1 << 20) -> None:
+        self.seconds, self.memory_bytes, self.output_characters = seconds, memory_bytes, output_characters
+        self._lock = threading.Lock()
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._owner = 0
+
+    def render(
+        self, wanted: Sequence[Wanted], *, template: str, source: str, variables: Mapping[str, Any]
+    ) -> list[Rendered]:
+        """The renderings, in order.
+
+        Args:
+            source: The template's origin, for error messages.
+            variables: What the template reads beside messages and prompt, such as tools and special tokens.
+
+        Raises:
+            Malformed: the messages are not plain data.
+            SecurityError: the template accesses Python's internals, or exceeds a limit.
+        """
+        conversations: list[Any] = []
+        renderings = []
+        for messages, prompt, count in wanted:
+            at = next((at for at, other in enumerate(conversations) if other is messages), len(conversations))
+            if at == len(conversations):
+                conversations.append(messages)
+            renderings.append((at, len(messages) if count is None else count, prompt))
+        request = {
+            "template": template,
+            "variables": dict(variables),
+            "conversations": conversations,
+            "renderings": renderings,
+        }
+        try:
+            line = json.dumps(request).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Malformed(f"the messages are not plain data: {error}") from error
+        return [
+            Malformed(f"the chat template fails: {_shortened(one['error'])}")
+            if "error" in one
+            else Rendering(one["text"], [(start, end) for start, end in one["spans"]])
+            for one in self._replies(line, len(renderings), source)
+        ]
+
+    def close(self) -> None:
+        """End the process. A later call starts another."""
+        process, self._process = self._process, None
+        if process is not None and self._owner == os.getpid():
+            process.kill()
+            process.communicate()
+
+    def _replies(self, line: bytes, count: int, source: str) -> list[dict[str, Any]]:
+        most = _REPLY_BYTES_PER_CHARACTER * 16 * (self.output_characters + len(line))
+        replies: list[dict[str, Any]] = []
+        with self._lock:
+            try:
+                process = self._running()
+                assert process.stdin is not None and process.stdout is not None
+                with contextlib.suppress(BrokenPipeError):  # how it ended is known below
+                    process.stdin.write(line)
+                    process.stdin.flush()
+                while len(replies) < count:
+                    reply = process.stdout.readline(most)
+                    if not reply.endswith(b"\n"):
+                        break
+                    replies.append(json.loads(reply))
+                    if "stopped" in replies[-1]:
+                        raise _stopped(source, replies[-1]["stopped"])
+                else:
+                    return replies
+                if reply and process.poll() is None:
+                    raise _stopped(source, f"it renders more than {most:,} bytes")
+                ended = process.wait()
+                if ended == -signal.SIGXCPU:
+                    raise _stopped(source, f"it was still running after {self.seconds:g} s of processor time")
+                raise _stopped(source, f"its process ended with {_named(ended)}")
+            except BaseException:  # an interrupt too: a reply that nobody read would answer the next request
+                self.close()
+                raise
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        process = self._process
+        if process is not None and self._owner == os.getpid() and process.poll() is None:
+            return process
+        if self._owner == os.getpid():
+            self.close()
+        settings = {
+            "seconds": self.seconds,
+            "memory_bytes": self.memory_bytes,
+            "output_characters": self.output_characters,
+            "folders": _folders_of_jinja(),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(_SCRIPT), json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+        )
+        self._owner = os.getpid()
+        return self._process
+
+
+def _folders_of_jinja() -> list[str]:
+    """The folders of the packages that the process imports, which isolated mode may not search."""
+    found = [find_spec(name) for name in ("jinja2", "markupsafe")]
+    if None in found:
+        raise ConfigError("Chat templates require the package jinja2: pip install 'nemo2[hf]'.")
+    return sorted({str(Path(spec.origin).parent.parent) for spec in found if spec is not None and spec.origin})
+
+
+def _stopped(source: str, why: str) -> SecurityError:
+    return SecurityError(
+        f"The chat template of {source} was stopped: {_shortened(why)}. A chat template should only render messages. "
+        f"Read it before you use this tokenizer, or set your own template (dataset_kwargs={{'chat_template': ...}})."
+    )
+
+
+def _named(status: int) -> str:
     try:
-        with _bounded_products(), _within(MOST_SECONDS):
-            return tokenizer.apply_chat_template(messages, chat_template=template, **options)
-    except (Reached, _TooMuch) as error:
-        raise SecurityError(
-            f"The chat template of {source} was stopped: {_shortened(error)}. A chat template should only render messages. "
-            f"Read it before you use this tokenizer, or set your own template (dataset_kwargs={{'chat_template': "
-            f"...}})."
-        ) from error
-    except (MemoryError, OverflowError, RecursionError) as error:
-        raise SecurityError(
-            f"The chat template of {source} produces more than any text needs ({type(error).__name__}: "
-            f"{_shortened(error)}), so it is not a template of a conversation. Set another template "
-            f"(dataset_kwargs={{'chat_template': ...}})."
-        ) from error
-    except Exception as error:  # any other error of a template, including Jinja's
-        raise Malformed(f"the chat template fails: {type(error).__name__}: {_shortened(error)}") from error
+        return signal.Signals(-status).name if status < 0 else f"exit code {status}"
+    except ValueError:
+        return f"exit code {status}"
 
 
-class _TooMuch(Exception):
-    """A limit of nemo2 was exceeded."""
+def _shortened(text: str) -> str:
+    return " ".join(text.split())[:300]
 
 
-@contextlib.contextmanager
-def _bounded_products() -> Iterator[None]:
-    """In this context, compiled templates check the size of ``*`` and ``**``."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment as Sandbox
-
-    before = Sandbox.intercepted_binops, Sandbox.call_binop
-    Sandbox.intercepted_binops, Sandbox.call_binop = frozenset({"*", "**"}), _product  # pyright: ignore
-    try:
-        yield
-    finally:
-        Sandbox.intercepted_binops, Sandbox.call_binop = before
+RENDERER = Renderer()
+"""The renderer of this process."""
+atexit.register(RENDERER.close)
 
 
-def _product(environment: Any, context: Any, operator: str, left: Any, right: Any) -> Any:
-    del context
-    if operator == "**" and not (abs(left) <= 1 << 16 and abs(right) <= 64):
-        raise _TooMuch(f"{left!r} ** {right!r}")
-    for sequence, times in ((left, right), (right, left)):
-        if hasattr(sequence, "__len__") and isinstance(times, int) and len(sequence) * times > MOST_CHARACTERS:
-            raise _TooMuch(f"a product of {len(sequence)} characters or values and {times}")
-    return environment.binop_table[operator](left, right)
+def _forget() -> None:
+    """A forked process has its own renderer: the pipes of its parent's would mix their replies."""
+    RENDERER._lock = threading.Lock()
 
 
-@contextlib.contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """Raise in this thread after this much processor time. Only the main thread is limited, because signals don't reach
-    other threads."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    end = time.thread_time() + seconds
-
-    def over(number: int, frame: Any) -> None:
-        del number, frame
-        if time.thread_time() >= end:  # the timer also counts the time of other threads
-            raise _TooMuch(f"it was still running after {seconds:.0f} s")
-        signal.setitimer(signal.ITIMER_VIRTUAL, max(0.01, end - time.thread_time()))
-
-    before = signal.signal(signal.SIGVTALRM, over)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-def _shortened(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+os.register_at_fork(after_in_child=_forget)

@@ -3,10 +3,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, Union
 
 from nemo2.data.finetuning.chat import ChatEncoder, Turns
 from nemo2.data.finetuning.encode import Limits, OnTooLong
+from nemo2.data.finetuning.fields import FieldsEncoder
 from nemo2.data.finetuning.template import Side, TemplateEncoder
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
@@ -18,18 +19,19 @@ class DatasetSettings:
     """The valid entries of ``dataset_kwargs``.
 
     Attributes:
-        prompt_template, label_key, truncation_field, truncation_method: See
-            `nemo2.data.finetuning.template.TemplateEncoder`.
+        prompt_template: See `nemo2.data.finetuning.template.TemplateEncoder`. None: the template of the record's form
+            (`nemo2.data.finetuning.fields.FORMS`), or "{input} {output}" if ``label_key`` or ``truncation_field`` is set.
+        label_key, truncation_field, truncation_method: See `nemo2.data.finetuning.template.TemplateEncoder`.
         add_bos, add_eos, answer_only_loss: See `nemo2.data.finetuning.template.TemplateEncoder`.
         chat_template, turns: See `nemo2.data.finetuning.chat.ChatEncoder`.
-        on_too_long, on_bad_line, max_bad_lines: See `nemo2.data.finetuning.encode.Limits`.
+        on_too_long, on_bad_line, max_bad_lines, on_special_token: See `nemo2.data.finetuning.encode.Limits`.
         pad_to_max_length: Pad every batch to ``data.seq_length``. False: pad to the batch's longest sample, if the
             layout allows it.
         index_mapping_dir: The folder of samples and packs. Only this user may write to it, and all ranks must see it.
             None: ``index_cache`` beside the data.
     """
 
-    prompt_template: str = "{input} {output}"
+    prompt_template: Optional[str] = None
     label_key: str = "output"
     truncation_field: Optional[str] = "input"
     truncation_method: Side = "right"
@@ -41,6 +43,7 @@ class DatasetSettings:
     on_too_long: OnTooLong = "truncate"
     on_bad_line: Literal["fail", "skip"] = "fail"
     max_bad_lines: int = 1000
+    on_special_token: Literal["keep", "fail"] = "keep"
     pad_to_max_length: bool = False
     index_mapping_dir: Optional[str] = None
 
@@ -60,11 +63,12 @@ class DatasetSettings:
         settings.limits(1)
         return settings
 
-    def template(self, tokenizer: Tokenizer) -> TemplateEncoder:
+    def template(self, tokenizer: Tokenizer) -> Union[TemplateEncoder, FieldsEncoder]:
         """The encoder for records of fields."""
-        return TemplateEncoder(
+        of_form = self.prompt_template is None and (self.label_key, self.truncation_field) == ("output", "input")
+        encoder = TemplateEncoder(
             tokenizer=tokenizer,
-            prompt_template=self.prompt_template,
+            prompt_template=self.prompt_template or "{input} {output}",
             label_key=self.label_key,
             truncation_field=self.truncation_field,
             truncation_method=self.truncation_method,
@@ -72,6 +76,7 @@ class DatasetSettings:
             add_eos=self.add_eos,
             answer_only_loss=self.answer_only_loss,
         )
+        return FieldsEncoder(encoder) if of_form else encoder
 
     def chat(self, tokenizer: Tokenizer, default_template: Optional[str] = None) -> ChatEncoder:
         """The encoder for conversations. ``default_template`` replaces the tokenizer's own template."""
@@ -84,4 +89,5 @@ class DatasetSettings:
             on_too_long=self.on_too_long,
             on_bad_line=self.on_bad_line,
             max_bad_lines=self.max_bad_lines,
+            on_special_token=self.on_special_token,
         )

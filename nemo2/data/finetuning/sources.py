@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of records: files of JSON lines, and objects that hold records."""
+"""Sources of records: files, and objects that hold records."""
 
 import hashlib
 import json
@@ -40,8 +40,8 @@ _MOST_OF_A_LINE = 64 * MIB
 """The largest line in bytes: longer than the text of any sequence of tokens, and short enough to tokenize quickly."""
 
 
-class JsonLines(Source):
-    """The objects of one or more ``.jsonl`` files, one per line.
+class RecordFiles(Source):
+    """The records of one or more files: JSON lines, JSON arrays, or tables (`nemo2.data.documents`).
 
     Raises:
         DataError: a file is missing.

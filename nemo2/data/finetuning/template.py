@@ -7,13 +7,13 @@ tokenized differently with and without its answer.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from string import Formatter
 from typing import Any, Literal, Optional
 
 from nemo2.data.finetuning.identity import identity_of
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample, special_in, tokenized
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
 
@@ -86,10 +86,14 @@ class TemplateEncoder(Encoder):
         Raises:
             Malformed: the tokenizer lacks a required token.
         """
-        prompt = [self._token("bos")] * self.add_bos + self.tokenizer.text_to_ids(self.prompt(fields))
-        answer = self.tokenizer.text_to_ids(self.answer(fields)) + [self._token("eos")] * self.add_eos
+        prompt = [self._token("bos")] * self.add_bos + self._ids(self.prompt(fields))
+        answer = self._ids(self.answer(fields)) + [self._token("eos")] * self.add_eos
         trained = [not self.answer_only_loss] * len(prompt) + [True] * len(answer)
-        return Sample(prompt + answer, trained)
+        special = special_in(fields.values(), getattr(self.tokenizer, "special_texts", ()))
+        return Sample(prompt + answer, trained, special=special)
+
+    def _ids(self, text: str) -> list[int]:
+        return tokenized(lambda: self.tokenizer.text_to_ids(text), text)
 
     def _token(self, which: str) -> int:
         token = self.tokenizer.bos_id if which == "bos" else self.tokenizer.eos_id
@@ -151,7 +155,7 @@ class Templated(Parts):
             fits = len(self._with(name, middle).ids) <= max_tokens
             kept, too_many = (middle, too_many) if fits else (kept, middle)
         best = self._with(name, kept)
-        return Sample(best.ids[:max_tokens], best.trained[:max_tokens], truncated=True)
+        return replace(best, ids=best.ids[:max_tokens], trained=best.trained[:max_tokens], truncated=True)
 
     def _with(self, name: str, characters: int) -> Sample:
         text = self.fields[name]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from nemo2.data.finetuning.chat import MESSAGE_KEYS
+from nemo2.data.finetuning.dialects import has_messages
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample, Whole
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ class AnyEncoder(Encoder):
             raise Malformed(f"a {type(record).__name__}, not a record with named fields")
         if record.get("input_ids") is not None:
             return TokenEncoder().encode(record)
-        if any(isinstance(record.get(key), list) for key in MESSAGE_KEYS):
+        if has_messages(record):
             return self._chat.encode(record)
         return self._template.encode(record)
 

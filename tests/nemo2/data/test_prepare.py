@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from nemo2.data.bpe import train_bpe
 from nemo2.data.documents import find_files
 from nemo2.data.prepare import prepare_data, read_sidecar
 from nemo2.data.stdlib import prepare_demo_data, python_stdlib_corpus
@@ -192,3 +193,61 @@ def test_two_ranks_preparing_at_once_get_the_same_finished_files(tmp_path, run_o
     first, second = run_on_ranks(prepare_here, 2, tmp_path, init_process_group=False)
     assert first == second
     assert read_sidecar(first.train).documents > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.JSONL", '{"text": "one"}\n{"text": "two"}\n'),
+        ("a.json", '[{"text": "one"},\n {"text": "two"}]'),
+        ("a.json", '{"text": "one"}\n{"text": "two"}\n'),
+        ("a.csv", 'id,text\n1,one\n2,"two"\n'),
+        ("a.TSV", "text\tid\none\t1\ntwo\t2\n"),
+    ],
+)
+def test_records_are_documents_whatever_their_file(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    prepared = prepare_data(tmp_path / name, tmp_path / "out", ByteTokenizer())
+    assert (prepared.documents, prepared.characters) == (2, 6)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.JSONL", "a.parquet"])
+def test_records_without_text_are_not_tokenized_as_syntax(tmp_path, name):
+    text = {"a.csv": "question\nwhat?\n"}.get(name, '{"question": "what?"}\n')
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=r"a\..*(its keys are: question. Name one with text_key|which is not text)"):
+        prepare_data(tmp_path / name, tmp_path / "out", ByteTokenizer())
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+@pytest.mark.parametrize("many", [False, True], ids=["one by one", "in batches"])
+def test_a_document_that_the_tokenizer_refuses_is_named_or_skipped(tmp_path, policy, many):
+    class Strict(ByteTokenizer):
+        def text_to_ids(self, text):
+            if "poison" in text:
+                raise RuntimeError("panic")
+            return super().text_to_ids(text)
+
+    class Batched(Strict):
+        def texts_to_ids(self, texts):
+            return [self.text_to_ids(text) for text in texts]
+
+    lines = [json.dumps({"text": text}) for text in ("one", "half \ud83d", "poison", "two")]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    tokenizer = Batched() if many else Strict()
+    if policy == "fail":
+        with pytest.raises(DataError, match=r"a.jsonl:2: character 6 is \\ud83d, half of a surrogate pair"):
+            prepare_data(tmp_path / "a.jsonl", tmp_path / "out", tokenizer)
+        return
+    prepared = prepare_data(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, on_bad_line="skip")
+    assert (prepared.documents, prepared.skipped_documents) == (2, 2)
+    assert "a.jsonl:3: the tokenizer fails: RuntimeError: panic" in prepared.skipped_examples[1]
+
+
+def test_special_tokens_that_a_text_spells_are_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(json.dumps({"text": text}) for text in ("one", "<|endoftext|> two", "three"))
+    )
+    tokenizer = train_bpe(iter(["one two three"]), 300, tmp_path / "tokenizer.json")
+    prepared = prepare_data(tmp_path / "a.jsonl", tmp_path / "out", tokenizer)
+    assert (prepared.documents, prepared.documents_with_special_tokens) == (3, 1)

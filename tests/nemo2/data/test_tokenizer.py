@@ -227,3 +227,17 @@ def test_numbers_as_text_are_no_words() -> None:
         DataError, match=r"NullTokenizer reads numbers only, and '2 \+ 2' is text.*load_artifacts=False"
     ):
         NullTokenizer(10).text_to_ids("2 + 2")
+
+
+def test_a_vocabulary_with_holes_is_as_large_as_its_largest_id(tmp_path):
+    from tokenizers import Tokenizer as Tokenizers
+    from tokenizers import models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizers(models.WordLevel({"x": 0, "y": 1, "[UNK]": 9, "</s>": 17}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(str(tmp_path / "hf"))
+    for tokenizer in (BPETokenizer(tmp_path / "tokenizer.json"), AutoTokenizer(str(tmp_path / "hf"))):
+        assert tokenizer.text_to_ids("x z y") == [0, 9, 1] and tokenizer.eos_id == 17
+        assert tokenizer.vocab_size == 18

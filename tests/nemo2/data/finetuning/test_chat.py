@@ -8,7 +8,7 @@ import pytest
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.sample import Empty, Malformed
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
-from nemo2.errors import ConfigError, SecurityError
+from nemo2.errors import ConfigError
 from support import small_chats
 from support.small_chats import say
 
@@ -74,7 +74,7 @@ def test_the_last_turn_only(tokenizer, template):
 def test_a_weight_that_is_neither_0_nor_1_is_told_with_its_turn(tokenizer, weight):
     record = say(("user", "red?"), ("assistant", "blue"))
     record["messages"][1]["weight"] = weight
-    with pytest.raises(Malformed, match="message 2 has weight"):
+    with pytest.raises(Malformed, match="message 2, of the assistant, has weight"):
         encode(tokenizer, record)
 
 
@@ -119,7 +119,7 @@ def test_tools_and_their_calls(tokenizer):
     }
     sample = encode(tokenizer, record, small_chats.WITH_TOOLS)
     spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
-    assert spoken == "<call>weather</call><|im_end|>It is mild.<|im_end|>"
+    assert spoken == '<call>weather{"place": "Paris"}</call><|im_end|>It is mild.<|im_end|>'
     assert '"parameters"' in tokenizer.tokenizer.decode(sample.ids)
 
 
@@ -139,7 +139,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_and_may_train_on_the_
         ("user", "day"),
         ("assistant", "<think>oh</think>night"),
     )
-    with pytest.raises(Malformed, match=r"turn 2 of 4 differently.*'turns': 'last'"):
+    with pytest.raises(Malformed, match=r"leaves out the reasoning of message 2.*'turns': 'last'"):
         encode(tokenizer, record, small_chats.REASONING)
     sample = encode(tokenizer, record, small_chats.REASONING, turns="last")
     spoken = tokenizer.tokenizer.decode([i for i, t in zip(sample.ids, sample.trained, strict=True) if t])
@@ -201,10 +201,12 @@ def test_records_that_are_no_conversations(tokenizer, record, error, why):
         encode(tokenizer, record, small_chats.STRICT)
 
 
-def test_a_template_that_shows_nothing_trains_on_nothing_and_says_so(tokenizer):
+def test_a_template_that_shows_no_text_is_refused(tokenizer):
     silent = "{%- for message in messages -%}{{- message.role -}}{%- endfor -%}"
     silent += "{%- if add_generation_prompt -%}{{- 'assistant' -}}{%- endif -%}"
-    with pytest.raises(Empty, match="shows no text of the assistant"):
+    with pytest.raises(
+        Malformed, match="leaves out the text of turn 2|leaves out the content of message 1, of the user"
+    ):
         encode(tokenizer, say(("user", "x"), ("assistant", "y")), silent)
 
 
@@ -236,58 +238,3 @@ def test_nemos_format_needs_its_tokens(tokenizer):
         ConfigError, match="no token <extra_id_0> and no token <extra_id_1>.*use_hf_tokenizer_chat_template"
     ):
         encode(Bare(), LONG, NEMO_TEMPLATE)
-
-
-LOOPS = "{%- for number in range(9999) -%}" * 6 + "{%- endfor -%}" * 6
-ESCAPES = {
-    "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "globals": "{{ cycler.__init__.__globals__.os.system('touch MARK') }}",
-    "by attr": "{{ (messages|attr('append')) and ''|attr('__class__')|attr('__base__') }}",
-    "by format": "{{ '{0.__class__.__init__.__globals__}'.format(raise_exception) }}",
-    "by map": "{{ ['x']|map(attribute='__class__.__mro__')|list }}",
-    "a macro's": "{% macro m() %}{% endmacro %}{{ m._func.__globals__ }}",
-    "by format_map": "{{ '{x.__class__}'.format_map({'x': 1}) }}",
-    "a namespace's": "{% set n = namespace() %}{{ n.__init__.__globals__['os'] }}",
-    "the messages": "{{ messages.clear() }}",
-}
-
-
-@pytest.mark.parametrize("way", ESCAPES)
-def test_a_template_that_reaches_for_python_runs_nothing_and_its_file_is_named(tmp_path, way):
-    mark = tmp_path / "mark"
-    hostile = ESCAPES[way].replace("MARK", str(mark)) + "{{ 'shown' }}"
-    theirs = small_chats.make_tokenizer(tmp_path / "theirs", chat_template=hostile)
-    try:
-        shown = theirs.tokenizer.decode(encode(theirs, LONG).ids)
-    except SecurityError as error:
-        assert str(tmp_path / "theirs") in str(error)
-    except (Empty, Malformed) as error:  # the sandbox gave it nothing to go on with
-        assert "shows no text" in str(error) or "undefined" in str(error).lower(), error
-    else:
-        assert "<class" not in shown and "module" not in shown
-    assert not mark.exists()
-    assert len(LONG["messages"]) == 5
-
-
-@pytest.mark.parametrize("way", ["classes", "globals", "by format", "the messages"])
-def test_such_a_template_is_no_fault_of_a_record_that_may_be_skipped(tokenizer, way):
-    file_or_text = ESCAPES[way]
-    with pytest.raises(SecurityError, match="chat template of these settings was stopped"):
-        encode(tokenizer, LONG, file_or_text + small_chats.CHATML)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{%- for i in range(10**9) -%}{%- endfor -%}", "Range too big"),
-        ("{{ 'a' * 10000000000 }}", "a product of 1 characters or values and 10000000000"),
-        ("{{ 9999 * ['aaaaaaaa' * 9999] * 9999 }}", "a product of"),
-        ("{{ 9 ** 9999999999 }}", r"9 \*\* 9999999999"),
-        ("{%- macro m() -%}{{ m() }}{%- endmacro -%}{{ m() }}", "RecursionError"),
-        (LOOPS, "still running after 0 s"),
-    ],
-)
-def test_a_template_without_an_end_is_stopped(tokenizer, text, why, monkeypatch):
-    monkeypatch.setattr("nemo2.data.finetuning.rendering.MOST_SECONDS", 0.4)
-    with pytest.raises(SecurityError, match=why):
-        encode(tokenizer, LONG, text + small_chats.CHATML)

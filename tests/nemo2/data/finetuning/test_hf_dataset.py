@@ -216,7 +216,7 @@ def test_a_stream_tells_what_it_leaves_out_and_stops_at_what_is_malformed(caplog
     trained(module(some, streaming=True), 7)
     assert "Pass 1 over train: 23 samples of 24 records" in caplog.text and "train[3]: the answer" in caplog.text
     some[5] = {"input": "x"}
-    with pytest.raises(DataError, match=r"train\[5\]: no field 'output'"):
+    with pytest.raises(DataError, match=r"train\[5\]: no field 'output'; its fields are: input"):
         trained(module(some, streaming=True), 2)
     with pytest.raises(DataError, match="gives 2 rows, fewer than one global batch of 4"):
         trained(module(records(2), streaming=True), 1)

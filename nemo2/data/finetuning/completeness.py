@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that a rendered conversation holds the text of its record, and trains on what must be learned.
+
+Templates leave out what they don't know without a word: messages of other roles, calls of tools, fields, earlier
+reasoning. `check_complete` compares a record with its rendering. For a record with short texts the comparison may find them
+elsewhere, so `probe_of` gives a conversation of the same shape whose texts are unmistakable.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple, Optional
+
+from nemo2.data.documents import surrogate_in
+from nemo2.data.finetuning.dialects import Conversation, Message
+from nemo2.data.finetuning.sample import Empty, Malformed
+
+Span = tuple[int, int]
+_THINKING = re.compile(r"\A\s*(?:<think>)?(.*?)</think>", re.DOTALL)
+_REASONING = ("reasoning_content", "thinking")
+_LABELS = frozenset(
+    ("role", "content", "reasoning_content", "thinking", "tool_calls", "name", "id", "tool_call_id", "type", "model", "source",
+     "language", "lang", "timestamp", "created", "created_at", "date", "time", "author", "metadata", "meta", "country",
+     "header", "hashed_ip", "tokenizer", "license", "url", "category", "task", "dataset", "split")
+)  # fmt: skip
+"""Fields of a message that describe it rather than hold its text."""
+
+
+class Piece(NamedTuple):
+    """A text of a message.
+
+    Attributes:
+        what: What it is, for error messages.
+        text: The text.
+        kind: "content", "reasoning" or "call".
+    """
+
+    what: str
+    text: str
+    kind: str
+
+
+def pieces_of(message: Message) -> Iterator[Piece]:
+    """The texts of a message that a sample must hold."""
+    if reasoning := message.get("reasoning_content"):
+        yield Piece("reasoning", reasoning, "reasoning")
+    for content in _texts(message["content"]):
+        thought = _thought(message, content)
+        if thought:
+            yield Piece("reasoning", thought[1], "reasoning")
+        yield Piece("content", content[thought.end() :] if thought else content, "content")
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        yield Piece("tool call", function["name"], "call")
+        for value in _leaves(_arguments(function)):
+            yield Piece("argument of a tool call", value, "call")
+    for field, value in message.items():
+        if field not in _LABELS and isinstance(value, str) and len(value.split()) > 1:
+            yield Piece(f"field {field!r}", value, "content")
+
+
+class NoTools(Malformed):
+    """The template leaves out the tools of a record."""
+
+
+def check_texts(conversation: Conversation, chosen: Collection[int]) -> None:
+    """Check the texts of a conversation before it is rendered.
+
+    Raises:
+        Malformed: a text has half of a character.
+        Empty: no message to train on has text.
+    """
+    learned = False
+    for place, message in enumerate(conversation.messages):
+        for piece in pieces_of(message):
+            if reason := surrogate_in(piece.text):
+                raise Malformed(f"message {place + 1}, of the {message['role']}: {reason} of its {piece.what}")
+            learned |= place in chosen and bool(piece.text.strip())
+    if not learned:
+        raise Empty("the turns of the assistant have no text")
+
+
+def check_complete(conversation: Conversation, text: str, spans: Collection[Span], chosen: Collection[int]) -> None:
+    """Check that the rendered ``text`` holds the conversation.
+
+    The reasoning of turns that aren't trained on may be missing, because templates drop it when they serve, too.
+
+    Args:
+        spans: The ranges of characters that are trained on.
+        chosen: The places of the messages to train on.
+
+    Raises:
+        Malformed: a text is missing, is misspelled, or is not trained on.
+    """
+    whole, trained = _Text(text), _Text("\0".join(text[start:end] for start, end in spans))
+    for place, message in enumerate(conversation.messages):
+        where = f"of message {place + 1}, of the {message['role']}"
+        for what, piece, kind in pieces_of(message):
+            if place in chosen and not trained.holds(piece):
+                if whole.holds(piece):
+                    raise Malformed(f"the chat template writes the {what} {where}, where it would not be trained on")
+                hint = (
+                    ". Train only on the last turn of each conversation (dataset_kwargs={'turns': 'last'}), or use a "
+                    "template that keeps it"
+                    if kind == "reasoning" and len(chosen) > 1
+                    else ""
+                )
+                raise Malformed(f"the chat template leaves out the {what} {where}, which should be trained on{hint}")
+            if kind != "reasoning" and not whole.holds(piece):
+                raise Malformed(f"the chat template leaves out the {what} {where}")
+        if reason := _misspelled(message, whole):
+            raise Malformed(f"the chat template writes the {reason} {where}")
+    for tool in conversation.tools or ():
+        name = tool.get("function", tool).get("name")
+        if isinstance(name, str) and not whole.holds(name):
+            raise NoTools(f"the chat template leaves out the description of the tool {name!r}")
+
+
+def check_context(conversation: Conversation, trained: str, chosen: Collection[int]) -> None:
+    """Check that a probe's trained text holds nothing of messages that aren't chosen.
+
+    Raises:
+        Malformed: it does.
+    """
+    for place, message in enumerate(conversation.messages):
+        for piece in pieces_of(message):
+            if place not in chosen and piece.text.strip() and piece.text in trained:
+                raise Malformed(
+                    f"the {piece.what} of message {place + 1}, of the {message['role']}, would be trained on"
+                )
+
+
+def probe_of(conversation: Conversation, only: Optional[int] = None) -> Conversation:
+    """The conversation with texts that occur nowhere else.
+
+    Args:
+        only: Replace the texts of this message alone. None: of all messages.
+    """
+    messages = [
+        _probe(message, place) if only in (None, place) else message
+        for place, message in enumerate(conversation.messages)
+    ]
+    return replace(conversation, messages=messages)
+
+
+def probe_span(text: str, place: int) -> Optional[Span]:
+    """The range from the first to the last text of the probe's message at ``place``. None: there is none."""
+    found = [match.span() for match in re.finditer(f"zq{place}x[0-9]+q", text)]
+    return (found[0][0], found[-1][1]) if found else None
+
+
+def shape_of(conversation: Conversation, chosen: Collection[int]) -> str:
+    """What the probes of two conversations have in common if they are equal."""
+    parts = [(sorted(message), message["role"], _kind(message)) for message in conversation.messages]
+    return json.dumps([parts, sorted(chosen), bool(conversation.tools)], default=str)
+
+
+def _kind(message: Message) -> Any:
+    arguments = [_skeleton(call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+    content = message["content"]
+    thought = _thought(message, content)
+    return [bool(content), isinstance(content, str), thought is not None and bool(thought[1].strip()), arguments]
+
+
+def _skeleton(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _skeleton(one) for key, one in value.items()}
+    return [_skeleton(one) for one in value] if isinstance(value, list) else type(value).__name__
+
+
+def _probe(message: Message, place: int) -> Message:
+    count = 0
+
+    def text(value: Any) -> Any:
+        nonlocal count
+        if isinstance(value, dict):
+            return {key: text(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [text(one) for one in value]
+        if isinstance(value, str) and value.strip():
+            count += 1
+            return f"zq{place}x{count}q"
+        return value
+
+    probe = dict(message)
+    if isinstance(message["content"], list):
+        probe["content"] = [{**part, "text": text(part["text"])} for part in message["content"]]
+    else:
+        probe["content"] = _around_thought(message, text)
+    if "reasoning_content" in message:
+        reasoning = text(message["reasoning_content"])
+        probe |= {name: reasoning for name in _REASONING if name in message}
+    if "tool_calls" in message:
+        probe["tool_calls"] = [
+            {**call, "function": {**call["function"], "name": text(call["function"]["name"]),
+                                  "arguments": _as_given(call["function"]["arguments"], text)}}
+            for call in message["tool_calls"]
+        ]  # fmt: skip
+    return probe
+
+
+def _around_thought(message: Message, change: Any) -> Any:
+    """Changed content. Tags of a thought stay, because templates look for them."""
+    content = message["content"]
+    thought = _thought(message, content)
+    if thought is None:
+        return change(content)
+    inner, rest = thought[1], content[thought.end() :]
+    blank = len(rest) - len(rest.lstrip())
+    begin, end = thought.span(1)
+    return (
+        content[:begin]
+        + inner[: len(inner) - len(inner.lstrip())] + change(inner.strip()) + inner[len(inner.rstrip()) :]
+        + content[end : thought.end()] + rest[:blank] + change(rest[blank:])
+    )  # fmt: skip
+
+
+def _thought(message: Message, content: Any) -> Optional[re.Match[str]]:
+    return _THINKING.match(content) if message["role"] == "assistant" and isinstance(content, str) else None
+
+
+def _as_given(arguments: Any, change: Any) -> Any:
+    """Changed arguments, as JSON text if they were JSON text."""
+    if not isinstance(arguments, str):
+        return change(arguments)
+    try:
+        return json.dumps(change(json.loads(arguments)), ensure_ascii=False)
+    except ValueError:
+        return change(arguments)
+
+
+class _Text:
+    """A rendered text that is searched for the texts of messages."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @cached_property
+    def squeezed(self) -> str:
+        return "".join(self.text.split())
+
+    def holds(self, piece: str) -> bool:
+        """Whether the piece is there, as it is, as part of JSON, or with other whitespace."""
+        piece = piece.strip()
+        if piece in self.text:
+            return True
+        escaped = [json.dumps(piece, ensure_ascii=ascii)[1:-1] for ascii in (False, True)]
+        return any(one in self.text for one in escaped) or any(
+            "".join(one.split()) in self.squeezed for one in (piece, *escaped)
+        )
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (part["text"] for part in content)
+
+
+def _arguments(function: dict[str, Any]) -> Any:
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        try:
+            return json.loads(arguments)
+        except ValueError:
+            return arguments
+    return arguments
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield str(key)
+            yield from _leaves(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _leaves(one)
+    elif isinstance(value, str):
+        yield value
+    elif value is not None and not isinstance(value, bool):
+        yield json.dumps(value)
+
+
+def _misspelled(message: Message, whole: _Text) -> Optional[str]:
+    """Arguments or parts in Python's spelling, and arguments that are JSON within JSON. None: there are none."""
+    if isinstance(message["content"], list) and repr(message["content"]) in whole.text:
+        return "content, as a Python list,"
+    for call in message.get("tool_calls") or ():
+        given = call["function"]["arguments"]
+        if isinstance(given, str):
+            if given.strip() and json.dumps(given, ensure_ascii=False) in whole.text:
+                return "arguments of a tool call, as text within JSON,"
+        elif given and repr(given) != json.dumps(given, ensure_ascii=False) and repr(given) in whole.text:
+            return "arguments of a tool call, as a Python dict,"
+    return None

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recognises the usual forms of records of text fields: input and output, Alpaca's instructions, prompts with
+completions, questions with answers, and plain text."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Optional
+
+from nemo2.data.finetuning.dialects import has_messages
+from nemo2.data.finetuning.sample import Encoder, Malformed, Parts
+from nemo2.data.finetuning.template import TemplateEncoder
+
+_DESCRIPTIONS = frozenset(
+    ("id", "uuid", "source", "category", "task", "topic", "domain", "dataset", "split", "language", "lang", "license",
+     "url", "title", "author", "date", "time", "timestamp", "created_at", "metadata", "meta", "tags", "labels", "model",
+     "generator", "difficulty", "score", "original_answers")
+)  # fmt: skip
+"""Fields that describe a record rather than hold its text."""
+
+
+class Form(NamedTuple):
+    """A usual form of records.
+
+    Attributes:
+        question: The field that the prompt begins with.
+        extra: A field that may be empty or missing and stands behind the question. None: there is none.
+        answer: The field of the answer.
+        between: The text between prompt and answer.
+    """
+
+    question: Optional[str]
+    extra: Optional[str]
+    answer: str
+    between: str = " "
+
+    def template(self, *, with_extra: bool) -> str:
+        """The prompt template of a record."""
+        if self.question is None:
+            return f"{{{self.answer}}}"
+        extra = f"\n{{{self.extra}}}" if with_extra else ""
+        return f"{{{self.question}}}{extra}{self.between}{{{self.answer}}}"
+
+
+FORMS = (
+    Form("instruction", "input", "output"),
+    Form("instruction", "context", "response"),
+    Form("instruction", "input", "response"),
+    Form("input", None, "output"),
+    Form("prompt", None, "completion", between=""),
+    Form("prompt", None, "response"),
+    Form("question", "context", "answer"),
+    Form("query", None, "response"),
+    Form(None, None, "text"),
+)
+"""The forms in the order in which they are tried. TRL joins a prompt and its completion without a blank."""
+
+
+@dataclass(frozen=True)
+class FieldsEncoder(Encoder):
+    """Encode records by the fields that they have.
+
+    Attributes:
+        settings: The settings of a template. Its template is replaced by the record's form.
+    """
+
+    settings: TemplateEncoder
+    _encoders: dict[Any, TemplateEncoder] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {**self.settings.identity, "encoder": "fields", "forms": [list(form) for form in FORMS]}
+
+    def encode(self, record: Any) -> Parts:
+        if not isinstance(record, Mapping):
+            raise Malformed(f"a {type(record).__name__}, not a record with named fields")
+        fitting = [form for form in FORMS if _fits(form, record)]
+        form = next((form for form in fitting if form.extra in record), fitting[0] if fitting else None)
+        if form is None:
+            fields = ", ".join(map(str, list(record)[:8])) or "none"
+            half = next((form for form in FORMS if form.question in record), None)
+            lacks = (
+                "no fields of a usual form, such as 'input' and 'output'"
+                if half is None
+                else f"no field {half.answer!r}"
+            )
+            hint = ". Conversations are read by ChatDataModule" if has_messages(record) else ""
+            raise Malformed(
+                f"{lacks}; its fields are: {fields}. Name them in a template (dataset_kwargs={{'prompt_template': ..., "
+                f"'label_key': ...}}){hint}"
+            )
+        with_extra = form.extra is not None and bool(str(record.get(form.extra) or "").strip())
+        used = {form.question, form.answer, form.extra}
+        answer = record[form.answer]
+        for name, value in record.items():
+            if name not in used and name not in _DESCRIPTIONS and (text := _lost(value, answer)) is not None:
+                raise Malformed(
+                    f"the field {name!r} holds text that no sample would show ({text[:40]!r}). Name it in the template "
+                    f"(dataset_kwargs={{'prompt_template': {form.template(with_extra=with_extra)!r}}} is the one in use), or "
+                    "remove it"
+                )
+        return self._encoder(form, with_extra).encode(record)
+
+    def _encoder(self, form: Form, with_extra: bool) -> TemplateEncoder:
+        key = (form, with_extra)
+        if key not in self._encoders:
+            self._encoders[key] = replace(
+                self.settings,
+                prompt_template=form.template(with_extra=with_extra),
+                label_key=form.answer,
+                truncation_field=form.extra if with_extra else form.question,
+            )
+        return self._encoders[key]
+
+
+def _fits(form: Form, record: Mapping[str, Any]) -> bool:
+    return form.answer in record and (form.question is None or form.question in record)
+
+
+def _lost(value: Any, answer: Any) -> Optional[str]:
+    """Text of several words in a field that the sample doesn't use. None: there is none, or it repeats the answer, as
+    Alpaca's ``text`` does."""
+    for text in _strings(value):
+        if len(text.split()) > 1 and not (isinstance(answer, str) and (answer in text or text in answer)):
+            return text
+    return None
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _strings(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _strings(one)

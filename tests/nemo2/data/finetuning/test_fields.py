@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of text fields in their usual forms, and files that hold them."""
+
+import csv
+import json
+
+import pytest
+
+from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
+from nemo2.data.finetuning.module import FineTuningDataModule
+from nemo2.data.finetuning.sample import Malformed
+from nemo2.data.finetuning.settings import DatasetSettings
+from nemo2.data.tokenizer import ByteTokenizer
+from nemo2.errors import ConfigError, DataError
+from support.small_chats import say, write_lines
+
+
+def shown(record, **settings):
+    sample = DatasetSettings.of(settings).template(ByteTokenizer()).encode(record).whole()
+    text = bytes(token for token in sample.ids if token < 256).decode()
+    answer = bytes(
+        token for token, flag in zip(sample.ids, sample.trained, strict=True) if flag and token < 256
+    ).decode()
+    return text.removesuffix(answer), answer
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt", "answer"),
+    [
+        ({"input": "1 + 1 =", "output": "2"}, "1 + 1 =", " 2"),
+        ({"instruction": "Add.", "input": "1, 2", "output": "3"}, "Add.\n1, 2", " 3"),
+        ({"instruction": "Say hi.", "input": "", "output": "hi"}, "Say hi.", " hi"),
+        ({"instruction": "Say hi.", "output": "hi"}, "Say hi.", " hi"),
+        ({"instruction": "Add.", "input": None, "output": "3"}, "Add.", " 3"),
+        (
+            {"instruction": "Who?", "context": "Ada did.", "response": "Ada", "category": "open qa"},
+            "Who?\nAda did.",
+            " Ada",
+        ),
+        ({"instruction": "Add.", "input": "1 and 2", "response": "3"}, "Add.\n1 and 2", " 3"),
+        ({"prompt": "2 + 2 =", "completion": " 4"}, "2 + 2 =", " 4"),
+        ({"prompt": "Say hi.", "response": "hi"}, "Say hi.", " hi"),
+        ({"question": "Who?", "answer": "Ada"}, "Who?", " Ada"),
+        ({"query": "Who?", "response": "Ada"}, "Who?", " Ada"),
+        ({"text": "All of it counts."}, "", "All of it counts."),
+        # Alpaca's own files repeat the record as one text.
+        (
+            {"instruction": "Say.", "input": "", "output": "hi you", "text": "Below ... Say. ### hi you"},
+            "Say.",
+            " hi you",
+        ),
+    ],
+)
+def test_the_usual_forms_are_known_by_their_fields(record, prompt, answer):
+    assert shown(record) == (prompt, answer)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"input": "x", "output": "y", "instruction_2": "in two words"},
+        {"instruction": "x", "input": "y", "output": "z", "system": "Be kind."},
+        {"instruction": "x", "output": "z", "history": [["what was", "said before"]]},
+        {"prompt": "x", "completion": "y", "context": "a long text"},
+    ],
+)
+def test_text_that_no_sample_would_show_makes_a_record_malformed_and_names_the_setting(record):
+    with pytest.raises(
+        Malformed, match=f"{list(record)[-1]!r} holds text that no sample would show.*'prompt_template'"
+    ):
+        shown(record)
+
+
+def test_a_template_of_ones_own_decides(tmp_path):
+    record = {"instruction": "x", "input": "y", "output": "z", "system": "Be kind."}
+    assert shown(record, prompt_template="{system} {instruction}: {output}") == ("Be kind. x:", " z")
+    assert shown({"a": "x", "b": "y"}, prompt_template="{a}{b}", label_key="b") == ("x", "y")
+    with pytest.raises(ConfigError, match="label_key='b'"):
+        DatasetSettings.of({"label_key": "b"}).template(ByteTokenizer())
+
+
+def test_records_of_no_form_say_their_fields_and_what_reads_them():
+    with pytest.raises(Malformed, match=r"its fields are: a, b\. Name them in a template.*'prompt_template'"):
+        shown({"a": "x", "b": "y"})
+    with pytest.raises(Malformed, match="Conversations are read by ChatDataModule"):
+        shown(say(("user", "x"), ("assistant", "y")))
+
+
+def test_a_prompt_that_is_too_long_is_cut_and_not_the_answer():
+    parts = (
+        DatasetSettings.of({})
+        .template(ByteTokenizer())
+        .encode({"instruction": "do it", "input": "x" * 99, "output": "y"})
+    )
+    cut = parts.cut(16)
+    assert (
+        len(cut.ids) <= 16 and bytes(cut.ids[:-1]).decode().startswith("do it\nx") and cut.ids[-2:] == [ord("y"), 256]
+    )
+
+
+RECORDS = [{"instruction": f"Say, {i}.", "input": "", "output": f'"{i}"\nlines'} for i in range(4)]
+
+
+def written(folder, kind):
+    name = {"lines as .json": "training.json", "BOM": "training.jsonl"}.get(kind, f"training.{kind}")
+    file = folder / name
+    if kind in ("csv", "tsv"):
+        with open(file, "w", newline="", encoding="utf-8") as out:
+            table = csv.DictWriter(out, list(RECORDS[0]), delimiter="," if kind == "csv" else "\t")
+            table.writeheader()
+            table.writerows(RECORDS)
+    elif kind == "json":
+        file.write_text(json.dumps(RECORDS, indent=2))
+    elif kind == "BOM":
+        file.write_text("\ufeff" + json.dumps(RECORDS), encoding="utf-8")
+    else:
+        write_lines(file, RECORDS)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv", "lines as .json", "BOM"])
+@pytest.mark.parametrize("of", ["folder", "file", "module"])
+def test_files_of_records_in_every_format(tmp_path, kind, of):
+    file = written(tmp_path, kind)
+    settings = {"tokenizer": ByteTokenizer(), "seq_length": 64}
+    if of == "module":
+        data = FineTuningDataModule(tmp_path, **settings)
+    else:
+        data = HFDatasetDataModule(str(file if of == "file" else tmp_path), **settings)
+    report = data.samples("train").report
+    assert (report.records, report.samples, report.places) == (4, 4, {})
+    expected = sum(len(f"{one['instruction']} {one['output']}") + 1 for one in RECORDS)
+    assert report.tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("training.csv", "input,output\na,b\nc\n", "training.csv:3: 1 cells in a table of 2 columns"),
+        ("training.csv", 'input,output\n"a,b\n', "training.csv:2: not CSV"),
+        ("training.csv", "input;output\na;b\n", "its fields are: input;output"),
+        ("training.json", '[{"input": "a", "output": "b"}, 7]', r"training.json\[1\]: a JSON int"),
+        ("training.json", '[{"input": "a", "output": "b"}', "training.json:1: not JSON"),
+        ("training.json", '{"data": [{"input": "a", "output": "b"}]}', "its fields are: data"),
+    ],
+)
+def test_faults_of_such_files_are_named_with_their_place(tmp_path, name, text, why):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=why):
+        FineTuningDataModule(tmp_path, tokenizer=ByteTokenizer(), seq_length=64).samples("train")
+
+
+def test_descriptions_beside_the_data_are_not_data(tmp_path):
+    write_lines(tmp_path / "train.jsonl", RECORDS)
+    (tmp_path / "dataset_infos.json").write_text('{"default": {"features": {}}}')
+    data = HFDatasetDataModule(str(tmp_path), tokenizer=ByteTokenizer(), seq_length=64)
+    assert data.samples("train").report.records == 4
+    assert (
+        HFDatasetDataModule(str(tmp_path), tokenizer=ByteTokenizer(), seq_length=64).samples("train").report.records
+        == 4
+    )
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_a_text_that_only_the_tokenizer_refuses_is_a_fault_of_its_record(tmp_path, policy):
+    class Strict(ByteTokenizer):
+        def text_to_ids(self, text):
+            if "\ud83d" in text:
+                raise TypeError("TextEncodeInput must be a text")
+            if "poison" in text:
+                raise RuntimeError("panic")
+            return super().text_to_ids(text)
+
+    lines = [json.dumps({"input": text, "output": "y"}) for text in ("x", "half \ud83d here", "poison", "z")]
+    write_lines(tmp_path / "training.jsonl", lines)
+    data = FineTuningDataModule(
+        tmp_path, tokenizer=Strict(), seq_length=64, dataset_kwargs={"on_bad_line": policy}, memmap_workers=2
+    )
+    if policy == "fail":
+        with pytest.raises(DataError, match=r"training.jsonl:2: character 6 is \\ud83d, half of a surrogate pair"):
+            data.samples("train")
+        return
+    report = data.samples("train").report
+    assert report.samples == 2 and report.count("malformed") == 2
+    assert "training.jsonl:3: the tokenizer fails: RuntimeError: panic" in report.places["malformed"][1]
