@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import lightning.pytorch as pl
+import torch
 
 from nemo2.callbacks.steps import count_problems
 from nemo2.config.capture import configurable
@@ -37,7 +38,8 @@ class EvaluationCallback(pl.Callback):
         num_fewshot: Solved examples before each question. None: as each task says.
         limit: Questions per task. None: all.
         max_batch_size: Texts that a replica processes together.
-        at_end: Evaluate after the last step, whatever its number.
+        at_end: Evaluate after the last step, whatever ends training: ``max_steps``, ``max_epochs``, ``max_time``, early
+            stopping. A run that a signal or an error ends is not evaluated.
         trust_tasks: As in `nemo2.llm.evaluate`.
 
     Raises:
@@ -86,6 +88,7 @@ class EvaluationCallback(pl.Callback):
         self.at_end = at_end
         self.trust_tasks = trust_tasks
         self._read: dict[str, str] = {}
+        self._evaluated_step = -1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if core_of(pl_module) is None:
@@ -109,21 +112,28 @@ class EvaluationCallback(pl.Callback):
     ) -> None:
         done = trainer.global_step
         regular = self.every_n_steps is not None and done % self.every_n_steps == 0
+        # The planned last step is evaluated before a regular save of that step, which then records the figures.
         if regular or self.at_end and done == trainer.max_steps:
-            self._evaluate(trainer, pl_module)
+            for name, value in self._evaluate(trainer, pl_module).items():
+                pl_module.log(name, value, logger=False, batch_size=1)
 
-    def _evaluate(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.at_end and self._evaluated_step != trainer.global_step:
+            found = self._evaluate(trainer, pl_module)
+            trainer.callback_metrics.update({name: torch.tensor(value) for name, value in found.items()})
+
+    def _evaluate(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, float]:
         parallel: Any = trainer.strategy.megatron_parallel  # pyright: ignore[reportAttributeAccessIssue]
         parallel.pause_param_gather()
         try:
             found = self._measured(pl_module, lambda: _tell_watchdogs(trainer))
         finally:
             parallel.resume_param_gather()
-        for name, value in found.items():
-            pl_module.log(name, value, logger=False, batch_size=1)
+        self._evaluated_step = trainer.global_step
         step = trainer.global_step - 1
         for logger in trainer.loggers:
             logger.log_metrics({**found, "global_step": float(step)}, step=step)
+        return found
 
     def _measured(self, model: Any, on_progress: Callable[[], None]) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -5,9 +5,11 @@ import time
 from typing import Any, Optional
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Timer
 
 from nemo2.callbacks.consumption import consumed_by, seconds_per
 from nemo2.config.capture import configurable
+from nemo2.run_dir.progress import total_steps
 
 
 @configurable
@@ -15,7 +17,7 @@ class RuntimeEstimator(pl.Callback):
     """Log the remaining and the elapsed time on the steps that log.
 
     - ``time/remaining_estimate``: the remaining steps times the mean time of this process's steps so far. Both include
-      validation and checkpoints.
+      validation and checkpoints. At most the time left by ``trainer.max_time``.
     - ``time/total``: the time since training began in this process.
     - ``time/tokens``, ``time/samples``, ``time/batches``: the amounts consumed so far, including those before a resume.
 
@@ -52,15 +54,14 @@ class RuntimeEstimator(pl.Callback):
             return
         samples, tokens = consumed_by(trainer)
         figures = {"total": (now - self._began) / self._unit, "tokens": tokens, "samples": samples, "batches": step}
-        last = _last_step(trainer)
+        last = total_steps(trainer)
         if pace is not None and last is not None:
-            figures["remaining_estimate"] = max(last - step, 0) * pace / self._unit
+            remaining = max(last - step, 0) * pace
+            limits = [left for callback in trainer.callbacks if (left := _time_left(callback)) is not None]  # pyright: ignore[reportAttributeAccessIssue]
+            figures["remaining_estimate"] = min([remaining, *limits]) / self._unit
         for name, value in figures.items():
             pl_module.log(f"time/{name}", float(value), batch_size=1)
 
 
-def _last_step(trainer: pl.Trainer) -> Optional[int]:
-    if trainer.max_steps > 0:
-        return trainer.max_steps
-    steps = trainer.estimated_stepping_batches
-    return int(steps) if steps not in (-1, float("inf")) else None
+def _time_left(callback: pl.Callback) -> Optional[float]:
+    return callback.time_remaining() if isinstance(callback, Timer) else None

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
+from nemo2.names import visible
+
 _WIDE, _NARROW = 100_000, 20
 
 
@@ -28,7 +30,8 @@ def columns(
     names can be copied.
 
     Args:
-        rows: Cells as text, numbers or ``(text, style)`` with a style of rich's. A line break in a cell is kept.
+        rows: Cells as text, numbers or ``(text, style)`` with a style of rich's. A line break in a cell is kept;
+            other control characters are written out (`nemo2.names.visible`).
         head: Names of the columns, bold with ``colours``.
         right: Indices of the columns that are right-aligned.
         least: The smallest width of the last column but one, in characters. Consecutive tables share it.
@@ -41,7 +44,11 @@ def columns(
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[Text(*cell) if isinstance(cell, tuple) else Text(str(cell)) for cell in row] for row in rows]
+    def shown(cell: Any) -> Text:
+        text, *style = cell if isinstance(cell, tuple) else (str(cell),)
+        return Text(visible(text), *style)
+
+    cells = [[shown(cell) for cell in row] for row in rows]
     for row in cells:
         row[-2].pad_right(least - row[-2].cell_len)
     if not cells and head is None:

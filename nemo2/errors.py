@@ -12,6 +12,12 @@ EXIT_PREEMPTED = 143
 """128 + SIGTERM: the run has saved and stopped on request. Running the same command resumes it."""
 
 
+LOST_PEER = ("Connection closed by peer", "Connection reset", "remote process exited", "Broken pipe")
+"""The words with which gloo and NCCL report, in the text of a RuntimeError, that another process is gone."""
+ON_ANOTHER_RANK = "on another rank, whose log gives the reason"
+"""The reason of an error that Megatron-Core reports with its details on one rank only."""
+
+
 class Nemo2Error(Exception):
     """Base class of nemo2's errors, whose messages are complete without a traceback."""
 

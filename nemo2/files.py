@@ -12,11 +12,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 MIB = 1 << 20
+_SAMPLE_BYTES, _SAMPLES = 4096, 64
 
 
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text in which no object has two values for one name. Readers differ in which value they use,
-    so a check could see another value than the reader.
+    so a check could see another value than the reader. A name may be repeated with the same value.
+
+    ``NaN`` and ``Infinity``, which Python's writer uses for numbers that aren't finite, are read as such.
 
     Raises:
         ValueError: it is no JSON, or a name has two values.
@@ -26,11 +29,14 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
     for name, value in pairs:
-        if found.setdefault(name, value) != value:
+        # As text, because NaN differs from itself, and 1 equals True.
+        if json.dumps(value, sort_keys=True) != json.dumps(values[name], sort_keys=True):
             raise ValueError(f"the name {name!r} stands for two values in one object")
-    return found
+    return values
 
 
 class UnusableFile(OSError):
@@ -72,6 +78,15 @@ def open_regular(path: Path | str, *, follow: bool = True) -> Any:
         file.close()
         raise UnusableFile("is no regular file")
     return file
+
+
+def update_with_samples(digest: Any, path: Path | str) -> None:
+    """Update a hash with 64 evenly spaced blocks of 4 KiB of a large file, including the first and the last."""
+    last = max(0, os.stat(path).st_size - _SAMPLE_BYTES)
+    with open(path, "rb") as file:
+        for place in sorted({last * index // (_SAMPLES - 1) for index in range(_SAMPLES)}):
+            file.seek(place)
+            digest.update(file.read(_SAMPLE_BYTES))
 
 
 def why_not_inside(folder: Path, name: Any, *, links_into: Optional[Path] = None) -> Optional[str]:

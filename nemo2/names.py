@@ -11,6 +11,7 @@ MAX_NAME_BYTES = 128
 """Checkpoint directories append the step, the loss and the consumed samples to a name, and file systems stop at 255."""
 
 _SAFE = re.compile(r"\w[\w.=+@,-]*\Z")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _RUN_OF_UNSAFE = re.compile(r"[^\w.=+@,-]+")
 
 
@@ -36,6 +37,12 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
         if score >= 0.6:
             scored.append((-score, candidate))
     return [candidate for _, candidate in sorted(scored)[:limit]]
+
+
+def visible(text: str) -> str:
+    """``text`` with control characters written out (``\\x1b``), except line breaks and tabs. Text of files that others
+    wrote could otherwise move the cursor, change the terminal's title or hide words."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _initials(name: str) -> str:

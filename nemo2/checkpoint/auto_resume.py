@@ -189,6 +189,13 @@ class AutoResume:
         _say(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
         return search.found
 
+    def checkpoint_in(self, directory: Path) -> Optional[Path]:
+        """The checkpoint from which a run with its checkpoints in ``directory`` starts, unchecked. None: it starts from
+        the beginning or from other weights."""
+        if self.resume_from_path:
+            return Path(self.resume_from_path)
+        return self._newest_for(directory).found if self.resume_if_exists else None
+
     def get_context_path(self, model: Any = None) -> Optional[Path]:
         """The ``context/`` of the weights to start from. None without such weights, and for released weights, which
         have none."""
@@ -211,13 +218,16 @@ class AutoResume:
         The logger has already continued the newest version of the run's name, so the checkpoint callback points to that
         directory.
         """
-        if self.resume_from_directory:
-            root = Path(self.resume_from_directory)
-            return _newest([root, root / "checkpoints", *sorted(root.glob("*/checkpoints"))], any_run=True)
         saves = trainer.checkpoint_callback
         if saves is not None:
             # Without our logger the callback saves below Lightning's root.
             directory = Path(getattr(saves, "dirpath", None) or Path(trainer.default_root_dir) / "checkpoints")
+        return self._newest_for(directory)
+
+    def _newest_for(self, directory: Optional[Path]) -> Search:
+        if self.resume_from_directory:
+            root = Path(self.resume_from_directory)
+            return _newest([root, root / "checkpoints", *sorted(root.glob("*/checkpoints"))], any_run=True)
         return _newest([directory] if directory is not None else [], any_run=False)
 
 

@@ -83,14 +83,18 @@ class BackgroundWrite:
         name: The checkpoint's name, for messages.
         files: The images and the paths to write them to. The images are given back at the end.
         timeout_seconds: The timeout of each attempt. None: no timeout.
+        record: The file that receives the hashes once all files are written (`writer_process.write`). "": none.
 
     When `poll` returns True, ``hashes`` has the SHA-256 of each file by its path, unless there is an ``error``.
     ``warnings`` lists the problems on the way.
     """
 
-    def __init__(self, name: str, files: Sequence[tuple[Image, str]], timeout_seconds: Optional[float]) -> None:
+    def __init__(
+        self, name: str, files: Sequence[tuple[Image, str]], timeout_seconds: Optional[float], record: str = ""
+    ) -> None:
         self.name = name
         self.files = list(files)
+        self.record = record
         self.timeout_seconds = timeout_seconds
         self.hashes: dict[str, str] = {}
         self.error: Optional[str] = None
@@ -100,6 +104,8 @@ class BackgroundWrite:
         self._attempt: Any = None
         if not self._done:
             self._try_again()
+        elif record:
+            self.error = writer_process.write([], record).get("error")
 
     def poll(self) -> bool:
         """Whether the write has ended, successfully or not."""
@@ -136,14 +142,14 @@ class BackgroundWrite:
         self._attempts += 1
         if self._attempts <= _PROCESSES:
             try:
-                self._attempt = _Process(self.files)
+                self._attempt = _Process(self.files, self.record)
                 return
             except OSError as error:  # no memory or no process available: this process needs neither
                 self.warnings.append(
                     f"{self.name}: on rank {_rank()}, the background process could not be started ({error})."
                 )
                 self._attempts = _PROCESSES + 1
-        self._attempt = _Thread(self.files)
+        self._attempt = _Thread(self.files, self.record)
 
     def _end(self, answer: dict[str, Any]) -> None:
         self.hashes, self.error = answer.get("hashes", {}), answer.get("error")
@@ -155,10 +161,11 @@ class BackgroundWrite:
 class _Process:
     """An attempt by another process."""
 
-    def __init__(self, files: Sequence[tuple[Image, str]]) -> None:
+    def __init__(self, files: Sequence[tuple[Image, str]], record: str) -> None:
         descriptors = [image.descriptor for image, _ in files]
         job = {
             "files": [[image.descriptor, path] for image, path in files],
+            "record": record,
             # The signal comes when the thread that started it ends.
             "dies_with_parent": threading.current_thread() is threading.main_thread(),
         }
@@ -226,11 +233,11 @@ class _Process:
 class _Thread:
     """The last attempt, by this process."""
 
-    def __init__(self, files: Sequence[tuple[Image, str]]) -> None:
+    def __init__(self, files: Sequence[tuple[Image, str]], record: str) -> None:
         self._answer: list[dict[str, Any]] = []
         given = [(image.descriptor, path) for image, path in files]
         self._thread = threading.Thread(
-            target=lambda: self._answer.append(writer_process.write(given)), daemon=True, name="checkpoint"
+            target=lambda: self._answer.append(writer_process.write(given, record)), daemon=True, name="checkpoint"
         )
         self._started = time.monotonic()
         self._thread.start()
@@ -248,17 +255,23 @@ class _Thread:
 
 
 class Saves:
-    """Unpublished background saves, oldest first. The same on every rank, as are all calls."""
+    """Unpublished background saves, oldest first. The same on every rank, as are all calls except `end`."""
 
     def __init__(self) -> None:
-        self._saves: deque[tuple[BackgroundWrite, Sequence[Callable[[], None]]]] = deque()
+        self._saves: deque[tuple[BackgroundWrite, Callable[[], None], Callable[[], None]]] = deque()
 
     def __len__(self) -> int:
         return len(self._saves)
 
-    def add(self, write: BackgroundWrite, finalize: Sequence[Callable[[], None]]) -> None:
-        """Add a save that has begun. ``finalize`` is called in order once all ranks have written."""
-        self._saves.append((write, finalize))
+    def add(self, write: BackgroundWrite, publish: Callable[[], None], publish_alone: Callable[[], None]) -> None:
+        """Add a save that has begun.
+
+        Args:
+            write: This rank's part.
+            publish: A function that every rank calls once all ranks have written.
+            publish_alone: A function that publishes the save if all ranks have written it, without communication.
+        """
+        self._saves.append((write, publish, publish_alone))
 
     def make_room(self) -> None:
         """Wait until another save may begin."""
@@ -276,21 +289,24 @@ class Saves:
             found = True
         return found
 
-    def kill(self) -> None:
-        """Discard all saves, without communication."""
+    def end(self) -> None:
+        """Publish the saves that all ranks have written, and discard the others, without communication."""
         while self._saves:
-            self._saves.popleft()[0].kill()
+            write, _, publish_alone = self._saves.popleft()
+            if write.poll() and write.error is None:
+                publish_alone()
+            else:
+                write.kill()
 
     def _finish_oldest(self, *, blocking: bool) -> bool:
-        write, finalize = self._saves[0]
+        write, publish, _ = self._saves[0]
         # Polled in short collectives, so that no rank waits in a collective for as long as a writer may take.
         while _anywhere(not write.poll(), write):
             if not blocking:
                 return False
             time.sleep(_POLL_SECONDS)
         self._saves.popleft()
-        for step in finalize:
-            step()
+        publish()
         return True
 
 

@@ -39,6 +39,9 @@ _DECIDED_ELSEWHERE = re.compile(
 checkpoint."""
 
 
+_INPUTS = "input_digests"
+
+
 @dataclass(kw_only=True)
 class Changes:
     """The differences by kind, one line per field."""
@@ -62,14 +65,22 @@ class Changes:
 
 def settings_of(trainer: Any) -> dict[str, Any]:
     """Facts of a run that ``context/`` doesn't contain, as plain JSON for the manifest."""
-    module = trainer.lightning_module
-    tokenizer = getattr(module, "tokenizer", None) or getattr(getattr(trainer, "datamodule", None), "tokenizer", None)
+    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
+    tokenizer = getattr(module, "tokenizer", None) or getattr(data, "tokenizer", None)
     return {
         "precision": str(getattr(trainer.strategy.precision_plugin, "precision", "")),
         "seed": os.environ.get("PL_GLOBAL_SEED"),
         **tokenizer_settings(tokenizer),
         "max_steps": trainer.max_steps,
+        _INPUTS: _input_digests(data) if trainer.is_global_zero else {},
     }
+
+
+def _input_digests(data: Any) -> dict[str, str]:
+    try:
+        return dict(data.input_digests())
+    except Exception:  # no data module of nemo2, or a file that is gone: the run may not need it any more
+        return {}
 
 
 def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
@@ -88,7 +99,14 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
     found = Changes()
     manifest = read_manifest(checkpoint)
     before = manifest.settings if manifest is not None else {}
-    for name, value in settings_of(trainer).items():
+    settings = settings_of(trainer)
+    inputs, inputs_before = settings.pop(_INPUTS), before.get(_INPUTS) or {}
+    found.result.extend(
+        f"data: {name} has other contents"
+        for name, digest in inputs.items()
+        if inputs_before.get(name, digest) != digest
+    )
+    for name, value in settings.items():
         if name in before and before[name] != value:
             part = "tokenizer" if name.startswith("tokenizer_") else "trainer"
             _sort(found, part, name, before[name], value)

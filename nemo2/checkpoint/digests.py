@@ -5,10 +5,10 @@ import hashlib
 from pathlib import Path
 
 from nemo2.checkpoint.directory import read_manifest
+from nemo2.files import update_with_samples
 
 OF_RELEASE = "release:"
 """The prefix of digests of released weights, which have no manifest with hashes."""
-_BLOCK, _BLOCKS = 4096, 64
 
 
 def digest_of_checkpoint(path: Path) -> str:
@@ -21,18 +21,13 @@ def digest_of_checkpoint(path: Path) -> str:
 
 
 def digest_of_release(folder: Path) -> str:
-    """The digest of released weights: SHA-256 over the name, the size and 64 evenly spaced blocks of each safetensors
-    file, including the first and the last.
+    """The digest of released weights: SHA-256 over the name, the size and blocks of each safetensors file
+    (`nemo2.files.update_with_samples`).
 
     Training changes nearly all bytes of a file, so these blocks are enough. Reading everything would take minutes.
     """
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size};".encode())
-        last = max(0, size - _BLOCK)
-        with open(file, "rb") as opened:
-            for place in sorted({last * block // (_BLOCKS - 1) for block in range(_BLOCKS)}):
-                opened.seek(place)
-                digest.update(opened.read(_BLOCK))
+        digest.update(f"{file.name}:{file.stat().st_size};".encode())
+        update_with_samples(digest, file)
     return OF_RELEASE + digest.hexdigest()

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import re
 import shutil
@@ -75,6 +76,11 @@ class Manifest:
     digest: str = ""
     """The SHA-256 of all other fields. "" in checkpoints of versions without hashes."""
 
+    def finite_metric(self, name: Optional[str]) -> Optional[float]:
+        """The metric to rank by. None: it wasn't recorded, or isn't a finite number."""
+        value = self.metrics.get(name or "")
+        return value if isinstance(value, int | float) and abs(value) < math.inf else None
+
 
 def versions() -> dict[str, str]:
     """The versions of the packages that determine the checkpoint's format, for its manifest."""
@@ -107,7 +113,7 @@ def publish(temporary: Path, target: Path, manifest: Manifest, hashes: Optional[
             and hashed.
 
     Raises:
-        CheckpointError: something else has this name now.
+        CheckpointError: a checkpoint of another run has this name.
     """
     manifest.files = {
         str(path.relative_to(temporary)): path.stat().st_size for path in sorted(temporary.rglob("*")) if path.is_file()
@@ -116,7 +122,28 @@ def publish(temporary: Path, target: Path, manifest: Manifest, hashes: Optional[
     manifest.hashes = {name: known.get(name) or sha256(temporary / name) for name in manifest.files}
     manifest.saved_at = time.time()
     write_manifest(temporary, manifest)
+    if manifest.run and target.exists():
+        _make_way(target, manifest.run)
     take_place(temporary, target)
+
+
+def _make_way(target: Path, run: str) -> None:
+    """Leave ``target`` to be replaced if it is a checkpoint of ``run``, and set a damaged one aside.
+
+    Raises:
+        CheckpointError: it is a checkpoint of another run.
+    """
+    try:
+        existing = read_manifest(target)
+    except CheckpointError:
+        existing = None
+    if existing is None:
+        set_aside(target)
+    elif existing.run not in ("", run):
+        raise CheckpointError(
+            f"{target} is a checkpoint of run {existing.run}, but this run is {run}. It was not replaced. Set another "
+            "log.name, log.version or log.explicit_log_dir."
+        )
 
 
 def take_place(temporary: Path, target: Path) -> None:
@@ -157,16 +184,21 @@ def _delete(path: Path) -> None:
 
 def clean_up(directory: Path) -> list[Path]:
     """Delete the leftovers of interrupted saves and deletions in ``directory``. Returns the deleted paths."""
-    leftovers = [
+    deleted = leftovers(directory)
+    for path in deleted:
+        _delete(path)
+    for path in directory.glob(".run-*"):  # see `lineage.begin`
+        path.unlink(missing_ok=True)
+    return deleted
+
+
+def leftovers(directory: Path) -> list[Path]:
+    """What interrupted saves and deletions have left in ``directory``. A living run may still use it."""
+    return [
         path
         for path in _entries(directory)
         if path.name.startswith((_TEMPORARY, _TRASH)) or (path.name.startswith(_REPLACED) and not _orphaned(path))
     ]
-    for path in leftovers:
-        _delete(path)
-    for path in directory.glob(".run-*"):  # see `lineage.begin`
-        path.unlink(missing_ok=True)
-    return leftovers
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
@@ -193,6 +225,8 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
         return manifest
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError as error:
+        raise _not_permitted(path) from error
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}), so the checkpoint is damaged. Resume from another checkpoint in "
@@ -372,8 +406,19 @@ def _orphaned(path: Path) -> bool:
 
 
 def _entries(directory: Path) -> Iterator[Path]:
-    if directory.is_dir():
+    try:
         yield from sorted(path for path in directory.iterdir() if path.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError as error:
+        raise _not_permitted(directory) from error
+
+
+def _not_permitted(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be read, because this user has no permission for it. Ask its owner for access, or set another "
+        "log.name or log.log_dir."
+    )
 
 
 def _rename(source: Path, target: Path) -> None:

@@ -29,8 +29,9 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
-from nemo2.checkpoint.background import Saves
+from nemo2.checkpoint.background import BackgroundWrite, Image, Saves
 from nemo2.checkpoint.directory import (
+    MANIFEST,
     WEIGHTS_PATH,
     Manifest,
     comparing,
@@ -42,6 +43,7 @@ from nemo2.checkpoint.directory import (
     remove,
     set_aside,
     temporary_name,
+    write_manifest,
 )
 from nemo2.checkpoint.foreign_files import refuse_links
 from nemo2.checkpoint.lineage import own_finished
@@ -56,10 +58,12 @@ from nemo2.checkpoint.untrusted import (
     weights_problem,
 )
 from nemo2.checkpoint.writer_process import persistently
-from nemo2.checkpoint.writing import WatchedSaveStrategy, planning
+from nemo2.checkpoint.writing import WatchedSaveStrategy, planning, with_reason
 from nemo2.config.capture import configurable
 from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import (
+    LOST_PEER,
+    ON_ANOTHER_RANK,
     CheckpointError,
     ConfigError,
     DamagedCheckpointError,
@@ -68,11 +72,13 @@ from nemo2.errors import (
     SaveFailed,
     SecurityError,
 )
+from nemo2.files import parse_json
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
 _LITTLE_BYTES = 1 << 26
 _WORDS = 400
+_WRITTEN = ".written-"
 _Read = TypeVar("_Read")
 _REPLACES_ALL = (StrictHandling.ASSUME_OK_UNEXPECTED, StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
 _WRITER = re.compile(rf"{WEIGHTS_PATH}/\w*?__(\d+)_\d+\.distcp$")
@@ -172,26 +178,59 @@ class MegatronCheckpointIO(CheckpointIO):
         self._publish_some(self._saves.make_room)
         target, attempt = _agree((Path(path), uuid.uuid4().hex[:8]))
         temporary = temporary_name(target, attempt)
+        files: Optional[list[tuple[Image, str]]] = None
         try:
             self._prepare(temporary, target)
             request, writing = self._plan(checkpoint, temporary / WEIGHTS_PATH, options.get("content_metadata"))
             if not self.async_save:
                 request.execute_sync()
+            else:
+                files = writing.copy_state(request)
+                # Megatron-Core's index of the tensors depends on the copies only, not on the files on the disk.
+                for finalize in request.finalize_fns:
+                    finalize()
+            self._describe(temporary, target, options)
         except (Exception, CheckpointException) as error:
+            for image, _ in files or ():
+                image.give_back(keep=0)
+            reason = _known_reason(error)
             if _is_rank_zero():
                 shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, CheckpointError):
                 raise
             raise SaveFailed(
-                f"Saving {target} failed: {reason_of(error)}{_room(target)}. The incomplete checkpoint was deleted, "
+                f"Saving {target} failed: {reason}{_room(target)}. The incomplete checkpoint was deleted, "
                 "and earlier checkpoints are unchanged."
             ) from error
-        finish = self._finisher(temporary, target, options, writing)
-        if not self.async_save:
-            finish()
+        if files is None:
+            self._finish(temporary, target, options, writing.hashes, None)
             return
-        write = writing.begin(request, target.name, self.save_timeout_seconds)
-        self._saves.add(write, [*request.finalize_fns, finish])
+        write = BackgroundWrite(target.name, files, self.save_timeout_seconds, str(_record(temporary, _rank())))
+
+        def publish_written() -> None:
+            hashes = {os.path.basename(path): digest for path, digest in write.hashes.items()}
+            error = None if write.error is None else with_reason(write.error, [path for _, path in write.files])
+            self._finish(temporary, target, options, hashes, error)
+
+        self._saves.add(write, publish_written, functools.partial(_publish_alone, temporary, target, _world_size()))
+
+    def _describe(self, temporary: Path, target: Path, options: StorageOptions) -> None:
+        """Write everything except the tensors on rank 0: ``context/``, and the manifest without the list of files. A
+        failure raises on every rank."""
+        problem = None
+        if _is_rank_zero():
+            try:
+                if options.get("write_context") is not None:
+                    options["write_context"](temporary)
+                write_manifest(temporary, options["manifest"])
+            except CheckpointError as error:
+                problem = str(error)
+            except Exception as error:  # any error: the other ranks wait for the result
+                reason = error.strerror if isinstance(error, OSError) else None
+                problem = f"Publishing {target} failed: {reason or error!r}."
+        problem = _agree(problem)
+        if problem:
+            raise SaveFailed(problem)
 
     def _prepare(self, temporary: Path, target: Path) -> None:
         """Create the temporary directory on rank 0. A failure raises on every rank."""
@@ -250,34 +289,33 @@ class MegatronCheckpointIO(CheckpointIO):
 
         return parallel_state.get_data_parallel_group(with_context_parallel=True)
 
-    def _finisher(
-        self, temporary: Path, target: Path, options: StorageOptions, writing: WatchedSaveStrategy
-    ) -> Callable[[], None]:
-        manifest: Manifest = options["manifest"]
-
-        def finish() -> None:
-            problem = None
-            written = _all_gathered(_written(temporary, writing.hashes))
-            if _is_rank_zero():
-                try:
-                    if options.get("write_context") is not None:
-                        options["write_context"](temporary)
-                    _prove(temporary, written)
-                    publish(
-                        temporary, target, manifest, {name: one[1] for part in written for name, one in part.items()}
-                    )
-                except CheckpointError as error:
-                    problem = str(error)
-                except Exception as error:  # any error: the other ranks wait for the result
-                    reason = error.strerror if isinstance(error, OSError) else None
-                    problem = f"Publishing {target} failed: {reason or error!r}."
-            problem = _agree(problem)
-            if problem:
-                raise SaveFailed(problem)
-            if options.get("published") is not None:
-                options["published"](target)
-
-        return finish
+    def _finish(
+        self, temporary: Path, target: Path, options: StorageOptions, hashes: dict[str, str], error: Optional[str]
+    ) -> None:
+        """Publish a save. Every rank calls it, with the hashes of its files by name, or its error."""
+        problem = None
+        outcomes = _all_gathered((_written(temporary, hashes), error))
+        failed = [(rank, words) for rank, (_, words) in enumerate(outcomes) if words is not None]
+        if failed:
+            raise SaveFailed(
+                f"Saving {target} in the background failed: on rank {failed[0][0]}, {failed[0][1]}. It was not "
+                "published, and earlier checkpoints are unchanged."
+            )
+        written = [part for part, _ in outcomes]
+        if _is_rank_zero():
+            try:
+                _prove(temporary, written)
+                _publish(temporary, target, {name: one[1] for part in written for name, one in part.items()})
+            except CheckpointError as error_here:
+                problem = str(error_here)
+            except Exception as error_here:  # any error: the other ranks wait for the result
+                reason = error_here.strerror if isinstance(error_here, OSError) else None
+                problem = f"Publishing {target} failed: {reason or error_here!r}."
+        problem = _agree(problem)
+        if problem:
+            raise SaveFailed(problem)
+        if options.get("published") is not None:
+            options["published"](target)
 
     def maybe_finalize_save_checkpoint(self, blocking: bool = False) -> bool:
         """Publish background saves that every rank has written. Every rank must call it, at the same steps.
@@ -303,8 +341,8 @@ class MegatronCheckpointIO(CheckpointIO):
             ) from error
 
     def abandon(self) -> None:
-        """Discard unpublished background saves, without communication."""
-        self._saves.kill()
+        """Publish the background saves that all ranks have written and discard the others, without communication."""
+        self._saves.end()
 
     def teardown(self) -> None:
         self.maybe_finalize_save_checkpoint(blocking=True)
@@ -557,6 +595,45 @@ def _unreadable(checkpoint: Path, *, hashes: bool) -> Optional[Nemo2Error]:
         return DamagedCheckpointError(str(error))
 
 
+def _record(temporary: Path, rank: int) -> Path:
+    """The file that tells that a rank has written its part, with the hashes of its files by name."""
+    return temporary / f"{_WRITTEN}{rank}"
+
+
+def _publish(temporary: Path, target: Path, hashes: dict[str, str]) -> None:
+    """Publish a save of which everything is written. ``hashes`` are by path inside the checkpoint."""
+    manifest = read_manifest(temporary)
+    assert manifest is not None
+    for mark in (temporary / MANIFEST, *temporary.glob(f"{_WRITTEN}*")):
+        mark.unlink()
+    publish(temporary, target, manifest, hashes)
+
+
+def _publish_alone(temporary: Path, target: Path, world_size: int) -> None:
+    """Publish a background save if all ranks have written it. Any rank may call it while it fails, whatever the others
+    do. Never raises."""
+    claimed = temporary_name(target)
+    try:
+        parts = [parse_json(_record(temporary, rank).read_bytes()) for rank in range(world_size)]
+        os.rename(temporary, claimed)  # of several ranks only one succeeds
+        _refuse_missing_shards(claimed / WEIGHTS_PATH)
+        _publish(claimed, target, {f"{WEIGHTS_PATH}/{name}": one for part in parts for name, one in part.items()})
+    except FileNotFoundError:  # a rank has not written its part, or another rank publishes
+        return
+    except (Exception, CheckpointException) as error:
+        _log.warning("%s was written but could not be published: %s", target, reason_of(error))
+        return
+    _log.warning("Saved %s, which all ranks had written before the run failed.", target)
+
+
+def _known_reason(error: BaseException) -> str:
+    """`reason_of` the error. Of Megatron-Core's errors, which every rank raises, some rank's that has a reason."""
+    if not isinstance(error, CheckpointException):
+        return reason_of(error)
+    reasons = _all_gathered(reason_of(error) if error.failures else None)
+    return next((reason for reason in reasons if reason is not None), reason_of(error))
+
+
 def _damage_in(error: BaseException) -> Optional[DamagedCheckpointError]:
     """The error that `_compare` raised, even if torch has wrapped it."""
     if isinstance(error, CheckpointException):
@@ -589,7 +666,7 @@ def reason_of(error: BaseException) -> str:
     """The error in one line. If several ranks report an error, that of the first rank."""
     if isinstance(error, CheckpointException):
         if not error.failures:
-            return "on another rank, whose log gives the reason"
+            return ON_ANOTHER_RANK
         rank, failure = min(error.failures.items())
         words = reason_of(failure[0] if isinstance(failure, tuple) else failure)
         return words if words.startswith("on rank ") else f"on rank {rank}, {words}"
@@ -662,11 +739,8 @@ def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]])
 
 
 def _lost_a_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another process is gone. gloo and NCCL report this only in the text of a
-    RuntimeError."""
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in ("Connection closed by peer", "Connection reset", "remote process exited")
-    )
+    """Whether a collective failed because another process is gone."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER)
 
 
 def _refuse_missing_shards(weights: Path) -> None:

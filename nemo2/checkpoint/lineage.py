@@ -4,7 +4,7 @@
 ``.run`` in a directory of checkpoints names the run that currently writes there. A run that resumes from a checkpoint
 in its own directory keeps the checkpoint's id. A run that starts from the beginning, or from a checkpoint elsewhere,
 gets a new id and has the other run among its ancestors. Checkpoints without an id, from older versions, belong to the
-run of their directory.
+run of their directory. A directory holds the checkpoints of one run: another run that would write there is refused.
 """
 
 import json
@@ -44,28 +44,50 @@ def run_of(directory: Path) -> Optional[Run]:
         return None
 
 
-def begin(directory: Path, checkpoint: Optional[Path]) -> Run:
-    """The run that will write to ``directory``, which is recorded there. Only the process with the lock calls it.
+def run_from(directory: Path, checkpoint: Optional[Path]) -> Run:
+    """The run that writes to ``directory`` if it starts from ``checkpoint``. None: it starts from the beginning, as a
+    new run.
 
-    Args:
-        checkpoint: The checkpoint that the run resumes from. None: it starts from the beginning, as a new run.
+    Raises:
+        CheckpointError: ``directory`` holds checkpoints of another run, which this run could replace.
     """
-    before = run_of(directory)
-    manifest = read_manifest(checkpoint) if checkpoint is not None else None
+    before, manifest = run_of(directory), read_manifest(checkpoint) if checkpoint is not None else None
+    continues = checkpoint is not None and checkpoint.parent.resolve() == directory.resolve()
     if checkpoint is None:
         run = Run(id=_new_id())
-    elif checkpoint.parent.resolve() == directory.resolve():
-        own = manifest.run if manifest is not None else ""
+    elif continues:
+        own_id = manifest.run if manifest is not None else ""
         run = (
-            Run(id=own, lineage=tuple(manifest.lineage))
-            if manifest is not None and own
+            Run(id=own_id, lineage=tuple(manifest.lineage))
+            if manifest is not None and own_id
             else before or Run(id=_new_id())
         )
     else:
         ancestors = () if manifest is None else (*manifest.lineage, *filter(None, [manifest.run]))
-        again = before is not None and bool(ancestors) and before.lineage == ancestors
-        run = before if before is not None and again else Run(id=_new_id(), lineage=ancestors)
-    if run != before:
+        continues = before is not None and bool(ancestors) and before.lineage == ancestors
+        run = before if before is not None and continues else Run(id=_new_id(), lineage=ancestors)
+    others = [item for item in finished(directory) if not belongs(item[1], run) or not (continues or item[1].run)]
+    if others:
+        path, theirs = others[-1]
+        raise another_run(directory, f"checkpoints ({path.name})", theirs.run, run)
+    return run
+
+
+def another_run(directory: Path, results: str, owner: str, run: Run) -> CheckpointError:
+    """The error that ``directory`` holds results of the run ``owner``, not of ``run``. "": a run without an id."""
+    return CheckpointError(
+        f"{directory} holds {results} of run {owner or 'without an id'}, but this run is {run.id}. nemo2 neither replaces "
+        "nor deletes the results of another run. To continue that run, set resume.resume_if_exists=True, or set "
+        "resume.resume_from_path to one of its checkpoints. To start another run, set another log.name, log.version or "
+        "log.explicit_log_dir, or move the results of the other run to another directory."
+    )
+
+
+def begin(directory: Path, checkpoint: Optional[Path]) -> Run:
+    """The run of `run_from`, which is recorded in ``directory``. Only the process with the lock calls it. Raises as
+    `run_from`; the directory is then unchanged."""
+    run = run_from(directory, checkpoint)
+    if run != run_of(directory):
         temporary = directory / f"{RUN_FILE}-{uuid.uuid4().hex[:8]}"
         temporary.write_text(json.dumps(asdict(run)) + "\n")
         os.replace(temporary, directory / RUN_FILE)

@@ -29,8 +29,8 @@ _FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 class ModelCheckpoint(Checkpoint):
     """Save checkpoints of the run and delete old ones.
 
-    A checkpoint appears under its name only when it is complete. The newest checkpoint is never deleted. Checkpoints of
-    other runs in the same directory are never touched.
+    A checkpoint appears under its name only when it is complete. The newest checkpoint is never deleted. A run whose
+    directory holds checkpoints of another run ends before its first step.
 
     A save is due every ``every_n_train_steps`` steps or every ``train_time_interval``. With neither set, it is due
     after every validation. One more save follows the end of training. A step that is both saved and validated is saved
@@ -38,7 +38,7 @@ class ModelCheckpoint(Checkpoint):
     validation.
 
     After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, and the newest. Checkpoints
-    without a validation rank last.
+    without a validation, or whose metric isn't finite, rank last.
 
     Args:
         monitor: The logged metric to rank by. None: newer checkpoints rank higher.
@@ -138,6 +138,8 @@ class ModelCheckpoint(Checkpoint):
         self._validation_metrics: set[str] = set()
         """The names of the metrics that validations have logged, last at ``_validated_step``."""
         self._before_validation: dict[str, Any] = {}
+        self._monitor_is_known = False
+        """The monitored metric has been logged, or its absence has been reported."""
 
     # ------------------------------------------------------------------------------------------------------ when
 
@@ -191,10 +193,11 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_step = trainer.global_step
         self._last_has_context = True
         # Only now does Lightning report the checkpoint that it resumed from.
-        self._on_rank_zero(trainer, lambda: self._begin(Path(trainer.ckpt_path) if trainer.ckpt_path else None))
+        self._on_rank_zero(trainer, lambda: self._begin(trainer))
 
-    def _begin(self, checkpoint: Optional[Path]) -> None:
-        self._run = begin(Path(str(self.dirpath)), checkpoint)
+    def _begin(self, trainer: pl.Trainer) -> None:
+        if self._run is None or trainer.ckpt_path or trainer.global_step == 0:  # else a second fit continues the run
+            self._run = begin(Path(str(self.dirpath)), Path(trainer.ckpt_path) if trainer.ckpt_path else None)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step_due = self.every_n_train_steps is not None and trainer.global_step % self.every_n_train_steps == 0
@@ -260,6 +263,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_at = time.monotonic()
         last = last or _at_last_step(trainer)
         self._last_has_context = self.always_save_context or (last and self.save_context_on_train_end)
+        self._report_unknown_monitor(trainer)
         target = Path(self.dirpath) / self.format_checkpoint_name(self._values(trainer), trainer)
         if self.save_last:
             target = target.with_name(target.name + LAST_SUFFIX)
@@ -273,6 +277,28 @@ class ModelCheckpoint(Checkpoint):
                 "with_context": self._last_has_context,
             },
         )
+
+    def _report_unknown_monitor(self, trainer: pl.Trainer) -> None:
+        """Warn once if the run logs metrics, but not the monitored one. A validation's metric is expected with the first
+        validation, and the default, ``val_loss``, isn't missed in a run that never validates."""
+        logged = {name for name in trainer.callback_metrics if name not in ("step", "global_step")}
+        if self._monitor_is_known or self.monitor is None or self.save_top_k == 0 or not logged:
+            return
+        validates = bool(getattr(trainer, "limit_val_batches", 1))
+        expected_later = self.monitor.startswith("val") and validates and self._validated_step < 0
+        if self.monitor not in logged and (expected_later or (self.monitor == "val_loss" and not validates)):
+            return
+        self._monitor_is_known = True
+        if self.monitor not in logged and trainer.is_global_zero:
+            kept = "all are kept" if self.save_top_k == -1 else f"the newest {self.save_top_k} are kept"
+            _log.warning(
+                "log.ckpt.monitor=%r: the run has not logged this metric%s Until it does, checkpoints are not ranked, and "
+                "%s. Logged: %s.",
+                self.monitor,
+                did_you_mean(self.monitor, sorted(logged)),
+                kept,
+                ", ".join(sorted(logged)),
+            )
 
     def _published(self, trainer: pl.Trainer, path: Path) -> None:
         """Tidy up after a new checkpoint: remove the mark from the former last checkpoint and delete what retention
@@ -297,7 +323,7 @@ class ModelCheckpoint(Checkpoint):
         if ranked:
             best, manifest = ranked[0]
             self.best_model_path = str(best)
-            self.best_model_score = manifest.metrics.get(self.monitor or "")
+            self.best_model_score = manifest.finite_metric(self.monitor)
         keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
         for path, _ in checkpoints:
             if path not in keep:
@@ -309,8 +335,8 @@ class ModelCheckpoint(Checkpoint):
         sign = 1 if self.mode == "min" else -1
 
         def rank(item: tuple[Path, Manifest]) -> tuple[int, float, int]:
-            value = item[1].metrics.get(self.monitor) if self.monitor else None
-            # Checkpoints without a validation rank after validated checkpoints, newest first.
+            value = item[1].finite_metric(self.monitor)
+            # Checkpoints without a finite value rank after the others, newest first.
             return (0, sign * value, -item[1].step) if value is not None else (1, 0.0, -item[1].step)
 
         return sorted(checkpoints, key=rank)

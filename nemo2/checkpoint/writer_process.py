@@ -4,9 +4,9 @@
 It is started by path, in isolated mode, and imports only the standard library. It therefore needs tens of milliseconds
 and megabytes, no torch, and nothing of its parent except the descriptors that it receives. The parent has filled memory
 with the files' contents (`background`), so training can continue. ``argv[1]`` is the job as JSON: ``files``, a list of
-``[descriptor, path]``, and ``dies_with_parent``. The process writes a dot to standard output every second and finally
-one line of JSON: ``hashes``, the SHA-256 of each file by its path, or ``error``, with ``errno``. Standard input is
-never written to: its end means that the parent has ended, which ends this process.
+``[descriptor, path]``, ``record`` (see `write`), and ``dies_with_parent``. The process writes a dot to standard output
+every second and finally one line of JSON: ``hashes``, the SHA-256 of each file by its path, or ``error``, with
+``errno``. Standard input is never written to: its end means that the parent has ended, which ends this process.
 """
 
 import contextlib
@@ -62,8 +62,12 @@ def persistently(
     raise AssertionError("the last attempt returns or raises")
 
 
-def write(files: Sequence[tuple[int, str]]) -> dict[str, Any]:
-    """Write all files in parallel and return the outcome in the form described above. Never raises."""
+def write(files: Sequence[tuple[int, str]], record: str) -> dict[str, Any]:
+    """Write all files in parallel and return the outcome in the form described above. Never raises.
+
+    Afterwards the hashes are also written to the file ``record``, which tells every rank that the files are complete.
+    "": no such file.
+    """
     hashes: dict[str, str] = {}
     errors: list[BaseException] = []
 
@@ -78,9 +82,22 @@ def write(files: Sequence[tuple[int, str]]) -> dict[str, Any]:
         thread.start()
     for thread in threads:
         thread.join()
+    if not errors and record:
+        try:
+            persistently(_write_record, record, hashes)
+        except OSError as error:
+            errors.append(error)
     if not errors:
         return {"hashes": hashes}
     return {"error": " ".join(str(errors[0]).split()) or repr(errors[0]), "errno": getattr(errors[0], "errno", None)}
+
+
+def _write_record(path: str, hashes: dict[str, str]) -> None:
+    with open(f"{path}.tmp", "w", encoding="utf-8") as file:
+        json.dump({os.path.basename(name): digest for name, digest in hashes.items()}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.tmp", path)
 
 
 def main() -> None:
@@ -89,7 +106,7 @@ def main() -> None:
         _die_with_parent()
     answer: list[dict[str, Any]] = []
     files = [(int(descriptor), str(path)) for descriptor, path in job["files"]]
-    work = threading.Thread(target=lambda: answer.append(write(files)), daemon=True)
+    work = threading.Thread(target=lambda: answer.append(write(files, job["record"])), daemon=True)
     work.start()
     os.set_blocking(1, False)
     while work.is_alive():

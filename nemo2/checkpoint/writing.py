@@ -10,9 +10,11 @@ writes them to the disk. If a rank's files are missing, the save fails on every 
 Each file's SHA-256 is computed while it is written.
 """
 
+import errno
 import functools
 import inspect
 import os
+import resource
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShard
 from torch.distributed.checkpoint import filesystem
 
 from nemo2.backend import get_backend
-from nemo2.checkpoint.background import BackgroundWrite, Image
+from nemo2.checkpoint.background import Image
 from nemo2.checkpoint.directory import sha256
 from nemo2.checkpoint.writer_process import persistently
 
@@ -40,9 +42,10 @@ _FORMAT: dict[str, Any] = (
 
 
 class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
-    """Megatron-Core's ``torch_dist`` writer, whose files are written by `write_files` or by `begin`.
+    """Megatron-Core's ``torch_dist`` writer, whose files are written by `write_files` or from the memory of
+    `copy_state`.
 
-    ``hashes`` holds the SHA-256 of each file this rank wrote, by its name, once the save is done.
+    ``hashes`` holds the SHA-256 of each file that `write_files` wrote on this rank, by its name.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -54,15 +57,11 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
     def hashes(self) -> dict[str, str]:
         return {} if self.report is None else self.report.hashes
 
-    def begin(self, request: Any, name: str, timeout_seconds: Optional[float]) -> BackgroundWrite:
-        """Copy the state that Megatron-Core's ``request`` writes, and start to write it in the background.
+    def copy_state(self, request: Any) -> list[tuple[Image, str]]:
+        """Copy the state that Megatron-Core's ``request``, planned by this strategy, writes. Returns this rank's files
+        in memory with their paths, for `BackgroundWrite`.
 
         A lack of memory is reported through `Report`, not raised, because the other ranks wait for this rank's outcome.
-
-        Args:
-            request: The request that this strategy planned.
-            name: The checkpoint's name.
-            timeout_seconds: See `BackgroundWrite`.
         """
         if self.report is None:  # object storage, or nothing to write on this rank
             if request.async_fn is not None:
@@ -70,11 +69,9 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
                 if request.preload_fn:
                     arguments[1] = request.preload_fn()
                 request.async_fn(*arguments)
-            return BackgroundWrite(name, [], timeout_seconds)
+            return []
         get_backend().synchronize()  # each copying thread has its own stream
-        files = self.report.put_together(self._transforms, request.async_fn_args[1])
-        self.report.write = BackgroundWrite(name, files, timeout_seconds)
-        return self.report.write
+        return self.report.put_together(self._transforms, request.async_fn_args[1])
 
     def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any, *rest: Any) -> Any:
         request = super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret, *rest)
@@ -93,24 +90,17 @@ class Report:
 
     def __init__(self) -> None:
         self.hashes: dict[str, str] = {}
-        self.write: Optional[BackgroundWrite] = None
-        """The background write that hasn't reached the disk yet."""
         self._results: Any = RuntimeError("the files of this rank were not written")
 
     def put(self, results: Any, hashes: dict[str, str]) -> None:
         self._results, self.hashes = results, hashes
 
     def get_nowait(self) -> Any:
-        if self.write is None or not isinstance(self._results, dict):
-            return self._results
-        if self.write.error is not None:
-            return RuntimeError(_with_space(self.write.error, [path for _, path in self.write.files]))
-        self.hashes = {os.path.basename(path): digest for path, digest in self.write.hashes.items()}
         return self._results
 
     def put_together(self, transforms: list[Any], buckets: list[Any]) -> list[tuple[Image, str]]:
-        """The files of Megatron-Core's buckets in memory, with their paths. `get_nowait` reports their contents
-        afterwards. On a GPU one tensor at a time is copied to the host's memory."""
+        """The files of Megatron-Core's buckets in memory, with their paths. `get_nowait` then reports their contents.
+        On a GPU one tensor at a time is copied to the host's memory."""
         images: list[Image] = []
 
         def fill(image: Image, bucket: Any) -> list[Any]:
@@ -149,7 +139,7 @@ def write_files(transforms: list[Any], rank: int, buckets: list[Any], report: Re
             written = list(pool.map(functools.partial(persistently, write), buckets))
     except BaseException as error:
         words = " ".join(str(error).split()) or repr(error)
-        report.put(RuntimeError(_with_space(words, [path for path, _, _ in buckets])), {})
+        report.put(RuntimeError(with_reason(words, [path for path, _, _ in buckets])), {})
         return
     hashes = {name: digest for (_, name, _), (_, digest) in zip(buckets, written, strict=True)}
     report.put({index: results for index, (results, _) in enumerate(written)}, hashes)
@@ -224,9 +214,30 @@ def without_crc() -> Iterator[None]:
         options.compute_crc32 = before
 
 
-def _with_space(words: str, paths: list[str]) -> str:
-    # Torch's archive writer reports a full disk as "unexpected pos". The free space shows the real cause.
+def with_reason(words: str, paths: list[str]) -> str:
+    """An error of writing ``paths``, with the system's reason. Torch's archive writer reports every refusal of the system,
+    such as a full disk or a limit on the size of files, as "unexpected pos"."""
     if not paths:
         return words
+    if "unexpected pos" in words:
+        words = next((reason for path in paths if (reason := _refusal(path)) is not None), words)
+    if os.strerror(errno.EFBIG) in words:
+        words = (
+            f"{words}: the limit of this process is {resource.getrlimit(resource.RLIMIT_FSIZE)[0]} bytes (ulimit -f)"
+        )
     folder = os.statvfs(os.path.dirname(paths[0]))
     return f"{words} ({folder.f_bavail * folder.f_frsize / 1e9:.2f} GB are free on this disk)"
+
+
+def _refusal(path: str) -> Optional[str]:
+    """The system's reason for refusing to extend a file. None: it doesn't refuse, or the file is missing."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            file.seek(0, os.SEEK_END)
+            file.write(bytes(1 << 16))
+            os.fsync(file.fileno())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{os.path.basename(path)}: {error.strerror}"
+    return None

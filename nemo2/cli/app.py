@@ -45,6 +45,7 @@ from nemo2.cli.commands import App
 from nemo2.cli.streams import drop_output, open_missing, replace_unknown_characters, why_output_is_refused
 from nemo2.cli.waiting import waiting_line
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
+from nemo2.names import visible
 from nemo2.noise import VERBOSE_VARIABLE
 from nemo2.run_dir.environment import redact_text
 from nemo2.run_dir.faults import words_of
@@ -158,8 +159,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif isinstance(error, OSError) and (refusal := why_output_is_refused()) is not None:
             drop_output()
             print(f"error: can't write the output: {refusal}.", file=sys.stderr)
+        elif isinstance(error, PermissionError) and error.filename is not None:
+            path = visible(os.fsdecode(error.filename))
+            print(
+                f"error: this user has no permission for {path}. Ask its owner for access, or use a copy.",
+                file=sys.stderr,
+            )
+            return 2
         else:
-            print(f"error: {type(error).__name__}: {redact_text(words_of(error))}", file=sys.stderr)
+            print(f"error: {type(error).__name__}: {visible(redact_text(words_of(error)))}", file=sys.stderr)
             print("nemo2 doesn't expect this error. Use --debug to print its traceback.", file=sys.stderr)
         return 1
     finally:
@@ -189,5 +197,5 @@ def _report(error: Nemo2Error, *, debug: bool, code: int) -> int:
         details = getattr(error, "details", "")
         if details:
             print(f"\nfrom the rank:\n{details}", file=sys.stderr)
-    print(f"error: {redact_text(str(error))}", file=sys.stderr)
+    print(f"error: {visible(redact_text(str(error)))}", file=sys.stderr)
     return code

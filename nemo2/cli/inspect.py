@@ -9,6 +9,7 @@ import typer
 from nemo2.cli.flags import AsJson, print_json
 from nemo2.cli.run_names import checkpoint_called
 from nemo2.columns import columns
+from nemo2.names import visible
 
 EXAMPLE = "Example: nemo2 inspect nemo_experiments/llama_tiny"
 
@@ -55,7 +56,11 @@ def lines(found: Any) -> list[str]:
     }
     told = [(name, value) for name, value in facts.items() if value is not None]
     told += [("note", note) for note in found.notes]
-    return [*columns(told), *(["next:"] if found.commands else []), *(f"  {command}" for command in found.commands)]
+    return [
+        *columns(told),
+        *(["next:"] if found.commands else []),
+        *(f"  {visible(command)}" for command in found.commands),
+    ]
 
 
 def size(count: float) -> str:

@@ -2,7 +2,8 @@
 """The base class of nemo2's data modules: the sampler, the loaders and the position in the data."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Optional
 
 import torch
@@ -11,10 +12,30 @@ from torch.utils.data import DataLoader, Dataset
 
 from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, DataError
 
 SPLITS = ("train", "validation", "test")
 _NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
+
+
+@contextmanager
+def explaining_changed_inputs(data: Any) -> Iterator[None]:
+    """A context for code that reads a data module's files.
+
+    Raises:
+        DataError: the code failed after a file had changed. A memory map of a truncated file fails with a signal, which
+            torch reports as a lack of shared memory.
+    """
+    try:
+        yield
+    except Exception as error:
+        changed = data.changed_inputs() if isinstance(data, MegatronDataModule) else []
+        if not changed:
+            raise
+        raise DataError(
+            f"{'; '.join(changed)}. The run was reading it, and failed. Restore the file, and resume the run. To use other "
+            "data, write them to another path."
+        ) from error
 
 
 class MegatronDataModule(LightningDataModule):
@@ -108,6 +129,15 @@ class MegatronDataModule(LightningDataModule):
     @abstractmethod
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
         """The datasets of `splits`, some of "train", "validation" and "test". None: the split is empty by choice."""
+
+    def input_digests(self) -> dict[str, str]:
+        """A digest of the contents of each input that `setup` has opened, by its name. Checkpoints store the digests,
+        so that a resumed run reports an input with other contents. Empty: unknown."""
+        return {}
+
+    def changed_inputs(self) -> list[str]:
+        """A sentence for each file that has changed since `setup` opened it."""
+        return []
 
     def setup(self, stage: str = "") -> None:
         """Build the datasets that `stage` needs ("fit", "validate", "test"; all for any other value), each once.

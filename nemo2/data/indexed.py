@@ -14,12 +14,13 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import Optional, Union
 
 import numpy as np
 
 from nemo2.data.prepare import read_sidecar, strip_suffix
 from nemo2.errors import DataError
+from nemo2.files import update_with_samples
 from nemo2.names import nearest
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -37,13 +38,29 @@ class TokenFile:
     Attributes: prefix: The common path of the files, without suffix. dtype: The dtype of the token ids in the .bin
         file. lengths: The number of tokens in each sequence, int32, mapped from the file. Megatron splits and shuffles
         by sequence. fingerprint: A hash of everything in the files that an index depends on. All ranks of all nodes
-        compute the same value.
+        compute the same value. bin_bytes: The size of the .bin file.
     """
 
     prefix: str
     dtype: np.dtype
     lengths: np.ndarray
     fingerprint: str
+    bin_bytes: int
+
+    def digest(self) -> str:
+        """The SHA-256 of the fingerprint and of blocks of the tokens (`nemo2.files.update_with_samples`)."""
+        digest = hashlib.sha256(self.fingerprint.encode())
+        update_with_samples(digest, f"{self.prefix}.bin")
+        return digest.hexdigest()
+
+    def change(self) -> Optional[str]:
+        """How the size of the .bin file has changed since it was opened. None: it has not."""
+        try:
+            now = f"{os.path.getsize(f'{self.prefix}.bin')} bytes now"
+        except OSError as error:
+            now = f"{error.strerror} now"
+        before = f"{self.bin_bytes} bytes"
+        return None if now == f"{before} now" else f"{self.prefix}.bin had {before} at the start of the run, {now}"
 
     @property
     def tokens(self) -> int:
@@ -85,7 +102,7 @@ def open_token_file(path: Union[str, Path]) -> TokenFile:
         raise _corrupt(prefix, f"its document ends do not lead from 0 to the {sequences} sequences")
     # Megatron's sample index depends on the lengths only, so it stays valid if tokens change and lengths don't.
     fingerprint = f"{hashlib.sha256(lengths.data).hexdigest()}-{dtype.name}-{bin_size}"
-    return TokenFile(prefix, dtype, lengths, fingerprint)
+    return TokenFile(prefix, dtype, lengths, fingerprint, bin_size)
 
 
 def check_token_ids(file: TokenFile, vocab_size: int) -> None:

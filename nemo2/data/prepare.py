@@ -2,6 +2,9 @@
 """Converts text into tokens in Megatron's indexed format: ``PREFIX.bin``, ``PREFIX.idx`` and a description in
 ``PREFIX.json``."""
 
+import contextlib
+import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -23,6 +26,7 @@ from nemo2.files import read_bounded
 FORMAT = 1
 _MOST_DESCRIPTION = 16 << 20
 _BATCH_CHARACTERS = 1 << 20
+_SUFFIXES = (".bin", ".idx", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +140,27 @@ def strip_suffix(path: Union[str, Path]) -> str:
     return str(path).removesuffix(".bin").removesuffix(".idx")
 
 
+def _delete_leftovers(prefix: Path) -> None:
+    """Delete the temporary files of writers of ``prefix`` that were killed. A living writer holds a lock."""
+    for lock in prefix.parent.glob(f".{glob.escape(prefix.name)}.*.tmp.lock"):
+        with contextlib.suppress(OSError):
+            if (held := _locked(lock)) is not None:
+                for suffix in (*_SUFFIXES, ".lock"):
+                    Path(f"{str(lock).removesuffix('.lock')}{suffix}").unlink(missing_ok=True)
+                os.close(held)
+
+
+def _locked(path: Union[str, Path]) -> Optional[int]:
+    """A descriptor that locks the file. None: another process holds the lock, or the file system has no locks."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 class _Writer:
     """Write to temporary files beside the final names and rename them at the end. An error leaves no files behind."""
 
@@ -150,6 +175,8 @@ class _Writer:
         self.max_token_id = -1
         self.with_special_tokens = 0
         self._digest = hashlib.sha256()
+        _delete_leftovers(prefix)
+        self._lock = _locked(f"{self.temporary}.lock")
         self._builder = IndexedDatasetBuilder(f"{self.temporary}.bin", dtype=self.dtype)
 
     def __enter__(self) -> "_Writer":
@@ -157,8 +184,10 @@ class _Writer:
 
     def __exit__(self, *exception: object) -> None:
         self._builder.data_file.close()
-        for suffix in (".bin", ".idx", ".json"):
+        for suffix in (*_SUFFIXES, ".lock"):
             Path(f"{self.temporary}{suffix}").unlink(missing_ok=True)
+        if self._lock is not None:
+            os.close(self._lock)
 
     def add(self, text: str, ids: list[int], eod: Optional[int]) -> None:
         if not ids:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from nemo2.config.capture import configurable
 from nemo2.data.base import SPLITS, MegatronDataModule
-from nemo2.data.blend import Blend, parse_paths, parse_split
+from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
 from nemo2.data.megatron_datasets import build_datasets, on_all_ranks
@@ -123,6 +123,17 @@ class PreTrainingDataModule(MegatronDataModule):
         self.object_storage_cache_path = object_storage_cache_path
         self._blends = parse_paths(paths)
         self._split = parse_split(split)
+        self._files: dict[str, TokenFile] = {}
+        self._digests: dict[str, str] = {}
+
+    def input_digests(self) -> dict[str, str]:
+        for prefix, file in self._files.items():
+            if prefix not in self._digests:
+                self._digests[prefix] = file.digest()
+        return self._digests
+
+    def changed_inputs(self) -> list[str]:
+        return [change for file in self._files.values() if (change := file.change())]
 
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
         tokenizer = self.tokenizer
@@ -130,6 +141,7 @@ class PreTrainingDataModule(MegatronDataModule):
             raise ConfigError(
                 "PreTrainingDataModule.tokenizer is None. Set it to the tokenizer that the data was prepared with."
             )
+        self._refuse_empty(splits)
         wanted = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
         if not wanted:
             return dict.fromkeys(splits)
@@ -137,6 +149,22 @@ class PreTrainingDataModule(MegatronDataModule):
         cache = on_all_ranks(lambda: self._cache_directory(files), on_rank_0_only=True)
         built = build_datasets(self._megatron_config(tokenizer, cache), wanted, self.dataset_cls)
         return {split: built.get(split) for split in splits}
+
+    def _refuse_empty(self, splits: Sequence[str]) -> None:
+        """Raise ConfigError if a split that the trainer needs has no data. Otherwise it would train on nothing, with
+        exit code 0."""
+        trainer = self.trainer
+        running = getattr(getattr(trainer, "state", None), "fn", None)
+        if trainer is None or running is None:
+            return
+        trains = "train" in splits and running == "fit" and trainer.limit_train_batches != 0
+        if isinstance(self._blends, Mapping):
+            if trains and self._blends["train"] is None:
+                raise ConfigError("data.paths has no datasets for 'train'.", rule="splits-have-data")
+            return
+        validates = "validation" in splits and trainer.limit_val_batches != 0
+        if errors := list(empty_splits(self.split, trains=trains, validates=validates)):
+            raise ConfigError("\n".join(errors), rule="splits-have-data")
 
     # Sizes
 
@@ -223,6 +251,8 @@ class PreTrainingDataModule(MegatronDataModule):
                     files[prefix] = open_token_file(prefix)
                     _check_tokenizer(files[prefix], tokenizer)
                 self._check_amount(files[prefix], split)
+        self._files |= files
+        self._digests = {prefix: digest for prefix, digest in self._digests.items() if prefix not in files}
         return list(files.values())
 
     def _check_amount(self, file: TokenFile, split: str) -> None:

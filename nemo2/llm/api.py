@@ -20,6 +20,7 @@ from nemo2.checks.domains import parts_out_of_range
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.factories import refuse_text
 from nemo2.config.without_effect import warn_without_effect
+from nemo2.data.base import explaining_changed_inputs
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.tokenizers import take_released_tokenizer
 from nemo2.llm.commands import command
@@ -139,7 +140,8 @@ def train(
         tokenizer=tokenizer,
         model_transform=model_transform,
     )
-    trainer.fit(model, data, ckpt_path=trainer.ckpt_path)
+    with explaining_changed_inputs(data):
+        trainer.fit(model, data, ckpt_path=trainer.ckpt_path)
     return RunFolder(run_directory)
 
 
@@ -169,7 +171,8 @@ def validate(
         model_transform=model_transform,
         training=False,
     )
-    trainer.validate(model, data, ckpt_path=trainer.ckpt_path)
+    with explaining_changed_inputs(data):
+        trainer.validate(model, data, ckpt_path=trainer.ckpt_path)
     return RunFolder(run_directory)
 
 
@@ -306,7 +309,11 @@ def _setup(
     log = log or NeMoLogger()
     connect_parts(model, data, optim=optim, tokenizer=tokenizer, model_transform=model_transform)
     _refuse_out_of_range(model, data, training=training)
-    directory = log.setup(trainer, resume_if_exists=getattr(resume, "resume_if_exists", False))
+    directory = log.setup(
+        trainer,
+        resume_if_exists=getattr(resume, "resume_if_exists", False),
+        checkpoint_in=resume.checkpoint_in if resume is not None else lambda directory: None,
+    )
     for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
         if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
             callback.model_name = directory.name or None

@@ -3,14 +3,14 @@
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from lightning.pytorch.callbacks import Callback
 
 from nemo2.checkpoint.directory import read_manifest
-from nemo2.errors import RuntimeFault
-from nemo2.run_dir.directory import RunDirectory, writing_to
+from nemo2.errors import CheckpointError, RuntimeFault
+from nemo2.run_dir.directory import RunDirectory, refuse_another_run, writing_to
 from nemo2.run_dir.effective import EFFECTIVE_FILE, effective_config, write_effective_config
 from nemo2.run_dir.environment import ENVIRONMENT_FILE
 from nemo2.run_dir.faults import record_fault
@@ -27,14 +27,16 @@ class RunDirectoryCallback(Callback):
     """Truncate ``metrics.jsonl`` on resume, and write ``effective_config.yaml`` at the first step and the report of a
     failed run.
 
-    Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_exception``, ``teardown``. Each step
+    Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_train_end`` (logs the last
+    step), ``on_exception``, ``teardown``. Each step
     costs one comparison. Rank 0 writes the files, and every rank logs a failure.
     """
 
-    def __init__(self, directory: RunDirectory, metrics: JSONLLogger) -> None:
+    def __init__(self, directory: RunDirectory, metrics: JSONLLogger, *, resume_if_exists: bool = False) -> None:
         super().__init__()
         self.directory = directory
         self.metrics = metrics
+        self.resume_if_exists = resume_if_exists
         self._described = False
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -55,6 +57,14 @@ class RunDirectoryCallback(Callback):
             )
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """
+        Raises:
+            CheckpointError: on every rank, if the directory holds results of another run.
+        """
+        if trainer.ckpt_path or trainer.global_step == 0:  # else a second fit continues this run
+            problem = trainer.strategy.broadcast(self._another_run(trainer) if trainer.is_global_zero else None)
+            if problem is not None:
+                raise CheckpointError(problem)
         with writing_to(self.directory.log_dir):
             self.metrics.resume_at(trainer.global_step)
         if isinstance(getattr(trainer.strategy, "consumed_samples", None), int):
@@ -62,6 +72,15 @@ class RunDirectoryCallback(Callback):
         if trainer.is_global_zero and trainer.ckpt_path:
             self._complete_metrics(Path(trainer.ckpt_path), trainer.global_step)
         self._described = False
+
+    def _another_run(self, trainer: Any) -> Optional[str]:
+        checkpoints = Path(getattr(trainer.checkpoint_callback, "dirpath", None) or self.directory.checkpoints)
+        checkpoint = Path(trainer.ckpt_path) if trainer.ckpt_path else None
+        try:
+            refuse_another_run(self.directory.log_dir, checkpoints, checkpoint, resume_if_exists=self.resume_if_exists)
+        except CheckpointError as error:
+            return str(error)
+        return None
 
     def _complete_metrics(self, checkpoint: Path, finished_steps: int) -> None:
         """Add the metrics of a step that a killed run saved but didn't log, from the checkpoint's manifest. A step
@@ -86,6 +105,12 @@ class RunDirectoryCallback(Callback):
                 effective = write_effective_config(self.directory.log_dir / EFFECTIVE_FILE, trainer, pl_module)
                 described = [effective, *(self.directory.log_dir / name for name in (RECIPE_FILE, ENVIRONMENT_FILE))]
                 describe_run(trainer.loggers, effective_config(trainer, pl_module), described)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        # Before other callbacks save and report the last step.
+        log_last_step = getattr(trainer.strategy, "log_last_step", None)
+        if log_last_step is not None:
+            log_last_step()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         record_fault(exception, step=trainer.global_step)

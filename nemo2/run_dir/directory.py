@@ -5,6 +5,7 @@ The directory is ``<base>/<name>/<version>``. The version of a new run is its st
 enough to give different directories, so all ranks use one rank's answer.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,11 +18,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.checkpoint.directory import finished, unusable
-from nemo2.checkpoint.lineage import own_finished
-from nemo2.errors import ConfigError
+from nemo2.checkpoint.directory import clean_up, finished, leftovers, unusable
+from nemo2.checkpoint.lineage import another_run, own_finished, run_from, run_of
+from nemo2.checkpoint.lock import DirectoryLock
+from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.names import safe_name
 from nemo2.place import LAUNCH_VARIABLE, here
+from nemo2.run_dir.records import METRICS_FILE
 
 DEFAULT_BASE = "nemo_experiments"
 """The default folder of all runs, below the working directory, as in NeMo 2.0."""
@@ -41,6 +44,7 @@ RUN_DIR_FILE_VARIABLE = LAUNCH_VARIABLE
 start of the same launch."""
 
 CHECKPOINTS = "checkpoints"
+_LEFTOVER_SECONDS = 3600.0
 
 _stores: list[Any] = []
 
@@ -135,6 +139,28 @@ def choose_directory(
     )
 
 
+def refuse_another_run(log_dir: Path, checkpoints: Path, checkpoint: Optional[Path], *, resume_if_exists: bool) -> None:
+    """Check that a run may write to a directory, before it replaces, truncates or appends to a file there.
+
+    Args:
+        log_dir: The run's directory.
+        checkpoints: The directory of its checkpoints.
+        checkpoint: The checkpoint from which the run starts. None: it starts from the beginning.
+        resume_if_exists: A run that starts from the beginning continues one that was interrupted before its first
+            checkpoint.
+
+    Raises:
+        CheckpointError: the directory holds checkpoints or metrics of another run. The message names both runs.
+    """
+    run, before = run_from(checkpoints, checkpoint), run_of(checkpoints)
+    interrupted = checkpoint is None and resume_if_exists
+    unknown = before is None and checkpoint is not None and checkpoint.parent.resolve() == checkpoints.resolve()
+    metrics = log_dir / METRICS_FILE
+    is_theirs = before is None or before.id != run.id
+    if is_theirs and not interrupted and not unknown and metrics.is_file() and metrics.stat().st_size:
+        raise another_run(log_dir, f"{METRICS_FILE}", before.id if before is not None else "", run)
+
+
 def _of_an_earlier_start(root: Path) -> Path | None:
     """The run of an earlier start of this job. A requeued job resumes its own run, even if another run of that name
     has advanced further."""
@@ -155,7 +181,9 @@ def newest_run(root: Path) -> Path | None:
     Without a usable checkpoint, the directory of a run with unusable checkpoints is returned, so that `AutoResume`
     reports them rather than a new folder hiding them.
     """
-    candidates = [root, *(path for path in sorted(root.glob("*")) if path.is_dir() and path.name != CHECKPOINTS)]
+    versions = [path for path in sorted(root.glob("*")) if path.is_dir() and path.name != CHECKPOINTS]
+    # Runs that this user may not read are another user's.
+    candidates = [path for path in (root, *versions) if os.access(path, os.R_OK | os.X_OK)]
     newest = [
         (last.step, len(last.lineage), last.saved_at, path)
         for path in candidates
@@ -165,6 +193,30 @@ def newest_run(root: Path) -> Path | None:
         return max(newest)[-1]
     broken = [path for path in candidates if unusable(path / CHECKPOINTS)]
     return broken[-1] if broken else None
+
+
+def delete_leftovers(directory: RunDirectory) -> list[Path]:
+    """Delete what killed saves have left in other versions of a run's name that never finished a checkpoint, and to
+    which no process writes any more. No run resumes from these versions, so no run cleans them up.
+
+    Returns the deleted paths. Leftovers younger than an hour stay, because some file systems have no locks.
+    """
+    deleted: list[Path] = []
+    if directory.version is None or not directory.name:
+        return deleted
+    for folder in sorted((directory.exp_dir / directory.name).glob(f"*/{CHECKPOINTS}")):
+        with contextlib.suppress(OSError, Nemo2Error):  # another user's, or a run writes there
+            left = leftovers(folder)
+            if folder == directory.checkpoints or not left or finished(folder):
+                continue
+            if max(path.stat().st_mtime for path in left) > time.time() - _LEFTOVER_SECONDS:
+                continue
+            lock = DirectoryLock(folder, wait_seconds=0.0, earlier_start_seconds=0.0).acquire()
+            try:
+                deleted += clean_up(folder)
+            finally:
+                lock.release()
+    return deleted
 
 
 def create_directory(directory: Path, *, field: str) -> None:

@@ -74,8 +74,11 @@ def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
 
 def plain(value: Any, *, depth: int = 4) -> Any:
     """``value`` as plain YAML data: dataclasses become mappings, enums their names, callables dotted names."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float):
         return value
+    if isinstance(value, str):
+        # A path may contain bytes that aren't UTF-8, which Python shows as lone surrogates and no YAML reader accepts.
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, enum.Enum):
         return value.name
     if depth == 0:
@@ -87,7 +90,7 @@ def plain(value: Any, *, depth: int = 4) -> Any:
             if hasattr(value, field.name)
         }
     if isinstance(value, Mapping):
-        return {str(key): plain(item, depth=depth - 1) for key, item in value.items()}
+        return {plain(str(key)): plain(item, depth=depth - 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item, depth=depth - 1) for item in value]
     return _text(value)
@@ -119,6 +122,6 @@ def _name(value: Any) -> str:
 def _text(value: Any) -> str:
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{getattr(value, '__module__', '')}.{value.__qualname__}".lstrip(".")
-    text = str(value)
+    text = plain(str(value))
     # A default repr contains an address, which would make two equal runs differ.
     return _name(value) if " object at 0x" in text or " at 0x" in text else text

@@ -2,8 +2,8 @@
 """Fault files: each rank's record of its failure, and the search for the first failure among them.
 
 When one rank fails, the other ranks fail a moment later in the next collective, and usually only their errors are
-visible. Each rank therefore writes its error with the time of day, and the earliest is the cause. Imports nothing
-heavy.
+visible. Each rank therefore writes its error with the time of day. The cause is the earliest error that says more than
+that another rank has failed. Imports nothing heavy.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Optional
 
-from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, Preempted, RuntimeFault, SaveFailed
+from nemo2.errors import EXIT_PREEMPTED, LOST_PEER, ON_ANOTHER_RANK, Nemo2Error, Preempted, RuntimeFault, SaveFailed
 from nemo2.place import here
 from nemo2.run_dir.environment import redact_text
 from nemo2.run_dir.stalls import describe
@@ -138,7 +138,8 @@ def words_of(error: BaseException) -> str:
 
 
 def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
-    """The faults in a fault directory, earliest first, without unreadable ones.
+    """The faults in a fault directory, without unreadable ones: earliest first, and those that only report the failure
+    of another rank last.
 
     All ranks that `HangWatchdog` ended form one fault. Its ``rank`` is the lowest rank that left a sign of life but no
     stacks, or else the rank that wrote its stacks first. Its ``traceback`` holds the stacks of all ranks.
@@ -149,7 +150,11 @@ def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
             faults.append(Fault(**json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError, TypeError):
             continue
-    return sorted(faults, key=lambda fault: fault.time)
+    return sorted(faults, key=lambda fault: (_is_secondhand(fault), fault.time))
+
+
+def _is_secondhand(fault: Fault) -> bool:
+    return any(words in fault.message for words in (*LOST_PEER, ON_ANOTHER_RANK, "A rank ended while"))
 
 
 def stacks_file(directory: str | os.PathLike[str], rank: int) -> Path:

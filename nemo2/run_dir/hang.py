@@ -138,24 +138,26 @@ class HangWatchdog(pl.Callback):
             self._life.end()
 
     def _watch(self, directory: str) -> None:
-        asleep = time.monotonic()
+        asleep, worked = time.monotonic(), _working_seconds()
         while not self._over.wait(min(_TICK_SECONDS, max(0.0, self._deadline - asleep))):
             now = time.monotonic()
             if now - asleep > _TICK_SECONDS + _STOPPED_SECONDS:
-                self._did_not_run(now - asleep)
+                self._did_not_run(now - asleep, stopped=_working_seconds() - worked < (now - asleep) / 2)
             elif now >= self._deadline:
                 self._end(directory)
-            asleep = time.monotonic()
+            asleep, worked = time.monotonic(), _working_seconds()
 
-    def _did_not_run(self, seconds: float) -> None:
-        """Don't count ``seconds`` in which this process was stopped, and delete the stacks that faulthandler wrote
-        meanwhile."""
+    def _did_not_run(self, seconds: float, *, stopped: bool) -> None:
+        """Don't count ``seconds`` in which the watching thread didn't run, and delete the stacks that faulthandler wrote
+        meanwhile. ``stopped``: the process was neither running nor waiting for a processor, as on a busy machine."""
         file = self._file
         if file is None:
             return
         self._deadline += seconds
         self._set_outer(max(0.0, self._deadline - time.monotonic()))
         os.truncate(file.fileno(), 0)
+        if not stopped:
+            return
         print(
             f"rank {self._rank} didn't run for {seconds:.0f} s, because its process or its machine was stopped. "
             "The watchdog doesn't count this time.",
@@ -180,6 +182,16 @@ class HangWatchdog(pl.Callback):
             )
         end_stopped_siblings(directory)
         os._exit(1)
+
+
+def _working_seconds() -> float:
+    """The seconds in which this process has run on a processor, and in which its main thread and this thread have waited
+    for one. It stands still while the process is stopped."""
+    waited = 0
+    for thread in (os.getpid(), threading.get_native_id()):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # not Linux
+            waited += int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
+    return time.process_time() + waited / 1e9
 
 
 def end_stopped_siblings(directory: str) -> list[int]:

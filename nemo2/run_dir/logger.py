@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,7 +20,9 @@ from nemo2.run_dir.directory import (
     RunDirectory,
     choose_directory,
     create_directory,
+    delete_leftovers,
     meeting_of,
+    refuse_another_run,
     writing_to,
 )
 from nemo2.run_dir.environment import write_environment
@@ -105,21 +108,32 @@ class NeMoLogger:
         self.wandb = wandb
         self.extra_loggers = list(extra_loggers or [])
 
-    def setup(self, trainer: Any, resume_if_exists: bool = False, task_config: Any = None) -> RunDirectory:
+    def setup(
+        self,
+        trainer: Any,
+        resume_if_exists: bool = False,
+        task_config: Any = None,
+        checkpoint_in: Optional[Callable[[Path], Optional[Path]]] = None,
+    ) -> RunDirectory:
         """Create the run directory and connect ``trainer`` to it. Every rank must call it.
 
         Args:
             trainer: a Lightning Trainer that has not started yet.
             resume_if_exists: continue the newest run of this name that has a finished checkpoint.
             task_config: the recipe, written to ``recipe.json``. None: the recipe that the launcher passed, if any.
+            checkpoint_in: a function that returns the checkpoint from which the run starts, or None, given the
+                directory of its checkpoints. None: unknown, so a directory of another run is refused only at the start
+                of training.
 
         Returns:
             The run directory, with the fields ``log_dir``, ``exp_dir``, ``name`` and ``version`` of NeMo's
             ``AppState``.
 
         Raises:
-            ConfigError: the directory is not writable, or a file of ``files_to_copy`` does not exist. Raised before the
-                trainer is changed.
+            ConfigError: the directory is not writable, or a file of ``files_to_copy`` does not exist.
+            CheckpointError: the directory holds checkpoints or metrics of another run.
+
+        Errors are raised before the trainer and the directory are changed.
         """
         files = self._checked_files()
         if self.explicit_log_dir and (self.log_dir or self.version):
@@ -133,6 +147,11 @@ class NeMoLogger:
             resume_if_exists=resume_if_exists,
             meeting=meeting_of(trainer),
         )
+        if checkpoint_in is not None:
+            checkpoints = Path(getattr(self.ckpt, "dirpath", None) or directory.checkpoints)
+            refuse_another_run(
+                directory.log_dir, checkpoints, checkpoint_in(checkpoints), resume_if_exists=resume_if_exists
+            )
         create_directory(directory.log_dir, field="log.explicit_log_dir" if self.explicit_log_dir else "log.log_dir")
         with writing_to(directory.log_dir):
             if trainer.is_global_zero:
@@ -142,7 +161,7 @@ class NeMoLogger:
             warn_on_console()
         metrics = self._install_loggers(directory, trainer)
         self._install_checkpoint(directory, trainer)
-        self._install_callback(directory, trainer, metrics)
+        self._install_callback(directory, trainer, metrics, resume_if_exists=resume_if_exists)
         logger.info("run directory: %s", directory.log_dir)
         return directory
 
@@ -154,6 +173,8 @@ class NeMoLogger:
 
     def _write_files(self, directory: RunDirectory, *, trainer: Any, files: list[Path], task_config: Any) -> None:
         write_environment(directory.log_dir, world_size=trainer.world_size)
+        for path in delete_leftovers(directory):
+            logger.info("Deleted %s, which an interrupted save had left.", path)
         recipe = recipe_text(task_config)
         if recipe is not None:
             write_text(directory.log_dir / RECIPE_FILE, recipe)
@@ -203,9 +224,12 @@ class NeMoLogger:
             if isinstance(callback, Checkpoint):
                 _complete_checkpoint(callback, directory)
 
-    def _install_callback(self, directory: RunDirectory, trainer: Any, metrics: JSONLLogger) -> None:
+    def _install_callback(
+        self, directory: RunDirectory, trainer: Any, metrics: JSONLLogger, *, resume_if_exists: bool
+    ) -> None:
         others = [item for item in trainer.callbacks if not isinstance(item, RunDirectoryCallback | ReportCallback)]
-        trainer.callbacks[:] = [RunDirectoryCallback(directory, metrics), *others, ReportCallback(directory, metrics)]
+        first = RunDirectoryCallback(directory, metrics, resume_if_exists=resume_if_exists)
+        trainer.callbacks[:] = [first, *others, ReportCallback(directory, metrics)]
 
 
 def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:

@@ -9,9 +9,7 @@ JSON has no NaN. A value that is not finite is written as ``null``, with its kin
 (``{"reduced_train_loss": null, "nonfinite": {"reduced_train_loss": "nan"}}``). `read_metrics` restores it.
 """
 
-import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -23,7 +21,7 @@ from lightning.pytorch.loggers.logger import Logger
 from nemo2.checkpoint.writer_process import persistently
 from nemo2.errors import RuntimeFault
 from nemo2.files import open_to_write
-from nemo2.run_dir.records import METRICS_FILE, note_resumption, read_metrics, truncate_metrics
+from nemo2.run_dir.records import METRICS_FILE, note_resumption, read_metrics, to_line, truncate_metrics
 
 __all__ = ["METRICS_FILE", "JSONLLogger", "read_metrics", "truncate_metrics"]
 
@@ -96,7 +94,7 @@ class JSONLLogger(Logger):
             # Line-buffered: each line reaches the file whole, so a reader never sees half a line for long.
             self._file = open(self.path, "a", buffering=1, encoding="utf-8", opener=open_to_write)  # noqa: SIM115
         try:
-            self._write(json.dumps(record) + "\n")
+            self._write(to_line(record))
         except OSError as error:
             raise RuntimeFault(
                 f"{self.path} can't be written ({error.strerror or error}). The run ends, because its metrics would be "
@@ -145,25 +143,16 @@ class JSONLLogger(Logger):
 
 
 def to_record(metrics: Mapping[str, float], *, step: Optional[float]) -> dict[str, Any]:
-    """The JSON object for one call of a logger.
+    """The record of one call of a logger.
 
     ``global_step``, if it was logged, is the step's number. It replaces ``step``, which may be in another unit.
     """
     metrics = dict(metrics)
     step = metrics.pop("global_step", step)
     record: dict[str, Any] = {} if step is None else {"step": int(step)}
-    nonfinite = {}
     for name, value in _written(metrics.items()):
         value = float(value)
-        if not math.isfinite(value):
-            nonfinite[name] = str(value)
-            record[name] = None
-        elif name in _WHOLE_NUMBERS and value.is_integer():
-            record[name] = int(value)
-        else:
-            record[name] = value
-    if nonfinite:
-        record["nonfinite"] = nonfinite
+        record[name] = int(value) if name in _WHOLE_NUMBERS and value.is_integer() else value
     return record
 
 

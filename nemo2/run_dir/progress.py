@@ -238,8 +238,7 @@ def make_progress(trainer: Any = None, *, stream: Optional[IO[str]] = None) -> L
 
 
 def total_steps(trainer: Any) -> Optional[int]:
-    """The number of optimizer steps at the run's planned end. None: there is no such number."""
-    if trainer.max_steps is not None and trainer.max_steps > 0:
-        return int(trainer.max_steps)
+    """The number of optimizer steps at the run's planned end, by ``max_steps`` and ``max_epochs``. None: there is no
+    such number."""
     estimate = trainer.estimated_stepping_batches
     return int(estimate) if math.isfinite(estimate) else None

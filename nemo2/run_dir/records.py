@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ RESUMED_FILE = "resumed.jsonl"
 """The steps at which the run was stopped and resumed, a record for each time."""
 CHANGES_FILE = "changes.json"
 """The differences between the recipe and the checkpoint that the last resume found."""
+_NONFINITE = "nonfinite"
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -42,7 +44,10 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     if not path.is_file():
         raise DataError(f"{path} does not exist; a run writes it with its first logged step.")
     records = []
-    text = path.read_text(encoding="utf-8", errors="replace")
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror or error}.") from error
     lines = text.split("\n")
     complete, rest = lines[:-1], lines[-1]
     for number, line in enumerate(complete, start=1):
@@ -50,14 +55,27 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             continue
         try:
             records.append(_restore(json.loads(line)))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise DataError(
                 f"{path}:{number} is not a JSON object ({error}); remove the line to read the rest."
             ) from error
     if rest.strip():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):
             records.append(_restore(json.loads(rest)))
     return records
+
+
+def to_line(record: Mapping[str, Any]) -> str:
+    """A record as a line for `read_metrics`. JSON has no NaN, so a number that isn't finite becomes ``null``, with its
+    kind under ``nonfinite``. A metric of that name moves there too."""
+    moved = {
+        name: str(float(value))
+        for name, value in record.items()
+        if isinstance(value, float) and not math.isfinite(value) or name == _NONFINITE
+    }
+    if not moved:
+        return json.dumps(record) + "\n"
+    return json.dumps({**record, **dict.fromkeys(moved), _NONFINITE: moved}) + "\n"
 
 
 def series(records: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
@@ -77,7 +95,7 @@ def by_step_done(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]
 def add_evaluation(run_dir: Path, *, step: int, checkpoint: str, figures: Mapping[str, float]) -> None:
     """Append a checkpoint's evaluation to its run's file. ``step`` counts from zero, as in ``metrics.jsonl``."""
     with open(run_dir / EVALUATIONS_FILE, "a", encoding="utf-8", opener=open_to_write) as lines:
-        lines.write(json.dumps({"step": step, "checkpoint": checkpoint, **figures}) + "\n")
+        lines.write(to_line({"step": step, "checkpoint": checkpoint, **figures}))
 
 
 @dataclass(frozen=True)
@@ -106,7 +124,7 @@ def note_resumption(run_dir: Path, *, finished_steps: int) -> None:
         return
     if logged >= 0 and finished_steps > 0:
         with open(run_dir / RESUMED_FILE, "a", encoding="utf-8", opener=open_to_write) as lines:
-            lines.write(json.dumps({"step": finished_steps, "stopped_at": logged + 1}) + "\n")
+            lines.write(to_line({"step": finished_steps, "stopped_at": logged + 1}))
 
 
 def resumptions(run_dir: Path) -> list[Resumption]:
@@ -171,6 +189,7 @@ def _metrics_path(path: str | os.PathLike[str]) -> Path:
 def _restore(record: Any) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ValueError(f"a {type(record).__name__}")
-    for name, kind in record.pop("nonfinite", {}).items():
-        record[name] = float(kind)
-    return record
+    moved = record.pop(_NONFINITE, {})
+    # An earlier version wrote a metric of this name as a plain number.
+    values = moved if isinstance(moved, dict) else {_NONFINITE: moved}
+    return record | {name: float(value) for name, value in values.items()}

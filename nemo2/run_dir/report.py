@@ -168,7 +168,7 @@ def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any], done: in
         shown.append((f"{done:,}", f"steps {of}"))
         shown.append((f"{losses[-1][1]:.4g}", f"training loss, from {losses[0][1]:.4g}"))
     if validation:
-        step, best = min(validation, key=lambda point: (math.isnan(point[1]), point[1]))
+        step, best = min(validation, key=lambda point: (not math.isfinite(point[1]), point[1]))
         shown.append((f"{best:.4g}", f"best validation loss, step {step + 1:,}"))
     if timings:
         shown.append((f"{median(timings):.3g} s", "per step, median"))

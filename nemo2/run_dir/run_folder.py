@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from nemo2.checkpoint.directory import finished
+from nemo2.checkpoint.directory import Manifest, finished
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.errors import CheckpointError, DataError
 from nemo2.pictures.lines import Series, line_chart
@@ -105,10 +105,11 @@ class RunFolder(type(Path())):
             return None
         name = next((one for one in (VALIDATION_LOSS, TRAINING_LOSS) if any(one in m.metrics for _, m in found)), "")
 
-        def rank(loss: float) -> float:
-            return math.inf if math.isnan(loss) else loss
+        def rank(item: tuple[Path, Manifest]) -> float:
+            loss = item[1].finite_metric(name)
+            return math.inf if loss is None else loss
 
-        return min(reversed(found), key=lambda item: rank(item[1].metrics.get(name, math.nan)))[0]
+        return min(reversed(found), key=rank)[0]
 
     @property
     def report(self) -> Path:

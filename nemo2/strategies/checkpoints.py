@@ -266,8 +266,8 @@ class Checkpoints(SteppingStrategy):
         self.accelerator.teardown()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Discard background saves. Finishing them needs all ranks, and this may be the only rank that failed. Their
-        files have no checkpoint's name yet."""
+        """Publish the background saves that all ranks have written, and discard the others: finishing them needs all
+        ranks, and this may be the only rank that failed."""
         io = self.checkpoint_io
         if isinstance(io, MegatronCheckpointIO) and self.world_size > 1:
             io.abandon()

@@ -39,6 +39,8 @@ class SteppingStrategy(WorldStrategy):
     """Metrics that `_log_unless_the_module_did` has logged."""
     _skip_update: bool = False
     _tracked_microbatches: int = 0
+    _unlogged: Optional[dict[str, Any]] = None
+    """The metrics of the last step that are known without the device, or all of them, if that step wasn't logged."""
     """The micro-batches since Megatron-Core's loss trackers were last read."""
 
     def connect(self, model: pl.LightningModule) -> None:
@@ -137,20 +139,41 @@ class SteppingStrategy(WorldStrategy):
         """Log metrics under NeMo's names on the steps that Lightning logs. Other steps cost nothing.
         ``optimizer=None``: there is no optimizer."""
         trainer, module = self.trainer, self.lightning_module
-        step = trainer.global_step + 1
-        if module is None or (
-            step % max(1, trainer.log_every_n_steps)  # pyright: ignore[reportAttributeAccessIssue]
-            and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        ):
+        if module is None:
+            return
+        step = trainer.global_step
+        known: dict[str, Any] = {"global_step": float(step), "step": float(step)}
+        if optimizer is not None:
+            known["lr"] = float(optimizer.param_groups[0]["lr"])
+        if self.data_sampler is not None and getattr(self.data_sampler, "output_log", True):
+            size = self.data_sampler.current_global_batch_size
+            known |= {"consumed_samples": float(self.consumed_samples + size), "global_batch_size": float(size)}
+        logs = (step + 1) % max(1, trainer.log_every_n_steps) == 0  # pyright: ignore[reportAttributeAccessIssue]
+        if not logs and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._unlogged = known
             return
         self._refuse_empty_masks()
-        metrics: dict[str, Any] = {
-            "reduced_train_loss": self._last_loss.float(),
-            "global_step": float(trainer.global_step),
-            "step": float(trainer.global_step),
-        }
-        if optimizer is not None:
-            metrics["lr"] = float(optimizer.param_groups[0]["lr"])
+        metrics = self._step_metrics(optimizer, known)
+        self._unlogged = None if logs else metrics
+        for name, value in metrics.items():
+            module.log(name, value, prog_bar=name in ("reduced_train_loss", "lr"), batch_size=1)
+
+    def log_last_step(self) -> None:
+        """Log the last step of training if it isn't a step that Lightning logs. Every rank calls it at the end of
+        training."""
+        known, self._unlogged = self._unlogged, None
+        if known is None:
+            return
+        computed = "reduced_train_loss" in known
+        metrics = known if computed else self._step_metrics(self.optimizers[0] if self.optimizers else None, known)
+        values = {name: float(value) for name, value in metrics.items()}
+        self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
+        for logger in self.trainer.loggers:
+            logger.log_metrics(values, step=int(known["step"]))
+
+    def _step_metrics(self, optimizer: Optional[torch.optim.Optimizer], known: dict[str, Any]) -> dict[str, Any]:
+        """``known`` and the metrics of the last step that the device computes."""
+        metrics: dict[str, Any] = {"reduced_train_loss": self._last_loss.float(), **known}
         if isinstance(optimizer, (MegatronOptimizer, ShardedOptimizer)) and optimizer.grad_norm is not None:
             metrics["grad_norm"] = float(optimizer.grad_norm)
         if isinstance(optimizer, ShardedOptimizer) and optimizer.loss_scale is not None:
@@ -164,12 +187,8 @@ class SteppingStrategy(WorldStrategy):
             tracked = report_tracked_losses(self.megatron_parallel.config, microbatches=self._tracked_microbatches)
             self._tracked_microbatches = 0
             metrics |= tracked
-            tell_timers(self.megatron_parallel.config.timers, step)
-        if self.data_sampler is not None and getattr(self.data_sampler, "output_log", True):
-            size = self.data_sampler.current_global_batch_size
-            metrics |= {"consumed_samples": float(self.consumed_samples + size), "global_batch_size": float(size)}
-        for name, value in metrics.items():
-            module.log(name, value, prog_bar=name in ("reduced_train_loss", "lr"), batch_size=1)
+            tell_timers(self.megatron_parallel.config.timers, int(known["step"]) + 1)
+        return metrics
 
     def _refuse_empty_masks(self) -> None:
         """Raise an error if no token of the global batch counts. Its loss is 0.0, and it trains nothing.

@@ -108,6 +108,67 @@ def test_figures_stand_in_the_report_beside_the_loss(runs: dict[str, Any]) -> No
     assert "Evaluation: bits per byte" in page and "Evaluation: loss" in page and "long.txt" in page
 
 
+def ended(directory: str) -> dict[str, list[dict[str, Any]]]:
+    """The records of runs that end in several ways after three steps, none of which Lightning logs, and the metrics
+    of the last checkpoint."""
+    import lightning.pytorch as pl
+
+    from nemo2 import llm
+    from nemo2.checkpoint.directory import read_manifest
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.data.mock import MockDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+    from nemo2.run_dir.logger import NeMoLogger
+
+    class Stop(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:
+            self.done = trainer.global_step + 1
+
+        def on_validation_end(self, trainer: Any, *rest: Any) -> None:  # as early stopping does
+            trainer.should_stop = self.done == 3
+
+    (Path(directory) / "text.txt").write_text("def main():\n")
+    ends: dict[str, tuple[int, dict[str, Any], list[Any]]] = {
+        "max_steps": (3, {}, []),
+        "early_stopping": (20, {"limit_val_batches": 1, "val_check_interval": 1}, [Stop()]),
+        "max_epochs": (-1, {"max_epochs": 1, "limit_train_batches": 3}, []),
+    }
+    found = {}
+    for name, (max_steps, options, callbacks) in ends.items():
+        small_runs.release()
+        small_runs.quiet()
+        data = MockDataModule(
+            seq_length=small_runs.SEQ, tokenizer=ByteTokenizer(), micro_batch_size=2, global_batch_size=8,
+            num_train_samples=160, num_val_samples=8, num_workers=0,
+        )  # fmt: skip
+        trainer = small_runs.build_trainer(max_steps=max_steps, trainer=options)
+        trainer.log_every_n_steps = 10
+        trainer.callbacks += [EvaluationCallback(texts=[f"{directory}/text.txt"]), *callbacks]
+        model = small_runs.build_llama(vocab_size=None, distributed=True)
+        model.tokenizer = data.tokenizer
+        keep = ModelCheckpoint(filename="{step}", verbose=False, every_n_train_steps=1000)
+        log = NeMoLogger(name=name, log_dir=directory, ckpt=keep, use_datetime_version=False)
+        run = llm.pretrain(model=model, data=data, trainer=trainer, log=log)
+        assert run.last_checkpoint is not None
+        manifest = read_manifest(run.last_checkpoint)
+        assert manifest is not None and manifest.step == trainer.global_step
+        found[name] = [*run.records, dict(manifest.metrics)]
+    return found
+
+
+def test_the_last_step_is_evaluated_and_logged_whatever_ends_training(run_on_ranks: Any, tmp_path: Path) -> None:
+    for name, (*records, saved) in run_on_ranks(ended, 1, str(tmp_path), timeout=240)[0].items():
+        logged = [record for record in records if "reduced_train_loss" in record]
+        measured = [record for record in records if "evaluation/text.txt/loss" in record]
+        assert [record["step"] for record in logged] == [2], name
+        assert logged[0]["consumed_samples"] == 24 and {"grad_norm", "lr", "global_batch_size"} <= logged[0].keys()
+        assert [record["step"] for record in measured] == [2], name
+        assert saved["evaluation/text.txt/loss"] == pytest.approx(measured[0]["evaluation/text.txt/loss"])
+        assert (
+            saved["reduced_train_loss"] == pytest.approx(logged[0]["reduced_train_loss"]) and saved["global_step"] == 2
+        )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

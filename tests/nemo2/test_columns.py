@@ -61,3 +61,8 @@ def test_in_a_notebook_a_table_is_only_text(monkeypatch: pytest.MonkeyPatch) -> 
     shown: list[object] = []
     monkeypatch.setattr("rich.jupyter.display", lambda *what: shown.append(what))
     assert columns([("a", 1)]) == ["a  1"] and shown == []
+
+
+def test_control_characters_of_a_file_reach_no_terminal():
+    lines = columns([("run", "a\x1b]0;title\x07\x9b2Jb\u202ec"), ("next", ("\x1b[31mred", "bold"))])
+    assert lines == ["run   a\\x1b]0;title\\x07\\x9b2Jb\\u202ec", "next  \\x1b[31mred"]

@@ -124,6 +124,18 @@ def test_an_error_without_a_message_is_told_by_the_line_that_raised_it(tmp_path,
     assert "assert tmp_path is None" in fault.message
 
 
+def test_the_fault_that_knows_the_reason_comes_before_earlier_ones_that_do_not(tmp_path):
+    def write(rank: int, when: float, message: str) -> None:
+        fault = Fault(rank=rank, time=when, kind="SaveFailed", message=message, traceback="", explained=True)
+        (tmp_path / f"rank-{rank}.json").write_text(json.dumps(asdict(fault)))
+
+    write(0, 1.0, "Saving step=3 failed: on another rank, whose log gives the reason.")
+    write(1, 2.0, "Saving step=3 failed: File too large.")
+    write(2, 1.5, "[gloo] Connection closed by peer [127.0.0.1]:3")
+    write(3, 3.0, "Saving step=3 failed: No space left on device.")
+    assert [fault.rank for fault in read_faults(tmp_path)] == [1, 3, 0, 2]
+
+
 def test_a_rank_that_wrote_nothing_is_read_from_its_output(tmp_path, logs):
     output = textwrap.dedent("""\
         [default0]:Traceback (most recent call last):

@@ -130,6 +130,7 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
             for how in ("foreground", "background")
         ),
         ("two runs in one directory", two_runs),
+        *((f"rank {rank} fails after a background save is written", failed_after_save(rank)) for rank in (0, 1)),
     ]
     for name, damage, says in (
         ("a truncated shard", faults.truncate, "bytes were written|were written"),
@@ -353,6 +354,19 @@ def folder_removed(asynchronous: bool) -> Callable[[Path, dict[int, str]], str]:
         require(left == {step: reference[step] for step in range(4, STEPS)}, f"the curve has {sorted(left)}")
         require(max(command.checkpoints(run)) == STEPS, f"saved were {sorted(command.checkpoints(run))}")
         return "went on to the end and said what was removed; the rest of the curve is equal"
+
+    return case
+
+
+def failed_after_save(victim: int) -> Callable[[Path, dict[int, str]], str]:
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        run = Run(directory, asynchronous=True)
+        ended = run(faults.fails_after_a_save(victim))
+        require(not ended.done and "the step failed" in ended.said, f"it ended with {ended.codes}: {ended.said[-500:]}")
+        require(3 in command.checkpoints(run), f"saved were {sorted(command.checkpoints(run))}")
+        ended = run()
+        require(ended.done and command.curve(run) == reference, f"it ended with {ended.codes}: {ended.said[-500:]}")
+        return "the save was published, and the next run resumed from it"
 
     return case
 

@@ -61,7 +61,7 @@ def in_save(phase: str, victim: int, save: int = 2) -> Fault:
         places: dict[str, tuple[Any, str]] = {
             "before anything is written": (dist_checkpointing, "save"),
             "before the shards": (writing, "write_files"),
-            "after the shards": (writing.Report, "get_nowait"),
+            "after the shards": (io, "_written"),
             "before metadata.json": (serialization, "save_config"),
             "before the manifest": (io, "publish"),
             "before the rename": (directory, "_fsync"),
@@ -108,13 +108,30 @@ def writers(disturb: Callable[[int, int], None], victim: int, *, silence_seconds
         background.SILENCE_SECONDS = silence_seconds
         original, number = background._Process.__init__, [0]
 
-        def init(self: Any, files: Any) -> None:
-            original(self, files)
+        def init(self: Any, *arguments: Any) -> None:
+            original(self, *arguments)
             number[0] += 1
             if rank() == victim:
                 disturb(self._process.pid, number[0])
 
         background._Process.__init__ = init
+
+    return fault
+
+
+def fails_after_a_save(victim: int, *, step: int = 5, seconds: float = 5.0) -> Fault:
+    """``victim`` raises in a step, ``seconds`` after the background save before it, which no rank has published."""
+
+    def fault() -> None:
+        from nemo2.checkpoint import background
+
+        original = background.Saves.finish
+        background.Saves.finish = lambda self, *, blocking: blocking and original(self, blocking=blocking)
+        at_step(step, victim, fail)()
+
+    def fail() -> None:
+        time.sleep(seconds)
+        raise RuntimeError("the step failed")
 
     return fault
 

@@ -32,8 +32,8 @@ def loop(folder: str, count: int, seed: int) -> dict[str, Any]:
     background._tell = told.extend
     started_process = background._Process.__init__
 
-    def started(self: Any, files: Any) -> None:
-        started_process(self, files)
+    def started(self: Any, *arguments: Any) -> None:
+        started_process(self, *arguments)
         if chance.random() < SHARE_DISTURBED:
             number = chance.choice((signal.SIGSTOP, signal.SIGKILL))
             delay = chance.random() * 0.08

@@ -11,7 +11,7 @@ from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
 from nemo2.config.factories import missing_arguments
 from nemo2.config.walk import class_of, iterate_nodes
-from nemo2.data.blend import parse_split
+from nemo2.data.blend import empty_splits
 from nemo2.names import did_you_mean
 from nemo2.run_dir.environment import holds_secret, is_secret_field
 
@@ -128,7 +128,7 @@ def _data(facts: Facts) -> Iterator[str]:
 @SETTINGS.rule(
     "splits-have-data",
     says="`split` must leave data for training, and for validation if the trainer validates.",
-    otherwise="The run ends before its first step with exit code 0, or it trains and never validates.",
+    otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
     broken="",
     mended="",
@@ -140,15 +140,8 @@ def _splits(facts: Facts) -> Iterator[str]:
         return
     if isinstance(data.paths, Mapping):
         return
-    train, validation, _ = (float(share) for share in parse_split(split).split(","))
     trains = getattr(class_of(facts.recipe), "__name__", "") != "validate"
-    if trains and not train:
-        yield f"data.split={split!r} leaves no training data. Set its first number above 0."
-    if not validation and getattr(facts.trainer, "limit_val_batches", None) != 0:
-        yield (
-            f"data.split={split!r} leaves no validation data. Set its second number above 0, or set "
-            "trainer.limit_val_batches=0 to skip validation."
-        )
+    yield from empty_splits(split, trains=trains, validates=getattr(facts.trainer, "limit_val_batches", None) != 0)
 
 
 @SETTINGS.rule(

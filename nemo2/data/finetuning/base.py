@@ -87,6 +87,7 @@ class SampleDataModule(MegatronDataModule):
         """How full the rows of each packed split are."""
         self._failure: Optional[Nemo2Error] = None
         self._samples: dict[str, Optional[Samples]] = {}
+        self._digests: dict[str, str] = {}
         if self.packed and micro_batch_size != 1:
             raise ConfigError(
                 f"data.micro_batch_size={micro_batch_size} with packed sequences: a packed row of several samples is "
@@ -153,6 +154,9 @@ class SampleDataModule(MegatronDataModule):
     def fetch(self) -> None:
         """Download missing files. Does nothing for the user's own files."""
 
+    def input_digests(self) -> dict[str, str]:
+        return self._digests  # known on rank 0, which makes the samples
+
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
         on_all_ranks(self._raise_failure, on_rank_0_only=True)
         datasets = {split: self._dataset(split) for split in splits}
@@ -210,6 +214,7 @@ class SampleDataModule(MegatronDataModule):
             "encoder": dict(encoder.identity),
             "limits": vars(limits),
         }
+        self._digests[f"{split} ({source.name})"] = facts["data"]
         folder = self._folder(split, key_of(facts))
         report = Report()
         bad = BadRecords(limits, report)

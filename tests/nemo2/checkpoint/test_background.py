@@ -101,8 +101,8 @@ def test_after_two_lost_writers_this_process_writes(tmp_path, monkeypatch):
     before, lost = descriptors(), []
 
     class Lost(background._Process):
-        def __init__(self, files: Any) -> None:
-            super().__init__(files)
+        def __init__(self, files: Any, record: str) -> None:
+            super().__init__(files, record)
             self._process.kill()
             lost.append(self._process.pid)
 
@@ -126,8 +126,8 @@ def test_the_time_limit_is_held_by_the_parent(tmp_path, monkeypatch):
     """Here the writers are stopped and the limit is shorter than the silence that would tell."""
 
     class Stopped(background._Process):
-        def __init__(self, files: Any) -> None:
-            super().__init__(files)
+        def __init__(self, files: Any, record: str) -> None:
+            super().__init__(files, record)
             os.kill(self._process.pid, signal.SIGSTOP)
 
     monkeypatch.setattr(background, "_Process", Stopped)
@@ -140,6 +140,23 @@ def test_what_the_disk_says_is_an_error_and_no_reason_to_try_other_writers(tmp_p
     (tmp_path / "1.distcp").mkdir()
     write = ended(begun(tmp_path))
     assert write.error is not None and "Is a directory" in write.error and not write.warnings
+
+
+def test_an_error_of_torchs_archive_writer_gets_the_systems_reason(tmp_path):
+    from nemo2.checkpoint.writing import with_reason
+
+    script = f"""
+import resource, signal, sys
+sys.path[:0] = {sys.path!r}
+from nemo2.checkpoint.writing import with_reason
+path = {str(tmp_path / "part")!r}
+open(path, "wb").write(bytes(5000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+print(with_reason("unexpected pos 704 vs 598", [path]))
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "File too large: the limit of this process is 5000 bytes" in ran.stdout and "pos" not in ran.stdout
+    assert with_reason("unexpected pos 704 vs 598", [str(tmp_path / "part")]).startswith("unexpected pos")
 
 
 def test_a_failure_that_passes_is_tried_again_and_one_that_does_not_is_told(tmp_path, monkeypatch):
@@ -165,7 +182,7 @@ def test_the_third_save_waits_for_the_first():
     saves = Saves()
     for name in ("first", "second"):
         saves.make_room()
-        saves.add(BackgroundWrite(name, [], None), [lambda name=name: published.append(name)])
+        saves.add(BackgroundWrite(name, [], None), lambda name=name: published.append(name), pytest.fail)
     assert published == []
     saves.make_room()
     assert published == ["first"] and len(saves) == 1
@@ -178,7 +195,7 @@ sys.path[:0] = {sys.path!r}
 from nemo2.checkpoint import background
 image = background.Image()
 os.write(image.descriptor, bytes(1000))
-process = background._Process([(image, {str(tmp_path / "0.distcp")!r})])
+process = background._Process([(image, {str(tmp_path / "0.distcp")!r})], "")
 time.sleep(1.0 if sys.argv[1] == "stopped" else 0.0)
 os.kill(process._process.pid, signal.SIGSTOP)
 print(process._process.pid, flush=True)
@@ -214,7 +231,13 @@ def test_no_process_is_forked_with_the_locks_of_this_one(tmp_path):
 def test_the_writers_answer_is_one_line_of_json(tmp_path):
     image = Image()
     os.write(image.descriptor, b"abc")
-    job = json.dumps({"files": [[image.descriptor, str(tmp_path / "x")]], "dies_with_parent": False})
+    job = json.dumps(
+        {
+            "files": [[image.descriptor, str(tmp_path / "x")]],
+            "record": str(tmp_path / "record"),
+            "dies_with_parent": False,
+        }
+    )
     alive, _ = os.pipe()  # whose end would be the parent's end
     ran = subprocess.run(
         [sys.executable, "-I", "-S", writer_process.__file__, job],
@@ -222,6 +245,67 @@ def test_the_writers_answer_is_one_line_of_json(tmp_path):
     )  # fmt: skip
     answer = json.loads(ran.stdout.lstrip(b"."))
     assert answer == {"hashes": {str(tmp_path / "x"): hashlib.sha256(b"abc").hexdigest()}}
+    assert json.loads((tmp_path / "record").read_text()) == {"x": hashlib.sha256(b"abc").hexdigest()}
+
+
+def failing_after_a_save(directory: str, first: list[int]) -> list[str]:
+    """A step fails on the ranks ``first`` once all ranks have written the save of the step before; the other ranks
+    continue until it is published."""
+    import lightning.pytorch as pl
+    import torch
+
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+
+    small_runs.quiet()
+    original, folder = background.Saves.finish, Path(directory)
+    background.Saves.finish = lambda self, *, blocking: blocking and original(self, blocking=blocking)
+
+    class Failing(pl.Callback):
+        def on_before_optimizer_step(self, trainer: Any, *rest: Any) -> None:
+            if trainer.global_step != 1:
+                return
+            _wait(lambda: len(list(folder.glob(".unfinished-*/.written-[01]"))) == 2 or (folder / "step=1").exists())
+            if torch.distributed.get_rank() not in first:
+                _wait((folder / "step=1").exists)
+            raise RuntimeError("the step failed")
+
+    keep = ModelCheckpoint(dirpath=directory, filename="{step}", save_last=False, verbose=False, every_n_train_steps=1)
+    with pytest.raises(RuntimeError, match="the step failed"):
+        small_runs.fit(
+            small_runs.build_llama(),
+            max_steps=2,
+            callbacks=[keep, Failing()],
+            tensor_model_parallel_size=2,
+            ckpt_async_save=True,
+        )
+    torch.distributed.barrier()
+    background.Saves.finish = original
+    names = sorted(path.name for path in folder.iterdir() if path.name not in (".lock", ".run"))
+    small_runs.release()
+    small_runs.fit(
+        small_runs.build_llama(), max_steps=2, ckpt_path=str(folder / "step=1"), tensor_model_parallel_size=2
+    )
+    return names
+
+
+def _wait(until: Any) -> None:
+    deadline = time.monotonic() + 100.0
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("first", [[0, 1], [1], [0]])
+def test_a_save_that_all_ranks_have_written_is_published_when_a_step_fails(run_on_ranks, tmp_path, first):
+    from nemo2.checkpoint.directory import changed, missing_context, problems, read_manifest
+
+    for names in run_on_ranks(failing_after_a_save, 2, str(tmp_path), first, timeout=240.0):
+        assert names == ["step=1"]
+    path = tmp_path / "step=1"
+    assert not problems(path) and not changed(path) and not missing_context(path)
+    manifest = read_manifest(path)
+    assert manifest is not None and manifest.run and not any(".written" in name for name in manifest.files)
+    assert "manifest.json" not in manifest.files and len(manifest.hashes) == len(manifest.files)
 
 
 def with_a_stopped_writer(directory: str) -> tuple[list[str], str]:
@@ -235,8 +319,8 @@ def with_a_stopped_writer(directory: str) -> tuple[list[str], str]:
     original = background._Process
 
     class Disturbed(original):
-        def __init__(self, files: Any) -> None:
-            super().__init__(files)
+        def __init__(self, files: Any, record: str) -> None:
+            super().__init__(files, record)
             if disturbances:
                 os.kill(self._process.pid, disturbances.pop(0))
 

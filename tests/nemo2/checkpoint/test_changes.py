@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,54 @@ def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_o
     assert any("recompute_granularity" in line for line in recompute["harmless"])
     assert not any("recompute" in line for line in recompute["result"])
     assert "vocab_size" in found["vocabulary"] and "resume.accept_changes=True" in found["vocabulary"]
+
+
+def test_another_corpus_under_the_same_name_changes_the_result(tmp_path):
+    from types import SimpleNamespace
+
+    from nemo2.checkpoint.changes import changes_since, settings_of
+    from nemo2.checkpoint.directory import Manifest, publish, temporary_name
+    from nemo2.data.prepare import prepare_data
+    from nemo2.data.pretraining import PreTrainingDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+    from nemo2.errors import DataError
+
+    def corpus(text: str) -> Any:
+        (tmp_path / "corpus.txt").write_text(text)
+        prepare_data(tmp_path / "corpus.txt", tmp_path / "corpus", ByteTokenizer())
+        data = PreTrainingDataModule(
+            str(tmp_path / "corpus"), seq_length=16, tokenizer=ByteTokenizer(), split="1,0,0", num_train_samples=4,
+            num_workers=0,
+        )  # fmt: skip
+        data.setup("fit")
+        return data
+
+    def trainer(data: Any) -> Any:
+        strategy = SimpleNamespace(precision_plugin=None)
+        return SimpleNamespace(
+            datamodule=data, lightning_module=None, strategy=strategy, max_steps=4, is_global_zero=True
+        )
+
+    temporary = temporary_name(tmp_path / "step=2")
+    temporary.mkdir()
+    settings = settings_of(trainer(corpus("one text " * 100)))
+    publish(temporary, tmp_path / "step=2", Manifest(step=2, consumed_samples=0, layout={}, settings=settings))
+    assert not changes_since(tmp_path / "step=2", trainer(corpus("one text " * 100)))
+    other = corpus("two texts" * 100)  # of the same length, with the same index
+    found = changes_since(tmp_path / "step=2", trainer(other))
+    assert (
+        found.result == [f"data: {tmp_path / 'corpus'} has other contents"] and not found.unfit and not found.harmless
+    )
+    from nemo2.data.base import explaining_changed_inputs
+
+    with pytest.raises(ZeroDivisionError), explaining_changed_inputs(other):
+        raise ZeroDivisionError
+    os.truncate(tmp_path / "corpus.bin", 100)
+    with (
+        pytest.raises(DataError, match=r"corpus\.bin had 1802 bytes .*, 100 bytes now"),
+        explaining_changed_inputs(other),
+    ):
+        raise RuntimeError("DataLoader worker is killed by signal: Bus error. Raise your shared memory limit.")
 
 
 def test_another_tokenizer_of_the_same_size_is_noticed_by_its_files(tmp_path):

@@ -128,6 +128,18 @@ def test_a_kill_at_any_point_leaves_the_old_or_the_new_checkpoint_whole(tmp_path
         assert len(list(folder.iterdir())) == len(again), "clean_up left something behind"
 
 
+def test_a_checkpoint_of_another_run_keeps_its_name_and_an_unknown_folder_is_set_aside(tmp_path):
+    target = saved(tmp_path / "step=3", 3, "first", run="one")
+    with pytest.raises(CheckpointError, match="is a checkpoint of run one, but this run is two"):
+        saved(target, 3, "second", run="two")
+    assert (target / "weights" / "part").read_text() == "first"
+    saved(target, 3, "again", run="one")
+    (target / "manifest.json").write_text("{")
+    saved(target, 3, "whole", run="one")
+    (aside,) = tmp_path.glob(".damaged-*")
+    assert (aside / "weights" / "part").read_text() == "again" and (target / "weights" / "part").read_text() == "whole"
+
+
 def test_a_kill_while_deleting_leaves_nothing_that_looks_like_a_checkpoint(tmp_path):
     sample = saved(tmp_path / "counting", 1)
     calls = calls_of(lambda: directory.remove(sample))
@@ -239,6 +251,23 @@ def test_an_unreadable_manifest_names_the_file_and_where_to_look_next(tmp_path):
     ):
         read_manifest(checkpoint)
     assert finished(tmp_path) == []
+
+
+@pytest.mark.parametrize("where", ["the directory", "the manifest"])
+def test_what_this_user_may_not_read_is_no_damage(tmp_path, monkeypatch, where):
+    saved(tmp_path / "step=3", 3)
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    if where == "the directory":
+        monkeypatch.setattr(Path, "iterdir", refuse)
+        with pytest.raises(CheckpointError, match="no permission"):
+            finished(tmp_path)
+    else:
+        monkeypatch.setattr(directory, "read_bounded", refuse)
+        with pytest.raises(CheckpointError, match="no permission"):
+            read_manifest(tmp_path / "step=3")
 
 
 def test_checkpoints_are_ordered_by_step_and_then_by_age(tmp_path):

@@ -361,6 +361,42 @@ def test_a_failing_writer_on_one_rank_is_an_error_on_all_and_leaves_nothing(run_
         assert names == ["step=1"]
 
 
+def beyond_a_limit_on_one_rank(directory: str) -> str:
+    """Rank 1's files may not be as large as they need to be."""
+    import resource
+    from unittest import mock
+
+    import torch
+
+    from nemo2.checkpoint import writing
+    from nemo2.errors import SaveFailed
+
+    original = writing.write_files
+
+    def limited(*args: Any) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192 if torch.distributed.get_rank() == 1 else limits[0], limits[1]))
+        try:
+            original(*args)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with mock.patch.object(writing, "write_files", limited), pytest.raises(SaveFailed) as caught:
+        small_runs.fit(
+            small_runs.build_llama(),
+            max_steps=1,
+            callbacks=[keeping(directory, every_n_train_steps=1)],
+            tensor_model_parallel_size=2,
+        )
+    return str(caught.value)
+
+
+def test_a_failed_save_names_the_systems_reason_on_every_rank(run_on_ranks, tmp_path):
+    for message in run_on_ranks(beyond_a_limit_on_one_rank, 2, str(tmp_path), timeout=240.0):
+        assert "unexpected pos" not in message and "on another rank" not in message, message
+        assert "on rank 1" in message and "File too large: the limit of this process is 8192 bytes" in message, message
+
+
 def on_a_disk_of_its_own(directory: str, async_save: bool) -> tuple[str, list[str]]:
     """A disk for each rank, so that rank 0 doesn't see rank 1's files: each node has a disk of its own under this name."""
     from unittest import mock

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a checkpoint is saved, what it is called and which ones are kept."""
 
+import math
 import types
 from datetime import timedelta
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.checkpoint.directory import Manifest, publish, temporary_name
+from nemo2.checkpoint.directory import Manifest, finished, publish, temporary_name
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-from nemo2.errors import ConfigError
+from nemo2.errors import CheckpointError, ConfigError
 from support import small_runs
 
 
@@ -75,16 +76,23 @@ def after(tmp_path: Path, losses: dict[int, float], **options: Any) -> tuple[lis
 LOSSES = {1: 5.0, 2: 3.0, 3: 4.0, 4: 2.0, 5: 6.0}
 
 
-def test_retention_leaves_the_checkpoints_of_another_run_alone(tmp_path):
+def test_a_run_in_the_directory_of_another_is_refused_before_its_first_step_and_a_second_fit_is_the_same_run(tmp_path):
+    def callback() -> ModelCheckpoint:
+        return ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, save_top_k=1, monitor=None)
+
     trainer: Any = FakeTrainer()
-    for steps in ((1, 2, 3), (4, 5, 6)):
-        callback = ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, save_top_k=1, monitor=None)
-        callback.setup(trainer, trainer.lightning_module, "fit")
-        callback.on_train_start(trainer.at(0), trainer.lightning_module)
+    first = callback()
+    first.setup(trainer, trainer.lightning_module, "fit")
+    for steps in ((1, 2), (3, 4)):
+        first.on_train_start(trainer.at(steps[0] - 1), trainer.lightning_module)
         for step in steps:
-            callback.save(trainer.at(step))
-        callback.teardown(trainer, trainer.lightning_module, "fit")
-    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step=3-last", "step=6-last"]
+            first.save(trainer.at(step))
+    first.teardown(trainer, trainer.lightning_module, "fit")
+    second = callback()
+    second.setup(trainer, trainer.lightning_module, "fit")
+    with pytest.raises(CheckpointError, match="of run .* but this run is"):
+        second.on_train_start(trainer.at(0), trainer.lightning_module)
+    assert [path.name for path in tmp_path.glob("step*")] == ["step=4-last"]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +113,14 @@ def test_the_best_are_kept_and_always_the_newest(tmp_path, options, kept):
     assert Path(callback.last_model_path).name == kept[-1]
 
 
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_is_not_finite_ranks_last_and_retention_goes_on(tmp_path, mode, bad):
+    names, callback = after(tmp_path, {1: 3.0, 2: bad, 3: bad, 4: bad}, save_top_k=1, mode=mode)
+    assert names == ["step=1", "step=4-last"]
+    assert callback.best_model_score == 3.0 and len(finished(tmp_path)) == 2
+
+
 def test_the_best_is_known_by_path_and_score(tmp_path):
     _, callback = after(tmp_path, LOSSES, save_top_k=2)
     assert Path(callback.best_model_path).name == "step=4"
@@ -118,6 +134,32 @@ def test_a_resumed_run_ranks_what_the_first_one_left(tmp_path):
     after(tmp_path, LOSSES, save_top_k=2)
     names, _ = after(tmp_path, {6: 2.5, 7: 9.0}, save_top_k=2)
     assert names == ["step=4", "step=6", "step=7-last"]
+
+
+@pytest.mark.parametrize(
+    ("monitor", "validated", "logged", "warned"),
+    [
+        ("val_los", True, {"val_loss": 1.0}, True),
+        ("accuracy", False, {"reduced_train_loss": 1.0}, True),
+        ("val_accuracy", False, {"reduced_train_loss": 1.0}, False),  # the first validation may still log it
+        ("reduced_train_loss", False, {"reduced_train_loss": 1.0}, False),
+        ("val_loss", True, {"val_loss": 1.0}, False),
+        ("accuracy", False, {}, False),  # nothing is logged yet
+        (None, True, {"val_loss": 1.0}, False),
+    ],
+)
+def test_a_monitored_metric_that_nobody_logs_is_reported_once(tmp_path, caplog, monitor, validated, logged, warned):
+    callback = ModelCheckpoint(dirpath=str(tmp_path), filename="{step}", verbose=False, monitor=monitor)
+    trainer: Any = FakeTrainer()
+    for step in (1, 2):
+        if validated:
+            callback._validated_step = step
+        callback.save(trainer.at(step, **logged))
+    told = [record.getMessage() for record in caplog.records if "log.ckpt.monitor" in record.getMessage()]
+    assert len(told) == warned
+    assert all(
+        repr(monitor) in words and set(logged) <= set(words.rstrip(".").replace(",", "").split()) for words in told
+    )
 
 
 def test_a_step_is_saved_once_and_never_before_the_first(tmp_path):

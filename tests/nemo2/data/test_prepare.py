@@ -4,6 +4,7 @@
 import gzip
 import hashlib
 import json
+import os
 import sysconfig
 from pathlib import Path
 
@@ -132,6 +133,21 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(DataError, match="can't be written"):
         prepare_data(tmp_path / "a.txt", tmp_path / "a.txt" / "d", BYTES)
+
+
+def test_the_temporary_files_of_a_killed_writer_are_deleted_by_the_next_and_those_of_a_living_one_are_not(tmp_path):
+    from nemo2.data.prepare import _Writer
+
+    (tmp_path / "a.txt").write_text("text")
+    living, killed = (_Writer(tmp_path / "out", BYTES.vocab_size) for _ in range(2))
+    killed._builder.data_file.close()
+    os.close(killed._lock)  # as the kernel does when a process ends
+    prepare_data(tmp_path / "a.txt", tmp_path / "out", BYTES)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert not any(Path(killed.temporary).name in name for name in names)
+    assert Path(f"{living.temporary}.bin").exists()
+    living.__exit__()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out.bin", "out.idx", "out.json"]
 
 
 def test_an_interrupted_run_leaves_the_earlier_files(tmp_path, monkeypatch):

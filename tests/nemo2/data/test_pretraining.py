@@ -183,6 +183,34 @@ def test_a_split_without_tokens_is_refused_and_not_counted_for_ever(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("split", "limits", "words"),
+    [
+        ("0,100,0", {}, "leaves no training data"),
+        ("100,0,0", {}, "leaves no validation data"),
+        ("100,0,0", {"limit_val_batches": 0}, None),
+        ({"validation": "a"}, {}, "no datasets for 'train'"),
+    ],
+)
+def test_a_run_from_python_refuses_splits_without_data(tmp_path, split, limits, words):
+    """Through Lightning, which would train on nothing and succeed."""
+    import lightning.pytorch as pl
+
+    prefix = corpus(tmp_path / "a", documents=40)
+    paths, options = (prefix, {"split": split}) if isinstance(split, str) else ({"validation": prefix}, {})
+    data = module(paths, **options)
+    data.trainer = pl.Trainer(
+        max_steps=2, accelerator="cpu", logger=False, enable_checkpointing=False, default_root_dir=tmp_path, **limits
+    )
+    data.trainer.state.fn = "fit"
+    if words is None:
+        data.setup("fit")
+        return
+    with pytest.raises(ConfigError, match=words) as caught:
+        data.setup("fit")
+    assert caught.value.rule == "splits-have-data"
+
+
+@pytest.mark.parametrize(
     ("kwargs", "words"),
     [
         ({"seq_length": 0}, "seq_length=0: must be a whole number of at least 1 token"),

@@ -79,6 +79,41 @@ def trained(directory: str) -> dict[str, Any]:
     return found
 
 
+def in_the_directory_of_another(directory: str) -> list[tuple[str, bool]]:
+    """The errors of new runs in a run's directory, and whether they left all of its files as they were."""
+    from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
+    from nemo2.errors import CheckpointError
+    from nemo2.llm import api
+
+    first = Path(str(api.pretrain(**parts(directory, max_steps=2))))
+    other = Path(str(api.pretrain(**parts(f"{directory}/elsewhere", max_steps=2))))
+    weights = str(next((other / "checkpoints").glob("*-last")))
+    saved = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    errors = []
+    for entry_point, resume in (
+        (api.pretrain, AutoResume()),
+        (api.pretrain, AutoResume(restore_config=RestoreConfig(path=weights))),
+        (api.validate, AutoResume(resume_from_path=weights)),
+    ):
+        small_runs.release()
+        with pytest.raises(CheckpointError) as caught:
+            entry_point(**parts(directory, max_steps=STEPS, resume=resume))
+        unchanged = saved == {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+        errors.append((str(caught.value), unchanged))
+    return errors
+
+
+def test_a_run_in_the_directory_of_another_ends_before_it_changes_a_file(run_on_ranks, tmp_path):
+    from nemo2.checkpoint.lineage import run_of
+
+    errors = run_on_ranks(in_the_directory_of_another, 1, str(tmp_path))[0]
+    run = run_of(tmp_path / "tiny" / "checkpoints")
+    assert run is not None
+    for message, unchanged in errors:
+        assert f"of run {run.id}, but this run is" in message and "resume.resume_if_exists=True" in message
+        assert unchanged, message
+
+
 def stop_after(step: int) -> Any:
     """From outside, as a time limit does."""
     import lightning.pytorch as pl

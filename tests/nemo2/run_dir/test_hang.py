@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -85,6 +86,30 @@ def test_a_last_save_that_hangs_is_a_hang(tmp_path, monkeypatch):
 
     assert watched(tmp_path, save) == 1
     assert "stuck_in_here" in read_faults(tmp_path)[0].traceback
+
+
+@pytest.mark.parametrize("works", [True, False], ids=["busy", "stopped"])
+def test_only_a_process_that_did_not_want_to_run_is_said_to_have_been_stopped(tmp_path, monkeypatch, capfd, works):
+    """A thread that doesn't run for long on a busy machine: the process runs, or waits for a processor, all that time."""
+    monkeypatch.delenv("NEMO2_FAULT_DIR", raising=False)
+    monkeypatch.setattr("nemo2.run_dir.hang._TICK_SECONDS", 0.1)
+    monkeypatch.setattr("nemo2.run_dir.hang._STOPPED_SECONDS", -1.0)  # each tick counts as late
+    seconds: Any = time.monotonic if works else lambda: 0.0
+    monkeypatch.setattr("nemo2.run_dir.hang._working_seconds", seconds)
+    told = threading.Event()
+    original = HangWatchdog._did_not_run
+
+    def noted(self: HangWatchdog, seconds: float, **options: Any) -> None:
+        original(self, seconds, **options)
+        told.set()
+
+    def wait(watchdog: HangWatchdog, trainer: Any) -> None:
+        told.wait(30)
+        watchdog.teardown(trainer, None, "fit")  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(HangWatchdog, "_did_not_run", noted)
+    assert watched(tmp_path, wait, 60.0) == 0
+    assert ("didn't run" in capfd.readouterr().err) is not works
 
 
 def holding_the_lock(*args: Any) -> None:

@@ -281,6 +281,35 @@ def test_a_strangers_checkpoint_in_a_version_does_not_make_it_the_one_to_continu
     assert choose(tmp_path, resume_if_exists=True).version == "a"
 
 
+def test_leftovers_of_dead_versions_are_deleted_and_those_of_other_runs_stay(tmp_path, monkeypatch):
+    from nemo2.checkpoint.lock import DirectoryLock
+    from nemo2.run_dir.directory import delete_leftovers
+
+    monkeypatch.setenv("NEMO2_RUN_VERSION", "now")
+    versions = {name: tmp_path / "n" / name / "checkpoints" for name in ("dead", "young", "finished", "written")}
+    for name, folder in versions.items():
+        (folder / ".unfinished-1-step=3" / "weights").mkdir(parents=True)
+        if name != "young":
+            os.utime(folder / ".unfinished-1-step=3", (0, 0))
+    add_checkpoint(versions["finished"].parent, step=3, saved_at=1.0)
+    script = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from nemo2.checkpoint.lock import DirectoryLock
+DirectoryLock({str(versions["written"])!r}).acquire()
+print(flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdin is not None
+        writer.stdout.readline()
+        assert delete_leftovers(choose(tmp_path)) == [versions["dead"] / ".unfinished-1-step=3"]
+        writer.stdin.close()
+    left = {name for name, folder in versions.items() if list(folder.glob(".unfinished-*"))}
+    assert left == {"young", "finished", "written"}
+    assert DirectoryLock(versions["dead"]).acquire().release() is None
+
+
 def test_a_run_without_version_is_resumed_where_it_is(tmp_path):
     add_checkpoint(tmp_path / "n", step=10, saved_at=time.time())
     chosen = choose(tmp_path, resume_if_exists=True)

@@ -191,11 +191,8 @@ def test_a_narrow_terminal_gets_fewer_parts_and_each_of_them_whole(width, there,
 
 def test_the_end_of_a_run_by_epochs_is_known_and_of_an_endless_run_is_not():
     class Run:
-        max_steps = -1
         estimated_stepping_batches = math.inf
 
     assert total_steps(Run()) is None
     Run.estimated_stepping_batches = 40
     assert total_steps(Run()) == 40
-    Run.max_steps = 7
-    assert total_steps(Run()) == 7
