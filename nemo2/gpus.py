@@ -118,7 +118,8 @@ def gpu(name: str) -> GPU:
 
 
 def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]]:
-    """The GPU and the number of ``"H100x1152"``. A number of None, as for ``"H100"``: the recipe's number.
+    """The GPU and the number of ``"H100x1152"`` or ``"1152xH100"``. A number of None, as for ``"H100"``: the recipe's
+    number.
 
     ``option`` is the option that errors name.
 
@@ -129,6 +130,8 @@ def parse_gpus(text: str, *, option: str = "--gpus") -> tuple[GPU, Optional[int]
     # The whole text first, because "RTX4090" is a name, and not 4,090 of "RT".
     if _ALSO.get(name, name) not in _SHEETS and (match := re.fullmatch(r"([A-Z0-9-]+?)[X*](\d+)", name)):
         name, number = match[1], int(match[2])
+    elif match := re.fullmatch(r"(\d+)[X*]([A-Z][A-Z0-9-]*)", name):
+        name, number = match[2], int(match[1])
     name = _ALSO.get(name, name)
     if number == 0 or (name.isdigit() and int(name) == 0):
         raise ConfigError(f"{option} {text!r}: the number of GPUs must be at least 1.")

@@ -10,6 +10,20 @@ from nemo2.errors import ConfigError
 MAX_NAME_BYTES = 128
 """Checkpoint directories append the step, the loss and the consumed samples to a name, and file systems stop at 255."""
 
+ABBREVIATIONS = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vp": "virtual_pipeline_model_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "sp": "sequence_parallel",
+    "mbs": "micro_batch_size",
+    "gbs": "global_batch_size",
+}
+"""What everybody calls these settings. Their letters are also those of other names."""
+
 _SAFE = re.compile(r"\w[\w.=+@,-]*\Z")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _RUN_OF_UNSAFE = re.compile(r"[^\w.=+@,-]+")
@@ -23,9 +37,12 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
     abbreviations (`learning_rate` for `lr`, `gbs` for `global_batch_size`).
     """
     folded = name.lower().replace("-", "_")
+    known = list(dict.fromkeys(known))
+    if (full := ABBREVIATIONS.get(folded)) in known:
+        return [full]
     parts = set(folded.split("_"))
     scored = []
-    for candidate in dict.fromkeys(known):
+    for candidate in known:
         other = candidate.lower()
         score = difflib.SequenceMatcher(None, folded, other).ratio()
         if min(len(folded), len(other)) >= 2 and (parts <= set(other.split("_")) or set(other.split("_")) <= parts):

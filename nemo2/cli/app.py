@@ -73,19 +73,25 @@ app = App(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from nemo2 import __version__
+
+        print(__version__)
+        raise typer.Exit()
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks. May appear anywhere in a command.")] = False,
     verbose: Annotated[
         bool, typer.Option(*_VERBOSE, help="Print more of the run's log. May appear anywhere in a command.")
     ] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
-    if version:
-        from nemo2 import __version__
-
-        print(__version__)
-        raise typer.Exit()
+    """The options of all commands. Their effects are elsewhere: `main` reads the first two."""
 
 
 list_show.register(app)
@@ -126,6 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(argument in _VERBOSE for argument in arguments):
         os.environ[VERBOSE_VARIABLE] = "1"  # the ranks inherit it
     arguments = [argument for argument in arguments if argument not in (_DEBUG, *_VERBOSE)]
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
+    elif arguments == ["version"]:
+        arguments = ["--version"]
     if not debug:
         # On import, Megatron-Core logs a line for each optional library that is missing.
         warnings.filterwarnings("ignore", module=r"megatron\.")

@@ -17,10 +17,11 @@ Gpus = Annotated[
     typer.Option(
         "--gpus",
         "--gpu",
-        help="GPU type, number of GPUs, or both: H100, 64 or H100x64. A number sets nodes and devices; nodes have 8 GPUs unless "
-        "the trainer sets another number.",
+        help="GPU type, number of GPUs, or both: H100, 64, H100x64 or 64xH100. A number sets nodes and devices; nodes have "
+        "8 GPUs unless the trainer sets another number.",
     ),
 ]
+_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Number of nodes; sets trainer.num_nodes.")]
 Devices = Annotated[
     Optional[int], typer.Option("--devices", min=1, help="GPUs (or CPU processes) per node; sets trainer.devices.")
@@ -37,6 +38,31 @@ TopP = Annotated[
 MinP = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Drop tokens below this fraction of the highest token probability.")
 ]
+
+
+def number_of(text: str, *, option: str, forms: str) -> float:
+    """The number of ``7B``, ``350M`` or ``7e9``.
+
+    Args:
+        text: What was typed.
+        option: The option, for the error.
+        forms: What the option takes, for the error: "a number of tokens, such as 1T".
+
+    Raises:
+        ConfigError: the text has none of these forms.
+    """
+    number, unit = text.strip().lower(), 1.0
+    if number and number[-1] in _UNITS:
+        number, unit = number[:-1], _UNITS[number[-1]]
+    try:
+        value = float(number) * unit
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(f"{option} {text}: must be {forms}.")
+    return value
 
 
 def print_json(value: Any, *, on_a_line: bool = False) -> None:

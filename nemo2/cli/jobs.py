@@ -46,17 +46,20 @@ def status(name: Name, as_json: AsJson = False) -> None:
     submission = _find(name)
     word, told = _state(submission)
     shell = submission.shell()
+    reason = _reason(submission, shell, told)
     directory = run_directory(shell, submission.folder)
     far = None if directory is None else progress(shell, directory)
     lives = told.get("lives", [])
     if as_json:
         shown = None if far is None else {**asdict(far), "seconds_left": far.seconds_left}
-        told = {"state": word, "lives": lives, "run_directory": directory, "progress": shown}
+        told = {"state": word, "reason": reason, "lives": lives, "run_directory": directory, "progress": shown}
         print_json({**asdict(submission), **told})
         return
     print(f"{submission.name}: {word} (job {' '.join(submission.jobs)})")
     for life in lives:
         print(f"  life {life['life']}: {life['verdict']}: {life['message']}")
+    if reason:
+        print(f"  {reason}")
     if directory is not None:
         print(f"  run directory: {directory}")
     if far is not None:
@@ -131,9 +134,11 @@ def cancel(name: Name) -> None:
 def _submissions() -> list[Any]:
     """The submissions, oldest first."""
     from nemo2.launch.slurm.start import Submission, submissions
+    from nemo2.launch.trusted_files import read_trusted
 
     files = sorted(submissions().glob("*.json"), key=lambda file: file.stat().st_mtime)
-    return [Submission(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    effect = "nemo2 logs in to its host and cancels its jobs"
+    return [Submission(**json.loads(read_trusted(file, effect=effect))) for file in files]
 
 
 def _find(name: str) -> Any:
@@ -147,6 +152,24 @@ def _find(name: str) -> Any:
     raise ConfigError(
         f"no run {name!r} was submitted from this machine{did_you_mean(name, [one.name for one in known])}"
     )
+
+
+def _reason(submission: Any, shell: Any, told: dict[str, Any]) -> Optional[str]:
+    """Why a run has ended whose last life has no verdict. None: it has one, or the run hasn't ended."""
+    from nemo2.errors import Nemo2Error
+    from nemo2.launch.slurm import queue
+    from nemo2.launch.slurm.follow import CONTINUED, ENDED, ended_by_slurm
+
+    if told.get("state") in ENDED:
+        return None
+    try:
+        words = [queue.state(shell, job) for job in submission.jobs]
+        if any(map(queue.lives, words)):
+            return None
+        ending = ended_by_slurm(shell, submission, words, told)
+    except Nemo2Error:
+        return None
+    return None if ending.state == CONTINUED else ending.message
 
 
 def _state(submission: Any) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,18 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import not_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, place, print_json, recipe_on
+from nemo2.cli.flags import (
+    AsJson,
+    Devices,
+    Gpus,
+    Nodes,
+    Performance,
+    machine_of,
+    number_of,
+    place,
+    print_json,
+    recipe_on,
+)
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import FINETUNING, Overrides, RecipeName
 from nemo2.columns import columns
@@ -21,7 +32,6 @@ SHOW_EXAMPLE = "Example: nemo2 show llama3_8b strategy.tensor_model_parallel_siz
 _COLUMNS = ("name", "family", "parameters", "gpus", "GiB", "layout", "seq", "precision")
 _RIGHT = ("parameters", "gpus", "GiB", "seq")
 _FIRST_TO_GO = ("precision", "seq", "family")
-_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 SHIPPED = "shipped"
 
 
@@ -60,7 +70,9 @@ def list_recipes(
     """List all recipes, including your own, with model size, number of GPUs, memory and layout."""
     if layout is not None:
         _refuse_unknown_sizes(layout)
-    limits = parameter_count(min_params, "--min-params"), parameter_count(max_params, "--max-params")
+    forms = "a number of parameters, such as 7B or 350M"
+    least = None if min_params is None else number_of(min_params, option="--min-params", forms=forms)
+    most = None if max_params is None else number_of(max_params, option="--max-params", forms=forms)
     rows, problems = _rows(own=origin is not False, shipped=origin is not True, finetune=finetune)
     found = [
         item
@@ -68,7 +80,7 @@ def list_recipes(
         if (pattern is None or matches(pattern, item["name"]) or matches(pattern, item["family"]))
         and (family is None or matches(family, item["family"]))
         and (max_gpus is None or item["gpus"] <= max_gpus)
-        and within(item["parameters"], *limits)
+        and within(item["parameters"], least, most)
         and (precision is None or matches(precision, item["precision"]))
         and (layout is None or has_layout(item["layout"], layout))
     ]
@@ -263,25 +275,6 @@ def short_count(value: Optional[float]) -> str:
         if value >= limit:
             return f"{value / limit:.3g}{suffix}"
     return str(int(value))
-
-
-def parameter_count(text: Optional[str], option: str) -> Optional[float]:
-    """``7B``, ``350M`` or ``7e9`` as a number; None stays None.
-
-    Raises:
-        ConfigError: the text has none of these forms.
-    """
-    if text is None:
-        return None
-    number, unit = text.strip().lower(), 1.0
-    if number and number[-1] in _UNITS:
-        number, unit = number[:-1], _UNITS[number[-1]]
-    try:
-        return float(number) * unit
-    except ValueError:
-        from nemo2.errors import ConfigError
-
-        raise ConfigError(f"{option} {text}: must be a number of parameters, such as 7B or 350M.") from None
 
 
 def _memory(peak: Optional[float]) -> str:

@@ -14,10 +14,12 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import fiddle as fdl
 import nemo_run
+from nemo_run.cli import api
 from nemo_run.cli.api import RunContext
 from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
@@ -28,9 +30,10 @@ from nemo2.config.factories import called, required
 from nemo2.config.show import render
 from nemo2.config.values import typed
 from nemo2.config.walk import class_of
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, SecurityError
 from nemo2.hugging_face.api import export_ckpt, import_ckpt
 from nemo2.launch import run
+from nemo2.launch.trusted_files import refuse_untrusted
 from nemo2.llm.api import finetune, generate, pretrain, train, validate
 from nemo2.llm.distillation import distill
 from nemo2.llm.pruning import prune
@@ -168,6 +171,7 @@ def _made(executor: Any) -> Any:
 
 def register() -> None:
     """Register the entry points and every recipe with nemo-run. Called once, on import."""
+    refuse_untrusted_workspace()
     for name, entry in COMMANDS.items():
         nemo_run.cli.entrypoint(entry, name=name, namespace=NAMESPACE, run_ctx_cls=HonestRunContext)
     nemo_run.cli.factory(torchrun)
@@ -176,6 +180,22 @@ def register() -> None:
         nemo_run.cli.factory(_factory(name, module.pretrain_recipe), target=pretrain, name=name)
         if hasattr(module, "finetune_recipe"):
             nemo_run.cli.factory(_factory(name, module.finetune_recipe), target=finetune, name=name)
+
+
+def refuse_untrusted_workspace() -> None:
+    """End this process if nemo-run would run another user's ``workspace.py``, which it looks for in the working
+    directory and all folders above.
+
+    Raises:
+        SystemExit: nemo-run prints any other error of an entry point and goes on.
+    """
+    found = api._search_workspace_file()
+    if found is None:
+        return
+    try:
+        refuse_untrusted(Path(found), effect="nemo-run runs it")
+    except SecurityError as error:
+        raise SystemExit(f"error: {error} INCLUDE_WORKSPACE_FILE=false tells nemo-run to run none.") from None
 
 
 def _factory(name: str, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, print_json, put, recipe_on
+from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, number_of, print_json, put, recipe_on
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.gpus import DEFAULT, HEADROOM
@@ -29,8 +29,8 @@ def plan(
     performance: Performance = False,
     data: Data = None,
     tokens: Annotated[
-        Optional[float],
-        typer.Option("--tokens", help="Tokens to train on, such as 1e12; predicts the days that the run takes."),
+        Optional[str],
+        typer.Option("--tokens", help="Tokens to train on, such as 1T or 1e12; predicts the days that the run takes."),
     ] = None,
     price: Annotated[
         Optional[float],
@@ -101,7 +101,7 @@ def plan(
         recipe,
         name=name,
         gpus=kind,
-        tokens=tokens,
+        tokens=None if tokens is None else number_of(tokens, option="--tokens", forms="a number of tokens, such as 1T"),
         cost_per_gpu_hour=price,
         failures=failures,
         headroom=headroom,

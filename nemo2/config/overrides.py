@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 import fiddle as fdl
 from fiddle._src import history, signatures
 
-from nemo2.config.aliases import aliases_of, parameter_names
+from nemo2.config.aliases import aliases_of, decided_elsewhere, parameter_names
 from nemo2.config.capture import unknown_name
 from nemo2.config.factories import factory_names
 from nemo2.config.located import recorded_at
@@ -25,6 +25,7 @@ from nemo2.config.typed_text import Text, WrongType, part_classes
 from nemo2.config.values import config_class, describe, typed
 from nemo2.config.walk import iterate_nodes
 from nemo2.errors import ConfigError, UnknownNameError
+from nemo2.names import ABBREVIATIONS
 
 COMMAND_LINE = "command line"
 """The file in a field's history for a value from an override. The line is the override's number."""
@@ -183,7 +184,10 @@ def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
     *parents, name = path.split(".")
     if repr(name) not in str(error):  # the unknown name is inside the value
         return str(error)
-    found = paths_of(recipe, name)
+    full = ABBREVIATIONS.get(name.lower(), name)
+    found = paths_of(recipe, full)
+    if full != name and found:
+        return f"{str(error).partition(';')[0].rstrip('.')}. Write {found[0]}{operation}{value}"
     if not found:
         return str(error)
     write = " or ".join(f"{one}{operation}{value}" for one in found)
@@ -191,11 +195,14 @@ def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
 
 
 def paths_of(recipe: Any, name: str) -> list[str]:
-    """The paths of the fields of this name in a recipe, shortest first, at most three."""
+    """The paths of the fields of this name in a recipe, shortest first, at most three. Fields that another part of the
+    recipe decides are left out."""
     found = [
         f"{place}.{name}".removeprefix(".")
         for place, node in iterate_nodes(recipe)
-        if name in (*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__)) and name != "name"
+        if name in (*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__))
+        and name != "name"
+        and decided_elsewhere(node.__fn_or_cls__, name) is None
     ]
     return sorted(found, key=lambda one: one.count("."))[:3]
 
@@ -280,6 +287,8 @@ def _is_factorys(recipe: Any, path: str) -> bool:
 def _find(recipe: Any, path: str, undo: list[tuple[_Place, Any]]) -> _Place:
     """The location at the end of a path. Missing configs along the path are created."""
     steps = _steps(path)
+    if steps[0] == "recipe" and len(steps) > 1 and "recipe" not in parameter_names(recipe.__fn_or_cls__):
+        steps = steps[1:]  # as a script calls it: recipe.trainer.max_steps
     container = recipe
     place = _Place(recipe, None)
     walked = ""

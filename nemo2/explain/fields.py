@@ -91,6 +91,7 @@ def explain(recipe: Any, effective: Settled, field: str) -> list[Explanation]:
     Raises:
         ConfigError: the recipe has no field of this name. The message lists the nearest names.
     """
+    field = field.removeprefix("recipe.")  # as a script calls it
     found = [_explanation(path, node, name, effective) for path, node, name in _places(recipe, field)]
     buffers = _buffers_of_the_strategy(recipe, effective, field)
     if buffers is not None and buffers.path not in {one.path for one in found}:

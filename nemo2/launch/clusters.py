@@ -23,7 +23,6 @@ code = "tree"
 
 import ast
 import os
-import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -33,8 +32,9 @@ from typing import Any, NamedTuple, Optional
 import nemo_run
 from nemo_run.config import get_nemorun_home
 
-from nemo2.errors import ConfigError, SecurityError
+from nemo2.errors import ConfigError
 from nemo2.launch.slurm.start import ClusterSettings
+from nemo2.launch.trusted_files import read_trusted
 from nemo2.names import did_you_mean, safe_name
 
 KINDS = {
@@ -70,25 +70,9 @@ def user_file() -> Path:
 
 
 def project_file() -> Optional[Path]:
-    """The nearest ``nemo2.toml`` in the working directory or above it.
-
-    Raises:
-        SecurityError: everybody may write to the file, or it is in a folder above and belongs to another user. Its
-            lines run in jobs.
-    """
+    """The nearest ``nemo2.toml`` in the working directory or above it."""
     here = Path.cwd()
-    file = next((file for folder in (here, *here.parents) if (file := folder / PROJECT_FILE).is_file()), None)
-    if file is None:
-        return None
-    found = file.stat()
-    if found.st_mode & stat.S_IWOTH:
-        raise SecurityError(f"{file} is writable by everybody, and jobs run its contents. Run: chmod o-w {file}")
-    if file.parent != here and found.st_uid not in (0, os.getuid()):
-        raise SecurityError(
-            f"{file} belongs to another user (uid {found.st_uid}), and jobs run its contents. If you trust the file, "
-            f"work in {file.parent} itself. Otherwise, put your own nemo2.toml into your project."
-        )
-    return file
+    return next((file for folder in (here, *here.parents) if (file := folder / PROJECT_FILE).is_file()), None)
 
 
 def profiles() -> dict[str, Profile]:
@@ -96,14 +80,15 @@ def profiles() -> dict[str, Profile]:
 
     Raises:
         ConfigError: a file is not TOML or not a list of profiles.
+        SecurityError: a file is another user's, or everybody may write to it.
     """
     found: dict[str, Profile] = {}
     for file in (user_file(), project_file()):
         if file is None or not file.is_file():
             continue
         try:
-            tables = tomllib.loads(file.read_text(encoding="utf-8")).get(_TABLE, {})
-        except (OSError, tomllib.TOMLDecodeError) as error:
+            tables = tomllib.loads(read_trusted(file, effect="its setup_lines run in jobs")).get(_TABLE, {})
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{file} can't be read: {error}.") from error
         for name, values in tables.items():
             if not isinstance(values, dict):
@@ -119,6 +104,7 @@ def named(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
 
     Raises:
         ConfigError: the name is unknown or its profile is wrong.
+        SecurityError: a file of configuration is not to be trusted (`nemo2.launch.trusted_files`).
     """
     if executor is None or executor == "local" or not isinstance(executor, str):
         return executor, None
@@ -128,9 +114,8 @@ def named(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
     file = Path(get_nemorun_home()) / "executors.py"
     functions: list[str] = []
     if file.is_file():
-        functions = [
-            one.name for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef | ast.ClassDef)
-        ]
+        source = ast.parse(read_trusted(file, effect="its functions run in this process"))
+        functions = [one.name for one in source.body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
         if executor in functions:
             return nemo_run.import_executor(executor, str(file)), None
     raise ConfigError(

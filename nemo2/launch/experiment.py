@@ -33,10 +33,13 @@ from nemo2.launch.local import (
     stop_processes,
     sweep_staging,
 )
+from nemo2.launch.main_script import with_arguments
+from nemo2.launch.rank import MAIN
 from nemo2.launch.result import RunResult, Status
 from nemo2.launch.shape import give_shape
 from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.launch.stream import STARTING, RunDisplay
+from nemo2.launch.trusted_files import KERNEL_CACHE, refuse_untrusted_kernel_cache
 from nemo2.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
 from nemo2.run_dir.logger import RECIPE_VARIABLE
@@ -47,7 +50,7 @@ _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
 
 
 class _Experiment(nemo_run.Experiment):
-    """nemo-run's experiment, which leaves Python's logging to the program.
+    """nemo-run's experiment, which leaves Python's logging to the program and gives a script its arguments in ranks.
 
     When an experiment is created, nemo-run closes and removes every handler of the root logger and sets the logger's
     level. When the experiment is garbage-collected, nemo-run removes the root logger's first handler, even one that the
@@ -67,6 +70,13 @@ class _Experiment(nemo_run.Experiment):
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self._cleanup()
+
+    def _save_jobs(self) -> None:
+        """Save the launching script, which nemo-run loads in every rank, with the script's own arguments."""
+        super()._save_jobs()
+        script = Path(self._exp_dir) / MAIN
+        if script.is_file():  # nemo-run has written what Python's inspect finds, of a notebook nothing
+            script.write_text(with_arguments(script.read_text(encoding="utf-8"), sys.argv), encoding="utf-8")
 
     def to_config(self) -> Any:
         """The configuration that `nemo experiment` reads. It names nemo-run's class, because the reader may not have
@@ -137,6 +147,8 @@ def on_experiment(
             if lines := [*edited, *reasons]:
                 print("\n".join(["because", *(f"  {line}" for line in lines)]))
             return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
+        if local:
+            refuse_untrusted_kernel_cache(executor.env_vars.get(KERNEL_CACHE))
         before = child_processes()
         experiment.run(detach=detach)
         # torchx has installed its own handlers, which neither act like Ctrl-C nor end the ranks.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import Preempted
+from nemo2.launch.trusted_files import KERNEL_CACHE, refuse_untrusted_kernel_cache
 from nemo2.place import here
 from nemo2.run_dir.faults import install_fault_hook, record_fault
 
@@ -34,6 +35,7 @@ def main(folder: Path) -> None:
         speak_into(Path(life), place.rank)
         end_with_a_later_life(Path(life), look_seconds=_LOOK_SECONDS if place.local_rank == 0 else 4 * _LOOK_SECONDS)
     signal.signal(signal.SIGTERM, _stop_early)
+    refuse_untrusted_kernel_cache(os.environ.get(KERNEL_CACHE))
     if interface := interface_towards(place.address):
         os.environ.setdefault(INTERFACE_VARIABLE, interface)
     run(folder)

@@ -10,11 +10,12 @@ import nemo_run
 
 from nemo2.errors import ConfigError
 from nemo2.launch.environment import ALLOCATOR, BLACKWELL, EXPANDABLE, HOPPER, launch_variables, ranks_of
+from nemo2.launch.trusted_files import KERNEL_CACHE
 from nemo2.plugins.editing import set_variable
 
 _VBOOST = (
     "srun --nodes=$SLURM_NNODES --ntasks=$SLURM_NNODES --ntasks-per-node=1 --overlap "
-    "sudo nvidia-smi boost-slider --vboost 1"
+    "sudo nvidia-smi boost-slider --vboost 1 || echo 'PerfEnvPlugin: the GPUs keep their clocks, see the line above'"
 )
 
 
@@ -111,7 +112,7 @@ class TritonCacheSetup(nemo_run.Plugin):
 
     def setup(self, task: Any, executor: Any) -> None:
         """Set TRITON_CACHE_DIR."""
-        set_variable(self, executor, "TRITON_CACHE_DIR", self.folder or f"/tmp/nemo2-triton-{os.getuid()}")
+        set_variable(self, executor, KERNEL_CACHE, self.folder or f"/tmp/nemo2-triton-{os.getuid()}")
 
 
 def _without_expandable_segments(executor: Any) -> None:

@@ -54,6 +54,23 @@ def test_status_tells_how_far_a_run_is_and_when_it_will_be_done(job: Path, capsy
     assert shown["run_directory"].endswith("my runs/first") and shown["lives"][0]["life"] == 0
 
 
+@pytest.mark.parametrize("last_life", [0, 1])
+def test_status_says_why_a_run_has_ended_that_could_not_say_it_itself(job, capsys, last_life):
+    """Its script and its ranks were killed together; a life before it has its verdict."""
+    (job / STATE).write_text(
+        json.dumps({"state": "continued", "lives": [{"life": 0, "verdict": "again", "message": "saved"}]})
+    )
+    (job / "lives" / str(last_life)).mkdir(parents=True)
+    (job.parent.parent / "bin" / "squeue").write_text("#!/bin/sh\necho FAILED\n")
+    (job / "job-7.out").write_text("slurmstepd: error: something was killed\n")
+    assert main(["jobs", "status", "mine"]) == 0
+    told = capsys.readouterr().out
+    assert ("something was killed" in told) == bool(last_life)
+    assert main(["jobs", "status", "mine", "--json"]) == 0
+    reason = json.loads(capsys.readouterr().out)["reason"]
+    assert reason is None if last_life == 0 else "FAILED" in reason and "scontrol requeue 7" in reason
+
+
 def test_before_the_first_step_there_is_no_progress(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Path((job / RUN_DIR).read_text().strip())
     (run / "metrics.jsonl").unlink()

@@ -388,3 +388,28 @@ def test_a_run_that_was_started_in_a_process_of_the_users_own_is_found_and_has_n
     assert "2.5" in capsys.readouterr().out
     assert main(["show", "direct"]) == 2
     assert "has no recipe.json, because the run was started in a process of the user's own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--version"], ["version"], ["--debug", "--version"], ["-v", "version"]])
+def test_the_version_is_printed_whatever_it_is_asked_with(capsys, words):
+    from nemo2 import __version__
+
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{__version__}\n" and said.err == ""
+
+
+@pytest.mark.parametrize("command", [[], ["show"], ["cluster"], ["cluster", "add"]])
+def test_help_is_a_word_too(capsys, command):
+    assert main([*command, "--help"]) == 0
+    wanted = capsys.readouterr().out
+    assert main(["help", *command]) == 0 and capsys.readouterr().out == wanted
+
+
+def test_tokens_and_gpus_are_read_as_people_write_them(capsys):
+    assert main(["plan", "llama_tiny", "--gpus", "2xH100", "--tokens", "1B", "--quick", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main(["plan", "llama_tiny", "--gpus", "H100x2", "--tokens", "1e9", "--quick", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    assert main(["plan", "llama_tiny", "--tokens", "many", "--quick"]) == 2
+    assert "--tokens many: must be a number of tokens" in capsys.readouterr().err

@@ -13,7 +13,8 @@ import pytest
 from nemo2 import recipes
 from nemo2.cli import list_show, recipe_tools
 from nemo2.cli.app import main
-from nemo2.cli.list_show import has_layout, parameter_count, row, row_of_tree, within
+from nemo2.cli.flags import number_of
+from nemo2.cli.list_show import has_layout, row, row_of_tree, within
 from nemo2.cli.sources import name_of_run, recipe_tree
 from nemo2.config import to_json
 from nemo2.errors import ConfigError
@@ -106,11 +107,11 @@ def test_own_recipes_of_odd_models_are_counted() -> None:
 
 
 def test_counts_limits_and_layouts_as_typed() -> None:
-    assert [parameter_count(text, "--x") for text in ("7B", "350m", "1.5T", "12k", "7e9")] == [
-        7e9, 350e6, 1.5e12, 12e3, 7e9,
-    ]  # fmt: skip
-    with pytest.raises(ConfigError, match="--min-params big: must be a number of parameters, such as 7B"):
-        parameter_count("big", "--min-params")
+    numbers = {"7B": 7e9, "350m": 350e6, "1.5T": 1.5e12, "12k": 12e3, "7e9": 7e9, "1e12": 1e12}
+    assert {text: number_of(text, option="--x", forms="a number") for text in numbers} == numbers
+    for text in ("big", "", "T", "nan", "inf", "1e400"):
+        with pytest.raises(ConfigError, match=f"--min-params {text}: must be a number of parameters, such as 7B"):
+            number_of(text, option="--min-params", forms="a number of parameters, such as 7B")
     assert within(None, None, None) and not within(None, 1, None) and within(5, 5, 5) and not within(5, 6, None)
     assert has_layout("tp=2 pp=4 sp", "pp,sp") and has_layout("tp=2", "TP=2") and not has_layout("tp=2 pp=4", "pp=2")
     assert has_layout("dp", "dp") and not has_layout("tp=2", "t")

@@ -2,7 +2,8 @@
 import pytest
 
 from nemo2.errors import ConfigError, Nemo2Error, UnknownNameError
-from nemo2.names import MAX_NAME_BYTES, did_you_mean, nearest, safe_name
+from nemo2.names import ABBREVIATIONS, MAX_NAME_BYTES, did_you_mean, nearest, safe_name
+from nemo2.parallel.layout import LAYOUT_FIELDS
 
 KNOWN = ["tensor_model_parallel_size", "sequence_parallel", "max_steps", "lr", "pipeline_dtype"]
 
@@ -17,10 +18,17 @@ KNOWN = ["tensor_model_parallel_size", "sequence_parallel", "max_steps", "lr", "
         ("max_lr", "lr"),
         ("learning_rate", "lr"),
         ("tmps", "tensor_model_parallel_size"),
+        ("tp", "tensor_model_parallel_size"),
+        ("TP", "tensor_model_parallel_size"),
+        ("sp", "sequence_parallel"),
     ],
 )
 def test_the_nearest_name_comes_first(typed, meant):
     assert nearest(typed, KNOWN)[0] == meant
+
+
+def test_what_everybody_calls_a_parallel_size_is_the_short_name_of_the_layout():
+    assert LAYOUT_FIELDS.items() <= ABBREVIATIONS.items()
 
 
 def test_nothing_close_gives_nothing():

@@ -18,13 +18,14 @@ from pathlib import Path
 import nemo_run
 import pytest
 
+from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.config import Partial
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.rank import end_with_a_later_life
-from nemo2.launch.slurm import probing, queue, ship
+from nemo2.launch.slurm import aftermath, probing, queue, ship
 from nemo2.launch.slurm.aftermath import ASKED, STALLED, history, judge, record
-from nemo2.launch.slurm.script import SCRIPT, Job, job_script
+from nemo2.launch.slurm.script import MOST_UNJUDGED, SCRIPT, Job, job_script
 from nemo2.launch.slurm.shell import LocalShell, RemoteLines, shell_of
 from nemo2.launch.slurm.start import ClusterSettings, _grace, _seconds, prepare, refuse_unusable
 from nemo2.run_dir.faults import HANG, Fault
@@ -156,6 +157,125 @@ def test_a_container_is_given_the_jobs_folder_and_what_is_mounted():
     )
     assert "--container-image=a/b:c" in text and "--container-mounts='/j:/j,/d d:/d d,/r:/r'" in text
     assert "srun --nodes=1 --ntasks=1 --overlap --container-image=a/b:c" in text, "the verdict needs the image's Python"
+
+
+SHELL_OPTIONS = {
+    "errexit": "set -e",
+    "strict": "set -euo pipefail",
+    "noclobber": "set -o noclobber",
+    "noglob": "set -f",
+    "posix": "set -o posix",
+    "exported": "set -euo pipefail; export SHELLOPTS",
+    "nocasematch": "shopt -s nocasematch nullglob failglob",
+    "traps": "trap 'echo an error; exit 9' ERR; trap 'exit 9' CHLD TERM RETURN; trap 'seen=1' DEBUG; set -ET; trap '' USR1",
+    "aliases": "shopt -s expand_aliases\nalias wait=false kill=false echo=false trap=false srun=false eval=false",
+    "functions": "wait() { exit 9; }; kill() { exit 9; }; echo() { exit 9; }; trap() { exit 9; }; export -f wait kill",
+    "variables": "_IFS=x; IFS=/; life=7 folder=/nowhere python=/bin/false code=9 state=FAILED verdict=failed",
+    "redirection": "exec >/dev/null",
+    "jobs": "set -m; sleep 20 >/dev/null 2>&1 & disown",
+    "comment": "# the last line goes on \\",
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "program", "verdict"),
+    [("strict", "", "done"), *((name, "raise SystemExit(3)", "again") for name in SHELL_OPTIONS)],
+)
+def test_what_set_up_lines_set_of_the_shell_changes_nothing_of_the_script(slurm, tmp_path, options, program, verdict):
+    """``wait`` and ``kill`` end with codes that are no failures, and files are written twice."""
+    one = job(tmp_path, starter="srun", nodes=1, devices=1, setup_lines=SHELL_OPTIONS[options])
+    rank = 'import os, pathlib; pathlib.Path(os.environ["NEMO2_LIFE"], "rank-00000.out").touch(); '
+    (Path(one.folder) / "program.py").write_text(rank + program)
+    done = run_script(one, SLURM_JOB_ID="7")
+    assert [life["verdict"] for life in history(Path(one.folder))] == [verdict], done.stdout + done.stderr
+    assert done.returncode == {"done": 0, "again": -signal.SIGTERM}[verdict]
+    assert ("requeue" in (slurm / "scontrol.asked").read_text()) == (verdict == "again"), "and Slurm then ends it"
+
+
+def test_a_run_of_more_than_five_minutes_ends_as_a_short_one(slurm, tmp_path):
+    """The process that watches for tasks that can't start has ended by then, and ``kill`` fails."""
+    one = job(tmp_path, starter="srun", nodes=1, devices=1, setup_lines="set -euo pipefail")
+    (slurm / "sleep").write_text("#!/bin/bash\nexit 0\n")  # five minutes are over at once
+    (slurm / "sleep").chmod(0o755)
+    (Path(one.folder) / "program.py").write_text("import time; time.sleep(3)")
+    assert run_script(one).returncode == 0 and history(Path(one.folder))[0]["verdict"] == "done"
+
+
+def test_what_set_up_lines_give_to_the_ranks_arrives(slurm, tmp_path):
+    lines = "export FROM_LINES='a b'; umask 027; ulimit -n 77; cd /; trap 'echo cleaned up' EXIT\nset -eu"
+    one = job(tmp_path, starter="srun", nodes=1, devices=1, setup_lines=lines)
+    (Path(one.folder) / "program.py").write_text(
+        "import json, os, resource\n"
+        "print(json.dumps([os.environ['FROM_LINES'], os.umask(0), resource.getrlimit(resource.RLIMIT_NOFILE)[0]]))"
+    )
+    done = run_script(one)
+    assert done.returncode == 0 and tasks(one) == [["a b", 0o027, 77]]
+    assert done.stdout.splitlines()[-1] == "cleaned up", "a trap on EXIT is the user's own"
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "verdict"),
+    [
+        ("set -e\nsource /no/such/file", "RUNNING", "failed"),
+        ("exit 0", "RUNNING", "failed"),
+        ("if ; then", "RUNNING", "failed"),
+        ("set -u; echo $NO_SUCH_NAME", "RUNNING", "failed"),
+        ("exit 143", "RUNNING", "again"),
+        ("exit 1", "PREEMPTED", "again"),
+        ("exit 1", "CANCELLED", "cancelled"),
+    ],
+)
+def test_set_up_lines_that_fail_end_the_job_with_their_exit_code_as_its_reason(slurm, tmp_path, lines, state, verdict):
+    one = job(tmp_path, setup_lines=lines)
+    run_script(one, STATE=state, SLURM_JOB_ID="7")
+    told = history(Path(one.folder))[0]
+    assert told["verdict"] == verdict
+    assert verdict != "failed" or "setup_lines ended with exit code" in told["message"]
+    assert not list(Path(one.folder, "lives", "0").glob("task-*.out")), "no rank started"
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "verdict"),
+    [("something", "again"), ("slurm", None), ("a later life", None), ("another node", None)],
+)
+def test_a_job_whose_script_is_killed_is_judged_beside_the_first_rank(slurm, tmp_path, ended_by, verdict):
+    """The ranks have some seconds to save when the job ends with its script, and this process has them too."""
+    one = job(tmp_path, starter="srun", nodes=1, devices=1)
+    folder = Path(one.folder)
+    (slurm / "srun").write_text(
+        '#!/bin/bash\nwhile [ "${1#--}" != "$1" ]; do shift; done\n'
+        f'exec env SLURM_PROCID=0 SLURM_STEP_ID=0 {"SLURMD_NODENAME=other" if ended_by == "another node" else "A=b"} "$@"\n'
+    )
+    program = (
+        "import os, pathlib, time; pathlib.Path(os.environ['NEMO2_LIFE'], 'rank-00000.out').touch(); time.sleep(40)"
+    )
+    (folder / "program.py").write_text(program)
+    (folder / SCRIPT).write_text(job_script(one))
+    env = {**os.environ, "SLURM_JOB_ID": "12345"}
+    script = subprocess.Popen(["bash", folder / SCRIPT], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    begun = folder / "lives" / "0" / "rank-00000.out"
+    wait_until(begun.exists)
+    if ended_by == "slurm":
+        line = "slurmstepd: error: *** JOB 12345 ON n CANCELLED AT 2026-11-23T08:53:44 DUE TO TIME LIMIT ***\n"
+        (folder / "job-12345.out").write_text(line)
+    if ended_by == "a later life":
+        (folder / "lives" / "1").mkdir()
+    script.kill()
+    script.wait()
+    asked = slurm / "scontrol.asked"
+    if verdict:
+        wait_until(lambda: "requeue 12345" in asked.read_text())
+        assert [life["verdict"] for life in history(folder)] == [verdict]
+    else:
+        time.sleep(12)  # twice as long as it takes to look
+        assert history(folder) == [] and "requeue" not in asked.read_text()
+
+
+def wait_until(there, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 # ----------------------------------------------------------------------------------------------------------- verdicts
@@ -337,6 +457,129 @@ def test_a_rank_that_the_machine_killed_is_told_rather_than_what_followed_from_i
     )
     told = judge(tmp_path, life=0, code=1)
     assert "rank 3 was killed by SIGKILL" in told["message"] and (told["rank"], told["step"]) == (3, 5)
+
+
+def trained(folder, number=0, *, lines=(), checkpoints=(), begun=True):
+    """A life that left no word, in a job whose run has written these lines of metrics and these checkpoints."""
+    place = life(folder, number, begun=begun)
+    run = folder / "run"
+    run.mkdir(exist_ok=True)
+    (folder / "run_dir").write_text(str(run))
+    if lines:
+        (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    for step in checkpoints:
+        written = run / "checkpoints" / f"step={step}"
+        written.mkdir(parents=True, exist_ok=True)
+        write_manifest(written, Manifest(step=step, consumed_samples=0, layout={}))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("lines", "checkpoints", "step", "words"),
+    [
+        ((), (), None, "SIGKILL|exit code 1"),
+        ((), (5,), 5, "exit code 1"),
+        (('{"step": 6}', '{"step": 7, "los', '{"step": 8}'), (5,), 5, "metrics.jsonl:2"),
+        (('{"step": 6}', "[]", '{"step": 8}'), (), None, "metrics.jsonl:2"),
+        (('{"step": "x"}',), (5,), 5, "exit code 1"),
+        (("\0\0\0\0",), (5,), 5, "metrics.jsonl:1"),
+    ],
+    ids=["nothing logged", "a checkpoint", "torn", "no object", "no number", "zeros"],
+)
+def test_a_judge_that_cannot_tell_how_far_the_run_came_starts_it_again_within_a_limit(
+    tmp_path, lines, checkpoints, step, words
+):
+    """Both ranks were killed before the first logged step, or a file of the run is damaged."""
+    verdicts = []
+    for number in range(STALLED + 1):
+        trained(tmp_path, number, lines=lines, checkpoints=checkpoints)
+        told = judge(tmp_path, life=number, code=1)
+        record(tmp_path, number, told)
+        verdicts.append(told["verdict"])
+        assert told["step"] == step and re.search(words, told["message"])
+    assert verdicts == [*["again"] * STALLED, "failed"]
+
+
+def test_killed_lives_that_come_further_by_their_checkpoints_are_started_again(tmp_path):
+    for number in range(3 * STALLED):
+        trained(tmp_path, number, checkpoints=(5 * number,))
+        told = judge(tmp_path, life=number, code=1)
+        record(tmp_path, number, told)
+        assert told["verdict"] == "again"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", "{"),
+        ("state.json", "[]"),
+        ("state.json", '{"lives": 3}'),
+        ("state.json", '{"lives": [1, {"life": 0}]}'),
+        ("run_dir", "\0"),
+        ("lives/0/faults/rank-0.json", "\xff"),
+        ("lives/0/faults/rank-0.json", "{}"),
+        ("lives/0/faults/rank-0.stacks", "Timeout"),
+        ("lives/0/faults/rank-0.life", "x"),
+        ("lives/0/task-0.out", "\xff\udcff"),
+        ("lives/0/faults", None),
+        ("run_dir", None),
+        ("lives/0/task-0.out", None),
+    ],
+)
+def test_no_file_of_a_job_takes_its_verdict_along(slurm, tmp_path, name, content):
+    """Written halfway, damaged, or a folder (None)."""
+    one = job(tmp_path, starter="srun", nodes=1, devices=1)
+    folder = Path(one.folder)
+    file = f"pathlib.Path({str(folder)!r}, {name!r})"
+    writes = (
+        f"{file}.mkdir(exist_ok=True)"
+        if content is None
+        else f"{file}.write_bytes({content.encode(errors='replace')!r})"
+    )
+    (folder / "program.py").write_text(
+        'import os, pathlib; life = pathlib.Path(os.environ["NEMO2_LIFE"]); (life / "rank-00000.out").touch()\n'
+        f"{file}.parent.mkdir(exist_ok=True); {writes}\nraise SystemExit(3)"
+    )
+    done = run_script(one, SLURM_JOB_ID="7")
+    assert "life 0: again" in done.stdout and "requeue" in (slurm / "scontrol.asked").read_text(), done.stderr
+
+
+def test_a_job_whose_judge_cannot_run_starts_again_within_a_limit(slurm, tmp_path):
+    one = job(tmp_path, starter="srun", nodes=1, devices=1)
+    (Path(one.folder) / "program.py").write_text("raise SystemExit(3)")
+    broken = tmp_path / "broken" / "nemo2"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('half installed')")
+    verdicts = []
+    for _ in range(MOST_UNJUDGED):
+        done = run_script(one, SLURM_JOB_ID="7", PYTHONPATH=str(broken.parent))
+        verdicts.append(re.findall(r"^life \d: (\w+)$", done.stdout, re.MULTILINE))
+    assert verdicts == [*[["again"]] * (MOST_UNJUDGED - 1), ["failed"]]
+
+
+def test_a_verdict_that_cannot_be_written_is_given_all_the_same(tmp_path, monkeypatch, capsys):
+    trained(tmp_path)
+    monkeypatch.setattr(aftermath, "write_text", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    for number, verdict in ((0, "again"), (STALLED, "failed")):
+        monkeypatch.setattr(sys, "argv", ["aftermath", str(tmp_path), "--life", str(number), "--code", "1"])
+        (tmp_path / "lives" / str(number)).mkdir(exist_ok=True)
+        (tmp_path / "lives" / str(number) / "rank-00000.out").touch()
+        aftermath.main()
+        assert capsys.readouterr().out.splitlines()[-1] == verdict
+
+
+def test_an_error_of_the_judge_is_said_and_starts_the_run_again_within_a_limit(tmp_path, monkeypatch, capsys):
+    def broken(*_, **__):
+        raise RuntimeError("a b\nc")
+
+    monkeypatch.setattr(aftermath, "judge", broken)
+    verdicts = []
+    for number in range(STALLED):
+        monkeypatch.setattr(sys, "argv", ["aftermath", str(tmp_path), "--life", str(number), "--code", "1"])
+        aftermath.main()
+        verdicts.append(capsys.readouterr().out.splitlines()[-1])
+    assert verdicts == [*["again"] * (STALLED - 1), "failed"]
+    assert "RuntimeError: a b c" in history(tmp_path)[0]["message"]
 
 
 # ----------------------------------------------------------------------------------------------- from launch to the end
@@ -620,6 +863,37 @@ def test_the_tree_is_shipped_as_it_is_or_the_commit(tmp_path):
     ship.ship(source, tmp_path / "four" / "code", code="commit")
     assert (tmp_path / "four" / "code" / "pkg" / "a.py").read_text() == "1"
     assert not (tmp_path / "four" / "code" / "new.py").exists()
+
+
+@pytest.mark.parametrize("repository", [False, True])
+def test_what_launches_have_written_below_the_working_directory_is_not_shipped(tmp_path, monkeypatch, repository):
+    """Each launch copied all launches before it: 2 files, 55, 149, 350, 783, 1,618."""
+    source = tmp_path / "src"
+    (source / "pkg").mkdir(parents=True)
+    (source / "pkg" / "recipe.json").write_text("{}")
+    (source / "train.py").write_text("1")
+    if repository:
+        subprocess.run(["git", "-C", str(source), "init", "-q"], check=True)
+    monkeypatch.setattr(ship, "MOST_FILES", 20)
+    shipped = []
+    for number in range(4):
+        job_folder = source / "jobs" / "tiny" / f"tiny_{number}"
+        job_folder.mkdir(parents=True)
+        shipped.append(ship.ship(source, job_folder / "code", leave_out=[source / "nemo_run"])["files"])
+        (job_folder / SCRIPT).write_text("")
+        run = source / "runs" / "tiny" / str(number)
+        written = [job_folder / "lives" / "0" / "rank-00000.out", job_folder / "config", source / "nemo_run" / "x.json"]
+        written += [run / "environment.json", run / "metrics.jsonl", run / "checkpoints" / "step=1" / "weights" / "a"]
+        written += [source / "elsewhere" / f"step={number}" / name for name in ("manifest.json", "weights/shard")]
+        for file in written:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("x")
+        for rest in range(10):
+            (run / f"more-{rest}").write_text("x")
+    assert shipped == [2] * 4
+    if repository:  # what git tracks is the user's own decision
+        subprocess.run(["git", "-C", str(source), "add", "runs/tiny/0/metrics.jsonl"], check=True)
+        assert ship.ship(source, tmp_path / "last" / "code")["files"] == 3 + len(list((source / "nemo_run").iterdir()))
 
 
 def test_a_folder_that_holds_too_much_is_not_copied_for_every_launch(tmp_path, monkeypatch):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The test cases on the cluster. A case returns the problems that it found, and logs its actions and measurements."""
 
+import contextlib
+import json
 import os
 import random
 import re
@@ -176,6 +178,91 @@ def killed_rank(cluster: Cluster, curves: Curves, times: int, told: list[str]) -
     return _disturbed(cluster, curves, "killed", times, told, kill, early=False)
 
 
+STRICT = "set -euo pipefail; set -o noclobber; shopt -s nullglob failglob"
+
+
+@case
+def strict_set_up(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """A rank is killed under set-up lines that make the shell strict."""
+
+    def kill(run: Run) -> None:
+        os.kill(random.choice(cluster.ranks()), signal.SIGKILL)
+
+    return _disturbed(cluster, curves, "strict", times, told, kill, early=False, profile={"setup_lines": STRICT})
+
+
+@long_case
+def failed_set_up(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """Set-up lines that fail end the job at once, with their exit code."""
+    run = Run(cluster, "set-up", steps=8, profile={"setup_lines": f"{STRICT}\nsource /no/such/file"}).submit()
+    run.wait_for_end()
+    words = json.dumps(run.verdicts())
+    found = [] if "setup_lines ended with exit code 1" in words else [f"not its reason: {words}"]
+    return found + run.problems(state="failed", lives=1)
+
+
+@case
+def killed_before_logging(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """All ranks are killed at once after the first save, before a step is logged: nobody says how far the run came."""
+    every = "trainer.log_every_n_steps=30"
+    run = Run(cluster, "silent", steps=31, changes=[every, "log.ckpt.every_n_train_steps=2"]).submit()
+    run.wait_for_checkpoint()
+    for rank in cluster.ranks():
+        os.kill(rank, signal.SIGKILL)
+    run.wait_for_life(1)
+    run.wait_for_end()
+    known, own = curves.of(), run.curve()
+    told.append(f"the logged loss is {own}")
+    found = [] if own and own == [known[step] for step in run.logged_steps()] else [f"losses {own}"]
+    if run.state() != "done" or run.lives() != 2:
+        found.append(f"state {run.state()} after {run.lives()} lives: {json.dumps(run.verdicts())}")
+    return found
+
+
+@case
+def killed_script(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """The batch script itself is killed."""
+
+    def kill(run: Run) -> None:
+        os.kill(cluster.batch_script(), signal.SIGKILL)
+
+    return _disturbed(cluster, curves, "script", times, told, kill, early=False)
+
+
+@long_case
+def killed_together(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """The batch script and everything else of the job are killed: Slurm forgets the job, and its status says why."""
+    run = Run(cluster, "together", steps=24).submit()
+    run.wait_for_moment(0)
+    for pid in [cluster.batch_script(), *cluster.processes()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    run.wait_for_end()
+    said = cluster.run(sys.executable, "-m", "nemo2", "jobs", "status", run.name, cwd=run.place)
+    found = [] if f"Slurm ended job {run.jobs[0]} in life 0" in said else [f"status says {said!r}"]
+    told.append(cluster.run("scontrol", "show", "job", run.jobs[0], "--oneliner").split("JobState=")[1].split()[0])
+    cluster.run("scontrol", "requeue", run.jobs[0])
+    run.wait_for_life(1)
+    run.wait_for_end()
+    return found + run.problems(curve=curves.of(), lives=2)
+
+
+@long_case
+def shipped_tree(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """Three launches of a working directory that holds the folders of jobs and runs: each ships the same files."""
+    changes = ["log.ckpt.save_optim_on_train_end=True"]  # each launch trains on
+    run = Run(cluster, "tree", steps=4, profile={"code": "tree"}, changes=changes)
+    (run.place / "own.py").write_text("x = 1")
+    shipped = []
+    for steps in (4, 8, 12):
+        run.command = [f"trainer.max_steps={steps}" if "max_steps=4" in word else word for word in run.command]
+        run.steps = steps
+        run.submit().wait_for_end()
+        shipped.append(json.loads((run.folder / "shipped.json").read_text())["files"])
+    told.append(f"{shipped} files shipped")
+    return ([] if shipped == [2] * 3 else [f"{shipped} files shipped"]) + run.problems()
+
+
 def _wait_for_requeue(cluster: Cluster, run: Run, node: str) -> float:
     """Wait until the controller has queued the job again; seconds until it gave the node up."""
     job, lives, began = run.jobs[0], run.lives(), time.monotonic()
@@ -336,8 +423,6 @@ def odd_values(cluster: Cluster, curves: Curves, times: int, told: list[str]) ->
 
 
 def _toml(text: str) -> str:
-    import json
-
     return json.dumps(text)
 
 

@@ -97,6 +97,11 @@ class Cluster:
             and not one.startswith((b"\0bash", b"\0srun"))
         ]
 
+    def batch_script(self) -> int:
+        """The process id of the running job's batch script, whose subshells have its command too."""
+        found = [pid for pid, one in self.processes().items() if one.rstrip(b"\0").endswith(b"slurm_script")]
+        return next(pid for pid in found if _parent(pid) not in found)
+
 
 class Run:
     """``llama_tiny`` of some steps on the cluster, through `nemo2 pretrain` as a user would."""
@@ -179,6 +184,13 @@ class Run:
         time.sleep(random.uniform(0.0, 1.0) * (self.step_seconds() or 0.5))
         self.moments.append(f"after step {(self.logged_steps() or [0])[-1] + 1}")
 
+    def wait_for_checkpoint(self) -> None:
+        """Until the first save is complete."""
+        self._wait(lambda: bool(self.checkpoints()) or self._over(), "a checkpoint")
+
+    def checkpoints(self) -> list[Path]:
+        return [*(self.place / "runs" / self.name).glob("2*/checkpoints/[!.]*/manifest.json")]
+
     def wait_for_end(self, *, seconds: float = PATIENCE_SECONDS) -> "Run":
         """Wait until its jobs have ended, and what they have left to do on the nodes."""
         looks = [True]
@@ -192,6 +204,9 @@ class Run:
 
     def state(self) -> str:
         return str(self._state_file().get("state"))
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        return self._state_file().get("lives", [])
 
     def lives(self) -> int:
         return len([*(self.folder / "lives").glob("*")])
@@ -266,6 +281,10 @@ class Run:
 
     def _wait(self, over: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
         self.cluster.wait_for(over, seconds=seconds, what=f"{self.name}, {what}")
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _command(pid: int) -> bytes:

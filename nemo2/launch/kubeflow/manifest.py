@@ -29,6 +29,7 @@ from fiddle import daglish
 from nemo2.config.serialize import to_json
 from nemo2.errors import ConfigError
 from nemo2.launch.import_path import own_folders
+from nemo2.launch.main_script import main_script
 from nemo2.names import safe_name
 
 Form = Literal["runtimePatches", "podTemplateOverrides"]
@@ -106,8 +107,8 @@ def _command(recipe: Any) -> list[str]:
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
     text = to_json(recipe)
-    main = getattr(sys.modules.get("__main__"), "__file__", None) if '"__main__"' in text else None
-    arguments = [ZlibJSONSerializer().serialize(recipe), text, Path(main).read_text("utf-8") if main else ""]
+    script = main_script() if '"__main__"' in text else None
+    arguments = [ZlibJSONSerializer().serialize(recipe), text, script or ""]
     for what, argument in zip(("recipe", "recipe", "launching script"), arguments, strict=True):
         if len(argument.encode()) > _MOST_BYTES:
             raise ConfigError(

@@ -12,24 +12,36 @@ writes the word with its reason into ``state.json``, which a launcher that follo
 - Ranks that Slurm ended before they wrote anything, as at the return of a lost node: again, but not `STALLED` times in
   a row.
 - Any other failure (a lost node, a killed rank, a hang, an exception): again, unless an earlier life failed at the same
-  step, or `STALLED` lives in a row advanced no further than a life before them.
-- Ranks that never began to run: failed.
+  step, or `STALLED` lives in a row advanced no further than a life before them. Without a rank's word on its step,
+  only the second counts, because the last logged step and the last checkpoint don't tell where the ranks were.
+- Ranks that never began to run, and set-up lines of the user's that failed: failed.
 - A failure after as many failed starts as the executor allows (``retries``): failed.
+- A script that was killed before it could ask: as for any other failure.
+- Where this module meets an error of its own: again, but not `STALLED` times in a row.
 """
 
 import argparse
+import io
 import json
 import re
+import signal
+import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Literal, Optional, get_args
 
-from nemo2.errors import Preempted, RunFinished
+from nemo2.checkpoint.directory import finished
+from nemo2.errors import CheckpointError, DataError, Preempted, RunFinished
 from nemo2.launch.deaths import deaths_in, killed_by
 from nemo2.launch.slurm.script import LIVES, STATE
+from nemo2.run_dir.directory import CHECKPOINTS
 from nemo2.run_dir.faults import HANG, MENDED_BY_A_START, Fault, read_faults
-from nemo2.run_dir.records import read_metrics, write_text
+from nemo2.run_dir.records import METRICS_FILE, read_metrics, write_text
 
+Cause = Literal["ranks", "setup", "script"]
+
+SIGKILLED = 128 + signal.SIGKILL
 STALLED = 3
 ASKED = 10
 RUN_DIR = "run_dir"
@@ -41,45 +53,58 @@ _CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT")
 
 
 def judge(
-    folder: Path, *, life: int, code: int, state: str = "RUNNING", retries: Optional[int] = None
+    folder: Path,
+    *,
+    life: int,
+    code: int = SIGKILLED,
+    state: str = "RUNNING",
+    retries: Optional[int] = None,
+    cause: Cause = "ranks",
 ) -> dict[str, Any]:
-    """The end of a life: ``verdict``, ``message``, ``step`` (None: no step began), and ``rank`` if one rank caused the
-    end.
+    """The end of a life: ``verdict``, ``message``, ``step`` (None: no step is known), and ``rank`` if one rank caused
+    the end.
 
     Args:
         folder: The job's folder.
         life: The life's number.
-        code: The exit code of srun.
+        code: The exit code of srun, or of the set-up lines.
         state: Slurm's current word for the job.
         retries: How often a failed job is started again. None: as long as it makes progress.
+        cause: What has ended: the "ranks", the user's "setup" lines before the ranks started, or the job's "script".
     """
     faults = read_faults(folder / LIVES / str(life) / "faults")
-    if code == 0:
+    if code == 0 and cause == "ranks":
         return _outcome("done", "trained to the end", faults, folder)
     if life > 0 and faults and faults[0].kind == RunFinished.__name__:
         return _outcome("done", "an earlier start trained to the end", faults, folder)
     stopped = next((fault for fault in faults if fault.kind == Preempted.__name__), None)
     if state.startswith(_ENDED_BY_SLURM):
         return _outcome("cancelled", stopped.message if stopped else "cancelled", faults, folder)
-    if stopped is not None:
+    if stopped is not None and cause == "ranks":
         return _asked_to_stop(_outcome("again", stopped.message, faults, folder), folder)
     if state.startswith(_TAKEN_BY_SLURM) and not (faults and _explained(faults[0])):
         return _outcome("again", f"Slurm took the job from its nodes ({state}).", faults, folder)
-    message, rank = _first_words(folder / LIVES / str(life), faults, code)
+    if cause == "setup":
+        return _of_setup(code, folder)
+    if cause == "script":
+        message, rank = "the job's script was killed, and Slurm ended the ranks with it.", None
+    else:
+        message, rank = _first_words(folder / LIVES / str(life), faults, code)
     outcome = _outcome("again", message, faults, folder, rank=rank)
-    if not faults and _ended_by_slurm(folder / LIVES / str(life)):
-        before = history(folder)[1 - STALLED :]
-        again = sum(one.get("ended", False) and one["step"] == outcome["step"] for one in before) < STALLED - 1
-        return {**outcome, "verdict": "again" if again else "failed", "ended": True}
-    if not any((folder / LIVES / str(life)).glob("rank-*.out")):
-        return {**outcome, "verdict": "failed"}
-    if faults and _explained(faults[0]):
-        return {**outcome, "verdict": "failed"}
+    if cause == "ranks":
+        if not faults and _ended_by_slurm(folder / LIVES / str(life)):
+            before = history(folder)[1 - STALLED :]
+            again = sum(one.get("ended", False) and one["step"] == outcome["step"] for one in before) < STALLED - 1
+            return {**outcome, "verdict": "again" if again else "failed", "ended": True}
+        if not any((folder / LIVES / str(life)).glob("rank-*.out")):
+            return {**outcome, "verdict": "failed"}
+        if faults and _explained(faults[0]):
+            return {**outcome, "verdict": "failed"}
     earlier = [one for one in history(folder) if one.get("failed")]
     if retries is not None and len(earlier) >= retries:
-        message = f"{message} {retries + 1} starts have failed (executor.retries={retries})."
+        message = f"{outcome['message']} {retries + 1} starts have failed (executor.retries={retries})."
         return {**outcome, "verdict": "failed", "message": message}
-    if any(one.get("step") == outcome["step"] for one in earlier):
+    if faults and cause == "ranks" and any(one.get("step") == outcome["step"] for one in earlier):
         at = "before its first step" if outcome["step"] is None else f"at step {outcome['step']}"
         return {
             **outcome,
@@ -87,15 +112,40 @@ def judge(
             "message": f"{message} An earlier start also failed {at}, so the job does not start again.",
         }
     if _stalled([*earlier, outcome]):
-        return {**outcome, "verdict": "failed", "message": f"{message} {STALLED} starts in a row made no progress."}
+        return {
+            **outcome,
+            "verdict": "failed",
+            "message": f"{outcome['message']} {STALLED} starts in a row made no progress.",
+        }
     return {**outcome, "failed": True}
 
 
+def _is_over(folder: Path, life: int) -> bool:
+    """Whether the life has its verdict, or another one has begun."""
+    return any(one.get("life") == life for one in history(folder)) or (folder / LIVES / str(life + 1)).exists()
+
+
+def unjudged(folder: Path, error: Exception) -> dict[str, Any]:
+    """The outcome of a life that `judge` could not judge: again, but not `STALLED` times in a row."""
+    before = history(folder)[1 - STALLED :]
+    again = sum(one.get("unjudged", False) for one in before) < STALLED - 1
+    words = " ".join(str(error).split())
+    message = f"The end of this start can't be judged: {type(error).__name__}: {words}."
+    return {
+        "verdict": "again" if again else "failed",
+        "message": message,
+        "step": None,
+        "rank": None,
+        "unjudged": True,
+    }
+
+
 def history(folder: Path) -> list[dict[str, Any]]:
-    """The verdicts so far, oldest first."""
+    """The verdicts so far, oldest first. Empty where the file is missing or damaged."""
     try:
-        return json.loads((folder / STATE).read_text(encoding="utf-8"))["lives"]
-    except (OSError, ValueError, KeyError):
+        lives = json.loads((folder / STATE).read_text(encoding="utf-8"))["lives"]
+        return [one for one in lives if isinstance(one, dict) and "verdict" in one and "step" in one]
+    except (OSError, ValueError, LookupError, TypeError):
         return []
 
 
@@ -137,16 +187,43 @@ def _outcome(
     verdict: str, message: str, faults: list[Fault], folder: Path, *, rank: Optional[int] = None
 ) -> dict[str, Any]:
     steps = [fault.step for fault in faults if fault.step is not None]
-    return {"verdict": verdict, "message": message, "step": max(steps) if steps else _last_step(folder), "rank": rank}
+    if steps:
+        return {"verdict": verdict, "message": message, "step": max(steps), "rank": rank}
+    step, unread = _last_step(folder)
+    return {"verdict": verdict, "message": f"{message}{unread}", "step": step, "rank": rank}
 
 
-def _last_step(folder: Path) -> Optional[int]:
-    """The steps that the run directory reports. None: none."""
+def _of_setup(code: int, folder: Path) -> dict[str, Any]:
+    """The verdict on set-up lines that have ended the script. SIGTERM comes from Slurm, which wants the node back."""
+    if code == 128 + signal.SIGTERM:
+        return _asked_to_stop(_outcome("again", "asked to stop during the set-up lines.", [], folder), folder)
+    message = (
+        f"setup_lines ended with exit code {code} before the ranks started. The job's output, {folder}/job-*.out, shows "
+        "which line failed."
+    )
+    return _outcome("failed", message, [], folder)
+
+
+def _last_step(folder: Path) -> tuple[Optional[int], str]:
+    """The steps that the run directory shows, by its metrics and checkpoints (None: none), and a sentence about what
+    can't be read."""
     try:
-        directory = (folder / RUN_DIR).read_text(encoding="utf-8").strip()
-        return max(record["step"] + 1 for record in read_metrics(directory) if "step" in record)
-    except (OSError, ValueError):
-        return None
+        directory = Path((folder / RUN_DIR).read_text(encoding="utf-8").strip())
+    except FileNotFoundError:  # no rank came far enough to make one
+        return None, ""
+    except (OSError, ValueError) as error:
+        return None, f" {folder / RUN_DIR} can't be read: {error}."
+    steps, unread = [], ""
+    try:
+        if (directory / METRICS_FILE).is_file():
+            steps += [record["step"] + 1 for record in read_metrics(directory) if isinstance(record.get("step"), int)]
+    except (DataError, OSError, ValueError, TypeError) as error:
+        unread = f" The steps logged so far can't be read: {error}"
+    try:
+        steps += [manifest.step for _, manifest in finished(directory / CHECKPOINTS)]
+    except (CheckpointError, OSError, ValueError) as error:
+        unread += f" Checkpoints can't be read: {error}"
+    return max(steps, default=None), unread
 
 
 def _first_words(life: Path, faults: list[Fault], code: int) -> tuple[str, Optional[int]]:
@@ -170,12 +247,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Judge a life of a job.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--life", type=int, required=True)
-    parser.add_argument("--code", type=int, required=True)
+    parser.add_argument("--code", type=int, default=SIGKILLED)
     parser.add_argument("--state", default="RUNNING")
     parser.add_argument("--retries", type=int, default=None)
+    parser.add_argument("--cause", choices=get_args(Cause), default="ranks")
     given = parser.parse_args()
-    outcome = judge(given.folder, life=given.life, code=given.code, state=given.state, retries=given.retries)
-    record(given.folder, given.life, outcome)
+    if given.cause == "script" and _is_over(given.folder, given.life):
+        print("judged")
+        return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the verdict comes after words in any script
+    try:
+        outcome = judge(**vars(given))
+    except Exception as error:  # without a verdict, the job would end for good
+        traceback.print_exc()
+        outcome = unjudged(given.folder, error)
+    try:
+        record(given.folder, given.life, outcome)
+    except OSError as error:
+        print(f"{given.folder / STATE} can't be written: {error}.")
+        if outcome["verdict"] == "again" and given.life - len(history(given.folder)) >= STALLED:
+            outcome = {**outcome, "verdict": "failed"}
     print(outcome["message"])
     print(outcome["verdict"])
 

@@ -63,7 +63,7 @@ def follow(submission: Submission, shell: Shell, *, interval_seconds: Optional[f
             shown.queue([queue.with_hold(shell, *one) for one in zip(submission.jobs, words, strict=True)])
             gone = 0 if any(map(queue.lives, words)) else gone + 1
             if gone >= _GONE_LOOKS:
-                ending = _ended_by_slurm(shell, submission, words, told)
+                ending = ended_by_slurm(shell, submission, words, told)
             time.sleep(pause)
         return ending
     finally:
@@ -132,14 +132,31 @@ class _Shown:
                 self._display.take(stream, line)
 
 
-def _ended_by_slurm(shell: Shell, submission: Submission, words: list[str], told: dict[str, Any]) -> Ending:
-    """The job ended before its script could judge: it was cancelled while it waited, ran out of time, or lost a node
-    for good."""
+def ended_by_slurm(shell: Shell, submission: Submission, words: list[str], told: dict[str, Any]) -> Ending:
+    """The end of a run whose jobs are over without a verdict: Slurm cancelled it while it waited or ran out of time, or
+    something killed its script and ranks together.
+
+    Args:
+        words: Slurm's word for each job.
+        told: What `read_state` has returned.
+    """
     word = next((word for word in reversed(words) if word != "COMPLETED"), "COMPLETED")
     if word.startswith("CANCELLED"):
         return Ending("cancelled", f"job {submission.jobs[-1]} was cancelled")
-    if told.get("state") == CONTINUED:
-        return Ending(CONTINUED, told["lives"][-1]["message"])
+    lives = told.get("lives", [])
+    last_started = last_life(shell, submission.folder)
+    if told.get("state") == CONTINUED and lives[-1].get("life") == last_started:
+        return Ending(CONTINUED, lives[-1]["message"])
     _, tail, _ = shell.run(f"tail -qn 5 {quote(submission.folder)}/job-*.out 2>/dev/null")
     last = " / ".join(line for line in tail.splitlines() if line.strip())
-    return Ending("failed", f"Slurm ended job {submission.jobs[-1]}: {word}{f'. Last output: {last}' if last else ''}.")
+    how = (
+        "before its script started"
+        if last_started is None
+        else f"in life {last_started}, before its script could say why"
+    )
+    again = f" `scontrol requeue {submission.jobs[-1]}` or the same command resumes the run from its last checkpoint."
+    return Ending(
+        "failed",
+        f"Slurm ended job {submission.jobs[-1]} {how}: {word}.{again if last_started is not None else ''}"
+        f"{f' Last output: {last}' if last else ''}",
+    )

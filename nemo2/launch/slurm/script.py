@@ -27,6 +27,8 @@ STATE = "state.json"
 _ENTRY = "nemo2.launch.rank"
 _AFTERMATH = "nemo2.launch.slurm.aftermath"
 _MOST_GRACE = 3600
+MOST_UNJUDGED = 3
+"""The starts without a verdict after which a job doesn't start again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,64 +107,101 @@ def _directive(name: str, value: Optional[str]) -> str:
 
 
 def _body(job: Job) -> list[str]:
-    folder = shlex.quote(job.folder)
     return [
         "",
-        f"folder={folder}",
-        f"python={shlex.quote(job.python)}",
+        f"_folder={shlex.quote(job.folder)}",
+        f"_python={shlex.quote(job.python)}",
         "# The run has ended: nothing is left to do for a further link of a chain, or for a requeue.",
-        f'grep -Eq \'"state": "(done|failed|cancelled)"\' "$folder/{STATE}" 2>/dev/null && exit 0',
-        "",
-        *(["# Set-up of the user's.", job.setup_lines.strip(), ""] if job.setup_lines.strip() else []),
-        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.variables.items())),
-        f'[ -f "$folder/{SECRETS}" ] && . "$folder/{SECRETS}"',
-        "export PYTHONUNBUFFERED=1",
-        "unset PYTHONDONTWRITEBYTECODE",
+        f'grep -Eq \'"state": "(done|failed|cancelled)"\' "$_folder/{STATE}" 2>/dev/null && exit 0',
         "",
         "# Each start of this script has a folder of its own: first errors of ranks, their output.",
-        f'mkdir -p "$folder/{LIVES}"',
-        "life=0",
-        f'until mkdir "$folder/{LIVES}/$life" 2>/dev/null; do life=$((life + 1)); [ $life -lt 100000 ] || exit 1; done',
-        f'export NEMO2_LIFE="$folder/{LIVES}/$life"',
+        f'mkdir -p "$_folder/{LIVES}"',
+        "_life=0",
+        f'until mkdir "$_folder/{LIVES}/$_life" 2>/dev/null; do _life=$((_life + 1)); [ $_life -lt 100000 ] || exit 1; done',
+        f'export NEMO2_LIFE="$_folder/{LIVES}/$_life"',
         'export NEMO2_FAULT_DIR="$NEMO2_LIFE/faults"',
         'echo "$SLURM_JOB_ID" >"$NEMO2_LIFE/job"',
-        'written=$(stat --format=%s "$folder/job-$SLURM_JOB_ID.out" 2>/dev/null || echo 0)',
+        '_written=$(stat --format=%s "$_folder/job-$SLURM_JOB_ID.out" 2>/dev/null || echo 0)',
         "# Lines of Slurm's in this life.",
-        'said() { tail -c +$((written + 1)) "$folder/job-$SLURM_JOB_ID.out" 2>/dev/null | grep -a "$1"; }',
+        'said() { tail -c +$((_written + 1)) "$_folder/job-$SLURM_JOB_ID.out" 2>/dev/null | grep -a "$1"; }',
+        "",
+        *_end(job),
+        "",
+        "# What signals this script is not to end it before the ranks have saved.",
+        _TRAP,
+        *(_setup(job.setup_lines.strip()) if job.setup_lines.strip() else []),
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.variables.items())),
+        f'[ -f "$_folder/{SECRETS}" ] && . "$_folder/{SECRETS}"',
+        "export PYTHONUNBUFFERED=1",
+        "unset PYTHONDONTWRITEBYTECODE",
         *(['mkdir -p "$NEMO2_LIFE/nsys_profile"'] if job.nsys else []),
         "",
         *_RENDEZVOUS,
         "",
-        "# srun is waited for in the background: what signals this script is not to end it before the ranks have saved.",
-        "trap : TERM USR1 USR2 HUP INT",
+        "# srun is waited for in the background, because Bash runs a trap only after a command in the foreground.",
+        "export NEMO2_SCRIPT=$$ NEMO2_SCRIPT_NODE=$SLURMD_NODENAME NEMO2_WRITTEN=$_written",
         *_step(job),
-        "running=$!",
+        "_running=$!",
         *_WATCH,
-        'wait "$running"',
-        "code=$?",
-        'while kill -0 "$running" 2>/dev/null; do wait "$running"; code=$?; done',
-        'kill "$watching" 2>/dev/null',
+        'wait "$_running"',
+        "_code=$?",
+        'while kill -0 "$_running" 2>/dev/null; do wait "$_running"; _code=$?; done',
+        'kill "$_watching" 2>/dev/null',
         "",
         "# Another life began while this node was cut off: the run, and the job's place in the queue, are its own.",
-        f'[ -d "$folder/{LIVES}/$((life + 1))" ] && exit 143',
-        "",
-        *_end(job),
+        f'[ -d "$_folder/{LIVES}/$((_life + 1))" ] && exit 143',
+        'finish --code "$_code"',
     ]
+
+
+_TRAP = "trap : TERM USR1 USR2 HUP INT"
+
+
+def _setup(lines: str) -> list[str]:
+    """The user's lines, and the end of what they have set of the shell itself.
+
+    Their variables, limits, file mask and a trap on EXIT stay. Options such as ``set -e`` would end the script where a
+    command's exit code is no failure, as that of ``wait`` after a rank has failed.
+    """
+    return [
+        '_shell="$(set +o; shopt -p)"',
+        '_setup_ended() { \\eval "$_shell"; \\unalias -a; trap - EXIT; finish --cause setup --code "$1"; }',
+        "trap '_setup_ended $?' EXIT",
+        "# Set-up of the user's.",
+        lines,
+        "# What the lines have set of the shell itself ends here.",
+        '\\eval "$_shell"',
+        "\\unalias -a",
+        f"\\unset -f {' '.join(_COMMANDS)}",
+        "IFS=$' \\t\\n'",
+        "trap - ERR DEBUG RETURN CHLD",
+        _TRAP,
+        'case "$(trap -p EXIT)" in *_setup_ended*) trap - EXIT ;; esac',
+        "",
+    ]
+
+
+_COMMANDS = (
+    "awk", "cat", "echo", "exit", "export", "getent", "grep", "head", "hostname", "kill", "ls", "mkdir", "printf",
+    "sed", "seq", "sleep", "stat", "tail", "tr", "trap", "unset", "wait",
+)  # fmt: skip
+"""The commands of this script that no function of the user's lines may replace. A site's functions for Slurm's own
+commands stay."""
 
 
 _RENDEZVOUS = [
     "# Where rank 0 is met: an address of this node that is not the loopback's, and a port that nothing listens on.",
-    "head=${SLURMD_NODENAME:-$(hostname -s)}",
-    "MASTER_ADDR=$(scontrol show node \"$head\" --oneliner 2>/dev/null | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')",
+    "_head=${SLURMD_NODENAME:-$(hostname -s)}",
+    "MASTER_ADDR=$(scontrol show node \"$_head\" --oneliner 2>/dev/null | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')",
     "case $MASTER_ADDR in",
-    "    '' | *[!0-9.]*) MASTER_ADDR=$(getent ahostsv4 \"${MASTER_ADDR:-$head}\" | awk '$1 !~ /^127\\./ {print $1; exit}') ;;",
+    "    '' | *[!0-9.]*) MASTER_ADDR=$(getent ahostsv4 \"${MASTER_ADDR:-$_head}\" | awk '$1 !~ /^127\\./ {print $1; exit}') ;;",
     "esac",
     "[ -n \"$MASTER_ADDR\" ] || MASTER_ADDR=$(hostname -I | tr ' ' '\\n' | grep -v '^127\\.' | head -n 1)",
     "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))",
     "# The kernel's list of sockets: 0A is one that listens, at whichever of this node's addresses.",
     'taken() { grep -qE ":$(printf %04X "$MASTER_PORT") [0-9A-F]+:[0-9A-F]{4} 0A " /proc/net/tcp /proc/net/tcp6 2>/dev/null; }',
     "while taken; do",
-    '    echo "port $MASTER_PORT of $head is in use"; MASTER_PORT=$((MASTER_PORT + 1))',
+    '    echo "port $MASTER_PORT of $_head is in use"; MASTER_PORT=$((MASTER_PORT + 1))',
     "done",
     "export MASTER_ADDR MASTER_PORT",
 ]
@@ -173,10 +212,12 @@ _WATCH = [
     "(",
     "    for _ in $(seq 60); do",
     "        sleep 5",
-    '        failed=$(said "task.* launch failed") && { echo "$failed" >"$NEMO2_LIFE/task-srun.out"; kill "$running"; break; }',
+    "        kill -0 $$ || break",
+    '        _failed=$(said "task.* launch failed") || continue',
+    '        echo "$_failed" >"$NEMO2_LIFE/task-srun.out"; kill "$_running"; break',
     "    done",
     ") >/dev/null 2>&1 &",
-    "watching=$!",
+    "_watching=$!",
 ]
 
 
@@ -207,8 +248,10 @@ def _step(job: Job) -> list[str]:
             f'NODE_RANK=$SLURM_NODEID; exec {under}"$1" $4 "$5"'
         )
     workdir = shlex.quote(job.workdir or job.folder)
-    command = f"cd {workdir} && {command}"
-    last = f'ranks "$python" {job.nodes} {job.devices} {shlex.quote(job.program)} "$folder" &'
+    again = 'scontrol requeue "$SLURM_JOB_ID"' if job.requeue else ":"
+    second = _SECOND_JUDGE.replace("@judge", _AFTERMATH).replace("@again", again).replace("@retries", _retries(job))
+    command = f"{second}cd {workdir} && {command}"
+    last = f'ranks "$_python" {job.nodes} {job.devices} {shlex.quote(job.program)} "$_folder" &'
     return [*lines, f"    bash -c {shlex.quote(command)} {last}"]
 
 
@@ -232,40 +275,74 @@ def _container(job: Job) -> list[str]:
     ]
 
 
-def _end(job: Job) -> list[str]:
-    alone = "srun --nodes=1 --ntasks=1 --overlap " + " ".join(
+def _alone(job: Job) -> str:
+    """The step that runs a program of the container on this node."""
+    return "srun --nodes=1 --ntasks=1 --overlap " + " ".join(
         option if option.startswith("--container-mounts=") else shlex.quote(option) for option in _container(job)
     )
-    judge = f'{alone + " " if job.container_image else ""}"$python" -m {_AFTERMATH}'
-    retries = "" if job.retries is None else f" --retries {job.retries}"
+
+
+def _retries(job: Job) -> str:
+    return "" if job.retries is None else f" --retries {job.retries}"
+
+
+def _end(job: Job) -> list[str]:
+    """The function that ends a life by a verdict: done, to be continued, or failed."""
+    judge = f'{_alone(job) + " " if job.container_image else ""}"$_python" -m {_AFTERMATH}'
     lines = [
         "# Done, to be continued, or failed: the ranks' own words decide, and what Slurm has decided meanwhile.",
-        "state=$(scontrol show job \"$SLURM_JOB_ID\" --oneliner 2>/dev/null | sed -n 's/.* JobState=\\([A-Z_]*\\).*/\\1/p')",
-        "# While a job is completing, its state doesn't say why; slurmd's own line does, unless a user cancelled it.",
-        'why=$(said "JOB $SLURM_JOB_ID ON .* CANCELLED AT" | tail -n 1)',
-        'case "$why" in',
-        "    *NODE*FAIL*) state=NODE_FAIL ;;",
-        "    *PREEMPT*) state=PREEMPTED ;;",
-        "    *REQUEUE*) state=REQUEUED ;;",
-        '    "" | *"DUE TO"*) ;;',
-        "    *) state=CANCELLED ;;",
-        "esac",
-        f'verdict=$({judge} "$folder" --life "$life" --code "$code" --state "${{state:-RUNNING}}"{retries} | tail -n 1)',
-        'echo "life $life: $verdict"',
-        'case "$verdict" in',
+        "finish() {",
+        "    _state=$(scontrol show job \"$SLURM_JOB_ID\" --oneliner 2>/dev/null | sed -n 's/.* JobState=\\([A-Z_]*\\).*/\\1/p')",
+        "    # While a job is completing, its state doesn't say why; slurmd's own line does, unless a user cancelled it.",
+        '    _why=$(said "JOB $SLURM_JOB_ID ON .* CANCELLED AT" | tail -n 1)',
+        '    case "$_why" in',
+        "        *NODE*FAIL*) _state=NODE_FAIL ;;",
+        "        *PREEMPT*) _state=PREEMPTED ;;",
+        "        *REQUEUE*) _state=REQUEUED ;;",
+        '        "" | *"DUE TO"*) ;;',
+        "        *) _state=CANCELLED ;;",
+        "    esac",
+        f'    _verdict=$({judge} "$_folder" --life "$_life" --state "${{_state:-RUNNING}}"{_retries(job)} "$@" | tail -n 1)',
+        '    case "$_verdict" in',
+        "        done | again | failed | cancelled) ;;",
+        "        *)  # nothing judges, as without its Python: the job starts again, but not for ever",
+        '            echo >"$NEMO2_LIFE/unjudged"',
+        "            _verdict=again",
+        f'            [ "$(ls "$_folder/{LIVES}"/*/unjudged | wc -l)" -lt {MOST_UNJUDGED} ] || _verdict=failed',
+        f'            echo "$_python -m {_AFTERMATH} has not judged this start; its error stands above" ;;',
+        "    esac",
+        '    echo "life $_life: $_verdict"',
+        '    case "$_verdict" in',
     ]
     if job.requeue:
         lines += [
-            "    again)",
-            "        trap - TERM",
-            '        case "$state" in RUNNING | "") scontrol requeue "$SLURM_JOB_ID" && sleep 300 ;; esac',
-            "        exit 143 ;;",
+            "        again)",
+            "            trap - TERM",
+            '            case "$_state" in RUNNING | "") scontrol requeue "$SLURM_JOB_ID" && sleep 300 ;; esac',
+            "            exit 143 ;;",
         ]
     else:
-        lines += ["    again) exit 143 ;;"]
+        lines += ["        again) exit 143 ;;"]
     return [
         *lines,
-        '    done) [ -f "$folder/chain" ] && scancel $(grep -vx "$SLURM_JOB_ID" "$folder/chain") 2>/dev/null; exit 0 ;;',
-        '    *) [ -f "$folder/chain" ] && scancel $(grep -vx "$SLURM_JOB_ID" "$folder/chain") 2>/dev/null; exit 1 ;;',
-        "esac",
+        "    esac",
+        '    [ -f "$_folder/chain" ] && scancel $(grep -vx "$SLURM_JOB_ID" "$_folder/chain") 2>/dev/null',
+        '    [ "$_verdict" = done ]; exit',
+        "}",
     ]
+
+
+_SECOND_JUDGE = r"""if [ "$SLURM_PROCID" = 0 ] && command -v scontrol >/dev/null; then (
+    # The job ends with its script. Where something has killed that, the ranks have the seconds of KillWait to save, and
+    # this process has them to judge in the script's place.
+    trap : TERM
+    [ "$SLURMD_NODENAME" = "$NEMO2_SCRIPT_NODE" ] && kill -0 "$NEMO2_SCRIPT" || exit  # seen from a container, say
+    while kill -0 $$ && kill -0 "$NEMO2_SCRIPT"; do sleep 5 & wait $!; done
+    kill -0 $$ || exit
+    # Slurm itself has ended the job.
+    tail -c +$((NEMO2_WRITTEN + 1)) "$5/job-$SLURM_JOB_ID.out" | grep -aq "JOB $SLURM_JOB_ID ON .* CANCELLED AT" && exit
+    verdict=$("$1" -m @judge "$5" --life "${NEMO2_LIFE##*/}" --cause script@retries 2>&1 | tail -n 1)
+    if [ "$verdict" = again ]; then @again; fi
+) 2>/dev/null & fi
+"""
+"""What the first rank's node does where the job's script is killed. Without it such a job ends for good."""

@@ -8,7 +8,6 @@ The executor is nemo-run's ``SlurmExecutor``. nemo2 reads its fields but does no
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from nemo2.config.serialize import to_json
 from nemo2.errors import ConfigError
 from nemo2.launch.import_path import OWN_FOLDERS, own_folders, path_variables
 from nemo2.launch.local import split_secrets
+from nemo2.launch.main_script import main_script
 from nemo2.launch.rank import CONFIG, MAIN
 from nemo2.launch.shape import launcher_of
 from nemo2.launch.slurm import queue
@@ -282,9 +282,8 @@ def _fill(
     text = to_json(recipe)
     (staged / RECIPE_FILE).write_text(text, encoding="utf-8")
     (staged / CONFIG).write_text(ZlibJSONSerializer().serialize(recipe), encoding="utf-8")
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if '"__main__"' in text and main:
-        shutil.copy2(main, staged / MAIN)
+    if '"__main__"' in text and (script := main_script()) is not None:
+        (staged / MAIN).write_text(script, encoding="utf-8")
     (staged / SCRIPT).write_text(job_script(job), encoding="utf-8")
     if secrets:
         lines = [f"export {name}={quote(value)}" for name, value in sorted(secrets.items())]
@@ -294,7 +293,8 @@ def _fill(
     packager = executor.packager
     # nemo-run's default silently ships the commit, and fails outside a repository. Here the profile decides.
     own = packager if packager is not None and packager != GitArchivePackager() else None
-    ship(Path.cwd(), staged / "code", code=settings.code, packager=own)
+    leave_out = [Path(get_nemorun_home())]
+    ship(Path.cwd(), staged / "code", code=settings.code, packager=own, leave_out=leave_out)
     path_variables(staging=staged, given={})  # the hook in the folder `path`
 
 

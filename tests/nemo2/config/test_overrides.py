@@ -239,3 +239,41 @@ def test_what_the_command_line_says_is_never_evaluated(tmp_path):
     evil = f"__import__('pathlib').Path({str(marker)!r}).touch()"
     r = apply_overrides(recipe(), [f"options.name={evil}"])
     assert r.options.name == evil and not marker.exists()
+
+
+SHORT = {
+    "tp": "trainer.strategy.tensor_model_parallel_size",
+    "pp": "trainer.strategy.pipeline_model_parallel_size",
+    "vp": "trainer.strategy.virtual_pipeline_model_parallel_size",
+    "cp": "trainer.strategy.context_parallel_size",
+    "ep": "trainer.strategy.expert_model_parallel_size",
+    "etp": "trainer.strategy.expert_tensor_parallel_size",
+    "mbs": "data.micro_batch_size",
+    "gbs": "data.global_batch_size",
+    "lr": "optim.config.lr",
+}
+
+
+@pytest.mark.parametrize("place", ["", "strategy.", "trainer.strategy.", "model.config.", "optim.", "data."])
+@pytest.mark.parametrize("short", SHORT)
+def test_a_short_name_is_answered_with_the_line_to_write(place, short):
+    from nemo2.recipes import llama3_8b
+
+    recipe = llama3_8b.pretrain_recipe()
+    with pytest.raises(ConfigError) as caught:
+        apply_overrides(recipe, [f"{place}{short}=2"])
+    line = str(caught.value).rpartition("Write ")[2]
+    assert line == f"{SHORT[short]}=2"
+    apply_overrides(recipe, [line])
+
+
+def test_a_path_may_begin_with_the_recipe_as_in_a_script():
+    from nemo2.recipes import llama_tiny
+
+    recipe = llama_tiny.pretrain_recipe()
+    apply_overrides(
+        recipe, ["recipe.trainer.max_steps=3", "recipe.optim.config.lr*=2", "recipe.strategy.sequence_parallel=false"]
+    )
+    assert recipe.trainer.max_steps == 3 and recipe.trainer.strategy.sequence_parallel is False
+    with pytest.raises(ConfigError, match="did you mean 'trainer'"):
+        apply_overrides(recipe, ["recipe.tariner.max_steps=3"])

@@ -31,6 +31,7 @@ def test_default_recipe_and_command_line_are_told_in_order() -> None:
         "command line",
     ]
     assert re.search(r"recipe, recipes/llama3_8b\.py:\d+", str(found)) and found.effective is False
+    assert explained(recipe, "recipe.strategy.ddp_config.overlap_grad_sync") == {found.path: found}
 
 
 def test_a_users_own_line_is_told_by_its_file() -> None:
