@@ -2,7 +2,8 @@
 """``context/``: rebuilds the model, tokenizer and data of a checkpoint without the script that trained it.
 
 It has one JSON file per part, in the format of recipes, without pickles. Reading constructs only classes on an
-allow-list. ``context/tokenizer`` holds copies of the tokenizer's files.
+allow-list. ``context/tokenizer`` holds copies of the tokenizer's files. ``context/release.json`` is the config.json of the
+released weights that training began with, of which nemo2's configuration has a part.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import logging
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Optional
 
 import torch
 
@@ -31,17 +32,22 @@ from nemo2.precision import DtypeConfig
 _log = logging.getLogger(__name__)
 Part = Literal["model", "tokenizer", "data", "optim"]
 TOKENIZER_FILES = "tokenizer"
+RELEASE = "release.json"
 _MANAGED = {field.name for managed in (ParallelismConfig, DtypeConfig) for field in dataclasses.fields(managed)}
 _PLAIN = (bool, int, float, str, torch.dtype, type(None))
 
 
-def write_context(checkpoint: Path, trainer: Any) -> None:
-    """Write ``checkpoint/context`` for a trainer's model, tokenizer, data and optimizer. One process calls it."""
-    write_parts(checkpoint, _parts(trainer))
+def write_context(checkpoint: Path, trainer: Any, *, release: Optional[Mapping[str, Any]] = None) -> None:
+    """Write ``checkpoint/context`` for a trainer's model, tokenizer, data and optimizer. One process calls it.
+
+    ``release`` is as in `write_parts`.
+    """
+    write_parts(checkpoint, _parts(trainer), release=release)
 
 
-def write_parts(checkpoint: Path, parts: Mapping[Part, Any]) -> None:
-    """Write ``checkpoint/context`` with these parts.
+def write_parts(checkpoint: Path, parts: Mapping[Part, Any], *, release: Optional[Mapping[str, Any]] = None) -> None:
+    """Write ``checkpoint/context`` with these parts, and with ``release``, the config.json of the release that the weights come
+    from. None: they come from no release, or it is unknown.
 
     A part that can't be described (a user's module that isn't `configurable`) and a part of None are listed in
     ``missing.json`` with the reason.
@@ -65,6 +71,26 @@ def write_parts(checkpoint: Path, parts: Mapping[Part, Any]) -> None:
             continue
         (directory / f"{part}.json").write_text(text + "\n")
     (directory / "missing.json").write_text(json.dumps(missing, indent=1) + "\n")
+    if release is not None:
+        (directory / RELEASE).write_text(json.dumps(release, indent=1) + "\n")
+
+
+def load_release(checkpoint: Path) -> Optional[dict[str, Any]]:
+    """The config.json of the release that a checkpoint's weights come from. None: the checkpoint has none.
+
+    Raises:
+        CheckpointError: the file isn't a JSON object, or differs from what was written.
+        SecurityError: it leads out of its folder.
+    """
+    directory = checkpoint / CONTEXT_PATH
+    if not (directory / RELEASE).is_file():
+        return None
+    refuse_links(directory)
+    _refuse_changed(directory)
+    release = read_json(directory / RELEASE)
+    if not isinstance(release, dict):
+        raise CheckpointError(f"{directory / RELEASE} isn't a JSON object, but {type(release).__name__}.")
+    return release
 
 
 def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = True, allowed_modules: Any = ()) -> Any:

@@ -282,6 +282,7 @@ def conversion_of_pickles(folder: Path) -> str:
 
 def _hugging_face(path: Path) -> Identified:
     found = Identified("Hugging Face", path, weights_only=True)
+    config: Any = {}
     try:
         config = read_json(path / "config.json")
         found.notes.append(f"architecture {', '.join(config.get('architectures') or ['unknown'])}")
@@ -304,11 +305,25 @@ def _hugging_face(path: Path) -> Identified:
         found.commands = [conversion_of_pickles(path)]
     found.notes.append("the weights of a model, without optimizer state")
     if found.parameters is not None and not found.problems:
-        found.commands = [
-            f"nemo2 import {path} --output CHECKPOINT",
-            f"nemo2 pretrain RECIPE resume.restore_config.path=hf://{path.absolute()}  # RECIPE: a recipe of its model",
-        ]
+        if (reason := _not_importable(config)) is not None:
+            found.notes.append(f"nemo2 cannot import it: {reason}")
+        else:
+            found.commands = [
+                f"nemo2 finetune --from {path} --data SAMPLES",
+                f"nemo2 import {path} --output CHECKPOINT",
+            ]
     return found
+
+
+def _not_importable(config: Any) -> Optional[str]:
+    """The reason why nemo2 has no model for a config.json. None: it has one."""
+    from nemo2.models.conversion.families import conversion_for
+
+    try:
+        conversion_for(config).config(config)
+    except Exception as error:  # a file that others wrote, for which an import has the exact error
+        return " ".join(str(error).split())[:300]
+    return None
 
 
 _FORMATS: list[tuple[Callable[[Path], bool], Callable[..., Identified]]] = [

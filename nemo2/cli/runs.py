@@ -7,12 +7,13 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.begin_from import From, finetuning_of, give_weights, name_of_weights
 from nemo2.cli.commands import not_with, only_with
 from nemo2.cli.flags import AsJson, MinP, Performance, Temperature, TopK, TopP, said
 from nemo2.cli.launching import LaunchOptions, TrainingOptions, launched, logged, with_options
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import checkpoint_called
-from nemo2.cli.sources import Overrides, RecipeName, method_of, name_of_run, recipe_tree
+from nemo2.cli.sources import OptionalRecipe, Overrides, RecipeName, method_of, name_of_run, recipe_tree
 
 PRETRAIN_EXAMPLE = "Example: nemo2 pretrain llama_tiny trainer.max_steps=50 optim.config.lr=1e-3 --devices 2"
 FINETUNE_EXAMPLE = "Example: nemo2 finetune llama3_8b --peft dora resume.restore_config.path=hf:///models/Llama-3-8B"
@@ -35,6 +36,7 @@ def pretrain(
     name: RecipeName,
     overrides: Overrides = None,
     data: Data = None,
+    source: From = None,
     performance: Performance = False,
     *,
     options: TrainingOptions,
@@ -42,42 +44,48 @@ def pretrain(
     """Pre-train a model from a recipe."""
     settings = {"performance": True} if performance else {}
     recipe = logged(
-        lambda: recipe_tree(name, **settings),
+        lambda: _with_weights(recipe_tree(name, **settings), source),
         overrides or [],
         own_name=name_of_run(name),
         options=options,
         data=data,
     )
-    launched(recipe, name=name, changes=_changes(overrides, data, performance), options=options)
+    launched(recipe, name=name, changes=_changes(overrides, data, performance, source), options=options)
 
 
 @with_options
 def finetune(
-    name: RecipeName,
+    name: OptionalRecipe = None,
     overrides: Overrides = None,
     peft: Annotated[
         Optional[str], typer.Option(help="Method: 'lora' (default), 'dora', or 'full' to train all parameters.")
     ] = None,
     packed: Annotated[bool, typer.Option("--packed", help="Pack several samples into one sequence.")] = False,
     data: Data = None,
+    source: From = None,
     performance: Performance = False,
     *,
     options: TrainingOptions,
 ) -> None:
-    """Fine-tune the model of a recipe.
+    """Fine-tune the model of a recipe, or of the weights that --from names.
 
-    Set resume.restore_config.path=... to the weights to start from.
+    With a recipe and --from, the weights decide the model and the recipe decides the rest.
     """
-    name = _with_method(name, peft)
-    settings = ({"packed_sequence": True} if packed else {}) | ({"performance": True} if performance else {})
-    recipe = logged(
-        lambda: recipe_tree(name, **settings),
-        overrides or [],
-        own_name=name_of_run(name),
-        options=options,
-        data=data,
-    )
-    launched(recipe, name=name, changes=_changes(overrides, data, performance), options=options)
+    overrides = overrides or []
+    if name is not None and "=" in name:  # the first change of a command without a recipe
+        name, overrides = None, [name, *overrides]
+    if name is None:
+        _refuse_without_recipe(source, peft, performance)
+        assert source is not None
+        method, own_name = peft or "lora", name_of_weights(source)
+        called, make = source, lambda: finetuning_of(source, method=method, packed=packed)
+    else:
+        called, own_name = (made := _with_method(name, peft)), name_of_run(made)
+        settings = ({"packed_sequence": True} if packed else {}) | ({"performance": True} if performance else {})
+        make = lambda: _with_weights(recipe_tree(made, **settings), source)  # noqa: E731
+    recipe = logged(make, overrides, own_name=own_name, options=options, data=data)
+    changes = _changes(overrides, data, performance, None if name is None else source)
+    launched(recipe, name=called, changes=changes, options=options)
 
 
 @with_options
@@ -119,9 +127,41 @@ def validate(
     launched(Partial(entry, **parts, resume=resume), name=name, changes=changes, options=options)
 
 
-def _changes(overrides: Optional[list[str]], data: Optional[str], performance: bool) -> list[str]:
+def _changes(
+    overrides: Optional[list[str]], data: Optional[str], performance: bool, source: Optional[str] = None
+) -> list[str]:
     """The words of the command line that change the recipe, for the block at the start."""
-    return [*(overrides or []), *(["--data", data] if data else []), *["--performance"] * performance]
+    named = [word for option, value in (("--data", data), ("--from", source)) if value for word in (option, value)]
+    return [*(overrides or []), *named, *["--performance"] * performance]
+
+
+def _with_weights(recipe: Any, source: Optional[str]) -> Any:
+    if source is not None:
+        give_weights(recipe, source)
+    return recipe
+
+
+def _refuse_without_recipe(source: Optional[str], peft: Optional[str], performance: bool) -> None:
+    """Raise ConfigError if a command without a recipe lacks weights, or has an option that only recipes have."""
+    from nemo2.errors import ConfigError
+
+    if source is None:
+        raise ConfigError("Name a recipe (`nemo2 list --finetune`), or the weights to fine-tune: --from FOLDER.")
+    if performance:
+        raise ConfigError("--performance: only recipes have a performance mode. Name one, or leave --performance out.")
+    _refuse_unknown_method(peft)
+
+
+def _refuse_unknown_method(peft: Optional[str]) -> None:
+    from nemo2.cli.sources import FINETUNING
+    from nemo2.errors import ConfigError
+    from nemo2.names import did_you_mean
+
+    if peft is not None and peft not in FINETUNING:
+        raise ConfigError(
+            f"--peft {peft}{did_you_mean(peft, list(FINETUNING))} It is one of {', '.join(FINETUNING)}; any other method is set "
+            "as peft=Class(...)."
+        )
 
 
 def _refuse_other_start(recipe: Any, checkpoint: str) -> None:
@@ -248,16 +288,10 @@ def _with_method(name: str, peft: Optional[str]) -> str:
     Raises:
         ConfigError: an unknown method, or two methods.
     """
-    from nemo2.cli.sources import FINETUNING
     from nemo2.errors import ConfigError
-    from nemo2.names import did_you_mean
 
     made_to_order, named = method_of(name)
-    if peft is not None and peft not in FINETUNING:
-        raise ConfigError(
-            f"--peft {peft}{did_you_mean(peft, list(FINETUNING))} It is one of {', '.join(FINETUNING)}; any other method is set "
-            "as peft=Class(...)."
-        )
+    _refuse_unknown_method(peft)
     if named is not None and peft not in (None, named):
         raise ConfigError(f"{name} sets {named}, and --peft sets {peft}: use one of them.")
     if not made_to_order:

@@ -17,6 +17,7 @@ RECIPE_HELP = (
     "or :full to a name to fine-tune."
 )
 RecipeName = Annotated[str, typer.Argument(help=RECIPE_HELP)]
+OptionalRecipe = Annotated[Optional[str], typer.Argument(help=f"{RECIPE_HELP} Optional with --from.")]
 Overrides = Annotated[
     Optional[list[str]],
     typer.Argument(help="Changes to the recipe, such as trainer.max_steps=100 strategy.ddp.overlap_grad_reduce=False."),

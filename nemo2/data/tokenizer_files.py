@@ -4,6 +4,8 @@ unchanged."""
 
 from pathlib import Path
 
+BESIDE = ("generation_config.json", "config.json")
+"""Files of a model that are no tokenizer by themselves."""
 PATTERNS = (
     "tokenizer*.json",  # and tokenizer_config.json
     "tokenizer*.model",
@@ -21,6 +23,7 @@ PATTERNS = (
     "chat_template.*",
     "additional_chat_templates/*.jinja",
     "generation_config.json",  # its end tokens are ids of this tokenizer
+    "config.json",  # transformers chooses a tokenizer's class by its kind of model
 )
 """The names in transformers. Python files, which some repositories contain, are not included."""
 FIELDS = ("path", "pretrained_model_name", "model_path", "vocab_file", "merges_file")
@@ -32,7 +35,8 @@ def tokenizer_files(source: Path) -> list[Path]:
     tokenizer."""
     if source.is_file():
         return [source]
-    return sorted({file for pattern in PATTERNS for file in source.glob(pattern) if file.is_file()})
+    found = {file for pattern in PATTERNS for file in source.glob(pattern) if file.is_file()}
+    return sorted(found) if any(file.name not in BESIDE for file in found) else []
 
 
 def files_of(tokenizer: object) -> dict[str, Path]:

@@ -10,7 +10,7 @@ import copy
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -18,7 +18,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.context import load_context, load_release
 from nemo2.checkpoint.directory import Manifest, comparing, problems, read_manifest, take_place
 from nemo2.checkpoint.foreign_files import refuse_links
 from nemo2.checkpoint.io import weights_dir
@@ -27,8 +27,10 @@ from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.hugging_face.streams import Computed, Planned, Stretch, Zeros, merged, progress_bar, write_files
-from nemo2.models.conversion.families import conversion_of
+from nemo2.models.conversion.families import conversion_named, conversion_of
 from nemo2.models.conversion.pieces import Piece
+from nemo2.models.conversion.release import config_of_release
+from nemo2.models.conversion.settings import SPECIAL_TOKENS
 from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 
@@ -106,7 +108,7 @@ def export_weights(
             write_files(planned, advance=advance)
         if index is not None:
             _write_json(temporary / INDEX, index)
-        _write_json(temporary / CONFIG, _hf_config(conversion, config, tensors, released))
+        _write_json(temporary / CONFIG, _hf_config(conversion, config, tensors, released, load_release(source)))
         if beside is not None:
             beside(temporary)
         if found := differing():
@@ -271,14 +273,26 @@ def _tensors(
         yield _Tensor(name=name, shape=shape, dtype=usual, sources=(), stored=stored)
 
 
-def _hf_config(conversion: Conversion, config: Any, tensors: Sequence[_Tensor], vocab_size: int) -> dict[str, Any]:
+def _hf_config(
+    conversion: Conversion,
+    config: Any,
+    tensors: Sequence[_Tensor],
+    vocab_size: int,
+    release: Optional[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """The contents of config.json. ``release``: those of the release that the weights come from. None: they come from none."""
     dtypes = Counter(tensor.dtype for tensor in tensors for _ in range(len(tensor.shape)))
     dtype = str(dtypes.most_common(1)[0][0]).removeprefix("torch.")
     ours = copy.copy(config)
     ours.vocab_size = vocab_size
-    described = conversion.hf_config(ours)
+    if release is not None and conversion_named(release) is conversion:
+        described = config_of_release(conversion, ours, release)
+    else:
+        described = {"architectures": [conversion.architectures[0]], **conversion.hf_config(ours)}
+        described |= {name: value for name, value in (release or {}).items() if name in SPECIAL_TOKENS}
     # Transformers reads "torch_dtype" up to version 4, and "dtype" from 5 on.
-    return {"architectures": [conversion.architectures[0]], **described, "dtype": dtype, "torch_dtype": dtype}
+    names = [name for name in ("dtype", "torch_dtype") if name in described] or ["dtype", "torch_dtype"]
+    return {**described, **dict.fromkeys(names, dtype)}
 
 
 def _compared(checkpoint: Path, manifest: Optional[Manifest]) -> Callable[[], list[str]]:

@@ -130,7 +130,9 @@ def write_checkpoint(
         with progress_bar(f"Importing {released.folder.name}", weights.num_bytes, show=show_progress) as advance:
             hashes = weights.write(folder, advance)
         described = released.conversion.model(config=released.config) if model is None else model
-        write_parts(temporary, {"model": described, "tokenizer": tokenizer})
+        write_parts(
+            temporary, {"model": described, "tokenizer": tokenizer}, release=getattr(released, "hf_config", None)
+        )
         manifest = Manifest(
             step=0,
             consumed_samples=0,

@@ -17,7 +17,7 @@ from nemo2.hugging_face.safetensors_files import open_folder, read_config
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, Zeros, merged
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Piece
-from nemo2.models.conversion.settings import refusal, text_config
+from nemo2.models.conversion.settings import differences, refusal, text_config
 from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 
@@ -141,12 +141,13 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
     else:
         _refuse_another_family(folder, hf_config, conversion, config)
     tensors = _named_as_in_table(files, conversion, config)
-    tensors = _without_copy_of_embedding(folder, tensors, conversion, config)
+    contradictions = _contradictions(conversion, hf_config, config)
+    tensors = _without_copy_of_embedding(folder, tensors, conversion, config, contradictions)
     entries = tuple(_entries(folder, conversion, config, tensors))
     entries = tuple(_with_zeros(folder, conversion, hf_config, entries, tensors))
     wanted = released_shapes(entries)
     tensors = _without_zeros(folder, wanted, tensors)
-    _refuse_what_does_not_fit(folder, conversion, wanted, tensors)
+    _refuse_what_does_not_fit(folder, conversion, wanted, tensors, contradictions)
     _refuse_other_dtypes(folder, wanted, tensors, hf_config)
     return Released(
         folder=folder, hf_config=hf_config, conversion=conversion, config=config, tensors=tensors, entries=entries
@@ -198,6 +199,20 @@ def _refuse_another_family(folder: Path, hf_config: Mapping[str, Any], ours: Con
         )
 
 
+def _contradictions(conversion: Conversion, hf_config: Mapping[str, Any], config: Any) -> str:
+    """The settings of nemo2's configuration that config.json contradicts, with both values. "": none, or unknown."""
+    try:
+        theirs = described(conversion, hf_config)
+    except ConfigError:
+        return ""
+    return ", ".join(
+        f"model.config.{name}={own!r} where config.json says {their!r}"
+        for name, (own, their) in sorted(differences(config, theirs).items())
+        # The vocabulary may be padded, and some settings have another name in a configuration.
+        if name != "vocab_size" and getattr(config, name, None) == own
+    )
+
+
 def _named_as_in_table(tensors: dict[str, Source], conversion: Conversion, config: Any) -> dict[str, Source]:
     """The tensors by their names without this file's prefix."""
     first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
@@ -206,7 +221,7 @@ def _named_as_in_table(tensors: dict[str, Source], conversion: Conversion, confi
 
 
 def _without_copy_of_embedding(
-    folder: Path, tensors: dict[str, Source], conversion: Conversion, config: Any
+    folder: Path, tensors: dict[str, Source], conversion: Conversion, config: Any, contradictions: str
 ) -> dict[str, Source]:
     """The tensors without the output layer if it is the embedding, which some files contain twice.
 
@@ -220,9 +235,13 @@ def _without_copy_of_embedding(
     copy, own = tensors[output], tensors[embedding.pieces[0].name]
     if copy.shape != own.shape or not _equal(copy, own):
         raise CheckpointError(
-            f"{folder}: {output} differs from {embedding.pieces[0].name}, but config.json says "
-            "tie_word_embeddings=true, so it would be dropped. If the model has its own output layer, set "
-            "tie_word_embeddings to false in config.json."
+            f"{folder}: {output} differs from {embedding.pieces[0].name}, but "
+            + (
+                f"the recipe ties them: {contradictions}. Set model.config.share_embeddings_and_output_weights=False."
+                if "share_embeddings_and_output_weights" in contradictions
+                else "config.json says tie_word_embeddings=true, so it would be dropped. If the model has its own output layer, "
+                "set tie_word_embeddings to false in config.json."
+            )
         )
     return {name: source for name, source in tensors.items() if name != output}
 
@@ -297,7 +316,11 @@ def _without_zeros(folder: Path, wanted: Mapping[str, Shape], tensors: dict[str,
 
 
 def _refuse_what_does_not_fit(
-    folder: Path, conversion: Conversion, wanted: Mapping[str, Shape], tensors: Mapping[str, Source]
+    folder: Path,
+    conversion: Conversion,
+    wanted: Mapping[str, Shape],
+    tensors: Mapping[str, Source],
+    contradictions: str,
 ) -> None:
     missing = [name for name in wanted if name not in tensors]
     extra = [name for name in tensors if name not in wanted and not conversion.is_ignored(name)]
@@ -311,6 +334,14 @@ def _refuse_what_does_not_fit(
         *([f"{_listed(extra)} {'has' if len(extra) == 1 else 'have'} no place in this model"] if extra else []),
         *([_listed(other)] if other else []),
     ]
+    if problems and contradictions:
+        first = (
+            [f"{missing[0]} is missing"] if missing else [f"{extra[0]} has no place in this model"] if extra else other
+        )
+        raise CheckpointError(
+            f"{folder} is another {conversion.architectures[0]} than the recipe describes: {contradictions}. Remove these "
+            f"settings, or start with --from, which takes the model from config.json. For example, {first[0]}."
+        )
     if problems:
         raise CheckpointError(
             f"{folder} is not the {conversion.architectures[0]} that its configuration describes: "

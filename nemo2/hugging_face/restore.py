@@ -8,20 +8,24 @@ cache.
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
 
+from nemo2.checkpoint.context import load_release
 from nemo2.checkpoint.digests import digest_of_checkpoint, digest_of_release
 from nemo2.checkpoint.pieces import Piece
-from nemo2.checkpoint.places import HUGGING_FACE
-from nemo2.errors import CheckpointError, ConfigError
+from nemo2.checkpoint.places import HUGGING_FACE, resolved
+from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.hugging_face.released import Released, open_released
+from nemo2.hugging_face.safetensors_files import read_config
 from nemo2.models.conversion.table import Entry
 from nemo2.parallel.sharded_state import key_by_layer
 
+_log = logging.getLogger(__name__)
 _DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """The files to download: weights, configuration and tokenizer, but no pickles and no code."""
 _SHOWN = 20
@@ -77,6 +81,19 @@ def digest_at(path: str) -> str:
         return digest_of_release(folder_of(path, local_files_only=True))
     except (CheckpointError, ConfigError, OSError):
         return ""
+
+
+@functools.cache
+def release_of(path: str) -> Optional[dict[str, Any]]:
+    """The config.json of the release at ``path``, or of that from which the weights of a checkpoint at ``path`` come. None:
+    unknown. Read once, because the base of a run doesn't change."""
+    try:
+        if path.startswith(HUGGING_FACE):
+            return read_config(folder_of(path, local_files_only=True))
+        return load_release(resolved(path))
+    except (CheckpointError, ConfigError, SecurityError, OSError) as error:
+        _log.warning("An export of this run won't have the settings of its release that nemo2 doesn't use: %s", error)
+        return None
 
 
 def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = ()) -> None:

@@ -15,7 +15,7 @@ from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, GPT2BPETokenizer
 from nemo2.data.tokenizer_files import files_of, tokenizer_files
 from nemo2.errors import CheckpointError, ConfigError, DataError
 from nemo2.hugging_face.restore import folder_of
-from nemo2.hugging_face.safetensors_files import refuse_outside
+from nemo2.hugging_face.safetensors_files import CONFIG, refuse_outside
 
 _log = logging.getLogger(__name__)
 _GENERATION = "generation_config.json"
@@ -31,7 +31,7 @@ def tokenizer_in(folder: Path) -> Optional[AutoTokenizer]:
         SecurityError: one of its files leads out of the folder.
     """
     names = [file.relative_to(folder).as_posix() for file in tokenizer_files(folder)]
-    if not set(names) - {_GENERATION}:
+    if not names:
         _log.warning("%s contains no tokenizer. A run from these weights must set its own tokenizer.", folder)
         return None
     for name in names:
@@ -94,6 +94,8 @@ def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
     if list(files) == [Path(str(getattr(tokenizer, "path", ""))).name]:
         files = {_TOKENIZER: next(iter(files.values()))}
     for name, file in files.items():
+        if name == CONFIG:  # the model's, which the export writes itself
+            continue
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / name)
     _complete(tokenizer, folder)

@@ -32,12 +32,14 @@ from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
+from nemo2.models.step_tokens import count_step_tokens
 from nemo2.models.tracked_losses import forget_tracked_losses
 from nemo2.models.walker import linear_layers
 from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.cuda_graphs import spell_as_installed
 from nemo2.parallel.forms import with_model
 from nemo2.parallel.loss import MaskedTokenLossReduction
+from nemo2.parallel.megatron_parallel import MegatronStep
 from nemo2.parallel.module_functions import FNMixin
 
 
@@ -94,7 +96,8 @@ class GPTConfig(TransformerConfig):
     forward_step_fn: Callable[..., Tensor] = gpt_forward_step
     data_step_fn: Callable[..., dict[str, Optional[Tensor]]] = gpt_data_step
     vocab_size: Optional[int] = None
-    """The size of the embedding, used without padding. None: the tokenizer's size, padded."""
+    """The size of the embedding, padded only to a multiple of the tensor-parallel size. None: the tokenizer's size, padded
+    for the matrix units too."""
     attn_logit_softcapping: Optional[float] = None
     """The cap of attention scores: s becomes cap * tanh(s / cap), as in Gemma 2. None: no cap."""
     final_logit_softcapping: Optional[float] = None
@@ -247,29 +250,28 @@ class GPTConfig(TransformerConfig):
                 f"model.config.vocab_size={self.vocab_size} is smaller than the tokenizer's {tokenizer.vocab_size} "
                 "tokens: raise it, or leave it unset to have it derived."
             )
-        if self.vocab_size % tp:
-            raise ConfigError(
-                f"model.config.vocab_size={self.vocab_size} is not a multiple of tensor_model_parallel_size={tp}: use "
-                f"{-(-self.vocab_size // tp) * tp}, or leave it unset to have it padded."
-            )
-        return self.vocab_size
+        return -(-self.vocab_size // tp) * tp
 
     def num_token_ids(self, tokenizer: Any) -> int:
         """The rows of the embedding that the data's ids may use: ``vocab_size`` if it is set, otherwise the tokenizer's
-        tokens. Without ``mask_vocab_padding`` the padding is included.
+        tokens. Without ``mask_vocab_padding`` the padding of the tokenizer's tokens is included.
 
         Raises:
             ConfigError: as in `padded_vocab_size`.
         """
         padded = self.padded_vocab_size(tokenizer)
-        return padded if self.vocab_size is not None or not self.mask_vocab_padding else tokenizer.vocab_size
+        if self.vocab_size is not None:
+            return self.vocab_size
+        return tokenizer.vocab_size if self.mask_vocab_padding else padded
 
     def _resolve_layer_spec(self, vp_stage: Optional[int]) -> ModuleSpec:
-        if isinstance(self.transformer_layer_spec, ModuleSpec):
-            return self.transformer_layer_spec
-        if "vp_stage" in inspect.signature(self.transformer_layer_spec).parameters:
-            return self.transformer_layer_spec(self, vp_stage=vp_stage)
-        return self.transformer_layer_spec(self)
+        from nemo2.models.layers import with_weighted_routers
+
+        spec = self.transformer_layer_spec
+        if not isinstance(spec, ModuleSpec):
+            takes_stage = "vp_stage" in inspect.signature(spec).parameters
+            spec = spec(self, vp_stage=vp_stage) if takes_stage else spec(self)
+        return with_weighted_routers(spec)
 
 
 def _of_the_data(data: Any) -> Any:
@@ -372,14 +374,17 @@ class GPTModel(FNMixin, pl.LightningModule):
         decoder_input: Optional[Tensor] = None,
         packed_seq_params: Any = None,
         loss_mask: Optional[Tensor] = None,
+        padding_mask: Optional[Tensor] = None,
     ) -> Tensor:
         """Return the loss per token ``[batch, sequence]`` with labels, or the logits ``[batch, sequence, vocabulary /
         tp]`` without.
 
         Pipeline stages before the last return hidden states ``[sequence, batch, hidden]``. ``loss_mask`` is for
         multi-token prediction, whose additional losses leave out the same tokens. None: every token counts.
+        ``padding_mask`` is for routers of experts, whose losses leave out the tokens where it is True. None: no padding.
         """
-        further = {} if loss_mask is None else {"loss_mask": loss_mask}
+        masks = {"loss_mask": loss_mask, "padding_mask": padding_mask}
+        further = {name: mask for name, mask in masks.items() if mask is not None}
         return self.module(
             input_ids,
             position_ids,
@@ -389,6 +394,13 @@ class GPTModel(FNMixin, pl.LightningModule):
             packed_seq_params=packed_seq_params,
             **further,
         )
+
+    def on_megatron_step_start(self, step: MegatronStep) -> None:
+        """Count the step's tokens for the losses of routers and of multi-token prediction (`nemo2.models.step_tokens`)."""
+        config = self.config
+        has_extra_losses = config.num_moe_experts or config.mtp_num_layers
+        if step.stage == "training" and config.calculate_per_token_loss and has_extra_losses:
+            count_step_tokens(step.microbatches(), mtp_num_layers=config.mtp_num_layers or 0)
 
     def data_step(self, dataloader_iter: Iterator[Any]) -> dict[str, Optional[Tensor]]:
         """Fetch the next micro-batch for this rank and check its token ids; see `gpt_data_step`."""

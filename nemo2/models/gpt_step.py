@@ -22,6 +22,7 @@ from nemo2.models.layers.chunks import share_of_rank
 
 FIRST_STAGE_KEYS = ("tokens", "position_ids")
 LAST_STAGE_KEYS = ("labels", "loss_mask")
+OPTIONAL_KEYS = ("attention_mask", "padding_mask")
 PACKING_KEYS = ("cu_seqlens", "cu_seqlens_argmin")
 # Megatron-Core 0.17 added a required flag for its hybrid context parallelism, which plain batches never use.
 _CP_SLICE_FLAGS = (
@@ -33,7 +34,8 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
     """Fetch the next micro-batch, move it to this rank's device, and keep this rank's shard of the sequence.
 
     The first pipeline stage keeps ``tokens`` and ``position_ids``, and the last stage keeps ``labels`` and
-    ``loss_mask``. Every stage keeps ``attention_mask`` if the data has one. Other keys of the loader are dropped, and a
+    ``loss_mask``. Every stage keeps ``attention_mask`` and ``padding_mask`` (bool, True for padding, which the losses of
+    routers leave out) if the data has them. Other keys of the loader are dropped, and a
     key that this stage does not keep is None. With ``use_mtp`` (multi-token prediction) the last stage keeps the tokens
     too.
 
@@ -57,7 +59,7 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
     batch = _unwrap(next(dataloader_iter))
     # With a virtual pipeline a rank holds several chunks. The keys that its first or last chunk needs are fetched for
     # all of them.
-    keep = {"attention_mask": False}
+    keep = dict.fromkeys(OPTIONAL_KEYS, False)
     keep |= dict.fromkeys(FIRST_STAGE_KEYS, parallel_state.is_pipeline_first_stage() or use_mtp)
     keep |= dict.fromkeys(LAST_STAGE_KEYS, parallel_state.is_pipeline_last_stage())
     missing = [key for key, needed in keep.items() if needed and batch.get(key) is None]
@@ -69,7 +71,7 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
     device = get_backend().device
     kept = {
         key: batch[key].to(device, non_blocking=True)
-        if (needed or key == "attention_mask") and batch.get(key) is not None
+        if (needed or key in OPTIONAL_KEYS) and batch.get(key) is not None
         else None
         for key, needed in keep.items()
     }
@@ -147,6 +149,8 @@ def gpt_forward_step(model: Callable[..., Tensor], batch: dict[str, Tensor | Non
     if getattr(getattr(model, "config", None), "mtp_num_layers", None):
         # The model computes the losses of further tokens itself, and must know which tokens to leave out.
         optional["loss_mask"] = batch.get("loss_mask")
+    if getattr(getattr(model, "config", None), "num_moe_experts", None) and batch.get("padding_mask") is not None:
+        optional["padding_mask"] = batch["padding_mask"]
     return model(
         input_ids=batch["tokens"],
         position_ids=batch["position_ids"],
@@ -193,7 +197,7 @@ def _unwrap(batch: Any) -> Any:
 
 def _rows(batch: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors of a packed batch that have its one row."""
-    names = (*FIRST_STAGE_KEYS, *LAST_STAGE_KEYS)
+    names = (*FIRST_STAGE_KEYS, *LAST_STAGE_KEYS, "padding_mask")
     return {key: batch[key] for key in names if batch.get(key) is not None}
 
 

@@ -118,10 +118,12 @@ class SSMConfig(GPTConfig):
         spec = self.mamba_stack_spec
         if not isinstance(spec, ModuleSpec):
             spec = spec(self) if inspect.signature(spec).parameters else spec()
+        from nemo2.models.layers import with_weighted_routers
+
         build = partial(
             _hybrid_model,
             self,
-            spec,
+            with_weighted_routers(spec),
             vocab_size=self.padded_vocab_size(tokenizer),
             max_sequence_length=self.seq_length,
             fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,

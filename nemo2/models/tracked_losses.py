@@ -101,7 +101,4 @@ def _report_routers(config: Any, names: list[str], scale: float, found: dict[str
     for name in names:
         nothing = {"values": torch.zeros(size, device=device), "reduce_group": None, "avg_group": None}
         entries.setdefault(name, {**nothing, "reduce_group_has_dp": False})
-    if "z_loss" in entries:
-        # This rank's tokens only, where the sequence is split; Megatron-Core 0.16 averages over replicas, and not over these.
-        entries["z_loss"]["avg_group"] = parallel_state.get_tensor_and_context_parallel_group()
     moe_utils.track_moe_metrics(scale, 0, total_loss_dict=found, track_names=names, **layers)

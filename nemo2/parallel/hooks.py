@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks into the parts of a step that Lightning doesn't see: the schedule and its micro-batches.
 
-Every callback, data module, data sampler and optimizer module that defines one of these methods is called. A method
+Every callback, data module, data sampler, optimizer module and model that defines one of these methods is called. A method
 receives only the arguments that it names.
 
 ======================================== ==============================================================================

@@ -119,7 +119,7 @@ class MegatronParallel(nn.ModuleList):
             ``module`` the LightningModule itself is the chunk. With virtual stages it must define
             ``build_chunk(vp_stage)``.
         precision_plugin: Converts chunks and inputs (`nemo2.precision.MegatronMixedPrecision`). None: no conversion.
-        callbacks: The receivers of the step's hooks.
+        callbacks: The receivers of the step's hooks, to which ``pipeline`` is added. None: only ``pipeline``.
         data_step, forward_step, loss_reduction: Replacements for the module's definitions: functions
             ``data_step(iterator) -> batch`` and ``forward_step(model, batch) -> output``, and a
             `MegatronLossReduction`. ``model`` is the LightningModule, or on a virtual stage its twin for that stage. A
@@ -159,7 +159,7 @@ class MegatronParallel(nn.ModuleList):
         transform: Optional[Transform] = None,
     ) -> None:
         super().__init__()
-        self.callbacks = callbacks or CallbackConnector()
+        self.callbacks = (callbacks or CallbackConnector()).add(pipeline)
         self.precision_plugin = precision_plugin
         self.data_step = data_step
         self.forward_step = forward_step

@@ -86,9 +86,9 @@ def shape_of(facts: Facts) -> ModelShape:
 
 def _vocabulary(facts: Facts) -> int:
     """The rows of the embedding with padding, as in `GPTConfig.padded_vocab_size`."""
-    rows = facts.of_model("vocab_size")
+    rows, tp = facts.of_model("vocab_size"), facts.layout.tp
     if rows:
-        return rows
+        return -(-rows // tp) * tp
     # A data module that makes its own tokenizer has a vocab_size.
     tokens = (
         tokenizer_size(facts)

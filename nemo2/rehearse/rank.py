@@ -323,10 +323,9 @@ PARTS = {
     "MLP": "mlp",
     "TorchNorm": "norm",
     "GroupedRMSNorm": "norm",
-    "LocalMoELayer": "experts",
     "MoELayer": "experts",
     "TopKRouter": "router",
-    "ScaledRouter": "router",
+    "WeightedRouter": "router",
     "TorchMambaMixer": "mamba",
     "MultiTokenPredictionLayer": "multi-token prediction",
 }

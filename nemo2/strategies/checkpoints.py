@@ -31,6 +31,8 @@ class Checkpoints(SteppingStrategy):
     has been sharded."""
 
     restore_config: Optional[RestoreConfig]
+    _loaded: Optional[Path] = None
+    """The checkpoint that was read last. None: none was."""
     form: Form
 
     @property
@@ -140,10 +142,21 @@ class Checkpoints(SteppingStrategy):
         with_context = options.get("with_context", True)
         return {
             "manifest": manifest,
-            "write_context": (lambda path: write_context(path, self.trainer)) if with_context else None,
+            "write_context": (
+                (lambda path: write_context(path, self.trainer, release=self._release())) if with_context else None
+            ),
             "published": options.get("published"),
             **self.form.storage_options(),
         }
+
+    def _release(self) -> Optional[dict[str, Any]]:
+        """The config.json of the release that this run's weights come from. None: there is none."""
+        from nemo2.hugging_face.restore import release_of
+
+        restore = self.restore_config
+        begun = restore.path if restore is not None and restore.load_model_state else None
+        paths = [str(path) for path in (self._loaded, begun) if path]
+        return next((release for path in paths if (release := release_of(path)) is not None), None)
 
     # ------------------------------------------------------------------------------------------------------ loading
 
@@ -155,7 +168,7 @@ class Checkpoints(SteppingStrategy):
         Raises:
             CheckpointError: the checkpoint is unreadable, or has no optimizer state that this strategy can load.
         """
-        path = Path(checkpoint_path)
+        self._loaded = path = Path(checkpoint_path)
         io = self.checkpoint_io
         if not isinstance(io, MegatronCheckpointIO):
             return io.load_checkpoint(path)

@@ -293,11 +293,13 @@ def _short(digest: str) -> str:
 
 
 def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:
-    """The possible numbers of vocabulary rows of ``module`` in a checkpoint, if they are padded for the
-    tensor-parallel size. Empty: the number is a setting. Without a manifest the usual sizes are assumed."""
+    """The possible numbers of vocabulary rows of ``module`` in a checkpoint, padded for the tensor-parallel size. Empty:
+    unknown. Without a manifest the usual sizes are assumed."""
     config, tokenizer = getattr(module, "config", None), getattr(module, "tokenizer", None)
-    unit = getattr(config, "make_vocab_size_divisible_by", None)
-    if tokenizer is None or unit is None or getattr(config, "vocab_size", None) is not None:
-        return set()
     sizes = _USUAL_SIZES if manifest is None else [manifest.layout.get("tp", 1)]
+    if (rows := getattr(config, "vocab_size", None)) is not None:
+        return {-(-rows // tp) * tp for tp in sizes}
+    unit = getattr(config, "make_vocab_size_divisible_by", None)
+    if tokenizer is None or unit is None:
+        return set()
     return {get_vocab_size(SimpleNamespace(tensor_model_parallel_size=tp), tokenizer.vocab_size, unit) for tp in sizes}

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from nemo2.checks.arithmetic import divisors, is_count, nearest
+from nemo2.checks.arithmetic import divisors, nearest
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
@@ -65,24 +65,6 @@ def _feed_forward(facts: Facts) -> Iterator[str]:
         yield (
             f"model.config.ffn_hidden_size={ffn} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "
             f"ffn_hidden_size to a multiple; nearest: {nearest(ffn, tp)}."
-        )
-
-
-@TENSOR.rule(
-    "vocabulary-over-tensor-ranks",
-    says="If the vocabulary size is set, it must be a multiple of the tensor-parallel size. If it is unset, it is "
-    "padded.",
-    otherwise="Megatron-Core raises an AssertionError when it builds the embedding.",
-    broken=f"{TP}=8 {CP}=1 {SP} model.config.vocab_size=128260",
-    mended=f"{TP}=8 {CP}=1 {SP} model.config.vocab_size=128264",
-    megatron_refuses=True,
-)
-def _vocabulary(facts: Facts) -> Iterator[str]:
-    rows, tp = facts.of_model("vocab_size"), facts.layout.tp
-    if is_count(rows) and rows % tp:
-        yield (
-            f"model.config.vocab_size={rows} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "
-            f"vocab_size={-(-rows // tp) * tp}, or leave it unset to have it padded."
         )
 
 

@@ -26,8 +26,8 @@ class FineTuningDataModule(SampleDataModule):
     Each line is a JSON object of text fields, which a prompt template turns into a prompt and an answer. Only the
     answer is trained on. A file may also be a JSON array (``training.json``) or a table (``.csv``, ``.tsv``).
 
-    An item of a loader has ``tokens``, ``labels`` (one token ahead), ``loss_mask`` and ``position_ids``, ``[samples,
-    length]``, and with packing ``cu_seqlens``; see `nemo2.data.finetuning.rows`.
+    An item of a loader has ``tokens``, ``labels`` (one token ahead), ``loss_mask``, ``padding_mask`` and ``position_ids``,
+    ``[samples, length]``, and with packing ``cu_seqlens``; see `nemo2.data.finetuning.rows`.
 
     Args:
         dataset_root: The folder. Only the file of training samples is required.

@@ -2,9 +2,9 @@
 """Converts samples and packs to tensors, and several of them to a batch.
 
 An item of n + 1 token ids has ``tokens`` (all but the last id) and ``labels`` (all but the first id), int64 ``[n]``,
-with ``loss_mask`` (float32, 1 for a trained label) and ``position_ids``. A pack is an item of several consecutive
-samples. Positions restart at each sample, and ``cu_seqlens`` (int32) holds the start of each sample and the end of the
-last one.
+with ``loss_mask`` (float32, 1 for a trained label), ``padding_mask`` (bool, True for padding) and ``position_ids``.
+A pack is an item of several consecutive samples. Positions restart at each sample, and ``cu_seqlens`` (int32) holds
+the start of each sample and the end of the last one.
 
 A batch pads items to one length, ``[rows, length]``, and pads ``cu_seqlens`` with -1 to ``[rows, most]``.
 """
@@ -68,13 +68,14 @@ def row_of(arrays: Sequence[Arrays], *, align: int = 1, pad_id: int = 0, packed:
     total = sum(taken)
     tokens, labels = np.full(total, pad_id, np.int64), np.full(total, pad_id, np.int64)
     mask, positions = np.zeros(total, np.float32), np.empty(total, np.int64)
+    padding = np.ones(total, np.bool_)
     ends = [0]
     for (ids, trained), length, room in zip(arrays, places, taken, strict=True):
         here = slice(ends[-1], ends[-1] + length)
-        tokens[here], labels[here], mask[here] = ids[:-1], ids[1:], trained[1:]
+        tokens[here], labels[here], mask[here], padding[here] = ids[:-1], ids[1:], trained[1:], False
         positions[ends[-1] : ends[-1] + room] = np.arange(room)
         ends.append(ends[-1] + room)
-    item = {"tokens": tokens, "labels": labels, "loss_mask": mask, "position_ids": positions}
+    item = {"tokens": tokens, "labels": labels, "loss_mask": mask, "padding_mask": padding, "position_ids": positions}
     row = {name: torch.from_numpy(array) for name, array in item.items()}
     if packed:
         row["cu_seqlens"] = torch.tensor(ends, dtype=torch.int32)
@@ -106,7 +107,7 @@ class Collate:
 
     def __call__(self, items: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         length = self.length or self._length_of(items)
-        fill = {"tokens": self.pad_id, "labels": self.pad_id, "loss_mask": 0}
+        fill = {"tokens": self.pad_id, "labels": self.pad_id, "loss_mask": 0, "padding_mask": True}
         batch = {
             name: torch.stack([_filled(item[name], length, value) for item in items]) for name, value in fill.items()
         }

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The families of models with a conversion, and the choice of the family for a configuration."""
 
+import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -63,18 +65,36 @@ def conversion_for(released: Mapping[str, Any]) -> Conversion:
         raise ConfigError(
             f'config.json has architectures={names!r}: it must be a list of names, for example ["LlamaForCausalLM"].'
         )
-    known = {name: family for family in FAMILIES for name in family.architectures}
-    for name in names:
-        if name in known:
-            return known[name]
+    if (found := conversion_named(released)) is not None:
+        return found
     if not names:
         raise ConfigError(
             'config.json has no architectures, which names the kind of model: add it, for example "architectures": '
             '["LlamaForCausalLM"].'
         )
     raise ConfigError(
-        f"config.json has architectures={names}, for which nemo2 has no conversion{did_you_mean(names[0], known)}"
+        f"config.json has architectures={names}, for which nemo2 has no conversion{_did_you_mean(names[0])} Conversions exist "
+        f"for {', '.join(name for family in FAMILIES for name in family.architectures)}."
     )
+
+
+def _did_you_mean(name: str) -> str:
+    """A suggestion for a misspelled architecture. The names of most differ in a few letters only, so those of the model, before
+    "For", must be alike, and a model of another generation is another model."""
+    alike = []
+    for known in (one for family in FAMILIES for one in family.architectures):
+        models = name.partition("For")[0].lower(), known.partition("For")[0].lower()
+        generations = [re.sub(r"\D", "", model) for model in models]
+        if generations[0] == generations[1] and difflib.SequenceMatcher(None, *models).ratio() >= 0.75:
+            alike.append(known)
+    return did_you_mean(name, alike) or "."
+
+
+def conversion_named(released: Mapping[str, Any]) -> Optional[Conversion]:
+    """The conversion for the first known name under "architectures" in a config.json. None: no name is known."""
+    known = {name: family for family in FAMILIES for name in family.architectures}
+    names = released.get("architectures") or []
+    return next((known[name] for name in names if name in known), None)
 
 
 def modules_with_weights(config: Any) -> Optional[list[str]]:

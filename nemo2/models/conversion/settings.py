@@ -20,6 +20,7 @@ from nemo2.errors import ConfigError
 
 Config = Mapping[str, Any]
 """The contents of config.json."""
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 NEEDED: Any = object()
 """The default of a field that config.json must have."""
 
@@ -110,7 +111,7 @@ def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -
     Special tokens are None: they are the tokenizer's, and defaults of transformers' classes may exceed a small
     vocabulary.
     """
-    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    tokens = dict.fromkeys(SPECIAL_TOKENS)
     values = {field: getattr(ours, field.ours) for field in fields}
     # transformers 5 rejects an integer in place of a float.
     told = {f.theirs: float(v) if isinstance(f.default, float) and v is not None else v for f, v in values.items()}

@@ -12,7 +12,7 @@ from nemo2.models.layers.mtp import answer_without_labels, weigh_further_losses
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.rules import layer_problems
 from nemo2.models.layers.softcap import cap_logits
-from nemo2.models.layers.spec import layer_spec, local_layer_spec, mtp_block_spec
+from nemo2.models.layers.spec import layer_spec, local_layer_spec, mtp_block_spec, with_weighted_routers
 from nemo2.models.layers.vocabulary import mask_padding
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "quick_gelu",
     "squared_relu",
     "weigh_further_losses",
+    "with_weighted_routers",
 ]

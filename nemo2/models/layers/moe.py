@@ -1,68 +1,178 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of experts whose auxiliary losses count the same in every layout.
+"""A router whose losses have the same weight for every mask, padding, packing and layout.
 
-With `calculate_per_token_loss` every gradient is divided by the number of tokens in the global batch at the end of the
-step, so the router's load-balancing and z-losses must be multiplied by it first. Megatron-Core 0.16 multiplies by the
-tokens of one rank: under sequence or context parallelism the auxiliary gradients are too small by the number of
-ranks that share a sequence (half of them with two, found by comparing the router's gradient with that of one process),
-and the sequence-wise loss by the micro-batch size besides. 0.19 is right and its own layer is used.
+Megatron-Core's router is right for batches without padding of which every token is trained, on one data-parallel rank. It differs
+elsewhere, in 0.16.1 and 0.19.2 unless a version is named:
+
+- where each trained token counts the same, its losses grow with the untrained tokens (`nemo2.models.step_tokens`), and in 0.16
+  they shrink with the ranks that share a sequence
+- padding enters its losses and the counts behind its bias, because nobody passes a padding mask on
+- with a padding mask the loss of a sequence takes the mean length for the length, each rank weighs its part by its own tokens,
+  the counts behind the bias fail on their shapes, and a micro-batch of padding divides by zero
+- the loss over all replicas is divided by their number
+
+Padding in the layers of multi-token prediction is left out in 0.19 only: 0.16 doesn't pass the mask there.
 """
 
-import logging
-from types import SimpleNamespace
 from typing import Any, Optional
 
-from megatron.core.transformer.moe.moe_layer import MoELayer
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
+from megatron.core.transformer.moe.moe_utils import switch_load_balancing_loss_func
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
-# Only the version that is right looks at the ranks that share a sequence there.
-UPSTREAM_SCALES_RIGHT = "tp_cp_group" in TopKRouter.attach_and_log_load_balancing_loss.__code__.co_names
+from nemo2.models.step_tokens import ALL, PRESENT, trained_over
+
+_ATTACH: Any = TopKRouter.attach_and_log_load_balancing_loss
+_MULTIPLIES_BY_RANKS = "tp_cp_group" in _ATTACH.__code__.co_names
+"""0.19 multiplies a loss that it attaches by the ranks that share a sequence where each token counts the same."""
+_OVER_REPLICAS = (
+    {"needs_dp_avg": False} if "needs_dp_avg" in _ATTACH.__code__.co_varnames else {"reduce_group_has_dp": True}
+)
 
 
-class LocalMoELayer(MoELayer):
-    """Megatron-Core's layer of experts, built and called as it is, with `ScaledRouter`."""
+class WeightedRouter(TopKRouter):
+    """Megatron-Core's router with its own losses. Built and called as it is."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        # 0.16 builds its router without asking; a second one would draw the weights again.
-        self.router.__class__ = ScaledRouter
+    _tokens: Any = 1
+    """Tokens without padding of the micro-batch, over the ranks that share its sequences. At least 1."""
+    _counted: str = ALL
 
+    def forward(self, input: Tensor, padding_mask: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+        """``input`` [sequence, batch, hidden]; ``padding_mask`` [sequence, batch], True for padding, this rank's share of the
+        sequence or, with sequence parallelism, that of all tensor-parallel ranks."""
+        if padding_mask is not None and padding_mask.size(0) != input.size(0):
+            # Megatron-Core splits the mask on the first pipeline stage only.
+            start = parallel_state.get_tensor_model_parallel_rank() * input.size(0)
+            padding_mask = padding_mask.narrow(0, start, input.size(0))
+        if self.routing_type == "quantile_balancing":
+            padding_mask = None  # unknown to that rule
+        return super().forward(input, padding_mask)
 
-class ScaledRouter(TopKRouter):
-    """A router that weighs its auxiliary losses by the tokens of all ranks that share a sequence."""
-
-    def _apply_seq_aux_loss(self, *args: Any, **kwargs: Any) -> Tensor:
-        bound = dict(zip(("probs", "scores_for_aux_loss", "routing_map", "seq_length", "bsz"), args, strict=False))
-        # Counted per sequence there; the loss is their mean.
-        self._sequences = (bound | kwargs)["bsz"]
-        try:
-            return super()._apply_seq_aux_loss(*args, **kwargs)
-        finally:
-            self._sequences = 1
-
-    def attach_and_log_load_balancing_loss(self, activation: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Attach the loss as the original does, multiplied by `valid_token_count` (None: all tokens of this rank)."""
-        tokens = kwargs.pop("valid_token_count", None)
-        tokens = activation.shape[0] if tokens is None else tokens * getattr(self, "_sequences", 1)
-        ranks = self.tp_cp_group.size()
-        return super().attach_and_log_load_balancing_loss(activation, *args, valid_token_count=tokens * ranks, **kwargs)
+    def routing(self, logits: Tensor, padding_mask: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+        """``logits`` [sequence, batch, experts]."""
+        self._counted = ALL if padding_mask is None else PRESENT
+        if padding_mask is None:
+            self._tokens = logits.size(0) * logits.size(1) * self.tp_cp_group.size()
+        else:
+            self._tokens = _reduced((~padding_mask).sum().float(), self.tp_cp_group).clamp(min=1)
+        return super().routing(logits, padding_mask)
 
     def apply_z_loss(self, logits: Tensor, padding_mask: Optional[Tensor] = None) -> Tensor:
-        """`[tokens, experts]` in and out."""
-        if not self.calculate_per_token_loss:
-            return super().apply_z_loss(logits, padding_mask)
-        # The original divides by the ranks; the factor that is missing is their number.
-        groups, self.tp_cp_group = self.tp_cp_group, SimpleNamespace(size=lambda: 1)  # pyright: ignore[reportAttributeAccessIssue]
-        try:
-            return super().apply_z_loss(logits, padding_mask)
-        finally:
-            self.tp_cp_group = groups
+        """``logits`` [tokens, experts]. The loss is the mean square of their log-sum-exp (arXiv:2202.08906, equation 5)."""
+        coefficient = self.config.moe_z_loss_coeff
+        if not coefficient or not self.training or not torch.is_grad_enabled():
+            return logits
+        squares = torch.logsumexp(logits, dim=-1).square()
+        if padding_mask is not None:
+            squares = squares.masked_fill(padding_mask, 0.0)
+        loss = coefficient * squares.sum() / self._tokens
+        return self._attach(logits, "z_loss", coefficient, loss, loss * self._weight(self._tokens))
+
+    def _apply_aux_loss(
+        self, probs: Tensor, scores_for_aux_loss: Tensor, routing_map: Tensor, with_padding_mask: bool = False
+    ) -> Tensor:
+        coefficient = self.get_aux_loss_coeff("aux_loss")
+        if coefficient == 0:
+            return probs
+        chosen = _reduced(routing_map.sum(dim=0), self.tp_cp_group)
+        loss = self._balance(scores_for_aux_loss, chosen, self._tokens, coefficient)
+        return self._attach(probs, "load_balancing_loss", coefficient, loss, loss * self._weight(self._tokens))
+
+    def _apply_seq_aux_loss(
+        self,
+        probs: Tensor,
+        scores_for_aux_loss: Tensor,
+        routing_map: Tensor,
+        seq_length: int,
+        bsz: int,
+        with_padding_mask: bool = False,
+    ) -> Tensor:
+        coefficient = self.get_aux_loss_coeff("seq_aux_loss")
+        if coefficient == 0:
+            return probs
+        by_sequence = (seq_length, bsz, -1)
+        chosen = _reduced(routing_map.reshape(by_sequence).sum(dim=0), self.tp_cp_group)
+        tokens = (chosen.sum(dim=-1) / self.topk).clamp(min=1)
+        scores = scores_for_aux_loss.reshape(by_sequence).sum(dim=0)
+        losses = (scores * chosen).sum(dim=-1) * coefficient * chosen.size(-1) / (self.topk * tokens * tokens)
+        weighted = (losses * self._weight(tokens)).sum() if self.calculate_per_token_loss else losses.mean()
+        return self._attach(probs, "seq_load_balancing_loss", coefficient, losses.mean(), weighted)
+
+    def _apply_global_aux_loss(
+        self, probs: Tensor, scores_for_aux_loss: Tensor, routing_map: Tensor, with_padding_mask: bool = False
+    ) -> Tensor:
+        coefficient = self.get_aux_loss_coeff("global_aux_loss")
+        if coefficient == 0:
+            return probs
+        chosen = _reduced(routing_map.sum(dim=0), self.tp_dp_cp_group)
+        tokens = (chosen.sum() / self.topk).clamp(min=1)
+        counted, steps = self.global_tokens_per_expert, self.ga_steps
+        assert counted is not None and steps is not None, "they exist with this loss"
+        counted += chosen
+        steps += 1
+        # The experts' shares over the micro-batches so far, as counts of this one.
+        shares = counted / counted.sum().clamp(min=1)
+        loss = self._balance(scores_for_aux_loss, shares * self.topk * tokens, tokens, coefficient)
+        # Each replica has a part of the loss, and gradients are averaged over replicas.
+        replicas = self.tp_dp_cp_group.size() // self.tp_cp_group.size()
+        weighted = loss * (self._weight(tokens) if self.calculate_per_token_loss else replicas)
+        return self._attach(
+            probs,
+            "global_load_balancing_loss",
+            coefficient,
+            loss,
+            weighted,
+            group=self.tp_dp_cp_group,
+            **_OVER_REPLICAS,
+        )
+
+    def _apply_expert_bias(self, routing_map: Tensor, padding_mask: Optional[Tensor] = None) -> None:
+        super()._apply_expert_bias(routing_map, None if padding_mask is None else padding_mask.unsqueeze(-1))
+
+    def _balance(self, scores: Tensor, chosen: Tensor, tokens: Any, coefficient: float) -> Tensor:
+        """This rank's part of the loss (arXiv:2101.03961, equation 4). ``scores`` [tokens, experts] are this rank's;
+        ``chosen`` [experts] counts the tokens of every expert among ``tokens``."""
+        return switch_load_balancing_loss_func(
+            probs=scores,
+            tokens_per_expert=chosen,
+            total_num_tokens=tokens,
+            topk=self.topk,
+            num_experts=chosen.size(-1),
+            moe_aux_loss_coeff=coefficient,
+            fused=self.config.moe_router_fusion,
+        )
+
+    def _weight(self, tokens: Any) -> Any:
+        """The weight of a mean over ``tokens``."""
+        return tokens * trained_over(self._counted) if self.calculate_per_token_loss else 1.0
+
+    def _attach(
+        self,
+        activation: Tensor,
+        name: str,
+        coefficient: float,
+        loss: Tensor,
+        weighted: Tensor,
+        *,
+        group: Any = None,
+        **over: Any,
+    ) -> Tensor:
+        """``activation`` with the gradient of ``weighted``. ``loss`` is logged: its sum over ``group``."""
+        # What Megatron-Core multiplies by, so that the product is 1.
+        tokens: Any = 1 / self.tp_cp_group.size() if _MULTIPLIES_BY_RANKS else 1
+        return self.attach_and_log_load_balancing_loss(
+            activation,
+            coefficient,
+            loss.detach() + (weighted - weighted.detach()),
+            name,
+            self.tp_cp_group if group is None else group,
+            valid_token_count=tokens,
+            **over,
+        )
 
 
-def _known_layer(record: logging.LogRecord) -> bool:
-    """0.16 warns of every class of layers that it does not list; it then builds it as it should."""
-    return not ("Unknown MLP type" in record.getMessage() and LocalMoELayer.__name__ in record.getMessage())
-
-
-logging.getLogger("megatron.core.transformer.transformer_layer").addFilter(_known_layer)
+def _reduced(counts: Tensor, group: Any) -> Tensor:
+    return reduce_from_tensor_model_parallel_region(counts, group)

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2) whose further losses count the same however the
-sequence is split.
+sequence is split, and whatever the mask.
 
 The further losses are means that Megatron-Core takes inside the model, over the tokens of one context-parallel rank. Ranks
 keep different numbers of tokens: the mask, and the end of the sequence, which has no token to predict. Averaged over the
 ranks such means are another loss: single gradients were off by 11 % with two ranks (0.16.1). `weigh_further_losses` gives
 each rank's share the weight of its tokens.
+
+Where each trained token counts the same, the mean is over the global batch (`nemo2.models.step_tokens`). Megatron-Core takes
+the sum over the trained tokens instead (0.16), or the mean of each micro-batch, times its trained tokens (0.19): the weight of
+the loss then depends on how short the answers are, or on how they are packed.
 """
 
 import copy
@@ -14,6 +18,8 @@ from typing import Any, Optional
 import torch
 from megatron.core.transformer import multi_token_prediction as upstream
 from torch import Tensor
+
+from nemo2.models.step_tokens import further, trained_over
 
 # 0.16 takes the sum of the further losses where each token counts the same; newer versions a mean there too.
 _MEAN_PER_TOKEN = hasattr(upstream, "process_mtp_loss")
@@ -40,15 +46,17 @@ def answer_without_labels(chunk: Any) -> None:
 
 
 def weigh_further_losses(chunk: Any) -> None:
-    """Make the further losses of `chunk`, a GPT that ends the pipeline, those of the whole sequence from now on.
+    """Make the further losses of `chunk`, a GPT that ends the pipeline, those of the whole sequence or of the global batch
+    from now on.
 
-    Does nothing without multi-token prediction or context parallelism. Costs one all-reduce of a few numbers over the
-    context-parallel ranks per micro-batch, and the exchange of the mask's ends that Megatron-Core also does.
+    Does nothing without multi-token prediction, or with neither context parallelism nor `calculate_per_token_loss`. Costs an
+    exchange of the mask's ends that Megatron-Core also does, and, unless each token counts the same, one all-reduce of a few
+    numbers over the context-parallel ranks per micro-batch.
     """
     config = chunk.config
-    if not config.mtp_num_layers or config.context_parallel_size == 1 or not chunk.post_process:
+    if not config.mtp_num_layers or not chunk.post_process:
         return
-    if config.calculate_per_token_loss and not _MEAN_PER_TOKEN:
+    if config.context_parallel_size == 1 and not config.calculate_per_token_loss:
         return
     weights = FurtherLosses(chunk)
     chunk.register_forward_pre_hook(weights.look_at_the_batch, with_kwargs=True)
@@ -73,6 +81,10 @@ class FurtherLosses:
         self.labels, self.weights = kwargs.get("labels"), []
         if self.labels is None:
             return
+        of_the_batch = [trained_over(further(depth + 1)) for depth in range(self.config.mtp_num_layers)]
+        if self.config.calculate_per_token_loss and not _MEAN_PER_TOKEN:
+            self.weights = of_the_batch
+            return
         mask = kwargs.get("loss_mask")
         mask = torch.ones_like(self.labels) if mask is None else mask
         counts = [mask.sum()]
@@ -82,15 +94,14 @@ class FurtherLosses:
             )
             counts.append(count)
         own = torch.stack([count.float() for count in counts])
-        total = own.clone()
-        torch.distributed.all_reduce(total, group=self.group)
-        whole = total.clamp(min=1)
         if self.config.calculate_per_token_loss:
-            # Multiplied by its own tokens over its own further tokens there, to be the whole's over the whole's.
-            weights = own[1:] / own[0].clamp(min=1) * total[0] / whole[1:]
+            # Multiplied by its own tokens over its own further tokens there.
+            weights = own[1:] / own[0].clamp(min=1) * torch.stack(of_the_batch)
         else:
+            whole = own[1:].clone()
+            torch.distributed.all_reduce(whole, group=self.group)
             # Divided by its own further tokens there, and by the number of ranks when gradients are averaged.
-            weights = own[1:] * self.group.size() / whole[1:]
+            weights = own[1:] * self.group.size() / whole.clamp(min=1)
         self.weights = list(weights)
 
     def loss(self, labels: Tensor, logits: Tensor) -> Tensor:

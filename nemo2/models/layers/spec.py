@@ -15,7 +15,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec,
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe.experts import SequentialMLP
-from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -29,7 +29,7 @@ from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
 from nemo2.models.layers.mla import LocalMLA, MLAOfTransformerEngine
-from nemo2.models.layers.moe import UPSTREAM_SCALES_RIGHT, LocalMoELayer
+from nemo2.models.layers.moe import WeightedRouter
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.post_norm import with_post_norm
@@ -105,6 +105,11 @@ def completed(spec: Any, config: TransformerConfig) -> Any:
     return _exchange(spec, _additions_to_te(config))
 
 
+def with_weighted_routers(spec: Any) -> Any:
+    """A copy of a spec of a model's layers, a user's own too, whose routers weigh their losses as `WeightedRouter`."""
+    return _exchange(spec, {TopKRouter: WeightedRouter})
+
+
 def _block(
     config: TransformerConfig, *, use_transformer_engine: bool, vp_stage: Optional[int]
 ) -> TransformerBlockSubmodules:
@@ -129,8 +134,6 @@ def _replacements(config: TransformerConfig) -> dict[Any, Any]:
         MLASelfAttention: LocalMLA,
         SequentialMLP: TorchGroupedMLP if config.moe_grouped_gemm else LocalExperts,
     }
-    if not UPSTREAM_SCALES_RIGHT:
-        table[MoELayer] = LocalMoELayer
     if getattr(config, "post_sublayer_layernorm", False):
         table[RowParallelLinear] = with_post_norm(RowParallelLinear)
     try:
@@ -146,8 +149,6 @@ def _additions_to_te(config: TransformerConfig) -> dict[Any, Any]:
     from megatron.core.extensions import transformer_engine as te
 
     table: dict[Any, Any] = {MLASelfAttention: MLAOfTransformerEngine}
-    if not UPSTREAM_SCALES_RIGHT:
-        table[MoELayer] = LocalMoELayer
     if getattr(config, "attn_logit_softcapping", None) is not None:
         table[te.TEDotProductAttention] = SDPAttention
     if getattr(config, "post_sublayer_layernorm", False):

@@ -92,3 +92,27 @@ def test_get_tokenizer_takes_names_and_the_chat_template() -> None:
 def test_what_no_tokenizer_does_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         get_nmt_tokenizer(**arguments)
+
+
+def test_a_normalizer_composes_what_a_text_decomposes(tmp_path: Path) -> None:
+    """nmt_nfkc is the trainer's default."""
+    import unicodedata
+
+    from sentencepiece import SentencePieceTrainer
+
+    texts = ["Tiếng Việt có dấu", "한국어 문장입니다", "plain words ﬁne"]
+    (tmp_path / "corpus.txt").write_text("\n".join(texts * 20), encoding="utf-8")
+    SentencePieceTrainer.Train(
+        input=str(tmp_path / "corpus.txt"), model_prefix=str(tmp_path / "own"), vocab_size=60, hard_vocab_limit=False
+    )
+    tokenizer = SentencePieceTokenizer(tmp_path / "own.model")
+    for text in texts:
+        ids = tokenizer.text_to_ids(unicodedata.normalize("NFD", text))
+        assert ids == tokenizer.text_to_ids(text) and tokenizer.unk_id not in ids
+        assert tokenizer.ids_to_text(ids) == unicodedata.normalize("NFKC", text)
+
+
+def test_a_file_of_tiktoken_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\nIw== 2\n")
+    with pytest.raises(DataError, match="tiktoken"):
+        _ = SentencePieceTokenizer(tmp_path / "tokenizer.model").vocab_size

@@ -113,7 +113,7 @@ def test_a_real_step_calls_them_in_the_documented_order(run_on_ranks):
     assert found["facts"] == {
         "step": ("training", microbatches),
         "output shape": (small_runs.MBS, small_runs.SEQ),
-        "batch keys": ["attention_mask", "labels", "loss_mask", "position_ids", "tokens"],
+        "batch keys": ["attention_mask", "labels", "loss_mask", "padding_mask", "position_ids", "tokens"],
         "reports": microbatches,
         "reduced equals": found["loss"],
     }

@@ -15,6 +15,8 @@ FACTOR = 0.3
 MASK = [1, 1, 0, 1, 1, 0, 0, 1]
 # Two ranks hold one chunk from each end: tokens 0, 1, 6, 7 and tokens 2 to 5.
 SHARES = ([0, 1, 6, 7], [2, 3, 4, 5])
+# Shifted by one the mask keeps tokens 0, 2, 3 and 6; by two, 1, 2 and 5.
+KEPT = ([2, 1], [2, 2])
 
 
 def weights_of(mask: list[int], per_token: bool) -> list[float]:
@@ -22,7 +24,8 @@ def weights_of(mask: list[int], per_token: bool) -> list[float]:
     from megatron.core import parallel_state
 
     from nemo2.backend import get_backend
-    from nemo2.models.layers.mtp import FurtherLosses
+    from nemo2.models import step_tokens
+    from nemo2.models.layers.mtp import _MEAN_PER_TOKEN, FurtherLosses
 
     get_backend().install()
     parallel_state.destroy_model_parallel()
@@ -33,11 +36,17 @@ def weights_of(mask: list[int], per_token: bool) -> list[float]:
         config=config, pg_collection=groups, compute_language_model_loss=lambda labels, logits: logits
     )
     further = FurtherLosses(chunk)
+    step_tokens.count_step_tokens([{"loss_mask": torch.tensor([mask])}], mtp_num_layers=2)
     share = torch.tensor([[mask[place] for place in SHARES[torch.distributed.get_rank()]]], dtype=torch.float32)
     labels = torch.zeros_like(share)
     further.look_at_the_batch(None, (), {"labels": labels, "loss_mask": share})
     ones = torch.ones_like(share)
     weights = [float(further.loss(labels.clone(), ones).mean()) for _ in range(2)]
+    if per_token and _MEAN_PER_TOKEN:  # what Megatron-Core multiplies by besides
+        own = share.sum()
+        weights = [
+            weight * float(own) / kept for weight, kept in zip(weights, KEPT[torch.distributed.get_rank()], strict=True)
+        ]
     assert torch.equal(further.loss(labels, ones), ones), "the model's own loss is left alone"
     return weights
 
@@ -48,13 +57,10 @@ def both_ways() -> tuple[list[float], list[float]]:
 
 def test_a_share_weighs_by_the_further_tokens_that_its_mask_keeps(run_on_ranks: Any) -> None:
     found = run_on_ranks(both_ways, 2)
-    # Shifted by one the mask keeps tokens 0, 2, 3 and 6; by two, 1, 2 and 5.
-    kept = [[2, 1], [2, 2]]
-    own, totals, whole = [3, 2], [4, 3], 5
+    totals, whole = [4, 3], 5
     for rank, (means, per_token) in enumerate(found):
-        assert means == pytest.approx([2 * kept[rank][n] / totals[n] for n in range(2)])
-        expected = [kept[rank][n] / own[rank] * whole / totals[n] for n in range(2)]
-        assert per_token == pytest.approx(expected)
+        assert means == pytest.approx([2 * KEPT[rank][n] / totals[n] for n in range(2)])
+        assert per_token == pytest.approx([whole / totals[n] for n in range(2)])
 
 
 def test_a_share_without_tokens_has_a_gradient_of_zero_whatever_is_divided_by_them() -> None:

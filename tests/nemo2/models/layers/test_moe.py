@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A router's padding. The weights of its losses are measured in tests/tools/test_extra_losses.py."""
+
+from typing import Any
+
+import pytest
+import torch
+
+LOSSES = {
+    "moe_router_load_balancing_type": ["aux_loss", "seq_aux_loss", "global_aux_loss"],
+    "moe_aux_loss_coeff": [0.1, 0.1, 0.1],
+    "moe_z_loss_coeff": 0.1,
+}
+
+
+def routed(padding: list[list[bool]] | None, per_token: bool = True) -> dict[str, Any]:
+    """What a router of 4 experts counts of 2 sequences of 6 tokens, and the gradient of its losses by token."""
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from nemo2.backend import get_backend
+    from nemo2.models.layers.moe import WeightedRouter
+
+    get_backend().install()
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=8,
+        num_attention_heads=2,
+        num_moe_experts=4,
+        moe_router_topk=2,
+        moe_ffn_hidden_size=8,
+        moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+        calculate_per_token_loss=per_token,
+        **LOSSES,
+    )
+    router: Any = WeightedRouter(config, pg_collection=ProcessGroupCollection.use_mpu_process_groups())
+    router.set_layer_number(1)
+    MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
+    x = torch.randn(6, 2, 8, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    mask = None if padding is None else torch.tensor(padding).transpose(0, 1)
+    probs, _ = router(x, mask)
+    (gradient,) = torch.autograd.grad(0.0 * probs.sum(), x)
+    return {"counted": float(router.local_tokens_per_expert.sum()), "by_token": gradient.norm(dim=-1).T.tolist()}
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+def test_padding_has_no_gradient_and_is_not_counted_for_the_bias(run_on_ranks: Any, per_token: bool) -> None:
+    padding = [[False] * 6, [False] * 2 + [True] * 4]
+    (found,) = run_on_ranks(routed, 1, padding, per_token)
+    assert found["counted"] == 2 * 8
+    for flags, norms in zip(padding, found["by_token"], strict=True):
+        assert all((norm == 0) is flag for flag, norm in zip(flags, norms, strict=True))
+
+
+def test_a_micro_batch_of_padding_has_gradients_of_zero(run_on_ranks: Any) -> None:
+    (found,) = run_on_ranks(routed, 1, [[True] * 6] * 2)
+    assert found == {"counted": 0.0, "by_token": [[0.0] * 6] * 2}
