@@ -12,16 +12,17 @@ from nemo2.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_ARCHITECTURES = (8, 9)
-"""The major compute capabilities that DeepEP supports: 8 (Ampere and Ada) and 9 (Hopper)."""
+_ARCHITECTURES = (8, 9, 10)
+"""The major compute capabilities that DeepEP supports: 8 (Ampere and Ada, inside a node), 9 (Hopper), 10 (B200, B300).
+Source: DeepEP's README and the architectures that its ``setup.py`` compiles for."""
 
 
 @configurable
 class DeepEPCallback(pl.Callback):
     """Use DeepEP to dispatch tokens to experts on GPUs that support it.
 
-    Before the model is built the callback sets ``moe_token_dispatcher_type="flex"``, ``moe_enable_deepep=True`` and
-    ``moe_shared_expert_overlap=False``. Megatron-Core then requires the package ``deep_ep``. On other devices the
+    Before the model is built the callback sets ``moe_token_dispatcher_type="flex"``, ``moe_flex_dispatcher_backend="deepep"``
+    and ``moe_shared_expert_overlap=False``. Megatron-Core then requires the package ``deep_ep``. On other devices the
     callback reports once that it changes nothing, and the model keeps its dispatcher.
 
     Raises:
@@ -34,11 +35,13 @@ class DeepEPCallback(pl.Callback):
             raise ConfigError("DeepEPCallback: the model has no experts. Remove the callback.")
         if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] not in _ARCHITECTURES:
             if trainer.is_global_zero:
-                logger.warning("DeepEPCallback does not take effect: DeepEP runs on Ampere, Ada and Hopper GPUs only.")
+                logger.warning(
+                    "DeepEPCallback does not take effect: DeepEP runs on GPUs of compute capability 8.x, 9.x and 10.x only."
+                )
             return
         for field, value in (
             ("moe_token_dispatcher_type", "flex"),
-            ("moe_enable_deepep", True),
+            ("moe_flex_dispatcher_backend", "deepep"),
             ("moe_shared_expert_overlap", False),
         ):
             adjust(config, field, value, why="trainer.callbacks has a DeepEPCallback")

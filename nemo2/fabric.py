@@ -11,6 +11,7 @@ does the setup. Each step is a call of the `MegatronParallel` that `Fabric.setup
         optimizer.step()
 """
 
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -34,7 +35,7 @@ from nemo2.checkpoint.context import load_context
 from nemo2.checkpoint.identify import identify
 from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.checkpoint.places import resolved
-from nemo2.config.aliases import parameter_names
+from nemo2.config.aliases import aliases_of, parameter_names
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
@@ -52,11 +53,12 @@ class FabricMegatronMixedPrecision(MegatronMixedPrecision):
     """NeMo's name for `MegatronMixedPrecision` under Fabric, which takes the same plugin."""
 
 
-@configurable
+@configurable(ddp_config="ddp")
 class FabricMegatronStrategy(DDPStrategy):
     """Train under Lightning's Fabric with `MegatronStrategy`.
 
-    The parameters are NeMo 2.0's. Parameters that are not listed here are those of `MegatronStrategy`.
+    The parameters are NeMo 2.0's, and can be read as attributes. Parameters that are not listed here are those of
+    `MegatronStrategy`.
 
     Args:
         accelerator, parallel_devices, cluster_environment: As in Lightning's Fabric strategies.
@@ -91,7 +93,7 @@ class FabricMegatronStrategy(DDPStrategy):
         checkpoint_io: Optional[CheckpointIO] = None,
         precision: Optional[Precision] = None,
         megatron_callbacks: Optional[CallbackConnector] = None,
-        ddp: Union[Literal["megatron", "pytorch"], DistributedDataParallelConfig] = "megatron",
+        ddp: Union[Literal["megatron"], DistributedDataParallelConfig] = "megatron",
         process_group_backend: Optional[str] = None,
         timeout: Optional[timedelta] = None,
         start_method: Literal["popen"] = "popen",
@@ -123,6 +125,14 @@ class FabricMegatronStrategy(DDPStrategy):
             self.training.megatron_callbacks.add(megatron_callbacks)
         self._trainer: Optional[pl.Trainer] = None
         self._open = ExitStack()
+
+    def __getattr__(self, name: str) -> Any:
+        known = name in parameter_names(type(self)) or name in aliases_of(type(self))
+        if not known or "training" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in parameter_names(MegatronStrategy) or hasattr(self.training, name):
+            return getattr(self.training, name)
+        return (captured_arguments(self) or {}).get(name, inspect.signature(type(self)).parameters[name].default)
 
     def _configure_launcher(self) -> None:
         if self.num_processes * self.num_nodes > 1:  # a single process launches no others, as under Trainer

@@ -515,7 +515,7 @@ for _owner in (_BUFFERS, _OPTIMIZER, _MODEL):
 register_elsewhere("nemo2.strategy:MegatronStrategy", "trainer.plugins", pipeline_dtype=_reading("pipeline_dtype"))
 register_elsewhere(
     "nemo2.precision:MegatronMixedPrecision",
-    "trainer.plugins",
+    "",
     **{name: _reading(name) for name in ("params_dtype", "pipeline_dtype", "autocast_dtype")},
 )
 register_elsewhere(_BUFFERS, "trainer.plugins", check_for_nan_in_grad=_reading("check_for_nan_in_grad"))

@@ -165,6 +165,11 @@ class Trainer(pl.Trainer):
             arguments["plugins"] = [*_listed(plugins), _precision_plugin(precision, plugins)]
             arguments["precision"] = None
         if isinstance(strategy, SteppingStrategy):
+            if strategy.accelerator is not None:
+                raise ConfigError(
+                    f"strategy: this {type(strategy).__name__} already belongs to another Trainer. Create a strategy "
+                    "for each trainer."
+                )
             # Lightning's checkpoint callback writes single files, its summary counts only this rank's shard, and its
             # default logger creates a folder beside the run's. The run directory provides all three.
             given = _listed(callbacks)

@@ -99,6 +99,10 @@ class AnyRecipe:
     def pretrain_recipe(self, *args: typing.Any, **kwargs: typing.Any) -> Pretraining[typing.Any, typing.Any]: ...
     def finetune_recipe(self, *args: typing.Any, **kwargs: typing.Any) -> Finetuning[typing.Any, typing.Any]: ...
 
+class _GPTConfigFields:
+    bias_dropout_add_fusion: bool
+    """The same as `bias_dropout_fusion`."""
+
 class _GPTModelFields(typing.Generic[_ModelConfig]):
     config: Part[_ModelConfig, _ModelConfig | nemo2.models.gpt.GPTConfig | None | AnyConfig]
     """Default: `None`."""
@@ -110,14 +114,20 @@ class _GPTModelFields(typing.Generic[_ModelConfig]):
     """Default: `None`."""
 
 class _DeepSeekConfigFields:
+    bias_dropout_add_fusion: bool
+    """The same as `bias_dropout_fusion`."""
     max_position_embeddings: int
     """The same as `original_max_position_embeddings`."""
 
 class _GPTOSSConfigFields:
+    bias_dropout_add_fusion: bool
+    """The same as `bias_dropout_fusion`."""
     rotary_scaling_factor: float
     """The same as `yarn_rotary_scaling_factor`."""
 
 class _Llama4ConfigFields:
+    bias_dropout_add_fusion: bool
+    """The same as `bias_dropout_fusion`."""
     nope_layer_interval: int | list[int] | None
     """The same as `no_rope_freq`."""
 
@@ -138,28 +148,49 @@ class AutoResume(_Closed, nemo2.config.Config[nemo2.checkpoint.auto_resume.AutoR
     """Default: `False`."""
 
 class Baichuan2Config7B(
-    _Closed, nemo2.models.baichuan.Baichuan2Config7B, nemo2.config.Config[nemo2.models.baichuan.Baichuan2Config7B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.baichuan.Baichuan2Config7B,
+    nemo2.config.Config[nemo2.models.baichuan.Baichuan2Config7B],
 ): ...
 class Baichuan2Model(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.baichuan.Baichuan2Model]
 ): ...
 class BaseMambaConfig130M(
-    _Closed, nemo2.models.ssm.BaseMambaConfig130M, nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig130M]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.BaseMambaConfig130M,
+    nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig130M],
 ): ...
 class BaseMambaConfig1_3B(
-    _Closed, nemo2.models.ssm.BaseMambaConfig1_3B, nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig1_3B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.BaseMambaConfig1_3B,
+    nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig1_3B],
 ): ...
 class BaseMambaConfig2_7B(
-    _Closed, nemo2.models.ssm.BaseMambaConfig2_7B, nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig2_7B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.BaseMambaConfig2_7B,
+    nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig2_7B],
 ): ...
 class BaseMambaConfig370M(
-    _Closed, nemo2.models.ssm.BaseMambaConfig370M, nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig370M]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.BaseMambaConfig370M,
+    nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig370M],
 ): ...
 class BaseMambaConfig780M(
-    _Closed, nemo2.models.ssm.BaseMambaConfig780M, nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig780M]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.BaseMambaConfig780M,
+    nemo2.config.Config[nemo2.models.ssm.BaseMambaConfig780M],
 ): ...
 class ChatGLM3Config6B(
-    _Closed, nemo2.models.chatglm.ChatGLM3Config6B, nemo2.config.Config[nemo2.models.chatglm.ChatGLM3Config6B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.chatglm.ChatGLM3Config6B,
+    nemo2.config.Config[nemo2.models.chatglm.ChatGLM3Config6B],
 ): ...
 class ChatGLMModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.chatglm.ChatGLMModel]): ...
 
@@ -233,10 +264,9 @@ class DoRA(_Closed, nemo2.config.Config[nemo2.peft.dora.DoRA]):
     modules_to_save: list[str] | None
     """Default: `None`."""
 
-class GPTConfig175B(_Closed, nemo2.models.gpt3.GPTConfig175B, nemo2.config.Config[nemo2.models.gpt3.GPTConfig175B]):
-    bias_dropout_add_fusion: bool
-    """The same as `bias_dropout_fusion`."""
-
+class GPTConfig175B(
+    _GPTConfigFields, _Closed, nemo2.models.gpt3.GPTConfig175B, nemo2.config.Config[nemo2.models.gpt3.GPTConfig175B]
+): ...
 class GPTModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.gpt.GPTModel]): ...
 class GPTOSSConfig120B(
     _GPTOSSConfigFields,
@@ -252,69 +282,103 @@ class GPTOSSConfig20B(
 ): ...
 class GPTOSSModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.gpt_oss.GPTOSSModel]): ...
 class Gemma2Config27B(
-    _Closed, nemo2.models.gemma2.Gemma2Config27B, nemo2.config.Config[nemo2.models.gemma2.Gemma2Config27B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.gemma2.Gemma2Config27B,
+    nemo2.config.Config[nemo2.models.gemma2.Gemma2Config27B],
 ): ...
 class Gemma2Config2B(
-    _Closed, nemo2.models.gemma2.Gemma2Config2B, nemo2.config.Config[nemo2.models.gemma2.Gemma2Config2B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.gemma2.Gemma2Config2B,
+    nemo2.config.Config[nemo2.models.gemma2.Gemma2Config2B],
 ): ...
 class Gemma2Config9B(
-    _Closed, nemo2.models.gemma2.Gemma2Config9B, nemo2.config.Config[nemo2.models.gemma2.Gemma2Config9B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.gemma2.Gemma2Config9B,
+    nemo2.config.Config[nemo2.models.gemma2.Gemma2Config9B],
 ): ...
 class Gemma2Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.gemma2.Gemma2Model]): ...
 class Gemma3Config1B(
-    _Closed, nemo2.models.gemma3.Gemma3Config1B, nemo2.config.Config[nemo2.models.gemma3.Gemma3Config1B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.gemma3.Gemma3Config1B,
+    nemo2.config.Config[nemo2.models.gemma3.Gemma3Config1B],
 ): ...
 class Gemma3Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.gemma3.Gemma3Model]): ...
 class GemmaConfig2B(
-    _Closed, nemo2.models.gemma.GemmaConfig2B, nemo2.config.Config[nemo2.models.gemma.GemmaConfig2B]
+    _GPTConfigFields, _Closed, nemo2.models.gemma.GemmaConfig2B, nemo2.config.Config[nemo2.models.gemma.GemmaConfig2B]
 ): ...
 class GemmaConfig7B(
-    _Closed, nemo2.models.gemma.GemmaConfig7B, nemo2.config.Config[nemo2.models.gemma.GemmaConfig7B]
+    _GPTConfigFields, _Closed, nemo2.models.gemma.GemmaConfig7B, nemo2.config.Config[nemo2.models.gemma.GemmaConfig7B]
 ): ...
 class GemmaModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.gemma.GemmaModel]): ...
 class Llama2Config7B(
-    _Closed, nemo2.models.llama.Llama2Config7B, nemo2.config.Config[nemo2.models.llama.Llama2Config7B]
+    _GPTConfigFields, _Closed, nemo2.models.llama.Llama2Config7B, nemo2.config.Config[nemo2.models.llama.Llama2Config7B]
 ): ...
 class Llama31Config405B(
-    _Closed, nemo2.models.llama.Llama31Config405B, nemo2.config.Config[nemo2.models.llama.Llama31Config405B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.llama.Llama31Config405B,
+    nemo2.config.Config[nemo2.models.llama.Llama31Config405B],
 ): ...
 class Llama31Config70B(
-    _Closed, nemo2.models.llama.Llama31Config70B, nemo2.config.Config[nemo2.models.llama.Llama31Config70B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.llama.Llama31Config70B,
+    nemo2.config.Config[nemo2.models.llama.Llama31Config70B],
 ): ...
 class Llama31Config8B(
-    _Closed, nemo2.models.llama.Llama31Config8B, nemo2.config.Config[nemo2.models.llama.Llama31Config8B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.llama.Llama31Config8B,
+    nemo2.config.Config[nemo2.models.llama.Llama31Config8B],
 ): ...
 class Llama31Nemotron70BConfig(
+    _GPTConfigFields,
     _Closed,
     nemo2.models.llama_nemotron.Llama31Nemotron70BConfig,
     nemo2.config.Config[nemo2.models.llama_nemotron.Llama31Nemotron70BConfig],
 ): ...
 class Llama31NemotronNano8BConfig(
+    _GPTConfigFields,
     _Closed,
     nemo2.models.llama_nemotron.Llama31NemotronNano8BConfig,
     nemo2.config.Config[nemo2.models.llama_nemotron.Llama31NemotronNano8BConfig],
 ): ...
 class Llama31NemotronUltra253BConfig(
+    _GPTConfigFields,
     _Closed,
     nemo2.models.llama_nemotron.Llama31NemotronUltra253BConfig,
     nemo2.config.Config[nemo2.models.llama_nemotron.Llama31NemotronUltra253BConfig],
 ): ...
 class Llama32Config1B(
-    _Closed, nemo2.models.llama.Llama32Config1B, nemo2.config.Config[nemo2.models.llama.Llama32Config1B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.llama.Llama32Config1B,
+    nemo2.config.Config[nemo2.models.llama.Llama32Config1B],
 ): ...
 class Llama32Config3B(
-    _Closed, nemo2.models.llama.Llama32Config3B, nemo2.config.Config[nemo2.models.llama.Llama32Config3B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.llama.Llama32Config3B,
+    nemo2.config.Config[nemo2.models.llama.Llama32Config3B],
 ): ...
 class Llama33NemotronSuper49BConfig(
+    _GPTConfigFields,
     _Closed,
     nemo2.models.llama_nemotron.Llama33NemotronSuper49BConfig,
     nemo2.config.Config[nemo2.models.llama_nemotron.Llama33NemotronSuper49BConfig],
 ): ...
 class Llama3Config70B(
-    _Closed, nemo2.models.llama.Llama3Config70B, nemo2.config.Config[nemo2.models.llama.Llama3Config70B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.llama.Llama3Config70B,
+    nemo2.config.Config[nemo2.models.llama.Llama3Config70B],
 ): ...
 class Llama3Config8B(
-    _Closed, nemo2.models.llama.Llama3Config8B, nemo2.config.Config[nemo2.models.llama.Llama3Config8B]
+    _GPTConfigFields, _Closed, nemo2.models.llama.Llama3Config8B, nemo2.config.Config[nemo2.models.llama.Llama3Config8B]
 ): ...
 class Llama4Experts128Config(
     _Llama4ConfigFields,
@@ -328,7 +392,9 @@ class Llama4Experts16Config(
     nemo2.models.llama4.Llama4Experts16Config,
     nemo2.config.Config[nemo2.models.llama4.Llama4Experts16Config],
 ): ...
-class LlamaConfig(_Closed, nemo2.models.llama.LlamaConfig, nemo2.config.Config[nemo2.models.llama.LlamaConfig]): ...
+class LlamaConfig(
+    _GPTConfigFields, _Closed, nemo2.models.llama.LlamaConfig, nemo2.config.Config[nemo2.models.llama.LlamaConfig]
+): ...
 class LlamaModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.llama.LlamaModel]): ...
 class LlamaNemotronModel(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.llama_nemotron.LlamaNemotronModel]
@@ -478,11 +544,11 @@ class MegatronStrategy(_Closed, nemo2.config.Config[nemo2.strategy.MegatronStrat
     ddp: Part[
         DistributedDataParallelConfig,
         megatron.core.distributed.distributed_data_parallel_config.DistributedDataParallelConfig
-        | typing.Literal["megatron", "pytorch"]
+        | typing.Literal["megatron"]
         | AnyConfig,
     ]
     """Default: `'megatron'`."""
-    fsdp: typing.Literal["megatron", "pytorch"] | None
+    fsdp: typing.Literal["megatron"] | None
     """Default: `None`."""
     lazy_init: bool
     """Default: `False`."""
@@ -541,23 +607,35 @@ class MegatronStrategy(_Closed, nemo2.config.Config[nemo2.strategy.MegatronStrat
     ddp_config: Part[
         DistributedDataParallelConfig,
         megatron.core.distributed.distributed_data_parallel_config.DistributedDataParallelConfig
-        | typing.Literal["megatron", "pytorch"]
+        | typing.Literal["megatron"]
         | AnyConfig,
     ]
     """The same as `ddp`."""
 
 class MistralConfig7B(
-    _Closed, nemo2.models.mistral.MistralConfig7B, nemo2.config.Config[nemo2.models.mistral.MistralConfig7B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.mistral.MistralConfig7B,
+    nemo2.config.Config[nemo2.models.mistral.MistralConfig7B],
 ): ...
 class MistralModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.mistral.MistralModel]): ...
 class MistralNeMoConfig12B(
-    _Closed, nemo2.models.mistral.MistralNeMoConfig12B, nemo2.config.Config[nemo2.models.mistral.MistralNeMoConfig12B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.mistral.MistralNeMoConfig12B,
+    nemo2.config.Config[nemo2.models.mistral.MistralNeMoConfig12B],
 ): ...
 class MixtralConfig8x22B(
-    _Closed, nemo2.models.mixtral.MixtralConfig8x22B, nemo2.config.Config[nemo2.models.mixtral.MixtralConfig8x22B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.mixtral.MixtralConfig8x22B,
+    nemo2.config.Config[nemo2.models.mixtral.MixtralConfig8x22B],
 ): ...
 class MixtralConfig8x7B(
-    _Closed, nemo2.models.mixtral.MixtralConfig8x7B, nemo2.config.Config[nemo2.models.mixtral.MixtralConfig8x7B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.mixtral.MixtralConfig8x7B,
+    nemo2.config.Config[nemo2.models.mixtral.MixtralConfig8x7B],
 ): ...
 class MixtralModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.mixtral.MixtralModel]): ...
 
@@ -630,10 +708,16 @@ class ModelCheckpoint(_Closed, nemo2.config.Config[nemo2.checkpoint.model_checkp
     """Default: `False`."""
 
 class NVIDIAMambaConfig8B(
-    _Closed, nemo2.models.ssm.NVIDIAMambaConfig8B, nemo2.config.Config[nemo2.models.ssm.NVIDIAMambaConfig8B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.NVIDIAMambaConfig8B,
+    nemo2.config.Config[nemo2.models.ssm.NVIDIAMambaConfig8B],
 ): ...
 class NVIDIAMambaHybridConfig8B(
-    _Closed, nemo2.models.ssm.NVIDIAMambaHybridConfig8B, nemo2.config.Config[nemo2.models.ssm.NVIDIAMambaHybridConfig8B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.NVIDIAMambaHybridConfig8B,
+    nemo2.config.Config[nemo2.models.ssm.NVIDIAMambaHybridConfig8B],
 ): ...
 
 class NeMoLogger(_Closed, nemo2.config.Config[nemo2.run_dir.logger.NeMoLogger]):
@@ -668,40 +752,70 @@ class NeMoLogger(_Closed, nemo2.config.Config[nemo2.run_dir.logger.NeMoLogger]):
     """Default: `None`."""
 
 class Nemotron3Config22B(
-    _Closed, nemo2.models.nemotron.Nemotron3Config22B, nemo2.config.Config[nemo2.models.nemotron.Nemotron3Config22B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.nemotron.Nemotron3Config22B,
+    nemo2.config.Config[nemo2.models.nemotron.Nemotron3Config22B],
 ): ...
 class Nemotron3Config4B(
-    _Closed, nemo2.models.nemotron.Nemotron3Config4B, nemo2.config.Config[nemo2.models.nemotron.Nemotron3Config4B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.nemotron.Nemotron3Config4B,
+    nemo2.config.Config[nemo2.models.nemotron.Nemotron3Config4B],
 ): ...
 class Nemotron3Config8B(
-    _Closed, nemo2.models.nemotron.Nemotron3Config8B, nemo2.config.Config[nemo2.models.nemotron.Nemotron3Config8B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.nemotron.Nemotron3Config8B,
+    nemo2.config.Config[nemo2.models.nemotron.Nemotron3Config8B],
 ): ...
 class Nemotron4Config15B(
-    _Closed, nemo2.models.nemotron.Nemotron4Config15B, nemo2.config.Config[nemo2.models.nemotron.Nemotron4Config15B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.nemotron.Nemotron4Config15B,
+    nemo2.config.Config[nemo2.models.nemotron.Nemotron4Config15B],
 ): ...
 class Nemotron4Config340B(
-    _Closed, nemo2.models.nemotron.Nemotron4Config340B, nemo2.config.Config[nemo2.models.nemotron.Nemotron4Config340B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.nemotron.Nemotron4Config340B,
+    nemo2.config.Config[nemo2.models.nemotron.Nemotron4Config340B],
 ): ...
 class NemotronHConfig47B(
-    _Closed, nemo2.models.ssm.NemotronHConfig47B, nemo2.config.Config[nemo2.models.ssm.NemotronHConfig47B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.NemotronHConfig47B,
+    nemo2.config.Config[nemo2.models.ssm.NemotronHConfig47B],
 ): ...
 class NemotronHConfig4B(
-    _Closed, nemo2.models.ssm.NemotronHConfig4B, nemo2.config.Config[nemo2.models.ssm.NemotronHConfig4B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.NemotronHConfig4B,
+    nemo2.config.Config[nemo2.models.ssm.NemotronHConfig4B],
 ): ...
 class NemotronHConfig56B(
-    _Closed, nemo2.models.ssm.NemotronHConfig56B, nemo2.config.Config[nemo2.models.ssm.NemotronHConfig56B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.NemotronHConfig56B,
+    nemo2.config.Config[nemo2.models.ssm.NemotronHConfig56B],
 ): ...
 class NemotronHConfig8B(
-    _Closed, nemo2.models.ssm.NemotronHConfig8B, nemo2.config.Config[nemo2.models.ssm.NemotronHConfig8B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.NemotronHConfig8B,
+    nemo2.config.Config[nemo2.models.ssm.NemotronHConfig8B],
 ): ...
 class NemotronModel(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.nemotron.NemotronModel]
 ): ...
 class NemotronNano12Bv2(
-    _Closed, nemo2.models.ssm.NemotronNano12Bv2, nemo2.config.Config[nemo2.models.ssm.NemotronNano12Bv2]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.NemotronNano12Bv2,
+    nemo2.config.Config[nemo2.models.ssm.NemotronNano12Bv2],
 ): ...
 class NemotronNano9Bv2(
-    _Closed, nemo2.models.ssm.NemotronNano9Bv2, nemo2.config.Config[nemo2.models.ssm.NemotronNano9Bv2]
+    _GPTConfigFields, _Closed, nemo2.models.ssm.NemotronNano9Bv2, nemo2.config.Config[nemo2.models.ssm.NemotronNano9Bv2]
 ): ...
 class OptimizerConfig(
     _Closed,
@@ -709,63 +823,96 @@ class OptimizerConfig(
     nemo2.config.Config[megatron.core.optimizer.optimizer_config.OptimizerConfig],
 ): ...
 class Phi3ConfigMini(
-    _Closed, nemo2.models.phi3.Phi3ConfigMini, nemo2.config.Config[nemo2.models.phi3.Phi3ConfigMini]
+    _GPTConfigFields, _Closed, nemo2.models.phi3.Phi3ConfigMini, nemo2.config.Config[nemo2.models.phi3.Phi3ConfigMini]
 ): ...
 class Phi3Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.phi3.Phi3Model]): ...
 class Qwen25Config14B(
-    _Closed, nemo2.models.qwen2.Qwen25Config14B, nemo2.config.Config[nemo2.models.qwen2.Qwen25Config14B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen2.Qwen25Config14B,
+    nemo2.config.Config[nemo2.models.qwen2.Qwen25Config14B],
 ): ...
 class Qwen25Config1P5B(
-    _Closed, nemo2.models.qwen2.Qwen25Config1P5B, nemo2.config.Config[nemo2.models.qwen2.Qwen25Config1P5B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen2.Qwen25Config1P5B,
+    nemo2.config.Config[nemo2.models.qwen2.Qwen25Config1P5B],
 ): ...
 class Qwen25Config32B(
-    _Closed, nemo2.models.qwen2.Qwen25Config32B, nemo2.config.Config[nemo2.models.qwen2.Qwen25Config32B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen2.Qwen25Config32B,
+    nemo2.config.Config[nemo2.models.qwen2.Qwen25Config32B],
 ): ...
 class Qwen25Config500M(
-    _Closed, nemo2.models.qwen2.Qwen25Config500M, nemo2.config.Config[nemo2.models.qwen2.Qwen25Config500M]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen2.Qwen25Config500M,
+    nemo2.config.Config[nemo2.models.qwen2.Qwen25Config500M],
 ): ...
 class Qwen25Config72B(
-    _Closed, nemo2.models.qwen2.Qwen25Config72B, nemo2.config.Config[nemo2.models.qwen2.Qwen25Config72B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen2.Qwen25Config72B,
+    nemo2.config.Config[nemo2.models.qwen2.Qwen25Config72B],
 ): ...
 class Qwen25Config7B(
-    _Closed, nemo2.models.qwen2.Qwen25Config7B, nemo2.config.Config[nemo2.models.qwen2.Qwen25Config7B]
+    _GPTConfigFields, _Closed, nemo2.models.qwen2.Qwen25Config7B, nemo2.config.Config[nemo2.models.qwen2.Qwen25Config7B]
 ): ...
 class Qwen2Config1P5B(
-    _Closed, nemo2.models.qwen2.Qwen2Config1P5B, nemo2.config.Config[nemo2.models.qwen2.Qwen2Config1P5B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen2.Qwen2Config1P5B,
+    nemo2.config.Config[nemo2.models.qwen2.Qwen2Config1P5B],
 ): ...
 class Qwen2Config500M(
-    _Closed, nemo2.models.qwen2.Qwen2Config500M, nemo2.config.Config[nemo2.models.qwen2.Qwen2Config500M]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen2.Qwen2Config500M,
+    nemo2.config.Config[nemo2.models.qwen2.Qwen2Config500M],
 ): ...
 class Qwen2Config72B(
-    _Closed, nemo2.models.qwen2.Qwen2Config72B, nemo2.config.Config[nemo2.models.qwen2.Qwen2Config72B]
+    _GPTConfigFields, _Closed, nemo2.models.qwen2.Qwen2Config72B, nemo2.config.Config[nemo2.models.qwen2.Qwen2Config72B]
 ): ...
 class Qwen2Config7B(
-    _Closed, nemo2.models.qwen2.Qwen2Config7B, nemo2.config.Config[nemo2.models.qwen2.Qwen2Config7B]
+    _GPTConfigFields, _Closed, nemo2.models.qwen2.Qwen2Config7B, nemo2.config.Config[nemo2.models.qwen2.Qwen2Config7B]
 ): ...
 class Qwen2Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.qwen2.Qwen2Model]): ...
 class Qwen3Config14B(
-    _Closed, nemo2.models.qwen3.Qwen3Config14B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config14B]
+    _GPTConfigFields, _Closed, nemo2.models.qwen3.Qwen3Config14B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config14B]
 ): ...
 class Qwen3Config1P7B(
-    _Closed, nemo2.models.qwen3.Qwen3Config1P7B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config1P7B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen3.Qwen3Config1P7B,
+    nemo2.config.Config[nemo2.models.qwen3.Qwen3Config1P7B],
 ): ...
 class Qwen3Config235B_A22B(
-    _Closed, nemo2.models.qwen3.Qwen3Config235B_A22B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config235B_A22B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen3.Qwen3Config235B_A22B,
+    nemo2.config.Config[nemo2.models.qwen3.Qwen3Config235B_A22B],
 ): ...
 class Qwen3Config30B_A3B(
-    _Closed, nemo2.models.qwen3.Qwen3Config30B_A3B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config30B_A3B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen3.Qwen3Config30B_A3B,
+    nemo2.config.Config[nemo2.models.qwen3.Qwen3Config30B_A3B],
 ): ...
 class Qwen3Config32B(
-    _Closed, nemo2.models.qwen3.Qwen3Config32B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config32B]
+    _GPTConfigFields, _Closed, nemo2.models.qwen3.Qwen3Config32B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config32B]
 ): ...
 class Qwen3Config4B(
-    _Closed, nemo2.models.qwen3.Qwen3Config4B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config4B]
+    _GPTConfigFields, _Closed, nemo2.models.qwen3.Qwen3Config4B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config4B]
 ): ...
 class Qwen3Config600M(
-    _Closed, nemo2.models.qwen3.Qwen3Config600M, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config600M]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen3.Qwen3Config600M,
+    nemo2.config.Config[nemo2.models.qwen3.Qwen3Config600M],
 ): ...
 class Qwen3Config8B(
-    _Closed, nemo2.models.qwen3.Qwen3Config8B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config8B]
+    _GPTConfigFields, _Closed, nemo2.models.qwen3.Qwen3Config8B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config8B]
 ): ...
 class Qwen3Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.qwen3.Qwen3Model]): ...
 
@@ -812,19 +959,31 @@ class SquadDataModule(_Closed, nemo2.config.Config[nemo2.data.finetuning.publish
     """Default: `None`."""
 
 class Starcoder2Config15B(
-    _Closed, nemo2.models.starcoder.Starcoder2Config15B, nemo2.config.Config[nemo2.models.starcoder.Starcoder2Config15B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.starcoder.Starcoder2Config15B,
+    nemo2.config.Config[nemo2.models.starcoder.Starcoder2Config15B],
 ): ...
 class Starcoder2Config3B(
-    _Closed, nemo2.models.starcoder.Starcoder2Config3B, nemo2.config.Config[nemo2.models.starcoder.Starcoder2Config3B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.starcoder.Starcoder2Config3B,
+    nemo2.config.Config[nemo2.models.starcoder.Starcoder2Config3B],
 ): ...
 class Starcoder2Config7B(
-    _Closed, nemo2.models.starcoder.Starcoder2Config7B, nemo2.config.Config[nemo2.models.starcoder.Starcoder2Config7B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.starcoder.Starcoder2Config7B,
+    nemo2.config.Config[nemo2.models.starcoder.Starcoder2Config7B],
 ): ...
 class Starcoder2Model(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.starcoder.Starcoder2Model]
 ): ...
 class StarcoderConfig15B(
-    _Closed, nemo2.models.starcoder.StarcoderConfig15B, nemo2.config.Config[nemo2.models.starcoder.StarcoderConfig15B]
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.starcoder.StarcoderConfig15B,
+    nemo2.config.Config[nemo2.models.starcoder.StarcoderConfig15B],
 ): ...
 class StarcoderModel(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.starcoder.StarcoderModel]

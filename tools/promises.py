@@ -44,6 +44,7 @@ _FP8 = "nemo2/test_fp8.py"
 _FORMATS = "tools/test_te_formats.py"
 _ADAM = "nemo2/optim/test_distributed_fused_adam.py"
 _FORMS = "nemo2/parallel/test_forms.py"
+_ANY = "nemo2/strategies/test_any_model.py"
 _EACH_OPTION = f"{_ADAM}::test_each_option_sets_its_fields"
 _OF_APEX = f"{_ADAM}::test_every_argument_of_apex_is_accepted_at_its_default"
 _REFUSED = f"{_ADAM}::test_what_cannot_be_is_refused"
@@ -526,6 +527,27 @@ SECTIONS = (
                 f"{_FORMS}::test_a_reduction_of_the_users_is_used_in_either_form",
             ),
             Row(
+                "`validation_loss_reduction(self, model)` may return `model.validation_loss_reduction()`",
+                f"{_FORMS}::test_a_reduction_that_asks_the_model_gets_the_one_that_it_overrides",
+            ),
+            Row(
+                "`recipe.strategy.ddp_config.overlap_grad_sync = False` works on every fine-tuning recipe",
+                "nemo2/config/test_text_forms.py"
+                "::test_the_first_sentence_of_the_documentation_holds_for_every_fine_tuning_recipe",
+            ),
+            Row(
+                "a module of your own may ask for its pipeline stage (`parallel_state.is_pipeline_first_stage()`)",
+                f"{_ANY}::test_the_same_mlp_in_two_pipeline_stages",
+            ),
+            Row(
+                "a module of your own may use `ColumnParallelLinear` and `RowParallelLinear`, and gather values for its own loss",
+                f"{_ANY}::test_the_same_mlp_of_parallel_linears_with_its_own_loss",
+            ),
+            Row(
+                "a checkpoint continues the same training in another layout or strategy",
+                "nemo2/checkpoint/test_reshard.py::test_a_checkpoint_is_the_same_training_in_another_layout",
+            ),
+            Row(
                 "`MaskedTokenLossReduction` is the mean over all unmasked tokens",
                 "nemo2/parallel/test_loss.py::test_the_reported_loss_is_the_mean_over_all_kept_tokens_of_all_replicas",
             ),
@@ -577,7 +599,7 @@ SECTIONS = (
             "nemo2.parallel.megatron_parallel:MegatronParallel": dict.fromkeys(
                 (
                     *("pipeline", "precision_plugin", "callbacks", "data_step", "forward_step", "loss_reduction"),
-                    *("vp_size", "ddp_config", "device", "wrap_chunk", "transform"),
+                    *("vp_size", "ddp_config", "device", "wrap_chunk", "transform", "cpu"),
                 ),
                 f"{_PARALLEL}::test_each_argument_of_the_constructor_does_what_it_says",
             ),

@@ -24,7 +24,7 @@ class RestoreConfig:
     path: str
     """The weights, as one of:
 
-    - a checkpoint directory
+    - a checkpoint directory, or a run's directory, of which the newest checkpoint is taken
     - ``nemo://name``: a model that `llm.import_ckpt` has stored
     - ``hf:///folder``: released weights in a folder with config.json and safetensors files
     - ``hf://organisation/name``: released weights from Hugging Face's hub
@@ -121,12 +121,11 @@ class AutoResume:
         restore: Optional[RestoreConfig] = getattr(trainer.strategy, "restore_config", None)
         if path is not None:
             trainer.ckpt_path = path
-        elif (
-            restore is not None and restore is self.restore_config and restore.describes_tokenizer and model is not None
-        ):
-            if (why := missing(restore.path)) is not None:
+        if restore is not None and restore is self.restore_config and restore.describes_tokenizer and model is not None:
+            why = missing(restore.path)
+            if why is not None and path is None:
                 raise CheckpointError(f"resume.restore_config.path={restore.path}: {why}")
-            take_tokenizer(resolved(restore.path), model, data)
+            take_tokenizer(resolved(restore.path) if why is None else Path(path or ""), model, data)
         return path
 
     def get_trainer_ckpt_path(
@@ -243,6 +242,11 @@ def refuse_unresumable(directory: Path, *, max_steps: int, past_end: bool = Fals
         _refuse_finished(search, max_steps)
     if search.found is not None and search.whole is None:
         _refuse_weights_only(search.found, search.manifest)
+
+
+def newest_to_resume(directory: Path) -> Optional[Path]:
+    """The checkpoint in ``directory`` that training would resume from. None: there is none."""
+    return _newest([directory], any_run=False).whole
 
 
 def _refuse_finished(search: Search, max_steps: int) -> None:

@@ -9,14 +9,15 @@ with zeros, or change their meaning; this is rejected unless the user accepts it
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo2.checkpoint.context import TOKENIZER_FILES, described_parts, load_context, tokenizer_identity
+from nemo2.checkpoint.context import TOKENIZER_FILES, described, described_parts, load_context, tokenizer_identity
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
 from nemo2.config.show import TARGET, diff
+from nemo2.data.tokenizer_files import FIELDS, files_of
 
 _SHAPES = re.compile(
     r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|vocab_size|num_moe_experts"
@@ -32,11 +33,8 @@ _HARMLESS = re.compile(
     r"|use_cpu_initialization|deallocate_|distribute_saved|make_vocab_size_divisible_by|token_dispatcher|nccl_|wgrad_deferral"
     r"|barrier_with|batch_p2p|log_|timers|max_steps$"
 )
-_DECIDED_ELSEWHERE = re.compile(
-    r"(_parallel_size|_parallel|params_dtype|pipeline_dtype|autocast_dtype)$|tokenizer\.path$"
-)
-"""Fields that aren't compared here: the layout, which may change freely, the precision, and the files in the
-checkpoint."""
+_DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|params_dtype|pipeline_dtype|autocast_dtype)$")
+"""Fields that aren't compared here: the layout, which may change freely, and the precision."""
 
 
 _INPUTS = "input_digests"
@@ -116,12 +114,40 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
         # There is no description, or its classes can't be imported. Training doesn't need the comparison.
         except Exception:
             continue
+        copies = checkpoint / CONTEXT_PATH / TOKENIZER_FILES
+        files = files_of(config) if part == "tokenizer" and copies.is_dir() else {}
         for change in differing:
-            if not _DECIDED_ELSEWHERE.search(f"{part}.{change.path}"):
+            # Files are compared by content: those of the checkpoint are copies.
+            if not _DECIDED_ELSEWHERE.search(change.path) and not (files and change.path in FIELDS):
                 _sort(found, part, change.path, change.old, change.new)
-        if part == "tokenizer":
-            _compare_files(found, checkpoint / CONTEXT_PATH / TOKENIZER_FILES, getattr(config, "path", None))
+        if files:
+            _compare_files(found, copies, files)
     return found
+
+
+def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> list[str]:
+    """The changes that `changes_since` would find unfit, as far as a model's configuration and a tokenizer show them
+    before the model exists.
+
+    Args:
+        model_config: The settled configuration. None: it is unknown.
+        tokenizer: The run's tokenizer. None: it has none, or it is unknown.
+    """
+    found = Changes()
+    manifest = read_manifest(checkpoint)
+    before = manifest.settings if manifest is not None else {}
+    for name, value in tokenizer_settings(tokenizer).items() if tokenizer is not None else ():
+        if value and name in before and before[name] != value:
+            _sort(found, "tokenizer", name, before[name], value)
+    try:
+        stored = getattr(load_context(checkpoint, "model", build=False), "config", None)
+        differing = diff(stored, described(model_config)) if None not in (stored, model_config) else []
+    except Exception:  # as in `changes_since`
+        differing = []
+    for change in differing:
+        if not _DECIDED_ELSEWHERE.search(change.path):
+            _sort(found, "model", f"config.{change.path}", change.old, change.new)
+    return found.unfit
 
 
 def _sort(found: Changes, part: str, path: str, old: Any, new: Any) -> None:
@@ -139,14 +165,11 @@ def _shown(value: Any) -> Any:
     return getattr(value, "__name__", value)
 
 
-def _compare_files(found: Changes, kept: Path, path: Any) -> None:
+def _compare_files(found: Changes, copies: Path, files: Mapping[str, Path]) -> None:
     """Compare the files of a tokenizer, which may have moved, with the copies in the checkpoint."""
-    if path is None or not kept.is_dir():
-        return
-    source = Path(str(path)).expanduser()
-    for file in sorted(item for item in kept.iterdir() if item.is_file()):
-        now = source if source.is_file() else source / file.name
-        if not now.is_file():
-            found.unfit.append(f"tokenizer: {file.name} no longer exists in {source}")
+    for file in sorted(item for item in copies.iterdir() if item.is_file()):
+        now = next(iter(files.values())) if len(files) == 1 else files.get(file.name)
+        if now is None:
+            found.unfit.append(f"tokenizer: {file.name} no longer exists in {next(iter(files.values())).parent}")
         elif sha256(now) != sha256(file):
             found.unfit.append(f"tokenizer: {now} is not the file that the checkpoint was trained with")

@@ -65,7 +65,7 @@ def write_parts(checkpoint: Path, parts: Mapping[Part, Any], *, release: Optiona
             if part == "tokenizer":
                 _keep_files(obj, directory / TOKENIZER_FILES)
             # The model's optimizer and tokenizer are separate parts.
-            text = to_json(_described(obj, without=("optim", "tokenizer")), indent=1)
+            text = to_json(described(obj, without=("optim", "tokenizer")), indent=1)
         except Exception as error:  # any error of a user's class: a save without context is better than none
             missing[part] = " ".join(str(error).split())
             continue
@@ -219,7 +219,7 @@ def _is_described_by(tokenizer: Any, file: Path) -> bool:
     from nemo2.config.serialize import to_json
 
     try:
-        own = to_json(_described(tokenizer), indent=1)
+        own = to_json(described(tokenizer), indent=1)
     except Exception:  # any error of a user's class
         return False
     return not files_of(tokenizer) and own.encode() + b"\n" == read_bounded(file, at_most=MOST_BYTES)
@@ -231,7 +231,7 @@ def described_parts(trainer: Any) -> dict[Part, Any]:
     for part, obj in _parts(trainer).items():
         if obj is not None:
             with contextlib.suppress(Exception):  # any error of a user's class
-                found[part] = _described(obj, without=("optim", "tokenizer"))
+                found[part] = described(obj, without=("optim", "tokenizer"))
     return found
 
 
@@ -241,7 +241,7 @@ def _parts(trainer: Any) -> dict[Part, Any]:
     return {"model": module, "tokenizer": tokenizer, "data": data, "optim": getattr(module, "optim", None)}
 
 
-def _described(obj: Any, *, without: Collection[str] = ()) -> Any:
+def described(obj: Any, *, without: Collection[str] = ()) -> Any:
     """``obj`` as a config of its original arguments plus the user's later changes.
 
     Values that the strategy, the precision and the backend wrote describe the layout of this run, not the model. They
@@ -250,9 +250,9 @@ def _described(obj: Any, *, without: Collection[str] = ()) -> Any:
     from nemo2.config.tree import Config
 
     if isinstance(obj, list | tuple):
-        return type(obj)(_described(item) for item in obj)
+        return type(obj)(described(item) for item in obj)
     if isinstance(obj, dict):
-        return {key: _described(value) for key, value in obj.items()}
+        return {key: described(value) for key, value in obj.items()}
     arguments = captured_arguments(obj)
     if arguments is not None:
         managed = _MANAGED | getattr(obj, "adjustments", {}).keys()
@@ -265,7 +265,7 @@ def _described(obj: Any, *, without: Collection[str] = ()) -> Any:
         arguments = {name: getattr(obj, name) for name in explicit_fields(obj)}
     else:
         return as_megatron_has_it(obj)
-    kept = {name: _described(value) for name, value in arguments.items() if name not in without}
+    kept = {name: described(value) for name, value in arguments.items() if name not in without}
     return Config(type(obj), bind_args=False, **kept)
 
 

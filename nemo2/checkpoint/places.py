@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Optional
 
-from nemo2.checkpoint.directory import finished, read_manifest
+from nemo2.checkpoint.directory import WEIGHTS_PATH, finished, read_manifest
 from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.data.home import models_home
 
@@ -15,19 +15,21 @@ IMPORTED = "nemo://"
 
 
 def resolved(path: str) -> Path:
-    """The folder of a checkpoint's path. ``nemo://name`` stands for an imported model."""
-    if path.startswith(IMPORTED):
-        return models_home() / path.removeprefix(IMPORTED)
-    return Path(path).expanduser()
+    """The checkpoint that a path names: its folder, or the newest checkpoint in the folder of a run (`newest_in`).
+    ``nemo://name`` stands for an imported model. A folder without a finished checkpoint is returned unchanged."""
+    folder = models_home() / path.removeprefix(IMPORTED) if path.startswith(IMPORTED) else Path(path).expanduser()
+    return newest_in(folder) or folder
 
 
 def missing(path: str) -> Optional[str]:
     """Why a run can't start from ``path``, and the fix, if it is not a folder of this machine. None: it is, or it is
-    a release, which is downloaded. A folder of NeMo 2.0's with adapters only is reported too."""
+    a release, which is downloaded. A folder without weights and one of NeMo 2.0's with adapters only are reported
+    too."""
     if path.startswith(HUGGING_FACE):
         return None
-    if resolved(path).is_dir():
-        return nemo_adapters(resolved(path))
+    folder = resolved(path)
+    if folder.is_dir():
+        return nemo_adapters(folder) or _no_weights(folder)
     if not path.startswith(IMPORTED):
         return "this checkpoint directory does not exist. Set the path of an existing checkpoint."
     name = path.removeprefix(IMPORTED)
@@ -36,6 +38,14 @@ def missing(path: str) -> Optional[str]:
         f"hf://{name} --output {resolved(path)}` (or from a folder, hf:///path/to/it). Or start from the release "
         f"directly: set resume.restore_config.path=hf://{name}."
     )
+
+
+def _no_weights(folder: Path) -> Optional[str]:
+    if read_manifest(folder) is not None or any((folder / name / ".metadata").is_file() for name in ("", WEIGHTS_PATH)):
+        return None
+    if (folder / "config.json").is_file():
+        return f"this folder contains a Hugging Face release. Write it as {HUGGING_FACE}{folder.absolute()}."
+    return f"this folder contains no finished checkpoint. `nemo2 inspect {folder}` shows what it contains."
 
 
 def newest_in(folder: Path) -> Optional[Path]:

@@ -10,10 +10,12 @@ import math
 import numbers
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from types import SimpleNamespace
+from typing import Any, Optional, Union
 
+from nemo2.config.capture import captured_arguments
 from nemo2.config.walk import class_of
 
 _LOWER = {"[": (operator.ge, "at least"), "(": (operator.gt, "above")}
@@ -86,6 +88,23 @@ class Domain:
             if self.items
             else words
         )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The texts that a field may have. The methods and fields are those of `Domain`."""
+
+    texts: tuple[str, ...]
+    why: str
+    unless: str = ""
+    length: Optional[int] = None
+
+    def holds(self, value: Any, *, alone: bool = False) -> bool:
+        return value is None or value in self.texts
+
+    @property
+    def words(self) -> str:
+        return f"{', '.join(map(repr, self.texts[:-1]))} or {self.texts[-1]!r}"
 
 
 def _edges(interval: str) -> tuple[float, float]:
@@ -297,6 +316,19 @@ MODEL: Mapping[str, Domain] = {
     "hybrid_mlp_ratio": _share("a share of the layers"),
 }
 
+MODEL_TEXTS: Mapping[str, Choice] = {
+    "tp_comm_bootstrap_backend": Choice(
+        ("nccl", "mpi", "gloo"), "the backend with which Transformer Engine starts its userbuffers"
+    ),
+}
+
+BUFFERS: Mapping[str, Domain] = {
+    "bucket_size": _count(
+        "a number of elements; a smaller number gives each parameter its own collective",
+        unless="set None to let Megatron-Core choose",
+    ),
+}
+
 OPTIMIZER: Mapping[str, Domain] = {
     "lr": _positive("the peak learning rate"),
     "min_lr": _weight("the final learning rate"),
@@ -375,6 +407,30 @@ FILES: Mapping[str, Domain] = {
 }
 """Fields of a data module whose samples Megatron-Core makes from files."""
 
+OVERLAP: Mapping[str, Union[Domain, Choice]] = {
+    "bucket_size": BUFFERS["bucket_size"],
+    "wgrad_deferral_limit": MODEL["wgrad_deferral_limit"],
+    **MODEL_TEXTS,
+}
+"""Arguments of the overlap callback, which end in fields of the tables above."""
+
+PRECISION: Mapping[str, Domain] = {
+    **{
+        f"fp16_{name}": OPTIMIZER[name]
+        for name in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+    },
+    **{
+        name: MODEL[name]
+        for name in (
+            "fp8_margin",
+            "fp8_amax_history_len",
+            "num_layers_at_start_in_bf16",
+            "num_layers_at_end_in_bf16",
+        )
+    },
+}
+"""Arguments of the precision plugin, which end in fields of the tables above."""
+
 OPTIMIZER_MODULE: Mapping[str, Domain] = {"lr_mult": _weight("multiplies the learning rate of some parameters")}
 
 
@@ -387,10 +443,11 @@ def data_domains(data: Any) -> Mapping[str, Domain]:
     return FILES if hasattr(data, "paths") or hasattr(data, "max_bytes") else DATA
 
 
-def parts_out_of_range(*, model: Any, data: Any, optim: Any) -> Iterator[str]:
+def parts_out_of_range(*, model: Any, data: Any, optim: Any, trainer: Any = None) -> Iterator[str]:
     """Values of a run's live parts that are out of their tables' range, in the words of `out_of_range`.
 
     Args:
+        trainer: The trainer, for its gradient buffers, precision and overlap callbacks. None: they aren't checked.
         model: The model. Its ``config`` is checked if it is Megatron-Core's.
         data: The data module.
         optim: The optimizer module with its schedule. None: nothing is trained, or the optimizer is the user's own.
@@ -398,14 +455,32 @@ def parts_out_of_range(*, model: Any, data: Any, optim: Any) -> Iterator[str]:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     if isinstance(getattr(model, "config", None), TransformerConfig):
-        yield from out_of_range(model.config, "model.config", MODEL)
+        yield from out_of_range(model.config, "model.config", {**MODEL, **MODEL_TEXTS})
     yield from out_of_range(data, "data", data_domains(data), others=False)
     yield from out_of_range(optim, "optim", OPTIMIZER_MODULE, others=False)
     yield from out_of_range(getattr(optim, "config", None), "optim.config", OPTIMIZER)
     yield from out_of_range(getattr(optim, "lr_scheduler", None), "optim.lr_scheduler", SCHEDULE, others=False)
+    strategy = getattr(trainer, "strategy", None)
+    yield from out_of_range(getattr(strategy, "ddp_config", None), "strategy.ddp_config", BUFFERS, others=False)
+    yield from callbacks_out_of_range(getattr(trainer, "callbacks", None) or [])
+    yield from precision_out_of_range(getattr(strategy, "precision_plugin", None), "trainer.plugins")
 
 
-def out_of_range(node: Any, path: str, domains: Mapping[str, Domain], *, others: bool = True) -> Iterator[str]:
+def callbacks_out_of_range(callbacks: Iterable[Any]) -> Iterator[str]:
+    """Arguments of overlap callbacks, or of their nodes in a recipe, that are out of range."""
+    for index, callback in enumerate(callbacks):
+        if getattr(class_of(callback), "asks_for_overlap", False):
+            yield from out_of_range(callback, f"trainer.callbacks[{index}]", OVERLAP, others=False)
+
+
+def precision_out_of_range(plugins: Any, path: str) -> Iterator[str]:
+    """Arguments of the precision among these plugins, or of their nodes in a recipe, that are out of range."""
+    for plugin in plugins if isinstance(plugins, list | tuple) else [plugins]:
+        arguments = getattr(plugin, "__arguments__", None) or captured_arguments(plugin) or {}
+        yield from out_of_range(SimpleNamespace(**arguments), path, PRECISION, others=False)
+
+
+def out_of_range(node: Any, path: str, domains: Mapping[str, Domain | Choice], *, others: bool = True) -> Iterator[str]:
     """Values of a configuration, or of its node in a recipe, that its table does not allow: one paragraph for each
     field.
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Optional
 
+from nemo2.checks.earlier import changes_that_do_not_fit
 from nemo2.checks.facts import read_facts, unread_facts
 from nemo2.checks.nearest import nearest_layouts
 from nemo2.checks.rule import Problem
@@ -89,6 +90,11 @@ def find(
         environment = os.environ
     facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine, environment=environment)
     found += apply_rules(facts)
+    if local and not found:
+        found += [
+            Problem(rule="recipe-fits-its-earlier-run", topic="Files of this machine", message=message)
+            for message in changes_that_do_not_fit(facts)
+        ]
     where = {"devices": devices, "nodes": nodes, "machine": machine, "environment": environment}
     return found + _of_a_teacher(recipe, {problem.message for problem in found}, where)
 

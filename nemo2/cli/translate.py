@@ -2,8 +2,9 @@
 """``nemo2 translate``: converts a NeMo 2.0 script's imports, or a NeMo 2.0 run to a recipe, and lists the lines to
 edit.
 
-A script is read, never run. Its import statements are rewritten, and arguments that NeMo ignored are removed; every other line
-is kept. `nemo2.cli.nemo_recipe` reads the description of a run or checkpoint.
+A script or notebook is read, never run. Its import statements are rewritten, arguments that NeMo ignored are removed, and
+fields of other parts that it sets on the strategy are set where they live. Every other line is kept.
+`nemo2.cli.nemo_recipe` reads the description of a run or checkpoint.
 """
 
 import ast
@@ -14,7 +15,8 @@ from typing import Annotated, NamedTuple, Optional
 
 import typer
 
-from nemo2.config.aliases import gone
+from nemo2.cli.translate_notebook import translated_notebook
+from nemo2.config.aliases import aliases_of, gone, parameter_names
 from nemo2.errors import ConfigError
 
 EXAMPLE = "Example: nemo2 translate pretrain.py --output pretrain_nemo2.py"
@@ -25,7 +27,7 @@ class Translation(NamedTuple):
     left: list[tuple[int, str]]
     """Lines of the script to edit by hand, with the reason."""
     taken_out: list[tuple[int, str]]
-    """Lines from which something without effect in NeMo was removed, and what."""
+    """Lines from which something without effect in NeMo was removed, or in which a field moved, and what."""
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 def translate(
     script: Annotated[
-        Path, typer.Argument(help="A NeMo 2.0 script, or the directory of a NeMo 2.0 run or checkpoint.")
+        Path, typer.Argument(help="A NeMo 2.0 script or notebook, or the directory of a NeMo 2.0 run or checkpoint.")
     ],
     output: Annotated[
         Optional[Path], typer.Option("--output", "-o", help="Output file; for a recipe .py or .json. Default: print.")
@@ -63,7 +65,12 @@ def translate(
 
 def _of_script(script: Path) -> tuple[str, list[str], list[str]]:
     try:
-        done = translated(script.read_text(encoding="utf-8"))
+        text = script.read_text(encoding="utf-8")
+        if script.suffix == ".ipynb":
+            notebook, *said = translated_notebook(text, translated)
+            left, taken_out = ([f"{script}: {place}: {told}" for place, told in lines] for lines in said)
+            return notebook, left, taken_out
+        done = translated(text)
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{script} can't be read as Python: {error}.") from None
     left, taken_out = ([f"{script}:{line}: {told}" for line, told in lines] for lines in (done.left, done.taken_out))
@@ -85,13 +92,25 @@ def _of_run(folder: Path, output: Optional[Path]) -> tuple[str, list[str], list[
 
 
 def translated(text: str) -> Translation:
-    """The script with its imports rewritten. Raises SyntaxError if the text isn't Python."""
+    """The script with its imports rewritten, and fields that it sets on the strategy set where they live.
+
+    Raises:
+        SyntaxError: the text isn't Python.
+        ConfigError: the text is only a value, such as JSON, and no script.
+    """
     tree = ast.parse(text)
+    if tree.body and all(isinstance(one, ast.Expr) and not isinstance(one.value, ast.Call) for one in tree.body):
+        raise ConfigError(
+            "this is no script: it contains only values. `nemo2 translate` reads NeMo 2.0's scripts and notebooks."
+        )
     lines = text.splitlines(keepends=True)
     left: list[tuple[int, str]] = []
     aliases: dict[str, str] = {}
     unused = sorted(_without_effect(tree), key=lambda one: (one.node.lineno, one.node.col_offset), reverse=True)
     taken_out = [one for one in unused if _take_out(lines, one.node)]
+    moved, misplaced = _move_fields(lines, tree)
+    left += misplaced
+    taken_out_lines = sorted([*((one.node.lineno, one.told) for one in taken_out), *moved])
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in sorted(imports, key=lambda one: one.lineno, reverse=True):
         written, problems = _rewritten(node)
@@ -104,7 +123,7 @@ def translated(text: str) -> Translation:
                 written = [*written, "pass"]  # a block must not be empty
             lines[node.lineno - 1 : node.end_lineno] = [indent + f"\n{indent}".join(written) + end]
     left += _unknown_attributes(tree, aliases, without=[one.node for one in taken_out])
-    return Translation("".join(lines), sorted(set(left)), sorted((one.node.lineno, one.told) for one in taken_out))
+    return Translation("".join(lines), sorted(set(left)), taken_out_lines)
 
 
 def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]], list[str]]:
@@ -248,6 +267,53 @@ def _without_effect(tree: ast.AST) -> Iterator[_Unused]:
                 name = keyword.arg or ""
                 if (reason := UNUSED_ARGUMENTS.get(name) or gone(MegatronStrategy, name)) is not None:
                     yield _Unused(keyword, f"removed MegatronStrategy({name}=...): {reason}")
+
+
+def _move_fields(lines: list[str], tree: ast.AST) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """Rewrite ``recipe.trainer.strategy.NAME = value`` where NAME is a field of another part of the recipe. Returns the
+    lines that changed, and the lines to edit: the part can't be reached from there."""
+    from nemo2.config.homes import homes_of
+    from nemo2.strategy import MegatronStrategy
+
+    known = {*parameter_names(MegatronStrategy), *aliases_of(MegatronStrategy)}
+    moved, left = [], []
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            if not isinstance(target, ast.Attribute) or not _is_strategy(target.value) or target.attr in known:
+                continue
+            homes = homes_of(target.attr)
+            root = _recipe_of(target.value)
+            if not homes or gone(MegatronStrategy, target.attr) is not None:
+                continue
+            if root is None or target.lineno != target.end_lineno:
+                told = f"{ast.unparse(target)}: the strategy has no such field; set {homes[0]} of the recipe"
+                left.append((target.lineno, told))
+                continue
+            line = lines[target.lineno - 1].encode()
+            new = f"{ast.unparse(root)}.{homes[0]}"
+            lines[target.lineno - 1] = (
+                line[: target.col_offset] + new.encode() + line[target.end_col_offset :]
+            ).decode()
+            moved.append((target.lineno, f"{ast.unparse(target)} is now {new}"))
+        if isinstance(node, ast.Call) and "MegatronStrategy" in {_last(one) for one in (node.func, *node.args[:1])}:
+            for keyword in node.keywords:
+                name = keyword.arg or ""
+                if name not in known and gone(MegatronStrategy, name) is None and (homes := homes_of(name)):
+                    told = f"MegatronStrategy({name}=...): the strategy has no such field; set {homes[0]} instead"
+                    left.append((keyword.lineno, told))
+    return moved, left
+
+
+def _is_strategy(node: ast.expr) -> bool:
+    return _last(node) == "strategy"
+
+
+def _recipe_of(strategy: ast.expr) -> Optional[ast.expr]:
+    """The recipe in ``recipe.trainer.strategy`` or ``recipe.strategy``. None: the expression names none."""
+    owner = getattr(strategy, "value", None)
+    if isinstance(owner, ast.Attribute) and owner.attr == "trainer":
+        return owner.value
+    return owner if isinstance(owner, ast.Name) and "recipe" in owner.id else None
 
 
 def _last(node: ast.expr) -> str:

@@ -22,8 +22,8 @@ _table: dict[str, dict[str, str]] = {
 
 
 class Elsewhere(NamedTuple):
-    """The part of a recipe that decides an unset field: the part's path from the root, and a function that reads the
-    value from it. ``read`` returns `NOT_HERE` if the class's default applies."""
+    """The part of a recipe that decides an unset field: the part's path from the root ("": the config itself), and a
+    function that reads the value from it. ``read`` returns `NOT_HERE` if the class's default applies."""
 
     path: str
     read: Callable[[Any], Any]
@@ -32,6 +32,9 @@ class Elsewhere(NamedTuple):
 NOT_HERE = object()
 DECIDED_ELSEWHERE: dict[tuple[str, str], Elsewhere] = {}
 """The deciding part by class and field; see `register_elsewhere`."""
+
+_TEXT_FORMS: dict[str, dict[str, Callable[[str], Any]]] = {}
+"""For each class, the parameters whose texts stand for a config; see `register_text_form`."""
 
 _GONE: dict[str, dict[str, str]] = {}
 """For each class or function, names from NeMo 2.0's scripts that it lacks, with the reason."""
@@ -105,7 +108,8 @@ def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) 
     """Register fields of ``owner`` (``"module:qualname"``, which is not imported) and its subclasses that another part
     of a recipe decides if they are unset.
 
-    ``path`` is that part's path. Each field has a function that reads its value from the part.
+    ``path`` is that part's path; "" is the config that has the field. Each field has a function that reads its value
+    from the part.
     """
     DECIDED_ELSEWHERE.update({(owner, name): Elsewhere(path, read) for name, read in readings.items()})
 
@@ -115,6 +119,21 @@ def decided_elsewhere(target: Any, name: str) -> Elsewhere | None:
     owners = target.__mro__ if isinstance(target, type) else (target,)
     found = next((where for owner in owners if (where := DECIDED_ELSEWHERE.get((_key(owner), name)))), None)
     return found if found is not None and name in parameter_names(target) else None
+
+
+def register_text_form(target: str, /, **forms: Callable[[str], Any]) -> None:
+    """Register parameters of a class (``"module:qualname"``, which is not imported) and its subclasses that take a text
+    in place of a config. In a recipe, such a field reads as the config.
+
+    Each parameter has a function that returns the config for a text, or None for a text that stands for none.
+    """
+    _TEXT_FORMS.setdefault(target, {}).update(forms)
+
+
+def text_form(target: Any, name: str) -> Callable[[str], Any] | None:
+    """The function of `register_text_form`, also of a base class. None: texts are plain values."""
+    owners = target.__mro__ if isinstance(target, type) else (target,)
+    return next((form for owner in owners if (form := _TEXT_FORMS.get(_key(owner), {}).get(name))), None)
 
 
 def parameter_names(target: Callable[..., Any]) -> list[str]:

@@ -21,6 +21,7 @@ from nemo2.config.adjust import note_own_changes
 from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
 from nemo2.config.attributes import guard
 from nemo2.config.dtypes import read_dtype
+from nemo2.config.homes import homes_of
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import did_you_mean
 
@@ -265,6 +266,8 @@ def unknown_name(target: Any, name: str) -> UnknownNameError:
 def _hint(target: Any, name: str) -> str:
     if (reason := gone(target, name)) is not None:
         return f": {reason}"
+    if homes := homes_of(name, besides=target):
+        return f": it is a field of another part. Set {' or '.join(homes)}."
     return did_you_mean(name, [known for known in (*parameter_names(target), *aliases_of(target)) if known != name])
 
 

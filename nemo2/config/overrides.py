@@ -191,7 +191,8 @@ def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
     if not found:
         return str(error)
     write = " or ".join(f"{one}{operation}{value}" for one in found)
-    return f"{error} Write {write}" if parents else f"{str(error).partition(';')[0].rstrip('.')}. Write {write}"
+    unknown = re.split(r"; |: it is a field of ", str(error), maxsplit=1)[0].rstrip(".")
+    return f"{error} Write {write}" if parents and ";" in str(error) else f"{unknown}. Write {write}"
 
 
 def paths_of(recipe: Any, name: str) -> list[str]:

@@ -6,6 +6,7 @@ They subclass `nemo_run.Config` and `nemo_run.Partial`, and so fiddle's classes,
 - An alias reads and sets the parameter that it stands for, anywhere in the tree (`recipe.strategy`).
 - An unknown name raises an error at the line that uses it, with the nearest names.
 - `isinstance(config, Target)` is True for a Config of `Target`, so one expression filters configs and objects.
+- A text that stands for a config (``ddp="megatron"``) reads as the config. Editing that sets it.
 - An unset parameter reads as its effective default, which another part of the recipe may decide
   (`nemo2.config.aliases.DECIDED_ELSEWHERE`). Editing a mutable default counts as setting it.
 - Live objects become configs when the tree is traversed. They build to themselves unless they were edited.
@@ -30,7 +31,7 @@ from fiddle._src import building, casting, history, signatures
 from fiddle._src.experimental import serialization
 
 from nemo2.config import live, wire
-from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere
+from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere, text_form
 from nemo2.config.capture import is_configurable, made_at, real_names, two_spellings, unknown_name
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.explicit import note_explicit_fields
@@ -105,6 +106,8 @@ class _Node:
         if alias := aliases_of(self.__fn_or_cls__).get(name):
             owner, real = alias_owner(self, name, alias)
             return getattr(owner, real)
+        if (config := self._config_of_text(name)) is not None:
+            return _read_through(self, config)
         elsewhere = decided_elsewhere(self.__fn_or_cls__, name)
         if name in self.__arguments__ and (elsewhere is None or not self._is_default_none(name)):
             return _read_through(self, self.__arguments__[name])
@@ -196,11 +199,27 @@ class _Node:
             value = copy.copy(parameter.default) if type(parameter.default) in (list, dict, set) else parameter.default
         else:
             return False, None
-        as_node = _adopt(value, remember=False)
-        if isinstance(as_node, fdl.Buildable) or type(as_node) in (list, dict, set):
-            entry = history.new_value(name, as_node)
-            defaults[name] = _Default(as_node, _fingerprint(as_node), entry)
-        return True, as_node
+        return True, self._hand_out(name, _adopt(value, remember=False))
+
+    def _config_of_text(self, name: str) -> Any:
+        """The config that the text in this field stands for. It replaces the text once it is edited. None: the field
+        holds no such text."""
+        form = text_form(self.__fn_or_cls__, name)
+        if form is None:
+            return None
+        defaults = self.__dict__.setdefault("_defaults", {})
+        if name in defaults:
+            return defaults[name].value
+        text = self.__arguments__.get(name, self.__signature_info__.parameters[name].default)
+        config = form(text) if isinstance(text, str) else None
+        return None if config is None else self._hand_out(name, config)
+
+    def _hand_out(self, name: str, value: Any) -> Any:
+        """``value``, which becomes an argument once a reader has edited it."""
+        if isinstance(value, fdl.Buildable) or type(value) in (list, dict, set):
+            entry = history.new_value(name, value)
+            self.__dict__.setdefault("_defaults", {})[name] = _Default(value, _fingerprint(value), entry)
+        return value
 
 
 class _Impersonator:
@@ -490,12 +509,21 @@ def _read_through(parent: Any, value: Any) -> Any:
 
 
 def _read_from_root(node: Any, path: str) -> Any:
-    """The value at ``path`` of the recipe that ``node`` was reached through. `_UNKNOWN`: it has no such part."""
+    """The value at ``path`` of the recipe that ``node`` was reached through. "": ``node`` itself. `_UNKNOWN`: the
+    recipe has no such part.
+
+    A trainer that was made alone is its own recipe.
+    """
+    if not path:
+        return node
     root = node
     while (parent := root.__dict__.get("_read_from", lambda: None)()) is not None:
         root = parent
+    steps = path.split(".")
+    if steps[0] == "trainer" and "trainer" not in root.__signature_info__.valid_param_names:
+        steps = steps[1:]
     value = root
-    for step in path.split("."):
+    for step in steps:
         try:
             value = getattr(value, step) if isinstance(value, _Node) and value is not node else _UNKNOWN
         except AttributeError:

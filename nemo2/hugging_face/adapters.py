@@ -35,7 +35,7 @@ from nemo2.hugging_face.adapter_rows import (
     rows_of,
     stored_apart,
 )
-from nemo2.hugging_face.importing import new_folder
+from nemo2.hugging_face.importing import new_folder, refuse_existing
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.pieces import Piece
@@ -75,6 +75,7 @@ def export_adapter(
     from safetensors.torch import save_file
 
     source, final = Path(checkpoint).expanduser(), Path(target).expanduser()
+    refuse_existing(final, overwrite=overwrite)
     model, method = _described(source)
     stored = StoredTensors(weights_dir(source))
     entries = list(conversion_of(model.config).entries(model.config, vocab_rows=model.config.vocab_size or 1))

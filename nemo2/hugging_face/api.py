@@ -24,7 +24,7 @@ from nemo2.hugging_face.adapter_files import is_adapter
 from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.foreign import foreign_at, open_foreign
-from nemo2.hugging_face.importing import import_weights, write_checkpoint
+from nemo2.hugging_face.importing import import_weights, refuse_existing, write_checkpoint
 from nemo2.hugging_face.restore import folder_of
 from nemo2.hugging_face.tokenizers import put_tokenizer, tokenizer_in
 from nemo2.names import did_you_mean
@@ -72,6 +72,7 @@ def import_ckpt(
     if output_path is None and not overwrite and read_manifest(target) is not None:
         _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)
         return target
+    refuse_existing(target, overwrite=overwrite)
     folder = folder_of(source) if source.startswith(HUGGING_FACE) else Path(source).expanduser()
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
     config = getattr(model, "config", model)
@@ -158,6 +159,7 @@ class Connector:
         config = getattr(model, "config", model)
         options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
         target = Path(output_path).expanduser() if output_path is not None else self.local_path
+        refuse_existing(target, overwrite=overwrite)
         tokenizer: Any = None
         if read_manifest(self.path) is None:
             foreign = open_foreign(self.path, config)

@@ -147,6 +147,15 @@ def write_checkpoint(
     return final
 
 
+def refuse_existing(target: Path, *, overwrite: bool) -> None:
+    """Raise CheckpointError if ``target`` exists and must not be replaced. Called before anything is downloaded or
+    read."""
+    if target.exists() and not overwrite:
+        raise CheckpointError(
+            f"{target} exists: give overwrite=True (--overwrite) to replace it, or another directory."
+        )
+
+
 @contextmanager
 def new_folder(target: Path, num_bytes: int, *, overwrite: bool) -> Iterator[Path]:
     """A temporary folder beside ``target``, which the caller fills and renames. After a failure nothing remains.
@@ -154,10 +163,7 @@ def new_folder(target: Path, num_bytes: int, *, overwrite: bool) -> Iterator[Pat
     Raises:
         CheckpointError: ``target`` exists, its disk has no room, or a write failed.
     """
-    if target.exists() and not overwrite:
-        raise CheckpointError(
-            f"{target} exists: give overwrite=True (--overwrite) to replace it, or another directory."
-        )
+    refuse_existing(target, overwrite=overwrite)
     temporary = temporary_name(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

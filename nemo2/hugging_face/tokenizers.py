@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.context import give_tokenizer, load_context, refuse_another_tokenizer
+from nemo2.checkpoint.context import give_tokenizer, load_context, refuse_another_tokenizer, take_tokenizer
 from nemo2.checkpoint.places import HUGGING_FACE
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, GPT2BPETokenizer
 from nemo2.data.tokenizer_files import files_of, tokenizer_files
@@ -50,16 +50,28 @@ def tokenizer_in(folder: Path) -> Optional[AutoTokenizer]:
     return tokenizer
 
 
-def take_released_tokenizer(restore: Optional[RestoreConfig], model: Any, data: Any = None) -> None:
+def take_released_tokenizer(
+    restore: Optional[RestoreConfig], model: Any, data: Any = None, *, resumed_from: Optional[Path] = None
+) -> None:
     """Give ``model`` the tokenizer of the released weights that ``restore`` names, and also ``data`` if both have the
     same tokenizer. Does nothing if ``restore`` names no released weights, or with ``load_artifacts=False``.
+
+    Args:
+        resumed_from: The checkpoint that the run resumes from. If the release can't be read any more, the tokenizer is
+            that of this checkpoint. None: the run starts from the released weights.
 
     Raises:
         CheckpointError, ConfigError, SecurityError: see `folder_of` and `tokenizer_in`.
     """
     if restore is None or not restore.path.startswith(HUGGING_FACE) or not restore.load_artifacts:
         return
-    folder = folder_of(restore.path)
+    try:
+        folder = folder_of(restore.path)
+    except (CheckpointError, ConfigError):
+        if resumed_from is None:
+            raise
+        take_tokenizer(resumed_from, model, data)
+        return
     if (theirs := tokenizer_in(folder)) is not None:
         give_tokenizer(theirs, folder, model, data)
 

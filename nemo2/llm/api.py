@@ -141,7 +141,7 @@ def train(
         model_transform=model_transform,
     )
     with explaining_changed_inputs(data):
-        trainer.fit(model, data, ckpt_path=trainer.ckpt_path)
+        trainer.fit(model, data)  # from trainer.ckpt_path, if the run resumes
     return RunFolder(run_directory)
 
 
@@ -172,7 +172,7 @@ def validate(
         training=False,
     )
     with explaining_changed_inputs(data):
-        trainer.validate(model, data, ckpt_path=trainer.ckpt_path)
+        trainer.validate(model, data)
     return RunFolder(run_directory)
 
 
@@ -308,7 +308,7 @@ def _setup(
     refuse_text(train, {"model": model, "data": data, "log": log, "resume": resume, "optim": optim}, of="")
     log = log or NeMoLogger()
     connect_parts(model, data, optim=optim, tokenizer=tokenizer, model_transform=model_transform)
-    _refuse_out_of_range(model, data, training=training)
+    _refuse_out_of_range(model, data, trainer, training=training)
     directory = log.setup(
         trainer,
         resume_if_exists=getattr(resume, "resume_if_exists", False),
@@ -322,23 +322,22 @@ def _setup(
         _watch(trainer)
     if resume is not None:
         checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints, data=data)
-        if checkpoint is None:
-            take_released_tokenizer(resume.restore_config, model, data)
+        take_released_tokenizer(resume.restore_config, model, data, resumed_from=checkpoint)
         if training and checkpoint is not None:
             told = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, told)  # pyright: ignore[reportAttributeAccessIssue]
     return Path(directory.log_dir)
 
 
-def _refuse_out_of_range(model: Any, data: Any, *, training: bool) -> None:
+def _refuse_out_of_range(model: Any, data: Any, trainer: Any, *, training: bool) -> None:
     """Check the numbers of parts that a script built, with the same table that checks recipes before a launch.
 
     Raises:
         ConfigError: values that are out of range, one paragraph each.
     """
-    told = list(parts_out_of_range(model=model, data=data, optim=getattr(model, "optim", None) if training else None))
-    if told:
-        raise ConfigError("\n".join(told))
+    optim = getattr(model, "optim", None) if training else None
+    if errors := list(parts_out_of_range(model=model, data=data, optim=optim, trainer=trainer)):
+        raise ConfigError("\n".join(errors))
 
 
 def _say_where_nothing_is_saved(trainer: pl.Trainer) -> None:

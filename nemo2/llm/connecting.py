@@ -9,7 +9,7 @@ from nemo2.models.walker import linear_layers
 from nemo2.optim.base import OptimizerModule
 from nemo2.parallel.transform import refuse_two_transforms
 from nemo2.peft.base import PEFT
-from nemo2.settle.agreement import follow_the_data
+from nemo2.settle.agreement import follow_the_data, share_tokenizer
 
 
 def connect_parts(
@@ -32,7 +32,7 @@ def connect_parts(
         ConfigError: two parts contradict each other.
     """
     _share_what_data_decides(model, data)
-    _share_tokenizer(model, data, tokenizer)
+    share_tokenizer(model, data, tokenizer)
     _share_transform(model, model_transform)
     if optim is not None:
         optim.connect(model)
@@ -76,20 +76,3 @@ def _share_transform(model: Any, model_transform: Any) -> None:
         model_transform.refuse_unknown_targets(linear_layers(config))
         model_transform.refuse_unknown_modules(modules_with_weights(config))
     model.model_transform = model_transform
-
-
-def _share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:
-    if tokenizer is None:
-        if getattr(model, "tokenizer", None) is None:
-            model.tokenizer = getattr(data, "tokenizer", None)
-        return
-    if tokenizer == "data":
-        model.tokenizer = getattr(data, "tokenizer", None)
-    elif tokenizer == "model" and getattr(model, "tokenizer", None) is not None:
-        data.tokenizer = model.tokenizer
-    elif tokenizer == "model":
-        model.tokenizer = getattr(data, "tokenizer", None)  # the only tokenizer
-    elif isinstance(tokenizer, str):
-        raise ConfigError(f"tokenizer={tokenizer!r}: must be 'data', 'model' or a tokenizer.")
-    else:
-        model.tokenizer = data.tokenizer = tokenizer

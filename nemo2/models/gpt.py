@@ -25,7 +25,7 @@ from nemo2.backend.compilation import as_megatron_has_it
 from nemo2.backend.extras import ANY_VERSION, has
 from nemo2.backend.te_version import megatron_finds
 from nemo2.config.adjust import adjust
-from nemo2.config.aliases import NOT_HERE, register_elsewhere, register_gone
+from nemo2.config.aliases import NOT_HERE, register_aliases, register_elsewhere, register_gone
 from nemo2.config.capture import configurable
 from nemo2.config.machine_settings import adjust_to, announce
 from nemo2.config.without_effect import warn_without_effect
@@ -280,8 +280,15 @@ def _of_the_data(data: Any) -> Any:
 
 
 register_elsewhere("nemo2.models.gpt:GPTConfig", "data", seq_length=_of_the_data)
+register_aliases("nemo2.models.gpt:GPTConfig", bias_dropout_add_fusion="bias_dropout_fusion")
+_MASTER_WEIGHTS = (
+    "the precision keeps parameters in 16 bits and the optimizer's in fp32: set trainer.plugins=bf16_mixed(), or "
+    "precision='bf16-mixed' of nl.MegatronMixedPrecision."
+)
+register_gone("nemo2.models.gpt:GPTModel", megatron_amp_O2=_MASTER_WEIGHTS)
 register_gone(
     "nemo2.models.gpt:GPTConfig",
+    megatron_amp_O2=_MASTER_WEIGHTS,
     overlap_param_gather_with_optimizer_step="it is the optimizer's: optim.config.overlap_param_gather_with_optimizer_step.",
 )
 

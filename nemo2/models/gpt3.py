@@ -11,7 +11,7 @@ from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTConfig
 
 
-@configurable(bias_dropout_add_fusion="bias_dropout_fusion")
+@configurable
 @dataclass
 class GPTConfig126M(GPTConfig):
     """0.13 B parameters with a vocabulary of 51,200."""

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import fiddle as fdl
 import torch
 
+from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.precision import MegatronMixedPrecision
@@ -129,13 +130,8 @@ class DistributedFusedAdam:
         else:
             for name, value in self.config.__arguments__.items():
                 yield f"optim.config.{name}", value
-        if isinstance(recipe.trainer.strategy.ddp, str):
-            # "megatron" selects buffers that stop the run at gradients that aren't finite.
-            self.ddp_config.check_for_nan_in_grad = True
-            yield "trainer.strategy.ddp", self.ddp_config
-        else:
-            for name, value in self.ddp_config.__arguments__.items():
-                yield f"trainer.strategy.ddp.{name}", value
+        for name, value in self.ddp_config.__arguments__.items():
+            yield f"trainer.strategy.ddp.{name}", value
 
     def _gathering(self, recipe: Any) -> Iterator[tuple[str, Any]]:
         wanted, plugin = self.param_sync_dtype, recipe.trainer.plugins
@@ -158,6 +154,7 @@ class DistributedFusedAdam:
             )
 
 
+@configurable
 def distributed_fused_adam(
     *,
     lr: Optional[float] = None,

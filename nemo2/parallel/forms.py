@@ -47,8 +47,28 @@ def reduction_of(module: Any, stage: str) -> Any:
     for name in sorted(names, key=lambda name: _depth(module, name)):
         reduction = getattr(module, name, None)
         if reduction is not None:
-            return with_model(reduction, module)() if inspect.ismethod(reduction) else reduction
+            return _called(reduction, module) if inspect.ismethod(reduction) else reduction
     return None
+
+
+def _called(method: Any, module: Any) -> Any:
+    """The result of a reduction's method. In ``validation_loss_reduction(self, model)``, the name
+    ``model.validation_loss_reduction`` stands for the reduction that the method overrides."""
+    call, name = with_model(method, module), method.__name__
+    if call is method:
+        return call()
+    inherited = [
+        base.__dict__[name] for base in type(module).__mro__[_depth(module, name) + 1 :] if name in base.__dict__
+    ]
+    if not inherited:
+        return call()
+    overridden = inherited[0].__get__(module, type(module))
+    overridden = with_model(overridden, module)() if inspect.ismethod(overridden) else overridden
+    module.__dict__[name] = overridden  # in front of the class's method, also where a cached property has stored it
+    try:
+        return call()
+    finally:
+        del module.__dict__[name]
 
 
 def _depth(module: Any, name: str) -> int:

@@ -18,9 +18,10 @@ on_megatron_step_end                     step, microbatch_outputs, reduced
 ======================================== ==============================================================================
 """
 
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 
 HOOKS = (
     "on_megatron_step_start",
@@ -37,27 +38,29 @@ T = TypeVar("T")
 
 
 class CallbackConnector:
-    """The registry of listeners by hook. A hook without listeners costs a dictionary lookup."""
+    """The registry of listeners by hook. A hook without listeners costs a dictionary lookup. A method that is replaced on
+    a registered object is called in its new form."""
 
     def __init__(self, callbacks: "Any" = None) -> None:
         self._objects: list[Any] = []
-        self._listeners: dict[str, list[Callable[..., Any]]] = {}
+        self.callbacks: dict[str, list[Any]] = {}
+        """The registered objects by hook, in the order of their calls."""
         if callbacks:
             self.add(*callbacks)
 
     def add(self, *callbacks: Any) -> "CallbackConnector":
-        """Register the hook methods of each object, once. The objects of another connector are added."""
+        """Register each object for the hooks that it defines, once. The objects of another connector are added."""
         for callback in callbacks:
             if isinstance(callback, CallbackConnector):
                 self.add(*callback._objects)
                 continue
             if callback is None or any(callback is known for known in self._objects):
                 continue
-            methods = {name: getattr(callback, name) for name in HOOKS if callable(getattr(callback, name, None))}
-            if methods:
+            names = [name for name in HOOKS if callable(getattr(callback, name, None))]
+            if names:
                 self._objects.append(callback)
-            for name, method in methods.items():
-                self._listeners.setdefault(name, []).append(_only_named_arguments(method))
+            for name in names:
+                self.callbacks.setdefault(name, []).append(callback)
         return self
 
     def listening(self, *names: str) -> list[str]:
@@ -67,13 +70,13 @@ class CallbackConnector:
         ]
 
     def event(self, name: str, **arguments: Any) -> None:
-        for listener in self._listeners.get(name, ()):
-            listener(**arguments)
+        for callback in self.callbacks.get(name, ()):
+            _call(getattr(callback, name), arguments)
 
     def transform_event(self, name: str, value: T, **arguments: Any) -> T:
         """Each listener may return a replacement for ``value``. None leaves it unchanged."""
-        for listener in self._listeners.get(name, ()):
-            replacement = listener(step=value, **arguments)
+        for callback in self.callbacks.get(name, ()):
+            replacement = _call(getattr(callback, name), {"step": value, **arguments})
             if replacement is not None:
                 value = replacement
         return value
@@ -88,13 +91,16 @@ class CallbackConnector:
         return self.add(other)
 
 
-def _only_named_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
-    parameters = inspect.signature(method).parameters.values()
+def _call(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call a hook with those of the arguments that it names."""
+    names = _named_arguments(getattr(method, "__func__", method))
+    return method(**(arguments if names is None else {name: arguments[name] for name in names if name in arguments}))
+
+
+@functools.lru_cache(maxsize=256)
+def _named_arguments(function: Callable[..., Any]) -> Optional[tuple[str, ...]]:
+    """The names of a function's parameters. None: it takes any keyword."""
+    parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return method
-    names = [parameter.name for parameter in parameters]
-
-    def call(**arguments: Any) -> Any:
-        return method(**{name: arguments[name] for name in names if name in arguments})
-
-    return call
+        return None
+    return tuple(parameter.name for parameter in parameters)

@@ -131,6 +131,7 @@ class MegatronParallel(nn.ModuleList):
             plugin's conversion. The result must be an instance of Megatron-Core's data-parallel base class.
         transform: A function that is applied to each chunk before it is wrapped (`nemo2.parallel.transform`). None: no
             transform.
+        cpu: Keep the chunks on the CPU, unless ``device`` is set.
     """
 
     # nn.Module's annotations treat every undeclared attribute as a Tensor or a Module.
@@ -157,8 +158,10 @@ class MegatronParallel(nn.ModuleList):
         device: Optional[torch.device] = None,
         wrap_chunk: Optional[Callable[[TransformerConfig, nn.Module], nn.Module]] = None,
         transform: Optional[Transform] = None,
+        cpu: bool = False,
     ) -> None:
         super().__init__()
+        device = torch.device("cpu") if cpu and device is None else device
         self.callbacks = (callbacks or CallbackConnector()).add(pipeline)
         self.precision_plugin = precision_plugin
         self.data_step = data_step

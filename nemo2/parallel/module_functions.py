@@ -20,11 +20,14 @@ _Module = TypeVar("_Module", bound=nn.Module)
 def map(module: _Module, func: Callable[..., Any], leaf_only: bool = False, **kwargs: Any) -> _Module:
     """Apply ``func`` to ``module`` and its direct children, and return the resulting module.
 
+    A replacement may contain its argument. Then the children of the argument follow, and the other modules of the
+    replacement are left as they are.
+
     Args:
         module: The module.
         func: A function that returns the replacement of its argument. It receives those of the keywords ``i`` (index
             among its siblings), ``name``, ``prefix`` (dotted path of the parent) and ``kwargs`` that it accepts.
-        leaf_only: Call ``func`` only for modules without children.
+        leaf_only: Call ``func`` only for modules that have parameters of their own.
 
     Raises:
         ConfigError: ``func`` did not return a module.
@@ -79,7 +82,7 @@ def _mapped(
     if id(module) in seen:
         return seen[id(module)]
     made = module
-    if not (leaf_only and module._modules):
+    if not leaf_only or list(module.parameters(recurse=False)):
         made = func(module, **_accepted(func, kwargs))
         if not isinstance(made, nn.Module):
             raise ConfigError(
@@ -89,12 +92,14 @@ def _mapped(
     seen[id(module)] = seen[id(made)] = made
     if depth == 0:
         return made
+    # The module inside its wrapper must not be wrapped again.
+    parent = module if made is not module and any(one is module for one in made.modules()) else made
     path = ".".join(filter(None, [kwargs.get("prefix"), kwargs.get("name")]))
     others = {key: value for key, value in kwargs.items() if key not in ("i", "name", "prefix")}
-    for i, (name, child) in enumerate(list(made._modules.items())):
+    for i, (name, child) in enumerate(list(parent._modules.items())):
         if child is not None:
             inside = others | {"i": i, "name": name, "prefix": path}
-            made._modules[name] = _mapped(
+            parent._modules[name] = _mapped(
                 child, func, leaf_only, depth=None if depth is None else depth - 1, kwargs=inside, seen=seen
             )
     return made

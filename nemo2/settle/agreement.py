@@ -316,3 +316,25 @@ def _order_messages(config: TransformerConfig, layout: Layout, explicit: frozens
         adjust(config, "overlap_p2p_comm", True, why=why)
     if config.overlap_p2p_comm:
         adjust(config, "batch_p2p_comm", False, why="overlapped sends and receives aren't batched")
+
+
+def share_tokenizer(model: Any, data: Any, tokenizer: Any) -> None:
+    """Let ``model`` and ``data`` share a tokenizer as `llm.train` describes its argument ``tokenizer``.
+
+    Raises:
+        ConfigError: another text.
+    """
+    if tokenizer is None:
+        if getattr(model, "tokenizer", None) is None:
+            model.tokenizer = getattr(data, "tokenizer", None)
+        return
+    if tokenizer == "data":
+        model.tokenizer = getattr(data, "tokenizer", None)
+    elif tokenizer == "model" and getattr(model, "tokenizer", None) is not None:
+        data.tokenizer = model.tokenizer
+    elif tokenizer == "model":
+        model.tokenizer = getattr(data, "tokenizer", None)  # the only tokenizer
+    elif isinstance(tokenizer, str):
+        raise ConfigError(f"tokenizer={tokenizer!r}: must be 'data', 'model' or a tokenizer.")
+    else:
+        model.tokenizer = data.tokenizer = tokenizer

@@ -17,7 +17,7 @@ from typing import Any, Optional
 import fiddle as fdl
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from nemo2.config.adjust import Adjustment, adjustments
+from nemo2.config.adjust import Adjustment, adjust, adjustments
 from nemo2.config.explicit import explicit_fields
 from nemo2.config.machine_settings import adjust_to
 from nemo2.errors import ConfigError
@@ -270,6 +270,8 @@ def _finish(model: TransformerConfig, run: RunSettings, machine: Machine) -> Non
     send_what_stages_hold(model, run.parallelism)
     write_parallelism(model, run.parallelism, run.layout, machine)
     keep_gradients_in_fp32(model)
+    if run.layout.cp > 1 and model.cp_comm_type is None and machine.te_missing is None:
+        adjust(model, "cp_comm_type", "p2p", why="Transformer Engine's attention exchanges keys and values in a ring")
     if run.ddp_config.use_megatron_fsdp and "gradient_accumulation_fusion" not in explicit_fields(model):
         # Possible from Transformer Engine 2.10 on. Megatron-LM asks its users to verify it.
         add_gradients_apart(model, why="Megatron-FSDP keeps gradients in pieces")

@@ -6,7 +6,8 @@ from typing import Any, Optional, Union
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
 from nemo2.config.adjust import adjust
-from nemo2.config.aliases import register_gone
+from nemo2.config.aliases import register_gone, register_text_form
+from nemo2.config.tree import Config
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig
@@ -57,15 +58,27 @@ def strictness_of(asked: Optional[Union[str, bool]]) -> Optional[str]:
     return asked
 
 
+_OF_THE_TEXT = {"check_for_nan_in_grad": True}
+"""The settings that ``ddp="megatron"`` stands for."""
+
+
+def ddp_node_of(ddp: str) -> Config | None:
+    """The config of the gradient buffers that the text ``ddp`` stands for. None: it stands for none."""
+    return Config(DistributedDataParallelConfig, **_OF_THE_TEXT) if ddp == "megatron" else None
+
+
+register_text_form("nemo2.strategy:MegatronStrategy", ddp=ddp_node_of)
+register_text_form("nemo2.fabric:FabricMegatronStrategy", ddp=ddp_node_of)
+
+
 def ddp_config_of(ddp: Any) -> DistributedDataParallelConfig:
     if isinstance(ddp, DistributedDataParallelConfig):
         return ddp
     if ddp == "megatron":
         config = DistributedDataParallelConfig()
         # NeMo's default.
-        adjust(
-            config, "check_for_nan_in_grad", True, why="strategy.ddp='megatron' stops at gradients that aren't finite"
-        )
+        for name, value in _OF_THE_TEXT.items():
+            adjust(config, name, value, why="strategy.ddp='megatron' stops at gradients that aren't finite")
         return config
     if ddp == "pytorch":
         raise ConfigError(

@@ -321,14 +321,13 @@ def test_deepep_is_for_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch, caplog
     DeepEPCallback().setup(Trainer(), model, "fit")  # pyright: ignore[reportArgumentType]
     assert model.config.moe_token_dispatcher_type == "alltoall" and "does not take effect" in caplog.text
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    DeepEPCallback().setup(Trainer(), model, "fit")  # pyright: ignore[reportArgumentType]
-    config = model.config
-    assert (config.moe_token_dispatcher_type, config.moe_enable_deepep, config.moe_shared_expert_overlap) == (
-        "flex",
-        True,
-        False,
-    )
+    for capability in ((8, 0), (9, 0), (10, 0), (10, 3), (12, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        model = experts(moe_token_dispatcher_type="alltoall")
+        DeepEPCallback().setup(Trainer(), model, "fit")  # pyright: ignore[reportArgumentType]
+        config = model.config
+        works = config.moe_token_dispatcher_type == "flex" and config.moe_flex_dispatcher_backend == "deepep"
+        assert works == (capability < (12, 0)) and not config.moe_enable_deepep  # which Megatron-Core calls deprecated
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,6 @@ LEFT_OUT = {
     "LoRA": {"a2a_experimental": "Megatron-Core's gathers are used", "dropout_recompute": "dropout's mask is kept"},
     "MegatronParallel": {
         "fsdp": "wrap_chunk is what wraps",
-        "cpu": "the backend knows where it runs",
         "convert_module_fn": "transform is applied to each chunk",
     },
 }

@@ -115,7 +115,7 @@ def _reset(facts: Facts) -> Iterator[str]:
     otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
     broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
-    mended="'data=SquadDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8)'",
+    mended="'data=SquadDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
     here=True,
     launched=(2, 2),
 )

@@ -9,8 +9,11 @@ from typing import Any, Optional
 from nemo2.checkpoint.places import HUGGING_FACE, missing
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
-from nemo2.errors import ConfigError
+from nemo2.checks.tokenizers import known_tokenizer, tokenizer_of
+from nemo2.data.finetuning.base import SampleDataModule
+from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.names import safe_name
+from nemo2.run_dir.directory import DEFAULT_BASE
 from nemo2.settle.world import devices_problem, nodes_problem, world_of
 
 LAUNCH = Topic("The launch", needs_sizes=False)
@@ -90,7 +93,7 @@ def _name(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "log-directory-is-writable",
-    says="The directory of runs must be writable.",
+    says="The directories of runs, checkpoints and indices must be writable.",
     otherwise="The run stops before its first step.",
     broken="log.log_dir=/dev/null/runs",
     mended="log.log_dir=/tmp",
@@ -98,14 +101,19 @@ def _name(facts: Facts) -> Iterator[str]:
     launched=(2, 2),
 )
 def _log_directory(facts: Facts) -> Iterator[str]:
-    log = getattr(facts.recipe, "log", None)
-    for field in ("explicit_log_dir", "log_dir"):
-        directory = getattr(log, field, None)
-        if facts.here and directory and not _writable(Path(str(directory)).expanduser()):
-            yield (
-                f"log.{field}={directory}: this directory cannot be created or written. Set log.{field} to "
-                "a writable directory."
-            )
+    if not facts.here:
+        return
+    log, data = getattr(facts.recipe, "log", None), facts.parts.get("data")
+    explicit = getattr(log, "explicit_log_dir", None)
+    directories = {
+        "log.explicit_log_dir": explicit,
+        "log.log_dir": None if explicit or log is None else getattr(log, "log_dir", None) or DEFAULT_BASE,
+        "log.ckpt.dirpath": getattr(getattr(log, "ckpt", None), "dirpath", None),
+        "data.index_mapping_dir": getattr(data, "index_mapping_dir", None),
+    }
+    for field, directory in directories.items():
+        if directory and not _writable(Path(str(directory)).expanduser().absolute()):
+            yield f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
 
 
 @FILES.rule(
@@ -139,7 +147,6 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
     launched=(2, 2),
 )
 def _released(facts: Facts) -> Iterator[str]:
-    from nemo2.errors import Nemo2Error
     from nemo2.hugging_face.released import open_released
     from nemo2.hugging_face.restore import folder_of
 
@@ -203,6 +210,46 @@ def _data(facts: Facts) -> Iterator[str]:
                 f"{'does' if len(missing) == 1 else 'do'} not exist. Correct the path, or create the files from text "
                 "with `nemo2 prepare-data`."
             )
+
+
+@FILES.rule(
+    "tokenizer-fits-the-vocabulary",
+    says="`vocab_size` must be at least the number of the tokenizer's tokens.",
+    otherwise="The run stops on every rank when it builds the model.",
+    broken="model.config.vocab_size=100",
+    mended="model.config.vocab_size=None",
+)
+def _vocabulary(facts: Facts) -> Iterator[str]:
+    try:
+        tokenizer = tokenizer_of(facts)
+        if tokenizer is not None and hasattr(facts.config, "padded_vocab_size"):
+            facts.config.padded_vocab_size(tokenizer)  # pyright: ignore[reportOptionalMemberAccess]
+    except Nemo2Error as error:
+        yield str(error)
+
+
+@FILES.rule(
+    "text-has-a-tokenizer",
+    says="Fine-tuning on text requires a tokenizer: the recipe's, the data's, or that of the weights to start from.",
+    otherwise="The run stops on every rank when it reads the first record.",
+    broken="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=None)' data.tokenizer=None",
+    mended="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
+)
+def _text(facts: Facts) -> Iterator[str]:
+    data = facts.parts.get("data")
+    if not isinstance(data, SampleDataModule) or not data.reads_text():
+        return
+    try:
+        tokenizer = known_tokenizer(facts, "data")
+    except Nemo2Error:
+        return  # the rule above reports it
+    if tokenizer is None:
+        restore = getattr(getattr(getattr(facts.recipe, "resume", None), "restore_config", None), "path", None)
+        weights = f", and {restore} describes none" if restore else ""
+        yield (
+            f"data.tokenizer=None: the data is text, but the run has no tokenizer{weights}. Set data.tokenizer to the "
+            "tokenizer of the model, or resume.restore_config.path to weights with a tokenizer."
+        )
 
 
 def _writable(path: Path) -> bool:

@@ -3,6 +3,8 @@
 
 from collections.abc import Iterator
 
+from nemo2.checks import domains
+from nemo2.checks.domains import callbacks_out_of_range, out_of_range
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.pipeline import VP
@@ -146,11 +148,19 @@ def _buffers(facts: Facts) -> Iterator[str]:
     mended="strategy.ddp.bucket_size=40000000",
 )
 def _buckets(facts: Facts) -> Iterator[str]:
-    size = getattr(facts.ddp, "bucket_size", None)
-    if isinstance(size, int) and size < 1:
-        yield (
-            f"strategy.ddp_config.bucket_size={size}: must be at least 1 element, or None to let Megatron-Core choose."
-        )
+    yield from out_of_range(facts.ddp, "strategy.ddp_config", domains.BUFFERS, others=False)
+
+
+@OVERLAP.rule(
+    "overlap-arguments-are-in-range",
+    says="The arguments of the overlap callback must be valid values of the fields that they set.",
+    otherwise="With `bucket_size=-1`, Megatron-Core sends each parameter in its own collective.",
+    broken="trainer.callbacks[1].bucket_size=-1",
+    mended="trainer.callbacks[1].bucket_size=40000000",
+    recipe="nemotronh_8b",
+)
+def _arguments(facts: Facts) -> Iterator[str]:
+    yield from callbacks_out_of_range(getattr(facts.trainer, "callbacks", None) or [])
 
 
 @OVERLAP.rule(

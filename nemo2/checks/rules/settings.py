@@ -84,6 +84,7 @@ def _strategy(facts: Facts) -> Iterator[str]:
     mended="trainer.plugins.precision=bf16-mixed",
 )
 def _precision(facts: Facts) -> Iterator[str]:
+    yield from domains.precision_out_of_range(getattr(facts.trainer, "plugins", None), facts.parts.precision_at)
     yield from facts.settled.refused("precision-is-known")
 
 

@@ -26,7 +26,7 @@ SHAPE = Topic("The model", needs_sizes=False)
     megatron_refuses=True,
 )
 def _numbers(facts: Facts) -> Iterator[str]:
-    yield from out_of_range(facts.model, "model.config", domains.MODEL)
+    yield from out_of_range(facts.model, "model.config", {**domains.MODEL, **domains.MODEL_TEXTS})
 
 
 @SHAPE.rule(

@@ -134,6 +134,10 @@ class SampleDataModule(MegatronDataModule):
             raise ConfigError(f"{type(self).__name__}.tokenizer is None. Set it to the tokenizer of the model.")
         return self.tokenizer
 
+    def reads_text(self) -> bool:
+        """Whether the training records certainly need a tokenizer. Reads at most the first line of a local file."""
+        return True
+
     @property
     @abstractmethod
     def cache_root(self) -> Path:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`HFDatasetDataModule`: fine-tunes on a ``datasets`` object, a folder of tables or JSON lines, or plain lists."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -119,6 +120,17 @@ class HFDatasetDataModule(SampleDataModule):
         }
         self._given_collate_fn = collate_fn
         self._maps: list[tuple[Callable[[Any], Any], Optional[frozenset[str]]]] = []
+
+    def reads_text(self) -> bool:
+        file = Path(self.path_or_dataset) if isinstance(self.path_or_dataset, str | Path) else None
+        if file is None or file.suffix != ".jsonl" or not file.is_file():
+            return False  # unknown before it is opened
+        try:
+            with file.open(encoding="utf-8") as lines:
+                record = json.loads(lines.readline())
+        except (OSError, ValueError):
+            return False
+        return isinstance(record, dict) and "input_ids" not in record
 
     @classmethod
     def from_dict(cls, dataset_dict: Mapping[str, Sequence[Any]], split: str, **settings: Any) -> "HFDatasetDataModule":

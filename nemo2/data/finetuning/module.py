@@ -84,6 +84,21 @@ class FineTuningDataModule(SampleDataModule):
         return Path(self.dataset_root).expanduser()
 
     @property
+    def train_path(self) -> Path:
+        """The file of training samples."""
+        return self.root / FILES["train"]
+
+    @property
+    def validation_path(self) -> Path:
+        """The file of validation samples, which need not exist."""
+        return self.root / FILES["validation"]
+
+    @property
+    def test_path(self) -> Path:
+        """The file of test samples, which need not exist."""
+        return self.root / FILES["test"]
+
+    @property
     def cache_root(self) -> Path:
         return self.root.absolute() / "index_cache"
 

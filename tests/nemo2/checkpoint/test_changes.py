@@ -158,14 +158,19 @@ def test_another_corpus_under_the_same_name_changes_the_result(tmp_path):
 
 def test_another_tokenizer_of_the_same_size_is_noticed_by_its_files(tmp_path):
     from nemo2.checkpoint.changes import Changes, _compare_files
+    from nemo2.data.tokenizer import GPT2BPETokenizer
+    from nemo2.data.tokenizer_files import files_of
 
     kept = tmp_path / "kept"
     kept.mkdir()
-    (kept / "vocab.json").write_text("a")
-    (tmp_path / "vocab.json").write_text("a")
+    for name in ("vocab.json", "merges.txt"):
+        (kept / name).write_text("a")
+        (tmp_path / name).write_text("a")
+    tokenizer = GPT2BPETokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
     same, other, gone = Changes(), Changes(), Changes()
-    _compare_files(same, kept, tmp_path)
+    _compare_files(same, kept, files_of(tokenizer))
     (tmp_path / "vocab.json").write_text("b")
-    _compare_files(other, kept, tmp_path)
-    _compare_files(gone, kept, tmp_path / "nowhere")
+    _compare_files(other, kept, files_of(tokenizer))
+    (tmp_path / "vocab.json").unlink()
+    _compare_files(gone, kept, {"a": tmp_path / "a", "merges.txt": tmp_path / "merges.txt"})
     assert not same and "is not the file" in other.unfit[0] and "no longer exists in" in gone.unfit[0]

@@ -191,3 +191,45 @@ def test_numbers_beyond_64_bits_are_refused_and_nothing_is_made_of_them(value: i
             if domain.interval.endswith("inf)"):
                 assert not domain.holds(value), domain
     assert not domains.MODEL["num_layers"].holds(10**9) and domains.MODEL["num_layers"].holds(1000)
+
+
+def test_an_argument_that_ends_in_a_field_has_the_domain_of_the_field() -> None:
+    """In a recipe and on live objects, for each argument of the overlap callback, the precision and the gradient
+    buffers that a table names."""
+    from nemo2 import recipes
+    from nemo2.callbacks import MegatronCommOverlapCallback
+    from nemo2.checks import domains, find_problems
+    from nemo2.checks.domains import parts_out_of_range
+    from nemo2.config import Config
+    from nemo2.config.aliases import parameter_names
+    from nemo2.parallel.ddp_config import DistributedDataParallelConfig
+    from nemo2.precision import MegatronMixedPrecision
+
+    fields = {**domains.MODEL, **domains.MODEL_TEXTS, **domains.BUFFERS, **domains.OPTIMIZER}
+    drawn = []
+    for target, table in (
+        (MegatronCommOverlapCallback, domains.OVERLAP),
+        (MegatronMixedPrecision, domains.PRECISION),
+        (DistributedDataParallelConfig, domains.BUFFERS),
+    ):
+        for name in parameter_names(target):
+            assert (name in table) == (name.removeprefix("fp16_") in fields), f"{target.__name__}.{name}"
+            if name not in table:
+                continue
+            wrong = next(value for value in (-3, 1.5, "ncl") if not table[name].holds(value))
+            recipe: Any = recipes.get("llama_tiny").pretrain_recipe()
+            trainer = SimpleNamespace(strategy=SimpleNamespace())
+            if target is MegatronMixedPrecision:
+                recipe.trainer.plugins = Config(target, precision="16-mixed", **{name: wrong})
+                trainer.strategy.precision_plugin = target("16-mixed", **{name: wrong})
+            elif target is MegatronCommOverlapCallback:
+                recipe.trainer.callbacks = [Config(target, **{name: wrong})]
+                trainer.callbacks = [target(**{name: wrong})]
+            else:
+                setattr(recipe.trainer.strategy.ddp, name, wrong)
+                trainer.strategy.ddp_config = target(**{name: wrong})
+            live = parts_out_of_range(model=SimpleNamespace(), data=None, optim=None, trainer=trainer)
+            assert any(f"{name}={wrong!r}" in problem for problem in live), name
+            assert any(f"{name}={wrong!r}" in str(problem) for problem in find_problems(recipe)), name
+            drawn.append(name)
+    assert {"bucket_size", "wgrad_deferral_limit", "tp_comm_bootstrap_backend", "fp16_hysteresis"} <= set(drawn)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
+from nemo2 import recipes
 from nemo2.config import Config, flatten
 from nemo2.recipes import llama3_8b, llama3_8b_16k, llama_tiny
 from nemo2.recipes.precision import mixed_precision
@@ -127,3 +128,21 @@ def test_every_field_that_another_part_decides_reads_as_what_runs(plugin: str, c
             seen.add(field.name)
             assert getattr(node, field.name) == getattr(settled.objects[path], field.name), f"{path}.{field.name}"
     assert {"params_dtype", "fp8_recipe"} & seen and not settled.messages
+
+
+MODULES = [recipes.get(name) for name in recipes.names()]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_trainer_made_alone_reads_as_in_the_recipe(module: Any) -> None:
+    alone, whole = module.trainer(), module.pretrain_recipe().trainer
+    for path in ("strategy.pipeline_dtype", "strategy.ddp.grad_reduce_in_fp32", "strategy.ddp.check_for_nan_in_grad"):
+        read = [reduce(getattr, path.split("."), trainer) for trainer in (alone, whole)]
+        assert read[0] == read[1], path
+
+
+def test_a_precision_made_alone_has_its_dtypes() -> None:
+    plugin: Any = mixed_precision.bf16_mixed()
+    built = fdl.build(plugin).dtype_config
+    for name in ("params_dtype", "pipeline_dtype", "autocast_dtype"):
+        assert getattr(plugin, name) is getattr(built, name) is torch.bfloat16

@@ -173,21 +173,21 @@ def test_tokenizers_are_shared_as_asked():
     import types
 
     from nemo2.errors import ConfigError
-    from nemo2.llm.connecting import _share_tokenizer
+    from nemo2.settle.agreement import share_tokenizer
 
     model, data = types.SimpleNamespace(tokenizer="m"), types.SimpleNamespace(tokenizer="d")
-    _share_tokenizer(model, data, None)
+    share_tokenizer(model, data, None)
     assert (model.tokenizer, data.tokenizer) == ("m", "d")
-    _share_tokenizer(model, data, "data")
+    share_tokenizer(model, data, "data")
     assert model.tokenizer == "d"
     model.tokenizer = "m"
-    _share_tokenizer(model, data, "model")
+    share_tokenizer(model, data, "model")
     assert data.tokenizer == "m"
     given = object()
-    _share_tokenizer(model, data, given)
+    share_tokenizer(model, data, given)
     assert model.tokenizer is data.tokenizer is given
     with pytest.raises(ConfigError, match="tokenizer='dta': must be 'data', 'model'"):
-        _share_tokenizer(model, data, "dta")
+        share_tokenizer(model, data, "dta")
 
 
 # ---------------------------------------------------------------------------------------------------------- illegal

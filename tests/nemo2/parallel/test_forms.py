@@ -228,3 +228,25 @@ def test_the_model_comes_first_where_it_is_asked_for() -> None:
         return batch
 
     assert with_model(forward_step, module)(1) == 1
+
+
+class ThirdForm(llm.LlamaModel):
+    """The form of NeMo's documents that returns what the model has."""
+
+    def validation_loss_reduction(self, model: Any) -> MegatronLossReduction:  # pyright: ignore
+        return model.validation_loss_reduction()
+
+    def training_loss_reduction(self, model: Any) -> MegatronLossReduction:  # pyright: ignore
+        return model.training_loss_reduction()
+
+
+def test_a_reduction_that_asks_the_model_gets_the_one_that_it_overrides() -> None:
+    from nemo2.parallel.forms import reduction_of
+
+    sizes = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 8}
+    model = ThirdForm(llm.LlamaConfig(**sizes, calculate_per_token_loss=True))
+    for _ in range(2):
+        for stage in ("training", "validation", "test"):
+            found = reduction_of(model, stage)
+            assert type(found) is llm.MaskedTokenLossReduction and found.per_token
+    assert not {"validation_loss_reduction", "training_loss_reduction"} & set(model.__dict__)

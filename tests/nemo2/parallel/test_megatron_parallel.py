@@ -237,6 +237,7 @@ def made_by_hand() -> dict[str, Any]:
     precise.training_step(share, num_microbatches=2)
     found |= {"precision_plugin": {str(one.dtype) for one in precise.parameters()}, "callbacks": listening.heard}
     found["device"] = {one.device.type for one in MegatronParallel(Line(), device=torch.device("meta")).parameters()}
+    found["cpu"] = {one.device.type for one in MegatronParallel(Line(), cpu=True).parameters()}
     wrapped = MegatronParallel(Line(), wrap_chunk=lambda config, chunk: torch.nn.Sequential(chunk))
     found["wrap_chunk"] = type(wrapped[0]).__name__
 
@@ -260,4 +261,4 @@ def test_each_argument_of_the_constructor_does_what_it_says(run_on_ranks: Any) -
         assert found["loss_reduction"] == pytest.approx(2 * found["plain"], rel=1e-5)
         assert found["precision_plugin"] == {"torch.bfloat16"} and found["callbacks"] == ["torch.bfloat16"] * 2
         assert (found["device"], found["wrap_chunk"], found["transform"]) == ({"meta"}, "Sequential", {False})
-        assert found["vp_size"] == ([0, 1], 2)
+        assert found["vp_size"] == ([0, 1], 2) and found["cpu"] == {"cpu"}

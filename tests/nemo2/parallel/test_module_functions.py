@@ -46,7 +46,7 @@ def test_only_leaves_and_what_replaced_a_parent_is_walked_into() -> None:
         return module
 
     fn.walk(Net(), note, leaf_only=True)
-    assert leaves == [nn.Linear, nn.ReLU, nn.Linear]
+    assert leaves == [nn.Linear, nn.Linear]  # those with parameters of their own, as in NeMo
 
     def twice(module: nn.Module) -> nn.Module:
         return nn.Sequential(nn.ReLU()) if isinstance(module, nn.Linear) else replaced(module)
@@ -71,3 +71,27 @@ def test_forall_and_freezing() -> None:
     assert not any(parameter.requires_grad for parameter in net.parameters())
     net.unfreeze()
     assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.scale = nn.Linear(1, 1)
+        self.inner = inner
+
+
+def test_a_function_that_wraps_its_argument_wraps_each_module_once() -> None:
+    def wrap(module: nn.Module) -> nn.Module:
+        return Wrapper(module) if isinstance(module, nn.Linear) else module
+
+    net = fn.walk(Net(), wrap)
+    assert isinstance(net.out, Wrapper) and isinstance(net.out.inner, nn.Linear)
+    assert net.inner[0] is net.again and isinstance(net.again.inner, nn.Linear)  # pyright: ignore
+    assert len(list(net.parameters())) == 8
+
+    for function in (fn.walk, fn.map):
+        root: Any = function(nn.Linear(2, 2), Wrapper)
+        assert isinstance(root, Wrapper) and type(root.inner) is nn.Linear
+    whole: Any = fn.walk(nn.Sequential(nn.Sequential(nn.Linear(2, 2))), Wrapper)
+    assert [type(one) for one in whole.modules()].count(Wrapper) == 3
+    assert sum(one.numel() for one in whole.parameters()) == 6 + 3 * 2

@@ -100,6 +100,57 @@ def staged_classifier() -> pl.LightningModule:
     return Staged()
 
 
+def parallel_classifier(*, gathers: bool) -> pl.LightningModule:
+    """The same layers as Megatron-Core's parallel linears. With ``gathers``, the hidden values are gathered, and the second
+    layer and the loss are plain PyTorch."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import (
+        ColumnParallelLinear,
+        RowParallelLinear,
+        gather_from_tensor_model_parallel_region,
+    )
+    from megatron.core.transformer.module import MegatronModule
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    class Net(MegatronModule):
+        def __init__(self, config: TransformerConfig) -> None:
+            super().__init__(config)
+            options: Any = {"config": config, "init_method": nn.init.zeros_, "bias": True, "skip_bias_add": False}
+            first, second = halves()
+            rank, ranks = parallel_state.get_tensor_model_parallel_rank(), config.tensor_model_parallel_size
+            self.first = ColumnParallelLinear(FEATURES, HIDDEN, gather_output=False, **options)
+            self.second = second if gathers else RowParallelLinear(HIDDEN, CLASSES, input_is_parallel=True, **options)
+            with torch.no_grad():
+                self.first.weight.copy_(first.weight.chunk(ranks)[rank])
+                self.first.bias.copy_(first.bias.chunk(ranks)[rank])
+                if not gathers:
+                    self.second.weight.copy_(second.weight.chunk(ranks, dim=1)[rank])
+                    self.second.bias.copy_(second.bias)
+
+        def set_input_tensor(self, tensor: Any) -> None: ...
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden = torch.tanh(self.first(inputs)[0])
+            return self.second(gather_from_tensor_model_parallel_region(hidden)) if gathers else self.second(hidden)[0]
+
+    class Parallel(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = TransformerConfig(num_layers=1, hidden_size=HIDDEN, num_attention_heads=2)
+
+        def configure_model(self) -> None:
+            if not hasattr(self, "module"):
+                self.module = Net(self.config)
+
+        def forward_step(self, batch: Any) -> Tensor:
+            return self.module(batch[0])
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return nn.functional.cross_entropy(self.module(batch[0]).float(), batch[1])
+
+    return Parallel()
+
+
 def optimizer() -> Any:
     from megatron.core.optimizer import OptimizerConfig
 
@@ -156,6 +207,9 @@ def mlps() -> dict[str, dict[str, Tensor]]:
     for name, strategy in (("DP", nl.MegatronStrategy), ("FSDP2", nl.FSDP2Strategy), ("FSDP", nl.FSDPStrategy)):
         for calls_forward in (False, True):
             found[f"{name}, {calls_forward}"] = fitted(Classifier(calls_forward), strategy())
+    for gathers in (False, True):
+        module = parallel_classifier(gathers=gathers)
+        found[f"TP, {gathers}"] = fitted(module, nl.MegatronStrategy(tensor_model_parallel_size=2))
     found["PP"] = fitted(staged_classifier(), nl.MegatronStrategy(pipeline_model_parallel_size=2))
     return found
 
@@ -193,6 +247,20 @@ def test_the_same_mlp_in_two_pipeline_stages(trained, expected):
         for kind in ("weight", "bias"):
             actual = trained[stage]["PP"][f"layer.{kind}"]
             torch.testing.assert_close(actual, expected[f"{layer}.{kind}"], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_the_same_mlp_of_parallel_linears_with_its_own_loss(gathers, trained, expected):
+    for rank, found in enumerate(trained):
+        actual = found[f"TP, {gathers}"]
+        parts = {f"first.{kind}": expected[f"0.{kind}"].chunk(2)[rank] for kind in ("weight", "bias")}
+        second = expected["2.weight"]
+        parts |= {
+            "second.weight": second if gathers else second.chunk(2, dim=1)[rank],
+            "second.bias": expected["2.bias"],
+        }
+        for name, value in parts.items():
+            torch.testing.assert_close(actual[name], value, rtol=0, atol=1e-6)
 
 
 VOCABULARY, LENGTH = 32, 8

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The earlier run that a recipe would resume on this machine, and whether the recipe still fits its checkpoint."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.checkpoint.auto_resume import newest_to_resume
+from nemo2.checkpoint.changes import unfit_changes
+from nemo2.checks.facts import Facts
+from nemo2.checks.tokenizers import tokenizer_of
+from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, newest_run
+
+_TRAINING = ("pretrain", "finetune", "train")
+
+
+def checkpoints_to_resume(recipe: Any) -> Optional[Path]:
+    """The directory of the checkpoints that training with this recipe would resume from. None: it names them itself,
+    doesn't resume, or has no earlier run on this machine."""
+    parts: list[Any] = [getattr(recipe, name, None) for name in ("resume", "log", "trainer")]
+    if getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") not in _TRAINING or None in parts:
+        return None
+    resume, log, _ = parts
+    if resume.resume_from_path or resume.resume_from_directory:
+        return None
+    if not resume.resume_if_exists or getattr(log.ckpt, "dirpath", None) is not None:
+        return None
+    base = Path(log.log_dir or DEFAULT_BASE).expanduser() / (log.name or "default")
+    if log.explicit_log_dir:
+        directory = Path(log.explicit_log_dir).expanduser()
+    else:
+        directory = base / log.version if log.version else newest_run(base)
+    return None if directory is None else (directory / CHECKPOINTS).absolute()
+
+
+def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
+    """A message if the checkpoint that the run would resume from belongs to another tokenizer or another shape of the
+    model, which every rank would refuse."""
+    resume = getattr(facts.recipe, "resume", None)
+    if getattr(resume, "accept_changes", False):
+        return
+    named = getattr(resume, "resume_from_path", None)
+    directory = checkpoints_to_resume(facts.recipe)
+    checkpoint = Path(str(named)).expanduser() if named else directory and newest_to_resume(directory)
+    if not checkpoint:
+        return
+    changes = unfit_changes(checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts))
+    if changes:
+        yield (
+            f"The recipe doesn't fit {checkpoint}, from which the run would resume: {'; '.join(changes)}. Undo the "
+            "changes, set another log.name to start a new run, or set resume.accept_changes=True to resume anyway."
+        )
