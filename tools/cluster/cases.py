@@ -255,7 +255,9 @@ def shipped_tree(cluster: Cluster, curves: Curves, times: int, told: list[str]) 
     (run.place / "own.py").write_text("x = 1")
     shipped = []
     for steps in (4, 8, 12):
-        run.command = [f"trainer.max_steps={steps}" if "max_steps=4" in word else word for word in run.command]
+        run.command = [
+            f"trainer.max_steps={steps}" if word.startswith("trainer.max_steps=") else word for word in run.command
+        ]
         run.steps = steps
         run.submit().wait_for_end()
         shipped.append(json.loads((run.folder / "shipped.json").read_text())["files"])
