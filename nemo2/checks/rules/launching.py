@@ -232,23 +232,23 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
     "text-has-a-tokenizer",
     says="Fine-tuning on text requires a tokenizer: the recipe's, the data's, or that of the weights to start from.",
     otherwise="The run stops on every rank when it reads the first record.",
-    broken="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=None)' data.tokenizer=None",
+    broken="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8)' "
+    "resume.restore_config.path=hf:///dev",
     mended="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
 )
 def _text(facts: Facts) -> Iterator[str]:
     data = facts.parts.get("data")
-    if not isinstance(data, SampleDataModule) or not data.reads_text():
-        return
+    restore = getattr(getattr(getattr(facts.recipe, "resume", None), "restore_config", None), "path", None)
+    if not restore or not isinstance(data, SampleDataModule) or not data.reads_text():
+        return  # without weights to start from, the rule about them is broken
     try:
         tokenizer = known_tokenizer(facts, "data")
     except Nemo2Error:
         return  # the rule above reports it
     if tokenizer is None:
-        restore = getattr(getattr(getattr(facts.recipe, "resume", None), "restore_config", None), "path", None)
-        weights = f", and {restore} describes none" if restore else ""
         yield (
-            f"data.tokenizer=None: the data is text, but the run has no tokenizer{weights}. Set data.tokenizer to the "
-            "tokenizer of the model, or resume.restore_config.path to weights with a tokenizer."
+            f"data.tokenizer=None: the data is text, but the run has no tokenizer, and {restore} describes none. "
+            "Set data.tokenizer to the tokenizer of the model, or resume.restore_config.path to weights with a tokenizer."
         )
 
 
