@@ -341,7 +341,7 @@ def forward_backward(settings: Settings, model: list[Any], optimizer: Any, globa
     if not reported:
         return torch.tensor(float("nan"), device=get_backend().device)
     loss_and_tokens = torch.stack([entry["loss_and_tokens"] for entry in reported]).sum(dim=0)
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    group: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
     torch.distributed.all_reduce(loss_and_tokens, group=group)
     return loss_and_tokens[0] / loss_and_tokens[1]
 

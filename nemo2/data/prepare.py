@@ -183,7 +183,7 @@ class _Writer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._builder.data_file.close()
+        self._builder.data_file.close()  # pyright: ignore[reportAttributeAccessIssue]
         for suffix in (*_SUFFIXES, ".lock"):
             Path(f"{self.temporary}{suffix}").unlink(missing_ok=True)
         if self._lock is not None:

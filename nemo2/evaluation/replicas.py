@@ -23,5 +23,6 @@ def shared(items: Sequence[_T], answer: Callable[[Sequence[_T]], Sequence[_R]]) 
     mine = list(items[rank::replicas])
     parts: list[Any] = [None] * replicas
     found = list(answer(mine)) if mine else []
-    torch.distributed.all_gather_object(parts, found, group=parallel_state.get_data_parallel_group())
+    group: Any = parallel_state.get_data_parallel_group()
+    torch.distributed.all_gather_object(parts, found, group=group)
     return [parts[place % replicas][place // replicas] for place in range(len(items))]

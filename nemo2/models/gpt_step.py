@@ -25,7 +25,7 @@ LAST_STAGE_KEYS = ("labels", "loss_mask")
 OPTIONAL_KEYS = ("attention_mask", "padding_mask")
 PACKING_KEYS = ("cu_seqlens", "cu_seqlens_argmin")
 # Megatron-Core 0.17 added a required flag for its hybrid context parallelism, which plain batches never use.
-_CP_SLICE_FLAGS = (
+_CP_SLICE_FLAGS: dict[str, Any] = (
     {"is_hybrid_cp": False} if "is_hybrid_cp" in inspect.signature(get_batch_on_this_cp_rank).parameters else {}
 )
 

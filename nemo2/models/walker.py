@@ -6,6 +6,7 @@ Megatron-Core's default. The weights of the parts are those that Megatron-Core b
 """
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -72,8 +73,7 @@ def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
     """
     if not hasattr(config, "hybrid_override_pattern"):
         return None
-    from megatron.core.ssm import mamba_hybrid_layer_allocation as allocation
-
+    allocation = _allocation()
     pattern = config.hybrid_override_pattern
     if pattern is None:
         ratios = (getattr(config, name, None) or 0.0 for name in ("hybrid_attention_ratio", "hybrid_mlp_ratio"))
@@ -90,8 +90,7 @@ def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
 
 def pattern_problems(config: Any) -> Iterator[str]:
     """Layers of a hybrid's pattern that the installed Megatron-Core would not build."""
-    from megatron.core.ssm import mamba_hybrid_layer_allocation as allocation
-
+    allocation = _allocation()
     pattern = getattr(config, "hybrid_override_pattern", None)
     if pattern is None:
         return
@@ -121,6 +120,11 @@ def pattern_problems(config: Any) -> Iterator[str]:
             f"model.config.hybrid_override_pattern={pattern!r} contains the layers {', '.join(map(repr, unknown))}, "
             f"but the installed Megatron-Core knows only {' '.join(sorted(allocation.Symbols.VALID))}."
         )
+
+
+def _allocation() -> Any:
+    """Megatron-Core's module of hybrid patterns, whose names differ between versions."""
+    return importlib.import_module("megatron.core.ssm.mamba_hybrid_layer_allocation")
 
 
 def uncut_hybrid_problems(setting: Callable[[str], Any]) -> Iterator[str]:

@@ -9,7 +9,7 @@ that the size of the gradients doesn't depend on the temperature (Hinton et al. 
 """
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from megatron.core import parallel_state
@@ -77,9 +77,8 @@ def log_softmax_over_ranks(logits: Tensor) -> Tensor:
     """This rank's shard of the logarithm of the softmax over the vocabulary of all tensor-parallel ranks.
     Differentiable."""
     largest = logits.detach().amax(-1, keepdim=True)
-    torch.distributed.all_reduce(
-        largest, torch.distributed.ReduceOp.MAX, group=parallel_state.get_tensor_model_parallel_group()
-    )
+    group: Any = parallel_state.get_tensor_model_parallel_group()
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=group)
     shifted = logits - largest
     total = reduce_from_tensor_model_parallel_region(shifted.exp().sum(-1, keepdim=True))
     # Each rank's columns depend on the total, whose gradient is the sum over all ranks.
@@ -101,5 +100,6 @@ def _gathered(tensor: Tensor) -> Tensor:
     if ranks == 1:
         return tensor
     parts = [torch.empty_like(tensor) for _ in range(ranks)]
-    torch.distributed.all_gather(parts, tensor.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+    group: Any = parallel_state.get_tensor_model_parallel_group()
+    torch.distributed.all_gather(parts, tensor.contiguous(), group=group)
     return torch.cat(parts, dim=-1)

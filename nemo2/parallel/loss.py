@@ -114,7 +114,8 @@ class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
         batch["loss_mask"] = loss_mask
         if parallel_state.get_context_parallel_world_size() > 1:
             kept = loss_mask.sum()
-            torch.distributed.all_reduce(kept, group=parallel_state.get_context_parallel_group())
+            group: Any = parallel_state.get_context_parallel_group()
+            torch.distributed.all_reduce(kept, group=group)
             batch["num_valid_tokens_in_ub"] = kept
         return super().forward(batch, loss_per_token)
 
@@ -202,7 +203,8 @@ def _of_the_dataset(loss_mask: Tensor) -> Tensor:
 
     kept = (loss_mask != 0).sum(dim=-1, keepdim=True)
     if parallel_state.get_context_parallel_world_size() > 1:
-        torch.distributed.all_reduce(kept, group=parallel_state.get_context_parallel_group())
+        group: Any = parallel_state.get_context_parallel_group()
+        torch.distributed.all_reduce(kept, group=group)
     return (kept > 0).to(loss_mask.dtype)
 
 
