@@ -46,13 +46,13 @@ class Blocks:
         start = None
         while True:
             mark = self.begin if start is None else self.end
-            found = text.find(mark, place)
-            piece = text[place : found if found >= 0 else None]
+            position = text.find(mark, place)
+            piece = text[place : position if position >= 0 else None]
             pieces.append(piece)
             length += len(piece)
-            if found < 0:
+            if position < 0:
                 return "".join(pieces), spans
-            place = found + len(mark)
+            place = position + len(mark)
             if start is None:
                 start = length
             else:
@@ -90,13 +90,13 @@ def environment(blocks: Blocks) -> Any:
             value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, allow_nan=True
         )
 
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
-    made.filters["tojson"] = tojson
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    sandbox.filters["tojson"] = tojson
+    sandbox.globals["raise_exception"] = raise_exception
+    sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return sandbox
 
 
 class Renderer:
