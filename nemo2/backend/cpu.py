@@ -5,8 +5,10 @@
 active on a machine with a GPU, and importing it changes nothing.
 """
 
+import gc
 import importlib
 import logging
+import os
 import resource
 import sys
 import types
@@ -148,6 +150,9 @@ class CpuBackend(Backend):
             # Imported first, because it imports torch._dynamo, which records torch's functions by identity.
             version = importlib.import_module("megatron.core").__version__
             patcher.apply(_patches(), version=version, choose=_without_compile)
+        # The threads of a gloo group don't exist in a forked process, such as Megatron-Core's checkpoint writers. Its
+        # garbage collection would destroy a group that was garbage at the fork, and wait for these threads for ever.
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 def _patches() -> Iterator[Patch]:

@@ -129,7 +129,7 @@ def test_json_of_show_is_plain_values(capsys):
         (["report", "/no/such"], "give a run's directory, or the name of a run below"),
         (["pretrain", "llama_tiny", "--devices", "0"], "error: --devices 0: must be at least 1."),
         (["plan", "llama_tiny", "--headroom=3"], "error: --headroom 3: must be at most 0.9."),
-        (["plan", "llama_tiny", "--tokens", "many"], "error: --tokens many: must be a valid number."),
+        (["plan", "llama_tiny", "--tokens", "many"], "error: --tokens many: must be a number of tokens, such as 1T."),
         (["serve", "x", "--engine", "tgi"], "error: --engine tgi: must be one of 'vllm', 'transformers'."),
         (["completion", "tcsh"], "error: SHELL: must be one of 'bash', 'zsh', 'fish'."),
         (["show"], "error: nemo2 show needs NAME. For example: nemo2 show llama3_8b"),

@@ -31,6 +31,7 @@ def config_of_release(conversion: Conversion, ours: Any, release: Mapping[str, A
     theirs = {name: value for name, value in text_config(release).items() if name not in _NOT_EXPORTED}
     if "text_config" in release or conversion.prefixes[0]:  # only the text model is exported
         theirs |= _owned(conversion, ours, "architectures", "model_type")
+    theirs |= _switches(conversion, ours, theirs)
     own_rows = {**theirs, "vocab_size": ours.vocab_size} if "vocab_size" in theirs else theirs
     if _describes(conversion, own_rows, ours):
         return _long_enough(conversion, ours, own_rows)
@@ -42,6 +43,13 @@ def config_of_release(conversion: Conversion, ours: Any, release: Mapping[str, A
 def _owned(conversion: Conversion, ours: Any, *names: str) -> dict[str, Any]:
     described = {"architectures": [conversion.architectures[0]], **conversion.hf_config(ours)}
     return {name: described[name] for name in names} if names else described
+
+
+def _switches(conversion: Conversion, ours: Any, theirs: Mapping[str, Any]) -> dict[str, bool]:
+    """The switches that differ from the release's. Several may stand for one field of ours: a release with biases in one half of
+    its layers becomes a model, and so an export, with biases in all."""
+    described = _owned(conversion, ours).items()
+    return {name: on for name, on in described if isinstance(on, bool) and bool(theirs.get(name)) != on}
 
 
 def _describes(conversion: Conversion, hf: Mapping[str, Any], ours: Any) -> bool:

@@ -26,6 +26,8 @@ def checkpoint(tmp_path) -> Path:
     model = small_runs.build_llama(vocab_size=None, hidden_dropout=0.25)
     model.tokenizer = data.tokenizer
     write_context(tmp_path, trainer(model, data))
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / ".metadata").touch()  # of which these tests read nothing
     return tmp_path
 
 

@@ -63,7 +63,7 @@ def test_experts_are_cut_as_documented() -> None:
         ("trainer.strategy.sequence_parallelism=True", "did you mean 'sequence_parallel'"),
         ("model.config.context_parallel_size=4", "contradicts strategy.context_parallel_size=2. .* Remove model.config"),
         ("trainer.strategy.expert_model_parallel_size=2", "expert_model_parallel_size"),
-        ("trainer.strategy.ddp=pytorch", "use Lightning's strategy='ddp'"),
+        ("trainer.strategy.ddp=pytorch", "takes one of megatron or a DistributedDataParallelConfig"),
         ("model.config.recompute_method=full", "takes one of 'uniform', 'block', not 'full'"),
         ("model.config.recompute_method=selective", "takes one of 'uniform', 'block', not 'selective'"),
         ("model.config.recompute_method=block model.config.recompute_num_layers=1",

@@ -104,11 +104,6 @@ def test_the_vocabulary_is_padded_unless_it_is_given(settings: dict[str, Any], t
     [
         ({}, None, "vocab_size is not set, and no tokenizer defines it"),
         ({"vocab_size": 90}, SimpleNamespace(vocab_size=100), "vocab_size=90 is smaller than the tokenizer's 100"),
-        (
-            {"vocab_size": 101, "tensor_model_parallel_size": 2},
-            None,
-            "not a multiple of tensor_model_parallel_size=2: use 102",
-        ),
     ],
 )
 def test_a_vocabulary_that_cannot_be_used_is_refused(settings: dict[str, Any], tokenizer: Any, words: str) -> None:
