@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nemo2.noise import VERBOSE_VARIABLE
 from support import ranks
 from support import warm_commands as warm_commands_module
 
@@ -90,6 +91,17 @@ def signals_mean_what_they_mean() -> Iterator[None]:
     yield
     signal.signal(signal.SIGHUP, before[0])
     signal.signal(signal.SIGINT, before[1])
+
+
+@pytest.fixture(autouse=True)
+def verbosity_ends_with_a_test() -> Iterator[None]:
+    """``nemo2 -v`` sets a variable, which ranks inherit: so would all later tests, if a test calls it in this process."""
+    before = os.environ.get(VERBOSE_VARIABLE)
+    yield
+    if before is None:
+        os.environ.pop(VERBOSE_VARIABLE, None)
+    else:
+        os.environ[VERBOSE_VARIABLE] = before
 
 
 @pytest.fixture(autouse=True, scope="module")
