@@ -104,7 +104,7 @@ notebooks: $(READY) ## run all notebooks, and keep what they put out (some minut
 	@PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.notebooks
 
 docs-site: $(READY) ## build the documentation site into site/ and test its pages, names and links; installs MkDocs
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[site]'
+	@$(BIN)/python -m pip install -q -c $(VENV)/constraints.txt -e '.[site]'
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH="$(CURDIR)" $(BIN)/python -m mkdocs build --strict --quiet
 	@$(BIN)/python -m pytest -q -m site tests/docs
 	@echo "site/index.html; with its search: $(BIN)/python -m http.server --directory site"

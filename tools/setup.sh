@@ -51,6 +51,7 @@ fi
 
 echo "==> nemo2 with lightning, megatron-core, nemo-run and the tools of its tests"
 install --constraint "$used" --editable ".[test]"
+cp "$used" "$venv/constraints.txt"  # for what is added later
 
 # Last: make looks at this file to see that all of the above is done.
 date >"$venv/.ready"
