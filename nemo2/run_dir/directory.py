@@ -104,7 +104,8 @@ def choose_directory(
     2. ``version``, if given, is the folder's name. Without it, the value of ``NEMO_EXPM_VERSION``.
     3. With ``resume_if_exists``, the version of an earlier start of the same launch, or else the version of this name
       with the newest finished checkpoint.
-    4. A new version: the start time as ``%Y-%m-%d_%H-%M-%S``, or no version folder without ``use_datetime_version``.
+    4. A new version: the start time as ``%Y-%m-%d_%H-%M-%S``, with a number if another run has this name. No version
+       folder without ``use_datetime_version``.
 
     Nothing is created. In a job of several processes this is collective: every rank must call it, with its ``meeting``
     (`meeting_of`).
@@ -124,7 +125,7 @@ def choose_directory(
     if version is None:
         # Rank 0 searches and decides, because another rank could already see files that rank 0 is about to write.
         found = (_of_an_earlier_start(root) or newest_run(root)) if resume_if_exists else None
-        fresh = (os.environ.get(VERSION_VARIABLE) or timestamp()) if use_datetime_version else ""
+        fresh = (os.environ.get(VERSION_VARIABLE) or _free_version(root)) if use_datetime_version else ""
         decision = fresh if found is None else os.path.relpath(found, root)
         if resume_if_exists or (use_datetime_version and VERSION_VARIABLE not in os.environ):
             decision = agree(decision, meeting)
@@ -159,6 +160,13 @@ def refuse_another_run(log_dir: Path, checkpoints: Path, checkpoint: Optional[Pa
     is_theirs = before is None or before.id != run.id
     if is_theirs and not interrupted and not unknown and metrics.is_file() and metrics.stat().st_size:
         raise another_run(log_dir, f"{METRICS_FILE}", before.id if before is not None else "", run)
+
+
+def _free_version(root: Path) -> str:
+    """The start time as a folder's name below ``root``, with a number if another run began in the same second."""
+    version = timestamp()
+    names = (version, *(f"{version}_{number}" for number in range(2, 1000)))
+    return next((name for name in names if not (root / name).exists()), version)
 
 
 def _of_an_earlier_start(root: Path) -> Path | None:

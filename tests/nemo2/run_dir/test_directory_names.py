@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of new run directories."""
+
+from pathlib import Path
+
+import pytest
+
+from nemo2.run_dir.directory import VERSION_VARIABLE, choose_directory
+
+
+def test_runs_that_begin_in_one_second_have_directories_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo2.run_dir.directory.timestamp", lambda: "2026-01-02_03-04-05")
+    monkeypatch.delenv(VERSION_VARIABLE, raising=False)
+    versions = []
+    for _ in range(3):
+        directory = choose_directory(
+            name="one",
+            log_dir=str(tmp_path),
+            explicit_log_dir=None,
+            version=None,
+            use_datetime_version=True,
+            resume_if_exists=False,
+        )
+        directory.log_dir.mkdir(parents=True)
+        versions.append(directory.version)
+    assert versions == ["2026-01-02_03-04-05", "2026-01-02_03-04-05_2", "2026-01-02_03-04-05_3"]
