@@ -120,6 +120,7 @@ class CpuBackend(Backend):
             "external_cuda_graph": (False, graph),
             "cuda_graph_impl": ("none", graph),
             "transformer_impl": ("local", "Transformer Engine's layers need a GPU"),
+            "delay_wgrad_compute": (False, "only Transformer Engine's layers can delay weight gradients"),
         }
         for name in (
             "apply_rope_fusion",

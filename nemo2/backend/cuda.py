@@ -59,6 +59,7 @@ class CudaBackend(Backend):
                 "native",
                 f"{without} the loss is Megatron-Core's, in kernels of torch.compile",
             ),
+            "delay_wgrad_compute": (False, f"{without} weight gradients are computed with the inputs' gradients"),
             "use_te_rng_tracker": (False, f"{without} Megatron-Core's own random streams are used, at no cost"),
             "persist_layer_norm": (False, "it names a kernel of Apex; PyTorch's norm is used, at no great cost"),
             "masked_softmax_fusion": (

@@ -45,6 +45,7 @@ from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
 from nemo2.parallel.parameter_counts import ParameterCounts, count_parameters
 from nemo2.parallel.plain_chunk import PlainChunk
+from nemo2.parallel.schedule_plans import schedule_plan
 from nemo2.parallel.sharded_state import is_empty_state, sharded_state, states_may_be_unpickled
 from nemo2.parallel.transform import (
     Transform,
@@ -332,8 +333,12 @@ class MegatronParallel(nn.ModuleList):
         data_step: Optional[Callable[..., Any]],
         own_forward_step: Optional[Callable[..., Any]],
     ) -> Callable[..., Any]:
-        """Megatron-Core's ``(iterator, chunk) -> (output, loss function)``, made of the three steps."""
+        """Megatron-Core's ``(iterator, chunk) -> (output, loss function)``, made of the three steps.
+
+        With ``return_schedule_plan`` the chunk comes without its wrappers, and the output is its `AbstractSchedulePlan`.
+        """
         twins: dict[int, pl.LightningModule] = {id(chunk): twin for chunk, twin in zip(self, self._twins, strict=True)}
+        twins |= {id(core): twin for core, twin in zip(self.unwrapped, self._twins, strict=True)}
         data_steps = {
             key: self._data_step(twin, step.stage) if data_step is None else with_model(data_step, twin)
             for key, twin in twins.items()
@@ -343,13 +348,15 @@ class MegatronParallel(nn.ModuleList):
             for key, twin in twins.items()
         }
 
-        def forward_step(iterator: Iterator[Any], chunk: nn.Module) -> tuple[Any, Callable[..., Any]]:
+        def forward_step(
+            iterator: Iterator[Any], chunk: nn.Module, return_schedule_plan: bool = False
+        ) -> tuple[Any, Callable[..., Any]]:
             batch = data_steps[id(chunk)](iterator)
             run = forward_steps[id(chunk)]
             self.callbacks.event(
                 "on_megatron_microbatch_start", step=step, batch=batch, forward_callback=loss_reduction
             )
-            output = run(batch)
+            output = schedule_plan(chunk, run, batch) if return_schedule_plan else run(batch)
             self.callbacks.event(
                 "on_megatron_microbatch_end", step=step, batch=batch, forward_callback=loss_reduction, output=output
             )

@@ -122,7 +122,9 @@ class Decomposed(Adapted):
     def joined(self, output: Tensor, bias: Optional[Tensor], x: Tensor) -> Tensor:
         layer: Any = self.to_wrap
         adapter: Any = self.adapter
-        inside = layer.bias if bias is None and getattr(layer, "bias", None) is not None else None
+        inside = getattr(layer, "bias", None) if bias is None else None
+        if inside is not None and not inside.numel():  # what Transformer Engine's layers have without a bias
+            inside = None
         product = output if inside is None else output - inside
         growth = adapter.placement.behind(adapter.growth().to(product.dtype))
         scaled = growth * (product + adapter(x))

@@ -18,7 +18,8 @@ import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import schedules
+from megatron.core.pipeline_parallel import combined_1f1b, schedules
+from megatron.core.pipeline_parallel.utils import ScheduleNode
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -264,31 +265,67 @@ def _batch(
 def _schedule_events(events: list[tuple[str, int, int]], strategy: Any, tracker: Tracker) -> Iterator[None]:
     """Record each forward and backward of a micro-batch that Megatron-Core's schedule runs."""
     forward, backward = schedules.forward_step, schedules.backward_step
+    combined = combined_1f1b.combined_forward_backward_step
+    node_forward, node_backward = ScheduleNode.forward, ScheduleNode.backward
     made_by: dict[int, tuple[int, int]] = {}
     done: dict[int, int] = {}
 
-    def recorded_forward(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin_forward(model: Any) -> tuple[int, int]:
         chunks = list(strategy.megatron_parallel)
         chunk = next((index for index, item in enumerate(chunks) if item is model), 0)
-        microbatch = done[chunk] = done.get(chunk, -1) + 1
-        events.append(("forward", chunk, microbatch))
+        done[chunk] = done.get(chunk, -1) + 1
+        events.append(("forward", chunk, done[chunk]))
+        return chunk, done[chunk]
+
+    def recorded_forward(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        event = begin_forward(model)
         with _during("forward", tracker):
             result = forward(forward_step_func, data_iterator, model, *args, **kwargs)
-        output = result[0]
-        made_by[id(output[0] if isinstance(output, list) else output)] = (chunk, microbatch)
+        made_by[id(_first(result[0]))] = event
         return result
 
     def recorded_backward(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        output = output_tensor[0] if isinstance(output_tensor, list) else output_tensor
-        events.append(("backward", *made_by.pop(id(output), (0, 0))))
+        events.append(("backward", *made_by.pop(id(_first(output_tensor)), (0, 0))))
         with tracker.part("backward"), _during("backward", tracker):
             return backward(input_tensor, output_tensor, *args, **kwargs)
 
-    schedules.forward_step, schedules.backward_step = recorded_forward, recorded_backward
+    # One call runs a micro-batch's forward and another's backward, layer by layer (overlap_moe_expert_parallel_comm).
+    def recorded_combined(*args: Any, **kwargs: Any) -> Any:
+        model, output = args[2], args[8]
+        event = begin_forward(model) if model is not None else None
+        if output is not None:
+            events.append(("backward", *made_by.pop(id(_first(output)), (0, 0))))
+        result = combined(*args, **kwargs)
+        if event is not None:
+            made_by[id(_first(result[0]))] = event
+        return result
+
+    def recorded_node_forward(node: Any, *args: Any) -> Any:
+        with _during("forward", tracker):
+            return node_forward(node, *args)
+
+    def recorded_node_backward(node: Any, *args: Any) -> Any:
+        with tracker.part("backward"), _during("backward", tracker):
+            return node_backward(node, *args)
+
+    replaced = [
+        (schedules, "forward_step", forward, recorded_forward),
+        (schedules, "backward_step", backward, recorded_backward),
+        (combined_1f1b, "combined_forward_backward_step", combined, recorded_combined),
+        (ScheduleNode, "forward", node_forward, recorded_node_forward),
+        (ScheduleNode, "backward", node_backward, recorded_node_backward),
+    ]
+    for owner, name, _, recorded in replaced:
+        setattr(owner, name, recorded)
     try:
         yield
     finally:
-        schedules.forward_step, schedules.backward_step = forward, backward
+        for owner, name, original, _ in replaced:
+            setattr(owner, name, original)
+
+
+def _first(tensors: Any) -> Any:
+    return tensors[0] if isinstance(tensors, list) else tensors
 
 
 @contextlib.contextmanager

@@ -142,8 +142,8 @@ class DistillationCallback(pl.Callback):
             return None if logits is None else TeacherLogits.of(logits, self.settings.logit_kl_topk)
 
     def _taught_step(self, step: MegatronStep) -> Callable[..., Any]:
-        def forward_step(iterator: Iterator[Any], chunk: Any) -> tuple[Any, Callable[..., Any]]:
-            output, reduce = step.forward_step_func(iterator, chunk)
+        def forward_step(iterator: Iterator[Any], chunk: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
+            output, reduce = step.forward_step_func(iterator, chunk, **options)
             [batch] = reduce.args
             teacher = self._taught.popleft()
             return output, lambda logits: reduce(self._loss(logits, teacher, batch["text"]))

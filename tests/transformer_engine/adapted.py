@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS = 3
+ADAPTERS = ("LoRA", "DoRA", "CanonicalDoRA")
 
 
 def main(results: Path, work: Path) -> None:
@@ -27,21 +28,22 @@ def main(results: Path, work: Path) -> None:
     stand_in.use(stand_in.VERSIONS[-1])
     torch.distributed.init_process_group("gloo", init_method=f"file://{work / 'store'}", rank=0, world_size=1)
     found: dict[str, Any] = {}
-    for name, on in (("plain", False), ("engine", True)):
-        switch["on"] = on
-        found[name] = crossing._told(tuned, work)
+    for adapter in ADAPTERS:
+        for name, on in (("plain", False), ("engine", True)):
+            switch["on"] = on
+            found.setdefault(adapter, {})[name] = crossing._told(tuned, work, adapter)
     results.write_text(json.dumps(found))
     os._exit(0)
 
 
-def tuned(work: Path) -> dict[str, Any]:
+def tuned(work: Path, adapter: str) -> dict[str, Any]:
     """Losses of a few steps, the class of the experts, and the keys of what is stored of the additions. The first call leaves a
     checkpoint that the second begins with."""
     import crossing
     import torch
 
+    import nemo2.peft
     from nemo2.checkpoint.auto_resume import RestoreConfig
-    from nemo2.peft import LoRA
     from support import small_runs
     from support.hf_models import ROWS
 
@@ -51,8 +53,8 @@ def tuned(work: Path) -> dict[str, Any]:
     torch.manual_seed(5)
     model = crossing._model(row)
     assert model.config.moe_grouped_gemm
-    model.model_transform = LoRA(dim=4, alpha=8, lora_B_init_method="normal")
-    base = work / "base"
+    model.model_transform = getattr(nemo2.peft, adapter)(dim=4, alpha=8, lora_B_init_method="normal")
+    base = work / adapter
     again = {"restore_config": RestoreConfig(path=str(base))} if base.exists() else {}
     seen: dict[str, Any] = {}
 

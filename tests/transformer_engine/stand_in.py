@@ -183,7 +183,10 @@ class Linear(_Module):
         if self.cut is not None:
             self.weight.tensor_model_parallel, self.weight.partition_stride = True, 1  # pyright: ignore
             self.weight.partition_dim = 0 if self.cut == "column" else 1  # pyright: ignore
+        # Without a bias Transformer Engine's layer has an empty tensor there, and not None.
+        self.bias = torch.empty(0, dtype=given["params_dtype"])
         if self.use_bias:
+            del self.bias
             self.bias = nn.Parameter(torch.zeros(self.out_features, dtype=given["params_dtype"]))
 
     def forward(self, x: Tensor, is_first_microbatch: Any = None) -> Any:
@@ -288,7 +291,9 @@ class GroupedLinear(_Module):
             with torch.no_grad():
                 given["init_method"](weight)
             setattr(self, f"weight{index}", weight)
+            setattr(self, f"bias{index}", torch.empty(0, dtype=given["params_dtype"]))
             if self.use_bias:
+                delattr(self, f"bias{index}")
                 setattr(self, f"bias{index}", nn.Parameter(torch.zeros(out_features, dtype=given["params_dtype"])))
 
     def init_fp8_metadata(self, num_gemms: int) -> None:

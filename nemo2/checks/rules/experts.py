@@ -338,8 +338,8 @@ def _weights(facts: Facts) -> Iterator[str]:
 @EXPERTS.rule(
     "overlapped-exchange",
     says="`overlap_moe_expert_parallel_comm` requires an expert-parallel size of at least 2, the alltoall dispatcher "
-    "and bf16 or fp16. It does not support full recomputation, and with pipeline parallelism it requires virtual "
-    "stages.",
+    "and bf16 or fp16. It supports neither full recomputation nor Mamba layers, and with pipeline parallelism it requires "
+    "virtual stages.",
     otherwise="Megatron-Core rejects the model configuration.",
     recipe="mixtral_8x7b",
     broken=f"model.config.overlap_moe_expert_parallel_comm=True {EP}=1",
@@ -359,6 +359,7 @@ def _overlapped_exchange(facts: Facts) -> Iterator[str]:
         "full recomputation": model.recompute_granularity == "full" or model.recompute_method is not None,
         "moe_shared_expert_overlap=True": bool(model.moe_shared_expert_overlap),
         "fp32": precision is not None and precision.fp32,
+        "Mamba layers, whose model has no build_schedule_plan": hasattr(model, "mamba_stack_spec"),
         f"mtp_num_layers={getattr(model, 'mtp_num_layers', None)}": (getattr(model, "mtp_num_layers", None) or 0) > 1,
     }
     found = [obstacle for obstacle, there in obstacles.items() if there]

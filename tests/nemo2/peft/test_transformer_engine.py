@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.transformer_engine.adapted import ADAPTERS
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -27,8 +29,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(330)
-def test_experts_that_would_be_grouped_are_built_one_by_one_and_train_as_plain_ones(found: Any) -> None:
-    theirs, plain = found["engine"], found["plain"]
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_experts_that_would_be_grouped_are_built_one_by_one_and_train_as_plain_ones(found: Any, adapter: str) -> None:
+    theirs, plain = found[adapter]["engine"], found[adapter]["plain"]
     assert isinstance(theirs, dict) and isinstance(plain, dict), found
     assert (theirs["experts"], theirs["inside"]) == (["SequentialMLP"], ["TEColumnParallelLinear"])
     assert theirs["keys"] == plain["keys"] and any(".experts." in key for key in theirs["keys"])

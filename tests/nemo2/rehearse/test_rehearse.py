@@ -43,6 +43,15 @@ PIPELINE = (
     "data.global_batch_size=96",
 )
 
+EXPERTS = {
+    "num_moe_experts": 4,
+    "moe_router_topk": 2,
+    "moe_ffn_hidden_size": 256,
+    "moe_token_dispatcher_type": "alltoall",
+    "moe_router_load_balancing_type": "none",
+    "add_bias_linear": False,
+}
+
 
 def rehearse_all() -> dict[str, Any]:
     import dataclasses
@@ -75,6 +84,15 @@ def rehearse_all() -> dict[str, Any]:
     rates = Rates(flops=FLOPS, link=NETWORK, network=NETWORK)
     results["step"], results["page"] = step_timeline(whole, rates), render_page(whole, rates)
     results["every"] = [dataclasses.asdict(rehearse_rank(pipelined, stage=stage, microbatches=12)) for stage in (0, 1)]
+    experts = [f"model.config.{name}={value}" for name, value in EXPERTS.items()]
+    experts = [*PIPELINE, *experts, "strategy.expert_model_parallel_size=2"]
+    results["exchanges"] = [
+        dataclasses.asdict(rehearse_rank(on_gpus(small_recipe(*experts, *more), Machine(count=4)), stage=0))
+        for more in (
+            [],
+            ["model.config.overlap_moe_expert_parallel_comm=True", "model.config.delay_wgrad_compute=True"],
+        )
+    ]
     one = on_gpus(
         small_recipe("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False"), Machine(count=1)
     )
@@ -149,6 +167,16 @@ def test_as_many_microbatches_as_a_schedule_needs_tell_as_much_as_all(results: A
             for rank in (few, every)
         ]
         assert in_schedule[0] and [c["kind"] for c in in_schedule[0]] == [c["kind"] for c in in_schedule[1]]
+
+
+def test_exchanges_beside_another_micro_batchs_work_are_the_same_work_in_another_order(results: Any) -> None:
+    plain, overlapped = results["exchanges"]
+    assert {json.dumps(f) for f in overlapped["flops"]} == {json.dumps(f) for f in plain["flops"]}
+    passes = [
+        [(event["kind"], event["chunk"], event["microbatch"]) for event in rank["timeline"]]
+        for rank in (plain, overlapped)
+    ]
+    assert set(passes[0]) <= set(passes[1]) and len(passes[1]) == len(set(passes[1]))
 
 
 def test_the_timeline_has_every_pass_once_and_forward_before_backward(results: Any) -> None:
