@@ -31,6 +31,11 @@ def test_a_range_holds_what_was_tried_on_every_python(one: Requirement) -> None:
         assert one.specifier.contains(tried(one.name, python)), (python, tried(one.name, python))
 
 
+@pytest.mark.parametrize("one", [Requirement(text) for text in PROJECT["dependencies"]], ids=str)
+def test_a_dependency_has_a_lower_end(one: Requirement) -> None:
+    assert [part for part in one.specifier if part.operator == ">="]
+
+
 @pytest.mark.parametrize("text", [text for text in TEXTS if "<" in text])
 def test_an_upper_end_has_its_reason_beside_it(text: str) -> None:
     rows = (ROOT / "pyproject.toml").read_text().split("\n")

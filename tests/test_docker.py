@@ -35,7 +35,7 @@ def test_a_package_of_the_base_that_was_replaced_fails_the_build(check: ModuleTy
     ("name", "there", "said"),
     [
         ("torch", "2.8.0a0+5228986c39.nv25.06", []),
-        ("torch", "2.5.1", ["torch 2.5.1 is not >=2.6"]),
+        ("torch", "2.5.1", ["torch 2.5.1 is not >=2.7"]),
         ("transformer-engine", "2.4.0+3cd6870", []),
         ("transformer-engine", "1.13.0", ["transformer-engine 1.13.0 is not"]),
         ("megatron-core", None, ["megatron-core is missing"]),

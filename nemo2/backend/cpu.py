@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch.utils._device import _device_constructors
 
 from nemo2.backend.base import Backend, Override
@@ -48,8 +49,8 @@ class CpuBackend(Backend):
         """See `Backend.install`.
 
         Raises:
-            RuntimeFault: this machine has a GPU, psutil is missing, or the installed Megatron-Core lacks an attribute
-                that nemo2 replaces.
+            RuntimeFault: this machine has a GPU, torch is older than 2.12, psutil is missing, or the installed
+                Megatron-Core lacks an attribute that nemo2 replaces.
         """
         if self._patcher is not None:
             return
@@ -58,6 +59,11 @@ class CpuBackend(Backend):
                 "The CPU backend was requested on a machine with a GPU, where its replacements would skip "
                 "synchronization and device placement without an error. Use get_backend(), or hide the GPU with "
                 "CUDA_VISIBLE_DEVICES=''."
+            )
+        if Version(torch.__version__).release < (2, 12):
+            raise RuntimeFault(
+                f"Running on CPUs requires torch 2.12 or newer, and torch {torch.__version__} is installed: its gloo "
+                "groups can't reduce and scatter several tensors at once. Run: pip install --upgrade torch"
             )
         if not has("psutil"):
             raise RuntimeFault(

@@ -405,12 +405,11 @@ def test_a_task_that_a_node_cant_start_ends_the_others_and_is_told(slurm, tmp_pa
     one = job(tmp_path)
     log = Path(one.folder) / "job-12345.out"
     line = "srun: error: task 1 launch failed: Slurmd could not connect IO"
-    (slurm / "srun").write_text(f"#!/bin/bash\necho '{line}' >>'{log}'; exec {shutil.which('sleep')} 50\n")
+    (slurm / "srun").write_text(f"#!/bin/bash\necho '{line}' >>'{log}'; exec {shutil.which('sleep')} 600\n")
     (slurm / "sleep").write_text(f"#!/bin/bash\nexec {shutil.which('sleep')} 0.05\n")
     (slurm / "sleep").chmod(0o755)
-    started = time.monotonic()
     done = run_script(one)
-    assert "life 0: failed" in done.stdout and time.monotonic() - started < 45
+    assert "life 0: failed" in done.stdout
     assert "could not connect IO" in history(Path(one.folder))[0]["message"]
 
 

@@ -7,7 +7,6 @@ difference.
 
 import os
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -58,19 +57,14 @@ def test_a_recipe_travels_as_text_and_comes_back_equal(name: str, performance_mo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_builds_in_milliseconds_and_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_builds_offline(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build(name)  # imports
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("building a recipe opened a connection")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    cpu_seconds = []
-    for _ in range(3):
-        started = time.process_time()
-        build(name)
-        cpu_seconds.append(time.process_time() - started)
-    assert min(cpu_seconds) < 0.2
+    build(name)
 
 
 @pytest.mark.parametrize(("name", "performance_mode"), VARIANTS)

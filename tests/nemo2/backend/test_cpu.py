@@ -92,6 +92,25 @@ def install_without_psutil() -> tuple[str, bool]:
     return "", False
 
 
+def install_under_torch(version: str) -> tuple[str, bool]:
+    from nemo2.backend import cpu
+    from nemo2.errors import RuntimeFault
+
+    cpu.torch.__version__ = version
+    backend = cpu.CpuBackend()
+    try:
+        backend.install()
+    except RuntimeFault as error:
+        return str(error), backend._patcher is None
+    return "", False
+
+
+@pytest.mark.parametrize(("version", "refused"), [("2.11.0+cu130", True), ("2.12.0a0+1.nv26.06", False)])
+def test_a_torch_whose_gloo_lacks_a_collective_is_refused(run_on_ranks, version: str, refused: bool):
+    message, untouched = in_one_process(run_on_ranks, install_under_torch, version)
+    assert (version in message, untouched) == (refused, refused)
+
+
 def test_a_missing_psutil_is_said_at_once(run_on_ranks):
     message, untouched = in_one_process(run_on_ranks, install_without_psutil)
     assert "pip install psutil" in message

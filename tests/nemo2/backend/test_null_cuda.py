@@ -14,7 +14,7 @@ def test_events_measure_the_wall_clock_in_milliseconds():
     time.sleep(0.02)
     end.record(NullStream())
     end.synchronize()
-    assert end.query() and 15 < start.elapsed_time(end) < 2000
+    assert end.query() and 15 < start.elapsed_time(end) < 20_000
 
 
 def test_an_unrecorded_event_has_no_distance():

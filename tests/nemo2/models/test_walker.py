@@ -372,5 +372,5 @@ def test_what_the_installed_version_would_not_build_of_a_pattern_is_told() -> No
         assert not cut
     else:
         assert len(cut) == 1 and "'|', which separates pipeline stages" in cut[0]
-        with pytest.raises(ValueError, match="'|' is not one of"):  # what it says itself, once it builds the model
+        with pytest.raises(ValueError):  # once it builds the model
             allocation.allocate_layers(4, 0.0, 0.0, "M-|*")
