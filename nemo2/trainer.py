@@ -228,9 +228,11 @@ def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
     """Check that this machine has the requested devices.
 
     Raises:
-        ConfigError: GPUs are requested on a machine without any, or more CPU processes than were launched.
+        ConfigError: more GPUs are requested than the machine has, or more CPU processes than were launched.
     """
     if not _no_gpu():
+        if accelerator in ("auto", "gpu", "cuda") and isinstance(devices, int) and (missing := missing_gpus(devices)):
+            raise ConfigError(missing)
         return
     if accelerator in ("gpu", "cuda"):
         raise ConfigError(
@@ -246,6 +248,18 @@ def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
             "run.LocalExecutor(launcher='torchrun', ntasks_per_node=2) with trainer.devices=2), or set "
             "trainer.devices=1."
         )
+
+
+def missing_gpus(devices: int) -> str:
+    """The error for ``devices`` ranks on this machine, if it has GPUs and fewer of them, else an empty text."""
+    gpus = 0 if _no_gpu() else torch.cuda.device_count()
+    if not 0 < gpus < devices:
+        return ""
+    return (
+        f"trainer.devices={devices}: a rank needs a GPU of its own, and this process sees {gpus} "
+        f"GPU{'s' if gpus > 1 else ''}. Set trainer.devices={gpus} (`--devices {gpus}`) and parallel sizes that divide it, "
+        "run on a machine with more GPUs, or make more of them visible in CUDA_VISIBLE_DEVICES."
+    )
 
 
 def _no_gpu() -> bool:

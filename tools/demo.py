@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make demo`: runs the commands that a user would type, and checks their results.
 
-Trains ``llama_tiny`` on two CPU processes, or on GPUs if there are any. Interrupts the run after its first save as
-Ctrl-C would, starts it again with the same command, and lets the model write Python. Exits non-zero if a command fails,
-the run doesn't resume where it stopped, or the losses don't fall.
+Trains ``llama_tiny`` tensor-parallel over two CPU processes or two GPUs, or on one GPU if there is only one. Interrupts the
+run after its first save as Ctrl-C would, starts it again with the same command, and lets the model write Python. Exits
+non-zero if a command fails, the run doesn't resume where it stopped, or the losses don't fall.
 """
 
 import json
@@ -20,14 +20,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = Path("demo_run")
 NAME = "llama_tiny"
-PRETRAIN = f"nemo2 pretrain llama_tiny --devices 2 --dir {RUNS} --name {NAME}"
 PROMPTS = ("def main(", "class Reader", "import os")
+
+ONE_RANK = ("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False")
 
 LOSS_LEFT = 0.6
 """At the end the training loss must be below this share of its start."""
+
+
+def layout() -> str:
+    """Two ranks, as the recipe has it; on a machine with one GPU one rank, because a rank needs a GPU of its own."""
+    one = torch.cuda.is_available() and torch.cuda.device_count() == 1
+    return f"--devices 1 {' '.join(ONE_RANK)}" if one else "--devices 2"
 
 
 def main() -> None:
@@ -38,10 +47,11 @@ def main() -> None:
     started = time.monotonic()
     shutil.rmtree(RUNS, ignore_errors=True)
 
-    say("Train a Llama of 4 M parameters on Python's standard library, tensor-parallel over two processes.")
-    stopped_at = train_and_interrupt(PRETRAIN)
+    pretrain = f"nemo2 pretrain llama_tiny {layout()} --dir {RUNS} --name {NAME}"
+    say("Train a Llama of 4 M parameters on Python's standard library.")
+    stopped_at = train_and_interrupt(pretrain)
     say(f"Stopped, as Ctrl-C would, with a checkpoint at step {stopped_at}. Run the same command again to resume.")
-    run(PRETRAIN)
+    run(pretrain)
     run_dir = next((RUNS / NAME).glob("*/metrics.jsonl")).parent
 
     say("What has it learnt?")

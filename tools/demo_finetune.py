@@ -17,20 +17,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.demo import claim, run, say  # noqa: E402  # a script has only its own folder on the path
+from tools.demo import claim, layout, run, say  # noqa: E402  # a script has only its own folder on the path
 
 RUNS = Path("demo_run")
 PLACE = RUNS / "finetune"
 BASE_STEPS, STEPS, TOKENS = 100, 150, 16
 BASE = (
     f"nemo2 pretrain llama_tiny trainer.max_steps={BASE_STEPS} trainer.limit_val_batches=0 "
-    f"trainer.plugins=fp32 --devices 2 --dir {PLACE} --name base"
+    f"trainer.plugins=fp32 {layout()} --dir {PLACE} --name base"
 )
 TUNE = (
     "nemo2 finetune llama_tiny resume.restore_config.path={base} peft.dim=32 "
     "optim.config.lr=1e-2 optim.lr_scheduler.warmup_steps=10 "
     f"trainer.max_steps={STEPS} trainer.val_check_interval=50 trainer.limit_val_batches=4 trainer.log_every_n_steps=10 "
-    f"data.dataset_root={PLACE}/docstrings trainer.plugins=fp32 --devices 2 --dir {PLACE} --name tuned"
+    f"data.dataset_root={PLACE}/docstrings trainer.plugins=fp32 {layout()} --dir {PLACE} --name tuned"
 )
 QUESTIONS = ("def read_text(self, path):", "def is_empty(self):", "def close(self):")
 

@@ -38,6 +38,10 @@ class Backend(ABC):
     def set_device(self, local_rank: int) -> None:
         """Bind this process to the `local_rank`-th device of its node."""
 
+    def build_extensions(self, config: Any, *, local_rank: int) -> None:
+        """Compile what Megatron-Core would compile within the first step of ``config``, the model's configuration."""
+        del config, local_rank
+
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until the device has finished its queued work."""

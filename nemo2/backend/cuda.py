@@ -4,9 +4,12 @@
 `config_overrides` only turns off what needs a package that is not here, and says what that costs.
 """
 
+from typing import Any
+
 import torch
 
 from nemo2.backend.base import Backend, Override
+from nemo2.backend.extensions import build_extensions
 from nemo2.backend.extras import has, have_te, why_missing
 
 
@@ -25,6 +28,9 @@ class CudaBackend(Backend):
 
     def set_device(self, local_rank: int) -> None:
         torch.cuda.set_device(local_rank)
+
+    def build_extensions(self, config: Any, *, local_rank: int) -> None:
+        build_extensions(config, local_rank=local_rank)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()

@@ -19,7 +19,7 @@ BREAKS: dict[str, str] = {
     "psutil": "Megatron-Core's checkpoint writers need it but don't declare it: without psutil, 0.16.1 hangs in the first save",
     "lightning": "the strategy uses loop hooks that 3.0 may change; versions before 2.6.6 lack security fixes",
     "megatron-core": "nemo2 uses its layouts, schedules and checkpoints, and is tested with 0.16.1 to 0.19",
-    "torch": "versions before 2.6 lack functions that Megatron-Core's schedules and checkpoints use",
+    "torch": "versions before 2.7 lack functions that checkpoints are written with",
 }
 """Failures caused by versions outside of the declared range."""
 
@@ -135,6 +135,18 @@ def commands() -> Iterator[Finding]:
         value=dot or "not installed",
         costs="" if dot else "no drawings of config trees with fiddle",
         fix="" if dot else "apt-get install graphviz, or your system's package manager",
+    )
+    tools = {name: shutil.which(name) for name in ("c++", "ninja")}
+    absent = [name for name, path in tools.items() if path is None]
+    yield Finding(
+        topic="Optional",
+        name="C++ compiler, ninja",
+        state="absent" if absent else "ok",
+        value=f"{' and '.join(absent)} not installed" if absent else str(tools["c++"]),
+        costs="on GPUs no recomputation that discards outputs (deepseek_v3): Megatron-Core compiles an extension"
+        if absent
+        else "",
+        fix="apt-get install g++ ninja-build, or your system's package manager" if absent else "",
     )
     token = any(os.environ.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")) or _hf_token_file().is_file()
     offline = os.environ.get("HF_HUB_OFFLINE") == "1"

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron.core.pipeline_parallel.utils import AbstractSchedulePlan
-from torch import nn
 
 from nemo2.errors import ConfigError
 
 
-def schedule_plan(core: nn.Module, forward_step: Callable[[Any], Any], batch: Any) -> AbstractSchedulePlan:
+def schedule_plan(core: Any, forward_step: Callable[[Any], Any], batch: Any) -> AbstractSchedulePlan:
     """The plan of ``forward_step(batch)``, in which calling ``core`` plans its forward instead of running it.
 
     Raises:

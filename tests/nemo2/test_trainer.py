@@ -70,6 +70,20 @@ def test_more_cpu_processes_than_were_launched_are_refused_with_the_ways_to_laun
     check_devices(accelerator="auto", devices=8, num_nodes=1)
 
 
+def test_more_ranks_than_gpus_are_refused_in_a_trainer_and_in_a_launch(monkeypatch):
+    from nemo2.checks.rules.launching import too_many_for_this_machine
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    for accelerator in ("auto", "gpu"):
+        with pytest.raises(ConfigError, match=r"trainer\.devices=2.*trainer\.devices=1"):
+            check_devices(accelerator=accelerator, devices=2, num_nodes=1)
+        check_devices(accelerator=accelerator, devices=1, num_nodes=4)
+    (refused,) = too_many_for_this_machine(2, 1, chosen=True)
+    assert "trainer.devices=2" in refused
+    assert not list(too_many_for_this_machine(1, 1, chosen=False))
+
+
 @no_gpu
 def test_tasks_of_srun_are_launched_processes_and_a_batch_script_is_none(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -46,8 +46,8 @@ def _executor(facts: Facts) -> Iterator[str]:
 
 @LAUNCH.rule(
     "accelerator-is-here",
-    says="A run on this machine must request an accelerator that the machine has, and no more CPU processes than were "
-    "launched.",
+    says="A run on this machine must request an accelerator that the machine has, no more GPUs than it has, and no more "
+    "CPU processes than were launched.",
     otherwise="Lightning raises an error on every rank.",
     broken="trainer.accelerator=gpu trainer.devices=2",
     mended="trainer.accelerator=auto trainer.devices=2",
@@ -259,15 +259,19 @@ def _writable(path: Path) -> bool:
 
 
 def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, chosen: bool) -> Iterator[str]:
-    """Messages for a launch here of several nodes, or of a recipe with more ranks than this machine has cores and no
-    GPU, unless the user has ``chosen`` the number."""
+    """Messages for a launch here of several nodes, of more ranks than this machine has GPUs, or, where it has none, of a
+    recipe with more ranks than cores, unless the user has ``chosen`` the number."""
     import torch
+
+    from nemo2.trainer import missing_gpus
 
     if nodes is not None and nodes > 1:
         yield (
             f"trainer.num_nodes={nodes}: a launch on this machine starts the ranks of one node. Set trainer.num_nodes=1 "
             "(`--nodes 1`), or name a cluster (`--executor NAME`)."
         )
+    if devices is not None and (missing := missing_gpus(devices)):
+        yield missing
     if chosen:
         return
 

@@ -43,7 +43,7 @@ def test_it_takes_less_than_six_seconds_of_cpu_and_shows_no_secret():
     [
         ("leptonai", "0.47.1", "removed a module"),
         ("psutil", None, "hangs in the first save"),
-        ("torch", "2.4.0", "before 2.6"),
+        ("torch", "2.4.0", "before 2.7"),
         ("megatron-core", "0.12.0", "tested with 0.16.1"),
     ],
 )

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""C++ extensions that Megatron-Core compiles at their first use, which is within the first step."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nemo2.errors import RuntimeFault
+
+_log = logging.getLogger(__name__)
+
+_WHOLE = frozenset({"core_attn", "moe", "mlp", "shared_experts"})
+"""The modules whose recomputation keeps their outputs. That of all others discards them."""
+_STALE_SECONDS = 180.0
+"""No compilation of these small sources takes as long: a lock of this age belongs to a process that was killed."""
+
+
+def discards_outputs(config: Any) -> bool:
+    """Whether the recomputation of this configuration discards outputs, which Megatron-Core 0.17 and newer restore by an
+    extension."""
+    return getattr(config, "recompute_granularity", None) == "selective" and not _WHOLE.issuperset(
+        config.recompute_modules or ()
+    )
+
+
+def build_extensions(config: Any, *, local_rank: int) -> None:
+    """Compile what the first step of ``config`` would compile. The first rank of each node compiles, and the others load
+    the result from torch's cache. Every rank must call it, after the process groups were made.
+
+    Raises:
+        RuntimeFault: a node has no C++ compiler or no ninja, or the compilation failed.
+    """
+    from megatron.core.tensor_parallel import random
+
+    build = getattr(random, "_get_share_storage", None)
+    if build is None or not discards_outputs(config):
+        return
+    failed = ""
+    if local_rank == 0:
+        failed = _built(build, "share_storage_ext")
+    torch.distributed.barrier()  # a rank that waits for a stale lock would load what nobody has built
+    failed = failed or _built(build, None)
+    if failed:
+        raise RuntimeFault(
+            f"model.config.recompute_modules={config.recompute_modules}: Megatron-Core restores discarded outputs by a C++ "
+            f"extension, whose compilation failed: {failed}. Install a C++ compiler and ninja on every node (`nemo2 doctor` "
+            f"looks for them), or list only {', '.join(sorted(_WHOLE))}."
+        )
+
+
+def _built(build: Any, name: str | None) -> str:
+    """Why ``build`` failed. Empty: it didn't. ``name``: the extension whose lock may be stale."""
+    try:
+        if name is not None:
+            _remove_stale_lock(name)
+            _log.warning("Compiling Megatron-Core's extension %s, which takes half a minute unless it is cached.", name)
+        build()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ""
+
+
+def _remove_stale_lock(name: str) -> None:
+    """Remove the lock of a compilation whose process was killed, for which torch would wait for ever."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    lock = Path(_get_build_directory(name, False), "lock")
+    waited = False
+    while lock.exists():
+        age = time.time() - lock.stat().st_mtime
+        if age >= _STALE_SECONDS:
+            _log.warning("Removed %s, which a process that was killed left %.0f s ago.", lock, age)
+            lock.unlink(missing_ok=True)
+        elif not waited:
+            waited = True
+            _log.warning(
+                "Waiting for another process that compiles %s, or for %s to be %.0f s old.", name, lock, _STALE_SECONDS
+            )
+        time.sleep(0.2)
