@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2.callbacks.steps import count_problems
+from nemo2.checkpoint.model_checkpoint import ends_now
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.evaluation import figures
@@ -112,8 +113,8 @@ class EvaluationCallback(pl.Callback):
     ) -> None:
         done = trainer.global_step
         regular = self.every_n_steps is not None and done % self.every_n_steps == 0
-        # The planned last step is evaluated before a regular save of that step, which then records the figures.
-        if regular or self.at_end and done == trainer.max_steps:
+        # A last step that is known as such is evaluated before a regular save of it, which then records the figures.
+        if regular or self.at_end and ends_now(trainer):
             for name, value in self._evaluate(trainer, pl_module).items():
                 pl_module.log(name, value, logger=False, batch_size=1)
 

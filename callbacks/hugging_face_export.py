@@ -15,6 +15,7 @@ from typing import Any, Literal, Optional
 import lightning.pytorch as pl
 
 from nemo2.checkpoint.directory import temporary_name, without_last
+from nemo2.checkpoint.lineage import why_not_ours
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.place import OF_A_RANK
@@ -32,7 +33,8 @@ class HuggingFaceExportCallback(pl.Callback):
     A separate low-priority process on rank 0's host does the work. It reads links to the checkpoint's files, so the
     checkpoint may be renamed or deleted in the meantime. Training waits for the export only at its end. A failed export
     is reported with its reason and doesn't stop the run. While an export runs, the newest save waits for it and
-    replaces any save that was waiting. Each step costs one comparison of two paths.
+    replaces any save that was waiting. Each step costs one comparison of two paths. A folder holds the exports of one run:
+    an export that would be written among those of another run fails.
 
     Args:
         every_n_saves: The number of saves between two exports. None: only the last save.
@@ -120,6 +122,9 @@ class HuggingFaceExportCallback(pl.Callback):
             self._waiting.discard()
         folder = Path(self.directory) if self.directory is not None else Path(path).parent.with_name("hugging_face")
         try:
+            if why := why_not_ours(folder, folder / name, Path(path)):
+                self._say_failed(folder / name, f"{why} Set another directory.")
+                return
             self._waiting = _Export.of(Path(path), folder / name, self.dtype)
         except OSError as error:
             self._say_failed(folder / name, f"{error.strerror or error}")

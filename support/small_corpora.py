@@ -13,11 +13,11 @@ VOCAB = 1000
 SEQ = 16
 
 
-def corpus(prefix, documents=60, seed=0, high=VOCAB - 1):
+def corpus(prefix, documents=60, seed=0, high=VOCAB - 1, end=VOCAB - 1):
     random = np.random.default_rng(seed)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
     for length in random.integers(5, 60, size=documents):
-        builder.add_document(np.append(random.integers(0, high, size=length), VOCAB - 1), [length + 1])
+        builder.add_document(np.append(random.integers(0, high, size=length), end), [length + 1])
     builder.finalize(f"{prefix}.idx")
     return str(prefix)
 

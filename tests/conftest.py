@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared by all tests: the environment, other libraries' warnings, and functions run on gloo ranks."""
 
+import atexit
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,10 @@ import pytest
 from nemo2.noise import VERBOSE_VARIABLE
 from support import ranks
 from support import warm_commands as warm_commands_module
+
+# Whatever a test submits stays out of the user's own list. nemo-run reads the variable when it is imported.
+os.environ["NEMORUN_HOME"] = tempfile.mkdtemp(prefix="nemo_run-")
+atexit.register(shutil.rmtree, os.environ["NEMORUN_HOME"], True)
 
 ranks.prepare()  # before anything imports torch
 

@@ -17,6 +17,7 @@ from typing import Any
 from nemo2.checkpoint.context import TOKENIZER_FILES, described, described_parts, load_context, tokenizer_identity
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
 from nemo2.config.show import TARGET, diff
+from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of
 
 _SHAPES = re.compile(
@@ -37,7 +38,7 @@ _DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|params_dtype|pipelin
 """Fields that aren't compared here: the layout, which may change freely, and the precision."""
 
 
-_INPUTS = "input_digests"
+_INPUTS = "inputs"
 
 
 @dataclass(kw_only=True)
@@ -70,15 +71,15 @@ def settings_of(trainer: Any) -> dict[str, Any]:
         "seed": os.environ.get("PL_GLOBAL_SEED"),
         **tokenizer_settings(tokenizer),
         "max_steps": trainer.max_steps,
-        _INPUTS: _input_digests(data) if trainer.is_global_zero else {},
     }
 
 
-def _input_digests(data: Any) -> dict[str, str]:
-    try:
-        return dict(data.input_digests())
-    except Exception:  # no data module of nemo2, or a file that is gone: the run may not need it any more
+def inputs_of(trainer: Any) -> dict[str, Any]:
+    """The records of the run's data files for the manifest, which rank 0 writes. Empty on other ranks."""
+    data = getattr(trainer, "datamodule", None)
+    if not isinstance(data, MegatronDataModule) or not trainer.is_global_zero:
         return {}
+    return {_INPUTS: {item.path: item.record() for item in data.inputs()}}
 
 
 def tokenizer_settings(tokenizer: Any) -> dict[str, Any]:
@@ -98,12 +99,7 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
     manifest = read_manifest(checkpoint)
     before = manifest.settings if manifest is not None else {}
     settings = settings_of(trainer)
-    inputs, inputs_before = settings.pop(_INPUTS), before.get(_INPUTS) or {}
-    found.result.extend(
-        f"data: {name} has other contents"
-        for name, digest in inputs.items()
-        if inputs_before.get(name, digest) != digest
-    )
+    _compare_inputs(found, before.get(_INPUTS), getattr(trainer, "datamodule", None))
     for name, value in settings.items():
         if name in before and before[name] != value:
             part = "tokenizer" if name.startswith("tokenizer_") else "trainer"
@@ -123,6 +119,17 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
         if files:
             _compare_files(found, copies, files)
     return found
+
+
+def _compare_inputs(found: Changes, before: Any, data: Any) -> None:
+    """Compare the files of the run's data with the records in the checkpoint. Nobody has set the change, and the
+    position in the data belongs to the earlier contents, so other contents of training data don't fit."""
+    if not isinstance(before, dict) or not isinstance(data, MegatronDataModule):
+        return
+    for compared in data.compare_inputs(before):
+        if compared.change is not None:
+            kind = found.unfit if compared.proven and compared.now.trains else found.result
+            kind.append(f"data: {compared.now.path} {compared.change}")
 
 
 def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> list[str]:

@@ -217,20 +217,13 @@ class MegatronCheckpointIO(CheckpointIO):
     def _describe(self, temporary: Path, target: Path, options: StorageOptions) -> None:
         """Write everything except the tensors on rank 0: ``context/``, and the manifest without the list of files. A
         failure raises on every rank."""
-        problem = None
-        if _is_rank_zero():
-            try:
-                if options.get("write_context") is not None:
-                    options["write_context"](temporary)
-                write_manifest(temporary, options["manifest"])
-            except CheckpointError as error:
-                problem = str(error)
-            except Exception as error:  # any error: the other ranks wait for the result
-                reason = error.strerror if isinstance(error, OSError) else None
-                problem = f"Publishing {target} failed: {reason or error!r}."
-        problem = _agree(problem)
-        if problem:
-            raise SaveFailed(problem)
+
+        def describe() -> None:
+            if options.get("write_context") is not None:
+                options["write_context"](temporary)
+            write_manifest(temporary, options["manifest"])
+
+        _on_rank_zero(describe, target)
 
     def _prepare(self, temporary: Path, target: Path) -> None:
         """Create the temporary directory on rank 0. A failure raises on every rank."""
@@ -293,7 +286,6 @@ class MegatronCheckpointIO(CheckpointIO):
         self, temporary: Path, target: Path, options: StorageOptions, hashes: dict[str, str], error: Optional[str]
     ) -> None:
         """Publish a save. Every rank calls it, with the hashes of its files by name, or its error."""
-        problem = None
         outcomes = _all_gathered((_written(temporary, hashes), error))
         failed = [(rank, words) for rank, (_, words) in enumerate(outcomes) if words is not None]
         if failed:
@@ -302,18 +294,12 @@ class MegatronCheckpointIO(CheckpointIO):
                 "published, and earlier checkpoints are unchanged."
             )
         written = [part for part, _ in outcomes]
-        if _is_rank_zero():
-            try:
-                _prove(temporary, written)
-                _publish(temporary, target, {name: one[1] for part in written for name, one in part.items()})
-            except CheckpointError as error_here:
-                problem = str(error_here)
-            except Exception as error_here:  # any error: the other ranks wait for the result
-                reason = error_here.strerror if isinstance(error_here, OSError) else None
-                problem = f"Publishing {target} failed: {reason or error_here!r}."
-        problem = _agree(problem)
-        if problem:
-            raise SaveFailed(problem)
+
+        def publish_proven() -> None:
+            _prove(temporary, written)
+            _publish(temporary, target, {name: one[1] for part in written for name, one in part.items()})
+
+        _on_rank_zero(publish_proven, target)
         if options.get("published") is not None:
             options["published"](target)
 
@@ -703,6 +689,26 @@ def _agree(value: Any) -> Any:
     box = [value]
     torch.distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def _on_rank_zero(action: Callable[[], None], target: Path) -> None:
+    """Run a step of the publication of ``target`` on rank 0. Every rank calls it.
+
+    Raises:
+        SaveFailed: on every rank, if ``action`` failed.
+    """
+    problem = None
+    if _is_rank_zero():
+        try:
+            action()
+        except CheckpointError as error:
+            problem = str(error)
+        except Exception as error:  # any error: the other ranks wait for the result
+            reason = error.strerror if isinstance(error, OSError) else None
+            problem = f"Publishing {target} failed: {reason or error!r}."
+    problem = _agree(problem)
+    if problem:
+        raise SaveFailed(problem)
 
 
 def _all_gathered(value: Any) -> list[Any]:

@@ -88,10 +88,30 @@ def begin(directory: Path, checkpoint: Optional[Path]) -> Run:
     `run_from`; the directory is then unchanged."""
     run = run_from(directory, checkpoint)
     if run != run_of(directory):
-        temporary = directory / f"{RUN_FILE}-{uuid.uuid4().hex[:8]}"
-        temporary.write_text(json.dumps(asdict(run)) + "\n")
-        os.replace(temporary, directory / RUN_FILE)
+        _record(directory, run)
     return run
+
+
+def why_not_ours(directory: Path, results: Path, checkpoint: Path) -> Optional[str]:
+    """Why the run of ``checkpoint`` must not write ``results`` below ``directory``, as a sentence: the directory belongs to
+    another run, or the results exist and no run is known. None: it may, and the directory is its own from now on."""
+    manifest, owner = read_manifest(checkpoint), run_of(directory)
+    if manifest is None or not manifest.run:
+        return None
+    if owner is None and results.exists():
+        return f"{results} exists, and it isn't known that run {manifest.run} wrote it."
+    if owner is not None and owner.id != manifest.run:
+        return f"{directory} belongs to run {owner.id}, but this run is {manifest.run}."
+    if owner is None:
+        directory.mkdir(parents=True, exist_ok=True)
+        _record(directory, Run(id=manifest.run, lineage=tuple(manifest.lineage)))
+    return None
+
+
+def _record(directory: Path, run: Run) -> None:
+    temporary = directory / f"{RUN_FILE}-{uuid.uuid4().hex[:8]}"
+    temporary.write_text(json.dumps(asdict(run)) + "\n")
+    os.replace(temporary, directory / RUN_FILE)
 
 
 def belongs(manifest: Manifest, run: Optional[Run]) -> bool:

@@ -233,7 +233,8 @@ class ModelCheckpoint(Checkpoint):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.status == "interrupted" or _fast_dev_run(trainer):
             return
-        weights_only = self.save_weights_only or (_at_last_step(trainer) and not self.save_optim_on_train_end)
+        # A run that ends in another way than by max_steps may be meant to go on, so it keeps its optimizer.
+        weights_only = self.save_weights_only or (_at_max_steps(trainer) and not self.save_optim_on_train_end)
         if self.save_context_on_train_end and not self._last_has_context:
             # The existing save of this step didn't know that training would end here, so this save replaces it.
             self._last_saved_step = -1
@@ -254,14 +255,14 @@ class ModelCheckpoint(Checkpoint):
 
         Args:
             weights_only: Save weights only. None: as ``save_weights_only`` says.
-            last: Training ends with this save. A save at step ``trainer.max_steps`` is the last one in any case.
+            last: Training ends with this save. False: `ends_now` decides.
         """
         if _fast_dev_run(trainer) or trainer.global_step == self._last_saved_step or trainer.global_step == 0:
             return
         assert self.dirpath is not None
         self._last_saved_step = trainer.global_step
         self._last_saved_at = time.monotonic()
-        last = last or _at_last_step(trainer)
+        last = last or ends_now(trainer)
         self._last_has_context = self.always_save_context or (last and self.save_context_on_train_end)
         self._report_unknown_monitor(trainer)
         target = Path(self.dirpath) / self.format_checkpoint_name(self._values(trainer), trainer)
@@ -387,7 +388,19 @@ def _validates_now(trainer: pl.Trainer) -> bool:
     )
 
 
-def _at_last_step(trainer: pl.Trainer) -> bool:
+def ends_now(trainer: pl.Trainer) -> bool:
+    """Whether training ends with the current step, as far as it is known: by ``max_steps``, by ``max_epochs``, or because
+    a callback (early stopping, ``max_time``, the user's own) has set ``trainer.should_stop``."""
+    loop = trainer.fit_loop
+    last_epoch = loop.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= loop.max_epochs
+    return (
+        _at_max_steps(trainer)
+        or (last_epoch and loop.epoch_loop.batch_progress.is_last_batch)
+        or (trainer.should_stop and loop._can_stop_early)
+    )
+
+
+def _at_max_steps(trainer: pl.Trainer) -> bool:
     return 0 < trainer.max_steps <= trainer.global_step
 
 

@@ -443,29 +443,6 @@ def data_domains(data: Any) -> Mapping[str, Domain]:
     return FILES if hasattr(data, "paths") or hasattr(data, "max_bytes") else DATA
 
 
-def parts_out_of_range(*, model: Any, data: Any, optim: Any, trainer: Any = None) -> Iterator[str]:
-    """Values of a run's live parts that are out of their tables' range, in the words of `out_of_range`.
-
-    Args:
-        trainer: The trainer, for its gradient buffers, precision and overlap callbacks. None: they aren't checked.
-        model: The model. Its ``config`` is checked if it is Megatron-Core's.
-        data: The data module.
-        optim: The optimizer module with its schedule. None: nothing is trained, or the optimizer is the user's own.
-    """
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    if isinstance(getattr(model, "config", None), TransformerConfig):
-        yield from out_of_range(model.config, "model.config", {**MODEL, **MODEL_TEXTS})
-    yield from out_of_range(data, "data", data_domains(data), others=False)
-    yield from out_of_range(optim, "optim", OPTIMIZER_MODULE, others=False)
-    yield from out_of_range(getattr(optim, "config", None), "optim.config", OPTIMIZER)
-    yield from out_of_range(getattr(optim, "lr_scheduler", None), "optim.lr_scheduler", SCHEDULE, others=False)
-    strategy = getattr(trainer, "strategy", None)
-    yield from out_of_range(getattr(strategy, "ddp_config", None), "strategy.ddp_config", BUFFERS, others=False)
-    yield from callbacks_out_of_range(getattr(trainer, "callbacks", None) or [])
-    yield from precision_out_of_range(getattr(strategy, "precision_plugin", None), "trainer.plugins")
-
-
 def callbacks_out_of_range(callbacks: Iterable[Any]) -> Iterator[str]:
     """Arguments of overlap callbacks, or of their nodes in a recipe, that are out of range."""
     for index, callback in enumerate(callbacks):

@@ -2,7 +2,7 @@
 """Finds all broken rules of a recipe before anything runs."""
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -13,6 +13,7 @@ from nemo2.checks.rule import Problem
 from nemo2.checks.rules.launching import too_many_for_this_machine
 from nemo2.checks.rules.types import TYPES
 from nemo2.checks.table import LAYOUT_TOPICS, apply_rules
+from nemo2.config.tree import Partial, described_now
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.settle.machine import Machine
 
@@ -51,6 +52,27 @@ def check_recipe(
         if hint := layout_hint(recipe, problems, devices=devices, nodes=nodes, machine=machine):
             told.append(hint)
         raise ConfigError("\n".join(told))
+
+
+def check_parts(entry_point: Callable[..., Any], parts: Mapping[str, Any]) -> None:
+    """Reject built parts of a run that break a rule. `nemo2.llm.train` calls it on every rank, so that the rules hold on
+    every way into a run. Rules that open files of this machine are left out: the run opens these files itself.
+
+    Args:
+        entry_point: The function that takes the parts.
+        parts: Its arguments. Objects that don't tell their arguments, of classes of the user's own, are read as they are.
+
+    Raises:
+        ConfigError: with all broken rules, one paragraph each.
+    """
+    recipe = Partial(entry_point, **{name: described_now(part) for name, part in parts.items()})
+    machine = replace(Machine.here(), local=False)
+    where: dict[str, Any] = {"machine": machine, "environment": os.environ}
+    if not (problems := _of_types(recipe)):
+        problems = apply_rules(read_facts(recipe, **where))
+        problems += _of_a_teacher(recipe, {problem.message for problem in problems}, where)
+    if problems:
+        raise ConfigError("\n".join(problem.message for problem in problems), rule=problems[0].rule)
 
 
 def find_problems(recipe: Any, **where: Any) -> list[str]:

@@ -139,6 +139,16 @@ def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) 
     return _differences(obj, _plain_attributes(twin), now)
 
 
+def edited_arguments(obj: object) -> dict[str, Any]:
+    """The arguments of a captured object whose attributes were set to other values after it was constructed."""
+    record = getattr(obj, "__dict__", {}).get(_RECORD)
+    if record is None or record.arguments is None:
+        return {}
+    parameters, _ = _parameters(type(obj))
+    edited = _differences(obj, record.attributes, _plain_attributes(obj))
+    return {name: getattr(obj, name) for name in edited if name in parameters and hasattr(obj, name)}
+
+
 def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
     _refuse_open_signature(target)
     if isinstance(target, type):

@@ -32,7 +32,7 @@ from fiddle._src.experimental import serialization
 
 from nemo2.config import live, wire
 from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere, text_form
-from nemo2.config.capture import is_configurable, made_at, real_names, two_spellings, unknown_name
+from nemo2.config.capture import edited_arguments, is_configurable, made_at, real_names, two_spellings, unknown_name
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.explicit import note_explicit_fields
 from nemo2.config.located import recorded_at
@@ -311,6 +311,20 @@ def as_config(obj: Any) -> Config:
             f"write nemo2.config.Config({name}, ...) yourself."
         )
     return node  # pyright: ignore[reportReturnType]
+
+
+def described_now(value: Any) -> Any:
+    """The config of a live object in its current state: attributes that were set after it was made count too. An object
+    that did not record its arguments is returned itself. Building the config makes another object."""
+    if type(value) in (list, tuple):
+        return type(value)(described_now(item) for item in value)
+    if type(value) is dict:
+        return {key: described_now(item) for key, item in value.items()}
+    arguments = live.rebuilding_arguments(value)
+    if arguments is None:
+        return value
+    arguments |= edited_arguments(value)
+    return Config(type(value), bind_args=False, **{name: described_now(item) for name, item in arguments.items()})
 
 
 def _sort_keywords(target: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

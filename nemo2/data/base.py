@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base class of nemo2's data modules: the sampler, the loaders and the position in the data."""
 
+import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, Optional
 
@@ -10,10 +11,12 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
+from nemo2.data.inputs import Comparison, Input, compare_all, with_hashes
 from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError, DataError
+from nemo2.errors import ConfigError, DataError, Nemo2Error, RuntimeFault
 
+_log = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 _NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
 
@@ -30,11 +33,12 @@ def explaining_changed_inputs(data: Any) -> Iterator[None]:
         yield
     except Exception as error:
         changed = data.changed_inputs() if isinstance(data, MegatronDataModule) else []
-        if not changed:
+        # An error of nemo2 that isn't about data or a lost rank has its own reason.
+        if not changed or (isinstance(error, Nemo2Error) and not isinstance(error, DataError | RuntimeFault)):
             raise
         raise DataError(
-            f"{'; '.join(changed)}. The run was reading it, and failed. Restore the file, and resume the run. To use other "
-            "data, write them to another path."
+            f"{'; '.join(changed)}. The run was reading it, and failed ({' '.join(str(error).split())[:400]}). Restore "
+            "the file, and resume the run. To use other data, write them to another path."
         ) from error
 
 
@@ -125,15 +129,34 @@ class MegatronDataModule(LightningDataModule):
         )
         self.collate_fn: Optional[Callable[[Any], Any]] = None
         self._datasets: dict[str, Optional[Dataset]] = {}
+        self._inputs: Optional[list[Input]] = None
+        self._rewritten: set[str] = set()
+        """The paths of inputs that changed during the run, as was reported."""
 
     @abstractmethod
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
         """The datasets of `splits`, some of "train", "validation" and "test". None: the split is empty by choice."""
 
-    def input_digests(self) -> dict[str, str]:
-        """A digest of the contents of each input that `setup` has opened, by its name. Checkpoints store the digests,
-        so that a resumed run reports an input with other contents. Empty: unknown."""
-        return {}
+    def inputs(self) -> list[Input]:
+        """The inputs that `setup` has opened, with the hashes that are known or soon computed. Checkpoints store them,
+        so that a resumed run notices an input with other contents. Called on rank 0."""
+        if self._inputs is None:
+            self._inputs = with_hashes(self.opened_inputs())
+        for item in self._inputs:
+            if item.path not in self._rewritten and item.was_rewritten():
+                self._rewritten.add(item.path)
+                _log.warning("%s was written to during this run, which may have read old and new contents.", item.path)
+        return self._inputs
+
+    def compare_inputs(self, records: Mapping[str, Any]) -> list[Comparison]:
+        """Compare the inputs with the records of a checkpoint, by path. May read whole files. Called on rank 0."""
+        compared = compare_all(records, self.opened_inputs())
+        self._inputs = with_hashes(one.now for one in compared)
+        return compared
+
+    def opened_inputs(self) -> list[Input]:
+        """The inputs that `setup` has opened. Empty: unknown."""
+        return []
 
     def changed_inputs(self) -> list[str]:
         """A sentence for each file that has changed since `setup` opened it."""

@@ -12,15 +12,15 @@ u64, number of document ends u64; then sequence lengths i32, byte offsets into t
 import hashlib
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional, Union
+from typing import Union
 
 import numpy as np
 
+from nemo2.data.inputs import Input
 from nemo2.data.prepare import read_sidecar, strip_suffix
 from nemo2.errors import DataError
-from nemo2.files import update_with_samples
 from nemo2.names import nearest
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -38,29 +38,28 @@ class TokenFile:
     Attributes: prefix: The common path of the files, without suffix. dtype: The dtype of the token ids in the .bin
         file. lengths: The number of tokens in each sequence, int32, mapped from the file. Megatron splits and shuffles
         by sequence. fingerprint: A hash of everything in the files that an index depends on. All ranks of all nodes
-        compute the same value. bin_bytes: The size of the .bin file.
+        compute the same value. inputs: The .bin and the .idx file, as they were when they were opened.
     """
 
     prefix: str
     dtype: np.dtype
     lengths: np.ndarray
     fingerprint: str
-    bin_bytes: int
+    inputs: tuple[Input, Input]
 
-    def digest(self) -> str:
-        """The SHA-256 of the fingerprint and of blocks of the tokens (`nemo2.files.update_with_samples`)."""
-        digest = hashlib.sha256(self.fingerprint.encode())
-        update_with_samples(digest, f"{self.prefix}.bin")
-        return digest.hexdigest()
-
-    def change(self) -> Optional[str]:
-        """How the size of the .bin file has changed since it was opened. None: it has not."""
+    def described_inputs(self) -> tuple[Input, ...]:
+        """`inputs` with the hashes in ``PREFIX.json``, unless a file was written after this description."""
         try:
-            now = f"{os.path.getsize(f'{self.prefix}.bin')} bytes now"
-        except OSError as error:
-            now = f"{error.strerror} now"
-        before = f"{self.bin_bytes} bytes"
-        return None if now == f"{before} now" else f"{self.prefix}.bin had {before} at the start of the run, {now}"
+            described = Input.of(f"{self.prefix}.json").modified or 0
+        except OSError:
+            return self.inputs
+        sidecar = read_sidecar(self.prefix)
+        if sidecar is None or not isinstance(sidecar.sha256, dict):
+            return self.inputs
+        return tuple(
+            replace(item, sha256=sidecar.sha256.get(suffix)) if (item.modified or 0) <= described else item
+            for item, suffix in zip(self.inputs, ("bin", "idx"), strict=True)
+        )
 
     @property
     def tokens(self) -> int:
@@ -83,7 +82,8 @@ def open_token_file(path: Union[str, Path]) -> TokenFile:
     prefix = os.path.expanduser(strip_suffix(path))
     _refuse_missing(prefix)
     try:
-        size, bin_size = os.path.getsize(f"{prefix}.idx"), os.path.getsize(f"{prefix}.bin")
+        inputs = Input.of(f"{prefix}.bin"), Input.of(f"{prefix}.idx")
+        bin_size, size = (item.size or 0 for item in inputs)
         with open(f"{prefix}.idx", "rb") as file:
             header = file.read(_HEADER.size)
         with open(f"{prefix}.bin", "rb"):
@@ -102,7 +102,7 @@ def open_token_file(path: Union[str, Path]) -> TokenFile:
         raise _corrupt(prefix, f"its document ends do not lead from 0 to the {sequences} sequences")
     # Megatron's sample index depends on the lengths only, so it stays valid if tokens change and lengths don't.
     fingerprint = f"{hashlib.sha256(lengths.data).hexdigest()}-{dtype.name}-{bin_size}"
-    return TokenFile(prefix, dtype, lengths, fingerprint, bin_size)
+    return TokenFile(prefix, dtype, lengths, fingerprint, inputs)
 
 
 def check_token_ids(file: TokenFile, vocab_size: int) -> None:

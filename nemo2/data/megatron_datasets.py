@@ -18,6 +18,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import Dataset
 
 from nemo2.data.index_cache import guarded, rebuilding
+from nemo2.data.token_reader import read_by_position
 from nemo2.errors import DataError, Nemo2Error
 
 T = TypeVar("T")
@@ -50,6 +51,8 @@ def build_datasets(
     else:
         on_all_ranks(lambda: None)  # rank 0 is building; receive the outcome
     datasets = on_all_ranks(lambda: first if first is not None else _explained(read, "read"))
+    for dataset in datasets:
+        read_by_position(dataset)
     return {split: dataset for split, dataset in zip(_SPLITS, datasets, strict=True) if dataset is not None}
 
 

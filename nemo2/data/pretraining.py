@@ -5,16 +5,19 @@ samples."""
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 from torch.utils.data import Dataset
 
 from nemo2.config.capture import configurable
+from nemo2.config.without_effect import warn_without_effect
 from nemo2.data.base import SPLITS, MegatronDataModule
 from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
+from nemo2.data.inputs import Input
 from nemo2.data.megatron_datasets import build_datasets, on_all_ranks
 from nemo2.data.prepare import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
@@ -53,7 +56,8 @@ class PreTrainingDataModule(MegatronDataModule):
         num_train_samples, num_val_samples, num_test_samples: Samples per split. None: as many as the trainer's
             ``max_steps`` and its limits of validation and test batches need.
         dataset_cls: A Megatron dataset class. None: ``GPTDataset``.
-        mmap_bin_files: Memory-map the .bin files. False: read them with file pointers.
+        mmap_bin_files: Accepted for Megatron's signature, without effect. Files are read by position, so that a file
+            that is truncated meanwhile is an error that names it. A memory map would end the process.
         object_storage_cache_path: For ``s3://`` and ``msc://`` paths: the folder for their .idx files. Such paths are
             not checked beforehand.
 
@@ -92,6 +96,9 @@ class PreTrainingDataModule(MegatronDataModule):
         mmap_bin_files: bool = True,
         object_storage_cache_path: Optional[str] = None,
     ) -> None:
+        warn_without_effect(
+            "Token files are read by position, without a memory map.", mmap_bin_files=(mmap_bin_files, True)
+        )
         super().__init__(
             seq_length=seq_length,
             micro_batch_size=micro_batch_size,
@@ -124,16 +131,19 @@ class PreTrainingDataModule(MegatronDataModule):
         self._blends = parse_paths(paths)
         self._split = parse_split(split)
         self._files: dict[str, TokenFile] = {}
-        self._digests: dict[str, str] = {}
 
-    def input_digests(self) -> dict[str, str]:
-        for prefix, file in self._files.items():
-            if prefix not in self._digests:
-                self._digests[prefix] = file.digest()
-        return self._digests
+    def opened_inputs(self) -> list[Input]:
+        train = self._blend_of("train")
+        trained = () if train is None else train.prefixes
+        return [
+            replace(item, trains=prefix in trained)
+            for prefix, file in self._files.items()
+            for item in file.described_inputs()
+        ]
 
     def changed_inputs(self) -> list[str]:
-        return [change for file in self._files.values() if (change := file.change())]
+        opened = [item for file in self._files.values() for item in file.inputs]
+        return [difference for item in opened if (difference := item.difference())]
 
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
         tokenizer = self.tokenizer
@@ -252,7 +262,7 @@ class PreTrainingDataModule(MegatronDataModule):
                     _check_tokenizer(files[prefix], tokenizer)
                 self._check_amount(files[prefix], split)
         self._files |= files
-        self._digests = {prefix: digest for prefix, digest in self._digests.items() if prefix not in files}
+        self._inputs = None
         return list(files.values())
 
     def _check_amount(self, file: TokenFile, split: str) -> None:
@@ -312,7 +322,8 @@ class PreTrainingDataModule(MegatronDataModule):
             eod_mask_loss=self.eod_mask_loss,
             create_attention_mask=self.create_attention_mask,
             num_dataset_builder_threads=self.num_dataset_builder_threads,
-            mmap_bin_files=self.mmap_bin_files and self.object_storage_cache_path is None,
+            # The reader of local files is replaced (`nemo2.data.token_reader`), except in spawned workers.
+            mmap_bin_files=self.object_storage_cache_path is None,
             **arguments,
         )
 

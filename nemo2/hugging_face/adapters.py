@@ -72,8 +72,6 @@ def export_adapter(
         CheckpointError: the checkpoint is missing or damaged, or has no adapters; or ``target`` exists.
         ConfigError: Hugging Face has no such model, or ``peft`` no such adapters.
     """
-    from safetensors.torch import save_file
-
     source, final = Path(checkpoint).expanduser(), Path(target).expanduser()
     refuse_existing(final, overwrite=overwrite)
     model, method = _described(source)
@@ -85,11 +83,14 @@ def export_adapter(
     tensors = {f"base_model.model.{name}": tensor for name, tensor in whole.items()} | dict(_tensors(modules))
     tensors = {name: (tensor if dtype is None else tensor.to(dtype)) for name, tensor in tensors.items()}
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    if beyond := [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]:
+        raise ConfigError(
+            f"{beyond[0]} has values that {dtype or 'its dtype'} cannot represent. Export as bf16 or fp32."
+        )
     with new_folder(final, num_bytes, overwrite=overwrite) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / ADAPTER_WEIGHTS)
         described = _adapter_config(modules, method, base_model or _began_with(source))
         described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
-        (temporary / ADAPTER_CONFIG).write_text(json.dumps(described, indent=2) + "\n")
+        _write_files(temporary, tensors, described)
         take_place(temporary, final)
     return final
 
@@ -264,6 +265,13 @@ def _tensors(modules: Mapping[str, _Released]) -> Iterator[tuple[str, Tensor]]:
                     "supports magnitudes for all rows or none. Merge (llm.peft.merge_lora) and export the model."
                 )
             yield f"{prefix}.lora_magnitude_vector", module.lengths
+
+
+def _write_files(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / ADAPTER_WEIGHTS)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(described, indent=2) + "\n")
 
 
 def _adapter_config(modules: Mapping[str, _Released], method: LoRA, base_model: str) -> dict[str, Any]:

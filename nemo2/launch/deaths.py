@@ -12,6 +12,7 @@ from typing import Optional
 DECISIVE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 _ADVICE = {
     signal.SIGKILL: "most often because the machine ran out of memory",
+    signal.SIGBUS: "most often because a file that it reads through memory was truncated, or /dev/shm is full",
     signal.SIGSEGV: "a crash in native code; the last lines of its log may show where",
     **dict.fromkeys(
         (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT),

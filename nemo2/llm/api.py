@@ -16,7 +16,8 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-from nemo2.checks.domains import parts_out_of_range
+from nemo2.checks.find import check_parts
+from nemo2.checks.rules.peft import names_weights
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.factories import refuse_text
 from nemo2.config.without_effect import warn_without_effect
@@ -92,6 +93,12 @@ def finetune(
     """
     if peft is not None:
         _save_only_what_is_trained(trainer)
+    if not names_weights(resume, trainer.strategy):  # a warning only: the model may load weights of its own
+        _log.warning(
+            "llm.finetune starts from random weights, because resume.restore_config is not set. Set its path to a "
+            "checkpoint, to an imported model (nemo://organisation/name) or to a Hugging Face release "
+            "(hf:///folder, hf://organisation/name)."
+        )
     return train(
         model=model,
         data=data,
@@ -307,8 +314,11 @@ def _setup(
     """Connect the parts of a run. Computes nothing, and needs no process group."""
     refuse_text(train, {"model": model, "data": data, "log": log, "resume": resume, "optim": optim}, of="")
     log = log or NeMoLogger()
+    parts = {"model": model, "data": data, "trainer": trainer, "log": log, "resume": resume}
+    parts |= {"optim": optim or getattr(model, "optim", None) if training else None, "tokenizer": tokenizer}
+    peft = {"peft" if isinstance(model_transform, PEFT) else "model_transform": model_transform}
+    check_parts(finetune if "peft" in peft else train, parts | peft)
     connect_parts(model, data, optim=optim, tokenizer=tokenizer, model_transform=model_transform)
-    _refuse_out_of_range(model, data, trainer, training=training)
     directory = log.setup(
         trainer,
         resume_if_exists=getattr(resume, "resume_if_exists", False),
@@ -327,17 +337,6 @@ def _setup(
             told = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, told)  # pyright: ignore[reportAttributeAccessIssue]
     return Path(directory.log_dir)
-
-
-def _refuse_out_of_range(model: Any, data: Any, trainer: Any, *, training: bool) -> None:
-    """Check the numbers of parts that a script built, with the same table that checks recipes before a launch.
-
-    Raises:
-        ConfigError: values that are out of range, one paragraph each.
-    """
-    optim = getattr(model, "optim", None) if training else None
-    if errors := list(parts_out_of_range(model=model, data=data, optim=optim, trainer=trainer)):
-        raise ConfigError("\n".join(errors))
 
 
 def _say_where_nothing_is_saved(trainer: pl.Trainer) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 import torch
 
-from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+from nemo2.checkpoint.model_checkpoint import ModelCheckpoint, ends_now
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, Preempted
 from nemo2.names import did_you_mean
@@ -68,9 +68,8 @@ class PreemptionCallback(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step >= trainer.max_steps > 0:
-            return  # training ends with a save
-        self._stop_if_asked(trainer)
+        if not ends_now(trainer):  # the end of training saves
+            self._stop_if_asked(trainer)
 
     def on_validation_batch_end(
         self,
@@ -81,7 +80,7 @@ class PreemptionCallback(pl.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.global_step != trainer.max_steps:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not ends_now(trainer):
             self._stop_if_asked(trainer)
 
     def _hear(self, number: int, frame: Any) -> None:

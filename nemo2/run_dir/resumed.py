@@ -2,6 +2,7 @@
 """Reports the changes in the recipe of a resumed run before its checkpoint is loaded."""
 
 import json
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,21 @@ from nemo2.checkpoint.changes import Changes, changes_since
 from nemo2.errors import CheckpointError
 from nemo2.run_dir.records import CHANGES_FILE, write_text
 
+_log = logging.getLogger(__name__)
+
 
 class ResumedRecipe(Callback):
     """Compare the run with the run that wrote ``checkpoint``. Rank 0 compares, and every rank receives the result.
 
-    Hook: ``on_fit_start``, when the model is set up and nothing is loaded.
+    Hooks: ``on_fit_start``, when the model is set up and nothing is loaded; ``on_fit_end``, which reports that the
+    checkpoint was already at the end of training.
     """
 
     def __init__(self, checkpoint: Path, log_dir: Path, *, accept_changes: bool) -> None:
         self.checkpoint = checkpoint
         self.log_dir = log_dir
         self.accept_changes = accept_changes
+        self._trains = False
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """
@@ -38,6 +43,20 @@ class ResumedRecipe(Callback):
             )
         if trainer.is_global_zero:
             self._tell(found)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._trains = True
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if not self._trains and trainer.is_global_zero:
+            limits = [f"trainer.{name}={getattr(trainer, name)}" for name in ("max_steps", "max_epochs")]
+            _log.warning(
+                "No step was trained: %s is at step %d, where %s end training. To train further, raise the limit. For a new "
+                "run, change log.name.",
+                self.checkpoint,
+                trainer.global_step,
+                " and ".join(limits),
+            )
 
     def _tell(self, found: Changes) -> None:
         from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]

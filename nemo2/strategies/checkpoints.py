@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.changes import settings_of
+from nemo2.checkpoint.changes import inputs_of, settings_of
 from nemo2.checkpoint.context import write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
 from nemo2.checkpoint.forms.form import Form
@@ -133,7 +133,7 @@ class Checkpoints(SteppingStrategy):
             layout=self.form.layout_record(),
             metrics=options.get("metrics") or {},
             weights_only=weights_only,
-            settings=settings_of(self.trainer),
+            settings=settings_of(self.trainer) | inputs_of(self.trainer),
             part_of=None if self.form.part is None else str(self.form.base),
             part_of_digest="" if self.form.part is None else self.digest_of(self.form.base),
             versions=versions(),

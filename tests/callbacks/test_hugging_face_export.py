@@ -10,6 +10,7 @@ import torch
 
 from nemo2.callbacks import HuggingFaceExportCallback
 from nemo2.checkpoint.directory import temporary_name
+from nemo2.checkpoint.lineage import run_of
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 from nemo2.errors import ConfigError
 from support import resharding, small_runs
@@ -32,7 +33,7 @@ def test_every_second_save_and_the_last_are_exported_and_the_newest_is_kept(run_
 
     [exported] = run_on_ranks(in_one_process, 1, str(tmp_path), timeout=300.0)
     assert exported == [str(tmp_path / "hugging_face" / "step=6")]
-    assert [path.name for path in (tmp_path / "hugging_face").iterdir()] == ["step=6"]
+    assert sorted(path.name for path in (tmp_path / "hugging_face").iterdir()) == [".run", "step=6"]
     [checkpoint] = (tmp_path / "checkpoints").glob("*last")
     model, info = AutoModelForCausalLM.from_pretrained(exported[0], output_loading_info=True, dtype="auto")
     assert not any(info.values()) and model.dtype == torch.bfloat16
@@ -60,6 +61,28 @@ def test_an_export_that_fails_is_said_and_ends_nothing(run_on_ranks: Any, tmp_pa
     [failure] = [message for message in told if "failed" in message]
     assert steps == 6 and "training continues" in failure and "Not a directory" in failure
     assert not list((tmp_path / "checkpoints").glob(".tmp*"))
+
+
+def of_two_runs(folder: str) -> dict[str, Any]:
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("nemo2.callbacks").addHandler(handler)
+    exports, found = Path(folder) / "exports", {}
+    for name in ("one", "two"):
+        small_runs.release()
+        callback = HuggingFaceExportCallback(directory=str(exports))
+        train(Path(folder) / name, callback, every_n_train_steps=6)
+        found[name] = (len(callback.exported), (exports / "step=6" / "model.safetensors").stat().st_mtime_ns)
+    return found | {"told": [message for message in told if "failed" in message]}
+
+
+def test_the_exports_of_another_run_are_not_replaced(run_on_ranks: Any, tmp_path: Path) -> None:
+    [found] = run_on_ranks(of_two_runs, 1, str(tmp_path), timeout=300.0)
+    assert [found["one"][0], found["two"][0]] == [1, 0] and found["one"][1] == found["two"][1]
+    [failure] = found["told"]
+    owner = run_of(tmp_path / "exports")
+    assert owner is not None and owner.id in failure and "training continues" in failure
 
 
 def that_is_killed(folder: str) -> dict[str, Any]:
@@ -98,7 +121,7 @@ def that_is_killed(folder: str) -> dict[str, Any]:
 def test_an_export_that_is_killed_leaves_nothing_and_the_next_is_made(run_on_ranks: Any, tmp_path: Path) -> None:
     [found] = run_on_ranks(that_is_killed, 1, str(tmp_path), timeout=300.0)
     assert any("step=2 failed, and training continues: exit code -9" in message for message in found["told"]), found
-    assert any("unfinished" in name for name in found["half"]) and found["exports"] == ["step=3"]
+    assert any("unfinished" in name for name in found["half"]) and found["exports"] == [".run", "step=3"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import random
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from nemo2 import Config
@@ -16,9 +18,18 @@ from nemo2.checkpoint.context import load_context, write_parts
 from nemo2.checkpoint.directory import Manifest, finished, publish, read_manifest, temporary_name
 from nemo2.checkpoint.lineage import Run, begin, run_of
 from nemo2.config.serialize import from_json, to_json
+from nemo2.data.finetuning.encode import Report
+from nemo2.data.finetuning.sample import Sample
+from nemo2.data.finetuning.store import open_samples, write_samples
+from nemo2.data.index_cache import read_array, write_array
+from nemo2.data.inputs import Input, compare
 from nemo2.errors import ConfigError
 from nemo2.evaluation.answers import Answers
 from nemo2.files import parse_json
+from nemo2.hugging_face.adapter_files import read_adapters, read_settings
+from nemo2.hugging_face.adapters import _adapter_config, _Released, _tensors, _write_files
+from nemo2.peft.dora import DoRA
+from nemo2.peft.lora import LoRA
 from nemo2.run_dir.effective import plain
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, record_fault
 from nemo2.run_dir.metrics import JSONLLogger
@@ -178,3 +189,81 @@ def test_records_of_runs_faults_and_answers(tmp_path, monkeypatch, seed):
     given = answers.to("loglikelihood", requests, lambda some: [[number(draw), text(draw)] for _ in some])
     again = Answers(tmp_path / "answers.jsonl").to("loglikelihood", requests, lambda some: pytest.fail("not stored"))
     assert same(again, given)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_index_caches(tmp_path, seed):
+    draw = random.Random(seed)
+    kind = draw.choice(["<i4", ">i8", "u2", "f4", "f8", "?", "<f2"])
+    shape = tuple(draw.randrange(4) for _ in range(draw.randrange(4)))
+    array = np.frombuffer(draw.randbytes(8 * math.prod(shape)), "u8").reshape(shape).astype(kind)
+    if array.dtype.kind == "f" and array.size:
+        array.flat[0] = draw.choice((math.nan, math.inf, -0.0))
+    array = draw.choice((array, array.T, array[::-1] if shape else array))
+    write_array(tmp_path / "a.npy", array)
+    for by_hash in (True, False):
+        loaded = read_array(tmp_path / "a.npy", by_hash=by_hash)
+        assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
+        assert loaded.tobytes() == np.ascontiguousarray(array).reshape(shape).tobytes()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stored_samples(tmp_path, seed):
+    draw = random.Random(seed)
+    lengths = [draw.randrange(6) for _ in range(draw.randrange(5))]
+    samples = [
+        Sample([draw.choice((0, 1, 2**31 - 1)) for _ in range(length)], [draw.random() < 0.5 for _ in range(length)])
+        for length in lengths
+    ]
+    report = Report(records=len(samples) + 1, samples=len(samples))
+    report.note(text(draw), text(draw), text(draw))
+    write_samples(tmp_path, "samples", iter(samples), report)
+    loaded = open_samples(tmp_path, "samples", None)
+    assert [(one.ids, one.trained) for one in map(loaded.__getitem__, range(len(loaded)))] == [
+        (one.ids, one.trained) for one in samples
+    ]
+    assert loaded.report == report and list(loaded.lengths) == lengths
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_adapters(tmp_path, seed):
+    draw = random.Random(seed)
+    alpha = draw.choice((1, 32, 0.5, number(draw) % 100 or 1.0))
+    alpha = alpha if math.isfinite(alpha) else 16
+    method = draw.choice((LoRA, DoRA))(dim=draw.choice((1, 2, 8)), alpha=alpha, dropout=draw.choice((0, 0.0, 0.1)))
+    modules = {}
+    for layer in (1, 11, 111):
+        for name in ("self_attn.q_proj", "mlp.down_proj"):
+            module = _Released(3)
+            for _ in range(draw.randrange(1, 3)):
+                module.rows_of(torch.randn(method.dim, 4)).copy_(torch.randn(3, method.dim))
+            if isinstance(method, DoRA):
+                module.lengths_like(torch.ones(3)).copy_(torch.rand(3))
+            modules[f"model.layers.{layer}.{name}"] = module
+    _write_files(tmp_path, dict(_tensors(modules)), _adapter_config(modules, method, draw.choice(("", "org/base-1.5"))))
+    adapters, whole = read_adapters(tmp_path, read_settings(tmp_path))
+    assert adapters.keys() == modules.keys() and not whole
+    for name, adapter in adapters.items():
+        assert adapter.scale == pytest.approx(method.alpha / method.dim)
+        product = sum(second @ first for first, second in zip(modules[name].firsts, modules[name].seconds, strict=True))
+        assert torch.allclose(adapter.second @ adapter.first, product, atol=1e-5)
+        lengths = modules[name].lengths
+        assert (adapter.lengths is None) == (lengths is None) and (
+            lengths is None or torch.equal(adapter.lengths, lengths)
+        )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_records_of_inputs(tmp_path, seed):
+    draw = random.Random(seed)
+    item = Input(
+        path=text(draw),
+        size=draw.choice((None, 0, 2**64 + 1)),
+        modified=draw.choice((None, -1, 2**63)),
+        sha256=draw.choice((None, "ab")),
+    )
+    stored = parse_json(json.dumps({item.path: item.record()}))[item.path]
+    compared = compare(stored, item)
+    # A source without size and hash can't be compared.
+    assert (compared.change is None) == (item.size is not None or item.sha256 is not None)
+    assert not compared.proven

@@ -9,6 +9,7 @@ writes a table. ``--only REGEX`` runs the cases whose names match, ``--sigterms 
 
 import argparse
 import datetime
+import math
 import os
 import platform
 import random
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -131,6 +133,11 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
         ),
         ("two runs in one directory", two_runs),
         *((f"rank {rank} fails after a background save is written", failed_after_save(rank)) for rank in (0, 1)),
+        ("a metric is NaN in every step, rank 1 killed in step 8", not_a_number),
+        ("another run in the folder of a run", in_anothers_folder),
+        ("one byte of the corpus changed between two runs", corpus_changed),
+        ("the corpus truncated while it is read", corpus_truncated),
+        ("SIGTERM in the last step of the last epoch", asked_at_the_end),
     ]
     for name, damage, says in (
         ("a truncated shard", faults.truncate, "bytes were written|were written"),
@@ -369,6 +376,72 @@ def failed_after_save(victim: int) -> Callable[[Path, dict[int, str]], str]:
         return "the save was published, and the next run resumed from it"
 
     return case
+
+
+def not_a_number(directory: Path, reference: dict[int, str]) -> str:
+    run = Run(directory, logs={"own": math.nan})
+    return rerun(run, reference, run(faults.at_step(8, 1, faults.die)))
+
+
+def in_anothers_folder(directory: Path, reference: dict[int, str]) -> str:
+    run = Run(directory)
+    first = run(faults.at_step(8, 1, faults.die))
+    before = contents(directory / "run")
+    other = replace(run, resumes=False)()
+    require(not other.done and "of another run" in other.said, f"the other run ended with {other.codes}: {other.said}")
+    require(contents(directory / "run") == before, "the other run changed files")
+    return "the other refused, no file changed; " + rerun(run, reference, first)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The checkpoints and metrics of a run."""
+    files = [*(folder / "checkpoints").rglob("*"), folder / "metrics.jsonl"]
+    return {str(path): path.read_bytes() for path in files if path.is_file() and path.name != ".lock"}
+
+
+def with_a_corpus(directory: Path) -> tuple[Run, dict[int, str], bytes]:
+    """A run on token files, the curve of an undisturbed one, and the contents of the .bin file."""
+    from support import small_corpora, small_runs
+
+    directory.mkdir(parents=True)
+    prefix = directory / "corpus"
+    small_corpora.corpus(prefix, documents=80, high=small_runs.VOCAB - 1, end=small_runs.VOCAB - 2)
+    undisturbed = Run(directory / "undisturbed", corpus=prefix)
+    ended = undisturbed()
+    require(ended.done, f"the undisturbed run ended with {ended.codes}: {ended.said[-800:]}")
+    return Run(directory, corpus=prefix), command.curve(undisturbed), prefix.with_suffix(".bin").read_bytes()
+
+
+def corpus_changed(directory: Path, reference: dict[int, str]) -> str:
+    run, reference, tokens = with_a_corpus(directory)
+    first = run(faults.at_step(8, 1, faults.die))
+    done, file = command.curve(run), directory / "corpus.bin"
+    place = len(tokens) // 4 * 2
+    file.write_bytes(tokens[:place] + bytes([tokens[place] ^ 1]) + tokens[place + 1 :])
+    ended = run()
+    require(not ended.done and f"{file} has other contents" in ended.said, f"it went on: {ended.said[-800:]}")
+    require(command.curve(run) == done, "something was trained")
+    file.write_bytes(tokens)
+    return "refused, with the file; restored: " + rerun(run, reference, first)
+
+
+def corpus_truncated(directory: Path, reference: dict[int, str]) -> str:
+    run, reference, tokens = with_a_corpus(directory)
+    file = directory / "corpus.bin"
+    first = run(faults.at_step(8, 1, lambda: os.truncate(file, 100)))
+    require(set(first.codes) == {1}, f"exit codes {first.codes}: {first.said[-500:]}")
+    require(f"{file} had {len(tokens)} bytes" in first.said, f"it didn't say why: {first.said[-800:]}")
+    file.write_bytes(tokens)
+    return "ended with an error that names the file; restored: " + rerun(run, reference, first)
+
+
+def asked_at_the_end(directory: Path, reference: dict[int, str]) -> str:
+    run = Run(directory, max_steps=-1, trainer={"max_epochs": 1, "limit_train_batches": STEPS})
+    ended = run(faults.at_step(STEPS, 0, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    require(ended.done and command.curve(run) == reference, f"it ended with {ended.codes}: {ended.said[-800:]}")
+    again = run()
+    require(again.done and "No step was trained" in again.said, f"the rerun said nothing: {again.said[-800:]}")
+    return "ended as it would; the rerun said that it trains nothing"
 
 
 def two_runs(directory: Path, reference: dict[int, str]) -> str:

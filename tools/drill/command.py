@@ -44,6 +44,14 @@ class Run:
     hang_seconds: float = 60.0
     max_seconds: float | None = None
     """``trainer.max_time``."""
+    corpus: Path | None = None
+    """The prefix of token files to train on. None: tokens in memory."""
+    resumes: bool = True
+    max_steps: int = STEPS
+    trainer: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the trainer."""
+    logs: dict[str, float] = field(default_factory=dict)
+    """Metrics that every step logs."""
 
     def start(self, fault: Callable[[], None] | None = None) -> "Ranks":
         return Ranks(self, fault)
@@ -130,24 +138,41 @@ class Ranks:
 
 def train(run: Run) -> None:
     """The command itself, on each rank."""
+    from lightning.pytorch.callbacks import Callback
+
     from nemo2.checkpoint.auto_resume import AutoResume
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.data.tokenizer import NullTokenizer
     from nemo2.llm.api import pretrain
     from nemo2.run_dir.hang import HangWatchdog
     from nemo2.run_dir.logger import NeMoLogger
-    from support import small_runs
+    from support import small_corpora, small_runs
+
+    class Logs(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+            for name, value in run.logs.items():
+                pl_module.log(name, value, batch_size=1)
 
     model = small_runs.build_llama(schedule=small_runs.cosine(STEPS), hidden_dropout=0.1, attention_dropout=0.1)
     trainer = small_runs.build_trainer(
-        max_steps=STEPS,
+        max_steps=run.max_steps,
         ckpt_async_save=run.asynchronous,
-        callbacks=[HangWatchdog(run.hang_seconds)],
-        trainer={"max_time": timedelta(seconds=run.max_seconds)} if run.max_seconds is not None else None,
+        callbacks=[HangWatchdog(run.hang_seconds), Logs()],
+        trainer=run.trainer | ({"max_time": timedelta(seconds=run.max_seconds)} if run.max_seconds is not None else {}),
         **{"tensor_model_parallel_size": run.world, **run.strategy},
     )
+    data: Any = small_runs.TokenData(size=128)
+    if run.corpus is not None:
+        data = small_corpora.module(
+            str(run.corpus),
+            tokenizer=NullTokenizer(small_runs.VOCAB - 1),
+            global_batch_size=8,
+            split="1,0,0",
+            index_mapping_dir=str(run.directory / "index"),
+        )
     pretrain(
         model=model,
-        data=small_runs.TokenData(size=128),
+        data=data,
         trainer=trainer,
         log=NeMoLogger(
             explicit_log_dir=str(run.directory / "run"),
@@ -155,7 +180,7 @@ def train(run: Run) -> None:
                 monitor=None, every_n_train_steps=EVERY, save_top_k=2, filename="{step}", save_optim_on_train_end=True
             ),
         ),
-        resume=AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True),
+        resume=AutoResume(resume_if_exists=run.resumes, resume_ignore_no_checkpoint=True),
     )
 
 

@@ -31,6 +31,10 @@ Every launch runs the same checks before it creates a process group or touches a
 at once. Each message names the field, its value, the arithmetic and the fix. If another layout would solve the
 problem, the report ends with the nearest valid layouts for the same GPUs.
 
+A run that a script starts (`llm.pretrain(...)` with objects, or a built recipe) applies the same rules to its parts, before it
+creates a process group. Rules about files and packages of this machine are left out there, because the run opens these
+files and packages itself.
+
 In Python, `nemo2.checks.check_recipe(recipe)` raises one error with all messages. `nemo2.checks.find_problems(recipe)`
 returns the messages as a list.
 

@@ -2,6 +2,7 @@
 """Rules of fine-tuning: the initial weights, and the layers that a PEFT method adapts."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
@@ -22,15 +23,9 @@ PEFT = Topic("Fine-tuning", needs_sizes=False, recipe="llama3_8b:lora")
     launched=(2, 2),
 )
 def _weights(facts: Facts) -> Iterator[str]:
-    resume = getattr(facts.recipe, "resume", None)
-    named = (
-        getattr(resume, "restore_config", None),
-        getattr(resume, "resume_from_path", None),
-        getattr(facts.strategy, "restore_config", None),
-    )
     # "peft" is a parameter of llm.finetune only.
     parameters = getattr(getattr(facts.recipe, "__signature_info__", None), "parameters", {})
-    if facts.here and "peft" in parameters and not any(named):
+    if facts.here and "peft" in parameters and not names_weights(getattr(facts.recipe, "resume", None), facts.strategy):
         yield (
             "resume.restore_config=None: llm.finetune starts from existing weights, but the recipe names none. Set "
             "resume.restore_config.path to a checkpoint, to an imported model (nemo://organisation/name) or to a "
@@ -70,3 +65,9 @@ def _targets(facts: Facts) -> Iterator[str]:
             refuse(there(facts.config))
         except ConfigError as error:
             yield str(error)
+
+
+def names_weights(resume: Any, strategy: Any) -> bool:
+    """Whether a run with these parts, or their nodes in a recipe, names weights to start from."""
+    owners = ((resume, "restore_config"), (resume, "resume_from_path"), (strategy, "restore_config"))
+    return any(getattr(owner, name, None) for owner, name in owners)

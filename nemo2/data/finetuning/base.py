@@ -21,9 +21,10 @@ from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
 from nemo2.data.finetuning.rows import Collate, PackedRows, SampleRows
 from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.settings import DatasetSettings
-from nemo2.data.finetuning.sources import Source
+from nemo2.data.finetuning.sources import RecordFiles, Source
 from nemo2.data.finetuning.store import Samples, open_samples, path_of, write_samples
 from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, write_array
+from nemo2.data.inputs import Input
 from nemo2.data.megatron_datasets import on_all_ranks
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError, Nemo2Error
@@ -87,7 +88,7 @@ class SampleDataModule(MegatronDataModule):
         """How full the rows of each packed split are."""
         self._failure: Optional[Nemo2Error] = None
         self._samples: dict[str, Optional[Samples]] = {}
-        self._digests: dict[str, str] = {}
+        self._sources: dict[str, Input] = {}
         if self.packed and micro_batch_size != 1:
             raise ConfigError(
                 f"data.micro_batch_size={micro_batch_size} with packed sequences: a packed row of several samples is "
@@ -158,8 +159,8 @@ class SampleDataModule(MegatronDataModule):
     def fetch(self) -> None:
         """Download missing files. Does nothing for the user's own files."""
 
-    def input_digests(self) -> dict[str, str]:
-        return self._digests  # known on rank 0, which makes the samples
+    def opened_inputs(self) -> list[Input]:
+        return list(self._sources.values())  # known on rank 0, which makes the samples
 
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
         on_all_ranks(self._raise_failure, on_rank_0_only=True)
@@ -218,7 +219,13 @@ class SampleDataModule(MegatronDataModule):
             "encoder": dict(encoder.identity),
             "limits": vars(limits),
         }
-        self._digests[f"{split} ({source.name})"] = facts["data"]
+        self._sources[split] = Input(
+            path=f"{source.name} ({split})",
+            sha256=facts["data"],
+            trains=split == "train",
+            exact=isinstance(source, RecordFiles),
+        )
+        self._inputs = None
         folder = self._folder(split, key_of(facts))
         report = Report()
         bad = BadRecords(limits, report)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nemo2.errors import CheckpointError, DataError
 from support import small_runs
 
 
@@ -49,7 +50,6 @@ def parts(
 def resumed_with_changes(directory: str) -> dict[str, Any]:
     import torch
 
-    from nemo2.errors import CheckpointError
     from nemo2.llm.api import pretrain
 
     small_runs.quiet()
@@ -108,52 +108,195 @@ def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_o
     assert "vocab_size" in found["vocabulary"] and "resume.accept_changes=True" in found["vocabulary"]
 
 
-def test_another_corpus_under_the_same_name_changes_the_result(tmp_path):
+def resumed_at_its_end(directory: str) -> list[str]:
+    import logging
+
+    from nemo2.llm.api import pretrain
+
+    small_runs.quiet()
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("nemo2.run_dir.resumed").addHandler(handler)
+    for _ in range(2):
+        small_runs.release()
+        given = parts(directory, max_steps=-1)
+        given["trainer"].fit_loop.max_epochs = 1
+        given["trainer"].limit_train_batches = 2
+        pretrain(**given)
+    return told
+
+
+def test_a_run_that_resumes_at_the_end_of_its_epochs_says_that_it_trains_nothing(run_on_ranks, tmp_path):
+    told = run_on_ranks(resumed_at_its_end, 1, str(tmp_path), timeout=240)[0]
+    assert len(told) == 1 and "step 2" in told[0] and "trainer.max_epochs=1" in told[0]
+
+
+@pytest.fixture
+def resuming(tmp_path):
+    """The changes that a run finds when it resumes with these data from a checkpoint that the first such run wrote."""
     from types import SimpleNamespace
 
-    from nemo2.checkpoint.changes import changes_since, settings_of
+    from nemo2.checkpoint.changes import changes_since, inputs_of, settings_of
     from nemo2.checkpoint.directory import Manifest, publish, temporary_name
+
+    checkpoint = tmp_path / "step=2"
+
+    def find(data: Any) -> Any:
+        strategy = SimpleNamespace(precision_plugin=None)
+        trainer: Any = SimpleNamespace(
+            datamodule=data, lightning_module=None, strategy=strategy, max_steps=4, is_global_zero=True
+        )
+        data.setup("fit")
+        if checkpoint.exists():
+            return changes_since(checkpoint, trainer)
+        settings = json.loads(json.dumps(settings_of(trainer) | inputs_of(trainer)))
+        temporary = temporary_name(checkpoint)
+        temporary.mkdir()
+        publish(temporary, checkpoint, Manifest(step=2, consumed_samples=0, layout={}, settings=settings))
+
+    return find
+
+
+def corpus(prefix: Path, text: str = "one text " * 40_000, **options: Any) -> Any:
     from nemo2.data.prepare import prepare_data
     from nemo2.data.pretraining import PreTrainingDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.errors import DataError
 
-    def corpus(text: str) -> Any:
-        (tmp_path / "corpus.txt").write_text(text)
-        prepare_data(tmp_path / "corpus.txt", tmp_path / "corpus", ByteTokenizer())
-        data = PreTrainingDataModule(
-            str(tmp_path / "corpus"), seq_length=16, tokenizer=ByteTokenizer(), split="1,0,0", num_train_samples=4,
-            num_workers=0,
-        )  # fmt: skip
-        data.setup("fit")
-        return data
-
-    def trainer(data: Any) -> Any:
-        strategy = SimpleNamespace(precision_plugin=None)
-        return SimpleNamespace(
-            datamodule=data, lightning_module=None, strategy=strategy, max_steps=4, is_global_zero=True
-        )
-
-    temporary = temporary_name(tmp_path / "step=2")
-    temporary.mkdir()
-    settings = settings_of(trainer(corpus("one text " * 100)))
-    publish(temporary, tmp_path / "step=2", Manifest(step=2, consumed_samples=0, layout={}, settings=settings))
-    assert not changes_since(tmp_path / "step=2", trainer(corpus("one text " * 100)))
-    other = corpus("two texts" * 100)  # of the same length, with the same index
-    found = changes_since(tmp_path / "step=2", trainer(other))
-    assert (
-        found.result == [f"data: {tmp_path / 'corpus'} has other contents"] and not found.unfit and not found.harmless
+    if text:
+        documents = (text[: len(text) // 2], text[len(text) // 2 :])
+        prefix.with_suffix(".jsonl").write_text("\n".join(json.dumps({"text": one}) for one in documents))
+        prepare_data(prefix.with_suffix(".jsonl"), prefix, ByteTokenizer())
+    settings = {"paths": str(prefix), "split": "1,0,0"} | options
+    return PreTrainingDataModule(
+        seq_length=16, tokenizer=ByteTokenizer(), num_train_samples=4, num_workers=0, **settings
     )
+
+
+def other_byte(file: Path) -> None:
+    """Change one byte, far from the ends, without changing the size. The time becomes an earlier one, as after a copy:
+    earlier than that of the file's description, too, whose hash is not that of these contents."""
+    before = file.stat()
+    with open(file, "r+b") as opened:
+        opened.seek(file.stat().st_size // 4 * 2)
+        byte = opened.read(1)
+        opened.seek(-1, os.SEEK_CUR)
+        opened.write(bytes([byte[0] ^ 1]))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns - 10**9))
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_one_changed_byte_of_training_data_does_not_fit(tmp_path, resuming, described):
+    data = corpus(tmp_path / "a")
+    if not described:
+        (tmp_path / "a.json").unlink()
+    resuming(data)
+    other_byte(tmp_path / "a.bin")
+    found = resuming(corpus(tmp_path / "a", ""))
+    assert found.unfit == [f"data: {tmp_path / 'a.bin'} has other contents"] and not found.result and not found.harmless
+
+
+def test_documents_in_another_order_do_not_fit(tmp_path, resuming):
+    resuming(corpus(tmp_path / "a"))
+    index = bytearray((tmp_path / "a.idx").read_bytes())
+    offsets = 34 + 2 * 4
+    index[offsets : offsets + 16] = index[offsets + 8 : offsets + 16] + index[offsets : offsets + 8]
+    (tmp_path / "a.idx").write_bytes(index)
+    assert resuming(corpus(tmp_path / "a", "")).unfit == [f"data: {tmp_path / 'a.idx'} has other contents"]
+
+
+def test_data_that_were_only_copied_have_not_changed(tmp_path, resuming):
+    resuming(corpus(tmp_path / "a"))
+    for suffix in ("bin", "idx"):
+        (tmp_path / "copy").write_bytes((tmp_path / f"a.{suffix}").read_bytes())
+        (tmp_path / "copy").rename(tmp_path / f"a.{suffix}")
+    assert not resuming(corpus(tmp_path / "a", ""))
+    assert not resuming(corpus(tmp_path / "a"))  # made again
+
+
+def test_data_of_another_size_do_not_fit_and_data_of_unknown_contents_are_reported(tmp_path, resuming, monkeypatch):
+    monkeypatch.setattr("nemo2.data.inputs._HASHED_AT_ONCE", 1000)
+    data = corpus(tmp_path / "a")
+    (tmp_path / "a.json").unlink()
+    resuming(data)
+    other_byte(tmp_path / "a.bin")
+    found = resuming(corpus(tmp_path / "a", ""))
+    assert not found.unfit and len(found.result) == 1 and "is unknown" in found.result[0]
+    (tmp_path / "step=2").rename(tmp_path / "earlier")
+    resuming(corpus(tmp_path / "a"))
+    monkeypatch.setattr("nemo2.data.inputs._HASHED_TO_COMPARE", 1000)  # less than the .bin file
+    other_byte(tmp_path / "a.bin")
+    found = resuming(corpus(tmp_path / "a", ""))
+    assert not found.unfit and len(found.result) == 1 and "is unknown" in found.result[0]
+    found = resuming(corpus(tmp_path / "a", "another text " * 40_000))
+    assert {line.split()[1] for line in found.unfit} == {str(tmp_path / "a.bin")}
+
+
+def test_other_validation_data_change_the_result(tmp_path, resuming):
+    def data(text: str) -> Any:
+        paths = {"train": [str(tmp_path / "a")], "validation": [str(tmp_path / "v")], "test": None}
+        corpus(tmp_path / "v", text)
+        return corpus(tmp_path / "a", paths=paths, split="900,50,50")
+
+    resuming(data("one text " * 400))
+    found = resuming(data("no text! " * 400))
+    assert found.result == [f"data: {tmp_path / 'v.bin'} has other contents"] and not found.unfit
+
+
+@pytest.mark.parametrize(("split", "kind"), [("training", "unfit"), ("validation", "result")])
+def test_one_changed_record_of_fine_tuning_is_noticed(tmp_path, resuming, split, kind):
+    from nemo2.data.finetuning.module import FineTuningDataModule
+    from nemo2.data.tokenizer import ByteTokenizer
+
+    def data() -> Any:
+        return FineTuningDataModule(
+            dataset_root=str(tmp_path), seq_length=64, tokenizer=ByteTokenizer(), micro_batch_size=1,
+            global_batch_size=2, num_workers=0,
+        )  # fmt: skip
+
+    def write(name: str, answer: str) -> None:
+        lines = [json.dumps({"input": f"question {index}", "output": answer}) for index in range(8)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+
+    write("training", "yes")
+    write("validation", "yes")
+    module = data()
+    module.prepare_data()
+    resuming(module)
+    write(split, "no!")
+    module = data()
+    module.prepare_data()
+    found = resuming(module)
+    (line,) = getattr(found, kind)
+    assert f"{split}.jsonl" in line and len(found.unfit + found.result) == 1
+
+
+def test_data_that_change_while_they_are_read_are_reported_once_at_a_save(tmp_path, resuming, caplog):
+    data = corpus(tmp_path / "a")
+    resuming(data)
+    data.inputs()
+    assert not caplog.messages
+    other_byte(tmp_path / "a.bin")
+    data.inputs()
+    data.inputs()
+    assert [str(tmp_path / "a.bin") in message for message in caplog.messages] == [True]
+
+
+def test_an_error_after_data_were_truncated_names_them(tmp_path):
     from nemo2.data.base import explaining_changed_inputs
 
-    with pytest.raises(ZeroDivisionError), explaining_changed_inputs(other):
+    data = corpus(tmp_path / "a", "one text " * 200)
+    data.setup("fit")
+    with pytest.raises(ZeroDivisionError), explaining_changed_inputs(data):
         raise ZeroDivisionError
-    os.truncate(tmp_path / "corpus.bin", 100)
+    os.truncate(tmp_path / "a.bin", 100)
     with (
-        pytest.raises(DataError, match=r"corpus\.bin had 1802 bytes .*, 100 bytes now"),
-        explaining_changed_inputs(other),
+        pytest.raises(DataError, match=r"a\.bin had 3604 bytes .*, 100 bytes now"),
+        explaining_changed_inputs(data),
     ):
         raise RuntimeError("DataLoader worker is killed by signal: Bus error. Raise your shared memory limit.")
+    with pytest.raises(CheckpointError, match="no room"), explaining_changed_inputs(data):
+        raise CheckpointError("no room")  # has its own reason
 
 
 def test_another_tokenizer_of_the_same_size_is_noticed_by_its_files(tmp_path):

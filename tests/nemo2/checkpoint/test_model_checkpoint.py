@@ -23,6 +23,8 @@ class FakeTrainer:
         self.global_step = 0
         self.current_epoch = 0
         self.max_steps = 1000
+        self.should_stop = False
+        self.fit_loop = types.SimpleNamespace(max_epochs=-1)
         self.fast_dev_run = False
         self.is_global_zero = True
         self.ckpt_path = None

@@ -19,6 +19,7 @@ from nemo2.checks import domains
 from nemo2.checks.domains import Domain, out_of_range
 from nemo2.data import demo, mock, pretraining
 from nemo2.data.finetuning import hf_dataset, module, published
+from nemo2.errors import ConfigError
 from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig
 from nemo2.optim import lr_scheduler
@@ -151,10 +152,23 @@ def test_a_point_inside_an_interval_may_be_refused() -> None:
     assert "other than 0" in capacity.words
 
 
-def test_live_parts_are_judged_by_the_same_table() -> None:
-    from nemo2.checks.domains import parts_out_of_range
+def refusals(*, data: Any = None, **parts: Any) -> list[str]:
+    """The paragraphs with which a run made of these objects is refused."""
+    from nemo2 import MegatronStrategy, Trainer, llm
+    from nemo2.checks.find import check_parts
     from nemo2.data.mock import MockDataModule
-    from nemo2.models.llama import LlamaConfig
+
+    given = {"trainer": Trainer(max_steps=1, strategy=MegatronStrategy(), accelerator="cpu", devices=1)} | parts
+    try:
+        check_parts(llm.train, given | {"data": data or MockDataModule()})
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
+def test_live_parts_are_judged_by_the_same_table() -> None:
+    from nemo2.data.mock import MockDataModule
+    from nemo2.models.llama import LlamaConfig, LlamaModel
     from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
     from nemo2.optim.megatron import MegatronOptimizerModule
 
@@ -163,17 +177,17 @@ def test_live_parts_are_judged_by_the_same_table() -> None:
         schedule = CosineAnnealingScheduler(frequency=rounds)
         optim = MegatronOptimizerModule(OptimizerConfig(lr=lr), lr_scheduler=schedule)
         data = MockDataModule(seed=seed)
-        return list(parts_out_of_range(model=SimpleNamespace(config=config), data=data, optim=optim))
+        return refusals(model=LlamaModel(config), data=data, optim=optim)
 
     assert parts() == []
     told = parts(lr=math.inf, seed=-1, layernorm_epsilon=-1.0)
     assert [words.partition("=")[0] for words in told] == [
-        "model.config.layernorm_epsilon", "data.seed", "optim.config.lr"
+        "model.config.layernorm_epsilon", "optim.config.lr", "data.seed"
     ]  # fmt: skip
     mine = SimpleNamespace(vocab_size=100, seed=-1, micro_batch_size=2)
-    assert list(parts_out_of_range(model=SimpleNamespace(), data=mine, optim=None)) == []
+    assert refusals(data=mine) == []
     mine.micro_batch_size = 0
-    assert len(list(parts_out_of_range(model=SimpleNamespace(), data=mine, optim=None))) == 1
+    assert len(refusals(data=mine)) == 1
 
 
 def test_what_the_configurations_of_recipes_hold_once_they_are_made_is_in_the_table() -> None:
@@ -199,7 +213,6 @@ def test_an_argument_that_ends_in_a_field_has_the_domain_of_the_field() -> None:
     from nemo2 import recipes
     from nemo2.callbacks import MegatronCommOverlapCallback
     from nemo2.checks import domains, find_problems
-    from nemo2.checks.domains import parts_out_of_range
     from nemo2.config import Config
     from nemo2.config.aliases import parameter_names
     from nemo2.parallel.ddp_config import DistributedDataParallelConfig
@@ -218,17 +231,14 @@ def test_an_argument_that_ends_in_a_field_has_the_domain_of_the_field() -> None:
                 continue
             wrong = next(value for value in (-3, 1.5, "ncl") if not table[name].holds(value))
             recipe: Any = recipes.get("llama_tiny").pretrain_recipe()
-            trainer = SimpleNamespace(strategy=SimpleNamespace())
+            recipe.trainer.devices = 1
             if target is MegatronMixedPrecision:
                 recipe.trainer.plugins = Config(target, precision="16-mixed", **{name: wrong})
-                trainer.strategy.precision_plugin = target("16-mixed", **{name: wrong})
             elif target is MegatronCommOverlapCallback:
                 recipe.trainer.callbacks = [Config(target, **{name: wrong})]
-                trainer.callbacks = [target(**{name: wrong})]
             else:
                 setattr(recipe.trainer.strategy.ddp, name, wrong)
-                trainer.strategy.ddp_config = target(**{name: wrong})
-            live = parts_out_of_range(model=SimpleNamespace(), data=None, optim=None, trainer=trainer)
+            live = refusals(trainer=fdl.build(recipe.trainer))
             assert any(f"{name}={wrong!r}" in problem for problem in live), name
             assert any(f"{name}={wrong!r}" in str(problem) for problem in find_problems(recipe)), name
             drawn.append(name)

@@ -2,12 +2,18 @@
 """Every rule from both sides: the recipe that breaks it is refused, the nearest one is not, and Megatron-Core agrees."""
 
 import re
+import unittest.mock
 from typing import Any
 
+import fiddle as fdl
 import pytest
 
 from nemo2.checks import RULES, TOPICS
-from nemo2.checks.rule import Rule
+from nemo2.checks.find import check_parts
+from nemo2.checks.rule import Case, Rule
+from nemo2.errors import ConfigError
+from nemo2.settle.machine import Machine
+from tools.rules.examples import recipe_of
 from tools.rules.verdict import verdicts
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -38,6 +44,41 @@ def test_the_broken_recipe_is_refused_by_its_rule(rule: Rule, problems_once: Any
 @each_rule
 def test_the_mended_recipe_is_refused_by_none(rule: Rule, problems_once: Any) -> None:
     assert problems_once(rule.mended) == []
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if not rule.broken.here and rule.broken.devices is None], ids=lambda rule: rule.name
+)
+def test_a_run_from_python_refuses_what_a_command_refuses(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipes' parts are built, as in a script. The run itself meets the rules about files and packages of this
+    machine."""
+    monkeypatch.setattr("nemo2.trainer.check_devices", lambda **asked: None)
+    for name, value in rule.broken.environment.items():
+        monkeypatch.setenv(name, value)
+    refused = None
+    try:
+        _judge_parts(rule.broken)
+    except Exception as error:  # a constructor of another library may raise anything
+        refused = error
+    assert (refused is not None) == rule.in_force()
+    if isinstance(refused, ConfigError) and refused.rule is not None:
+        assert rule.name == refused.rule, refused
+    for name in rule.broken.environment:
+        monkeypatch.delenv(name)
+    for name, value in rule.mended.environment.items():
+        monkeypatch.setenv(name, value)
+    try:
+        _judge_parts(rule.mended)
+    except Exception as error:
+        assert "use_precision_aware_optimizer=True" in str(error)  # this machine has no Transformer Engine
+
+
+def _judge_parts(case: Case) -> None:
+    recipe = recipe_of(case)
+    gpu = Machine.named(case.gpu) if case.gpu else Machine()
+    built = {name: fdl.build(part) for name, part in recipe.__arguments__.items() if isinstance(part, fdl.Buildable)}
+    with unittest.mock.patch.object(Machine, "here", lambda: gpu):
+        check_parts(recipe.__fn_or_cls__, {**recipe.__arguments__, **built})
 
 
 @pytest.mark.quick

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """PreTrainingDataModule against Megatron-Core's own builder, on one rank and on two, and what it refuses."""
 
+import os
+import pickle
 import threading
 
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 from nemo2.data.pretraining import PreTrainingDataModule
+from nemo2.data.token_reader import TokenReader
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from nemo2.errors import ConfigError, DataError
 from support.small_corpora import SEQ, VOCAB, corpus, datasets, module, trainer
@@ -271,3 +275,25 @@ def test_a_fault_that_one_rank_meets_is_raised_on_all_of_them(tmp_path, run_on_r
     healthy, faulty = run_on_ranks(with_a_fault_on_rank_1, 2, corpus(tmp_path / "a"), timeout=60)
     assert "No dataset at" in faulty
     assert healthy == f"{faulty} (found by rank 1)"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_corpus_that_is_truncated_while_it_is_read_is_an_error_that_names_it(tmp_path, workers):
+    # A memory map would end this process.
+    data = module(corpus(tmp_path / "a"), split="1,0,0", num_workers=workers)
+    loader = iter(datasets(data, "fit")["train"] if workers == 0 else data.train_dataloader())
+    next(loader)
+    os.truncate(tmp_path / "a.bin", 10)
+    with pytest.raises(DataError, match=r"a\.bin ends at byte"):
+        list(loader)
+
+
+def test_tokens_are_read_as_a_memory_map_reads_them(tmp_path):
+    blend = module([corpus(tmp_path / "a"), corpus(tmp_path / "b", seed=1)], split="1,0,0")
+    for part in datasets(blend, "fit")["train"].datasets:
+        mapped = IndexedDataset(part.dataset.path_prefix, mmap=True)
+        assert type(part.dataset.bin_reader) is TokenReader is not type(mapped.bin_reader)
+        for index in range(len(mapped)):
+            assert np.array_equal(part.dataset.get(index, 1), mapped.get(index, 1))
+        copied = pickle.loads(pickle.dumps(part))
+        assert np.array_equal(copied.dataset.get(0), mapped.get(0))

@@ -77,17 +77,34 @@ def test_a_signal_to_one_rank_saves_on_all_and_the_run_goes_on_from_there(run_on
     assert ("Preempted", True) in found["faults"]
 
 
-def in_the_last_step(directory: str) -> list[int]:
+class StopAt(pl.Callback):
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        trainer.should_stop = batch_idx == 1
+
+
+ENDS: dict[str, tuple[int, dict[str, Any], type[pl.Callback]]] = {
+    "max_steps": (2, {}, pl.Callback),
+    "max_epochs": (-1, {"max_epochs": 1, "limit_train_batches": 2}, pl.Callback),
+    "should_stop": (-1, {}, StopAt),
+}
+
+
+def in_the_last_step(directory: str, end: str) -> list[int]:
     keep = keeping(directory)
+    max_steps, options, stop = ENDS[end]
     small_runs.fit(
-        small_runs.build_llama(), max_steps=2, callbacks=[PreemptionCallback(), SignalAt(signal.SIGTERM, 1, 0), keep]
+        small_runs.build_llama(),
+        max_steps=max_steps,
+        trainer=options,
+        callbacks=[stop(), PreemptionCallback(), SignalAt(signal.SIGTERM, 1, 0), keep],
     )
     return [manifest.step for _, manifest in finished(Path(directory))]
 
 
 @pytest.mark.quick
-def test_a_signal_in_the_last_step_lets_the_run_end_as_it_would(run_on_ranks, tmp_path):
-    assert run_on_ranks(in_the_last_step, 1, str(tmp_path))[0] == [2]
+@pytest.mark.parametrize("end", ENDS)
+def test_a_signal_in_the_last_step_lets_the_run_end_as_it_would(run_on_ranks, tmp_path, end):
+    assert run_on_ranks(in_the_last_step, 1, str(tmp_path), end)[0] == [2]
 
 
 class SignalIn(pl.Callback):

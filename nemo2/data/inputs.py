@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that a run's data comes from, as they were when the run opened them. Checkpoints store this record, so that
+a resumed run notices an input whose contents have changed.
+
+A file whose size and time of modification are those of the record is taken as unchanged. If only the time differs, the
+SHA-256 decides. Who rewrites a file with the same size and the same time isn't noticed.
+"""
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Optional
+
+_log = logging.getLogger(__name__)
+_HASHED_AT_ONCE = 1 << 30
+"""Bytes of all inputs without a known hash up to which they are hashed at the start of a run: some seconds."""
+_HASHED_TO_COMPARE = 32 << 30
+"""Bytes of all inputs up to which they are hashed to be compared, while the other ranks wait: some minutes."""
+_READ_AT_ONCE = 16 << 20
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """A file, or another source of records.
+
+    Attributes: path: The file's path, or the source's name. size: The size of the file in bytes. None: it isn't known,
+        and the hash alone decides. modified: The time of its last modification in nanoseconds. sha256: The SHA-256 of
+        its contents. None: unknown. trains: Whether training reads it. exact: Whether another hash proves other
+        contents.
+    """
+
+    path: str
+    size: Optional[int] = None
+    modified: Optional[int] = None
+    sha256: Optional[str] = None
+    trains: bool = field(default=True, compare=False)
+    exact: bool = field(default=True, compare=False)
+
+    @classmethod
+    def of(cls, path: str, *, sha256: Optional[str] = None, trains: bool = True) -> "Input":
+        """The file as it is now."""
+        found = os.stat(path)
+        return cls(path=path, size=found.st_size, modified=found.st_mtime_ns, sha256=sha256, trains=trains)
+
+    def record(self) -> dict[str, Any]:
+        """The fields that a checkpoint stores, as plain JSON."""
+        return {name: asdict(self)[name] for name in ("size", "modified", "sha256")}
+
+    def difference(self) -> Optional[str]:
+        """How the file's size differs from what it was when it was opened, as a clause. None: it doesn't."""
+        if self.size is None:
+            return None
+        try:
+            now = f"{os.stat(self.path).st_size} bytes now"
+        except OSError as error:
+            now = f"{error.strerror} now"
+        before = f"{self.size} bytes"
+        return None if now == f"{before} now" else f"{self.path} had {before} at the start of the run, {now}"
+
+    def was_rewritten(self) -> bool:
+        """Whether the file was written to since it was opened, or isn't there any more."""
+        try:
+            return self.size is not None and Input.of(self.path) != replace(self, sha256=None)
+        except OSError:
+            return True
+
+    def hashed(self) -> "Input":
+        """The same input with its hash, which is computed if it is unknown. Without a hash: the file can't be read, or
+        has changed since it was opened."""
+        if self.sha256 is not None or self.size is None:
+            return self
+        try:
+            digest = _sha256(self.path, self.size)
+        except OSError:
+            return self
+        return self if self.was_rewritten() else replace(self, sha256=digest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Whether an input has the contents of its record. ``now`` has the hash, if it was computed."""
+
+    now: Input
+    change: Optional[str] = None
+    """The change as a clause. None: there is none."""
+    proven: bool = False
+    """Whether the contents certainly differ."""
+
+
+def compare_all(records: Mapping[str, Any], inputs: Iterable[Input]) -> list[Comparison]:
+    """Compare inputs with the records of a checkpoint, by path. May read whole files."""
+    compared, left = [], _HASHED_TO_COMPARE
+    for item in inputs:
+        before = records.get(item.path)
+        if not isinstance(before, dict):
+            compared.append(Comparison(now=item))
+            continue
+        compared.append(compare(before, item, at_most=left))
+        hashed = item.modified != before.get("modified") and compared[-1].now.sha256 is not None
+        left -= (item.size or 0) if hashed else 0
+    return compared
+
+
+def compare(before: Mapping[str, Any], now: Input, *, at_most: int = _HASHED_TO_COMPARE) -> Comparison:
+    """Compare an input with its record. ``at_most``: the bytes of a file that may be hashed."""
+    known = before.get("sha256")
+    if now.size is not None and now.size != before.get("size"):
+        return Comparison(now=now, change=f"has {now.size} bytes, and had {before.get('size')}", proven=True)
+    if now.size is not None and now.modified == before.get("modified"):
+        return Comparison(now=replace(now, sha256=now.sha256 or known))
+    if now.size is not None:  # a hash in the file's description may be that of earlier contents
+        now = replace(now, sha256=None)
+        now = now.hashed() if known is not None and (now.size or 0) <= at_most else now
+    if known is None or now.sha256 is None:
+        return Comparison(now=now, change="was written again; whether its contents have changed is unknown")
+    if known == now.sha256:
+        return Comparison(now=now)
+    change = "has other contents" if now.exact else "may have other contents"
+    return Comparison(now=now, change=change, proven=now.exact)
+
+
+def with_hashes(inputs: Iterable[Input]) -> list[Input]:
+    """The inputs, with their hashes if these are known or soon computed."""
+    inputs = list(inputs)
+    unknown = sum(item.size or 0 for item in inputs if item.sha256 is None)
+    return [item.hashed() for item in inputs] if unknown <= _HASHED_AT_ONCE else inputs
+
+
+def _sha256(path: str, size: int) -> str:
+    """The SHA-256 of a file. A large file's progress is logged."""
+    digest, done, told = hashlib.sha256(), 0, time.monotonic()
+    with open(path, "rb") as file:
+        while block := file.read(_READ_AT_ONCE):
+            digest.update(block)
+            done += len(block)
+            if time.monotonic() - told >= _SECONDS_BETWEEN_LINES:
+                told = time.monotonic()
+                _log.info("Hashing %s: %.1f of %.1f GB.", path, done / 1e9, size / 1e9)
+    return digest.hexdigest()
