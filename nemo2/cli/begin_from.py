@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``--from SOURCE``: trains the model of existing weights. Their own description chooses the family and the sizes."""
 
-from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
@@ -14,6 +13,17 @@ From = Annotated[
         "the recipe decides the rest.",
     ),
 ]
+
+Weights = Annotated[
+    Optional[str],
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="A checkpoint directory, a run (directory or name), which stands for its newest checkpoint, or released weights "
+        "(hf://organisation/name, or their folder).",
+        show_default=False,
+    ),
+]
+WeightsOption = Annotated[Optional[str], typer.Option("--from", help="The weights, in place of CHECKPOINT.")]
 
 
 def give_weights(recipe: Any, source: str) -> None:
@@ -56,33 +66,41 @@ def described_weights(source: str) -> tuple[Any, str]:
     """The model of the weights in ``source`` as an editable config, and their path as ``resume.restore_config`` has it. The
     sequence length follows the data's, unless positions are learned. Errors: see `give_weights`."""
     from nemo2.checkpoint.described import find_checkpoint
-    from nemo2.checkpoint.places import HUGGING_FACE
     from nemo2.cli.run_names import checkpoint_called
-    from nemo2.hugging_face.safetensors_files import CONFIG
+    from nemo2.hugging_face.described import release_at, released_model
     from nemo2.strategies.teaching import described_model, refuse_adapters
 
-    folder = Path(source).expanduser()
-    if source.startswith(HUGGING_FACE) or (folder / CONFIG).is_file():
-        path = source if source.startswith(HUGGING_FACE) else f"{HUGGING_FACE}{folder.absolute()}"
-        return _released_model(path), path
+    if (release := release_at(source)) is not None:
+        model = released_model(release)
+        if model.config.position_embedding_type != "learned_absolute":
+            del model.config.seq_length
+        return model, release
     checkpoint = find_checkpoint(checkpoint_called(source))
     refuse_adapters(checkpoint)
     return described_model(checkpoint), str(checkpoint.absolute())
 
 
-def _released_model(path: str) -> Any:
-    from nemo2.config import Config
-    from nemo2.config.tree import as_config
-    from nemo2.hugging_face.released import open_released
-    from nemo2.hugging_face.restore import folder_of
+def named_weights(checkpoint: Optional[str], source: Optional[str]) -> str:
+    """The weights that a command uses: the path of a release, of a checkpoint, or of a run's checkpoints.
 
-    released = open_released(folder_of(path))
-    config: Any = as_config(released.config)
-    if config.position_embedding_type != "learned_absolute":
-        del config.seq_length
-    return Config(released.conversion.model, config=config)
+    Args:
+        checkpoint: The command's argument.
+        source: Its option --from.
 
+    Raises:
+        CheckpointError: there is no such folder and no run of that name.
+        ConfigError: both are set, or neither.
+    """
+    from nemo2.errors import ConfigError
 
-def name_of_weights(source: str) -> str:
-    """The default name of a run that begins with the weights in ``source``."""
-    return source.partition("@")[0].rstrip("/").rpartition("/")[2] or "default"
+    if (checkpoint is None) == (source is None):
+        raise ConfigError(
+            "Name the weights: a run, a checkpoint, or released weights (--from hf://organisation/name or FOLDER)."
+            if checkpoint is None
+            else f"{checkpoint} and --from {source} both name the weights: leave one of them out."
+        )
+    from nemo2.cli.run_names import checkpoint_called
+    from nemo2.hugging_face.described import release_at
+
+    name = checkpoint or source or ""
+    return release_at(name) or str(checkpoint_called(name))

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
 from nemo2.cli.commands import only_with
 from nemo2.cli.flags import MinP, Temperature, TopK, TopP
-from nemo2.cli.run_names import Checkpoint, checkpoint_called
 
 CHAT_EXAMPLE = "Example: nemo2 chat runs/tuned --system 'Answer in one sentence.'"
 _PROMPT = "> "
@@ -27,7 +27,8 @@ def register(app: typer.Typer) -> None:
 
 
 def chat(
-    checkpoint: Checkpoint,
+    checkpoint: Weights = None,
+    source: WeightsOption = None,
     system: Annotated[Optional[str], typer.Option(help="System message.")] = None,
     template: Annotated[
         Optional[Path], typer.Option(help="File with a Jinja chat template. Default: the run's template.")
@@ -47,7 +48,7 @@ def chat(
     from nemo2.errors import ConfigError
 
     only_with("temperature", "top_k", "top_p", "min_p", "seed")
-    folder = checkpoint_called(checkpoint)
+    path = named_weights(checkpoint, source)
     if template is not None and not template.is_file():
         raise ConfigError(f"--template {template}: there is no such file.")
     from nemo2.llm.chat import conversation
@@ -58,9 +59,11 @@ def chat(
     )
     given = None if template is None else template.read_text("utf-8")
     with conversation(
-        str(folder), how, seed=seed, system=system, chat_template=given, trust_remote_code=trust_remote_code
+        path, how, seed=seed, system=system, chat_template=given, trust_remote_code=trust_remote_code
     ) as talk:
-        print(f"{folder.name}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands.")
+        print(
+            f"{checkpoint or source}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands."
+        )
         _talk(talk)
 
 

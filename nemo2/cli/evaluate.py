@@ -7,9 +7,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
 from nemo2.cli.commands import only_with
 from nemo2.cli.flags import AsJson, print_json
-from nemo2.cli.run_names import Checkpoint, checkpoint_called
 
 EVALUATE_EXAMPLE = "Example: nemo2 evaluate runs/first --text README.md"
 
@@ -19,7 +19,8 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    checkpoint: Checkpoint,
+    checkpoint: Weights = None,
+    source: WeightsOption = None,
     text: Annotated[
         Optional[list[Path]],
         typer.Option(help="Text file; reports loss, perplexity and bits per byte. May be repeated."),
@@ -51,7 +52,7 @@ def evaluate(
     only_with("text", "stride")
     if not text and not tasks:
         raise ConfigError("evaluate needs --text FILE or --tasks NAME.")
-    folder = checkpoint_called(checkpoint)
+    path = named_weights(checkpoint, source)
     if tasks:
         from nemo2.evaluation.harness import require_lm_eval
 
@@ -60,7 +61,7 @@ def evaluate(
     if text:
         from nemo2.llm.evaluation import perplexity
 
-        measured = perplexity(str(folder), [str(file) for file in text], stride=stride, max_batch_size=batch_size)
+        measured = perplexity(path, [str(file) for file in text], stride=stride, max_batch_size=batch_size)
         found["texts"] = {name: _figures(one) for name, one in measured.items()}
         if not as_json:
             print("\n".join(_of_texts(measured)))
@@ -68,7 +69,7 @@ def evaluate(
         from nemo2.llm.evaluation import evaluate as entry
 
         results = entry(
-            str(folder),
+            path,
             [name.strip() for name in tasks.split(",")],
             task_folder=None if include is None else str(include),
             num_fewshot=fewshot,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.begin_from import From, finetuning_of, give_weights, name_of_weights
+from nemo2.cli.begin_from import From, WeightsOption, finetuning_of, give_weights, named_weights
 from nemo2.cli.commands import not_with, only_with
 from nemo2.cli.flags import AsJson, MinP, Performance, Temperature, TopK, TopP, said
 from nemo2.cli.launching import LaunchOptions, TrainingOptions, launched, logged, with_options
@@ -77,7 +77,9 @@ def finetune(
     if name is None:
         _refuse_without_recipe(source, peft, performance)
         assert source is not None
-        method, own_name = peft or "lora", name_of_weights(source)
+        from nemo2.hugging_face.described import name_of_weights
+
+        method, own_name = peft or "lora", name_of_weights(source).rpartition("/")[2]
         called, make = source, lambda: finetuning_of(source, method=method, packed=packed)
     else:
         called, own_name = (made := _with_method(name, peft)), name_of_run(made)
@@ -182,13 +184,18 @@ def _refuse_other_start(recipe: Any, checkpoint: str) -> None:
 
 def generate(
     checkpoints: Annotated[
-        list[str],
-        typer.Argument(help="A checkpoint directory, or a run (directory or name). Takes several with --html."),
-    ],
+        Optional[list[str]],
+        typer.Argument(
+            help="A checkpoint directory, a run (directory or name), or released weights (hf://organisation/name, or their "
+            "folder). Takes several with --html.",
+            show_default=False,
+        ),
+    ] = None,
     prompt: Annotated[
         Optional[list[str]],
         typer.Option("--prompt", "-p", help="A prompt; may be repeated. '-' reads standard input."),
     ] = None,
+    source: WeightsOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate per prompt.")] = 64,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -223,16 +230,17 @@ def generate(
         if prompt:
             raise ConfigError(f"--prompt {prompt[0]!r} and --prompts {prompts_file}: leave one of them out.")
         raise ConfigError("generate needs a prompt: either --prompt TEXT, or --prompts FILE with several prompts.")
-    if len(checkpoints) > 1 and (html is None or output is not None):
+    named = checkpoints or [None]
+    if len(named) > 1 and (html is None or output is not None):
         raise ConfigError(
-            f"{len(checkpoints)} checkpoints: --output supports only one. --html FILE writes their texts side by side."
+            f"{len(named)} checkpoints: --output supports only one. --html FILE writes their texts side by side."
         )
-    if len(checkpoints) > 1 and prompts_file == _STANDARD:
+    if len(named) > 1 and prompts_file == _STANDARD:
         raise ConfigError(
-            f"--prompts -: standard input can be read only once, but there are {len(checkpoints)} checkpoints. Give a file."
+            f"--prompts -: standard input can be read only once, but there are {len(named)} checkpoints. Give a file."
         )
     texts = [sys.stdin.read() if text == "-" else text for text in prompt or ()]
-    paths = [checkpoint_called(checkpoint) for checkpoint in checkpoints]
+    paths = [named_weights(checkpoint, source) for checkpoint in named]
     from nemo2.llm.api import generate as entry
 
     lines_only = as_json or output == _STANDARD
@@ -240,9 +248,9 @@ def generate(
     if alone:
         print(texts[0], end="", flush=True)
 
-    def complete(path: Path) -> list[Any]:
+    def complete(path: str) -> list[Any]:
         return entry(
-            path=str(path),
+            path=path,
             prompts=texts or None,
             input_dataset=Path("/dev/stdin") if prompts_file == _STANDARD else prompts_file,
             max_new_tokens=max_new_tokens,
@@ -261,7 +269,9 @@ def generate(
     if html is not None:
         from nemo2.llm.side_by_side import names_of, side_by_side
 
-        answers = {name: complete(path) for name, path in zip(names_of(paths), paths, strict=True)}
+        answers = {
+            name: complete(path) for name, path in zip(names_of([Path(path) for path in paths]), paths, strict=True)
+        }
         how = f"temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}, seed {seed}"
         html.write_text(side_by_side(answers, subtitle=how), "utf-8")
         print(html)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
-from nemo2.cli.run_names import Checkpoint, checkpoint_called
+from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
 
 SERVE_EXAMPLE = "Example: nemo2 serve runs/first --port 8001 --print"
 
@@ -17,7 +17,8 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    checkpoint: Checkpoint,
+    checkpoint: Weights = None,
+    source: WeightsOption = None,
     engine: Annotated[
         Optional[Literal["vllm", "transformers"]],
         typer.Option(help="Server to use. Default: vLLM if installed, otherwise transformers."),
@@ -34,7 +35,9 @@ def serve(
         Optional[int],
         typer.Option(min=1, help="Maximum tokens of prompt plus answer. Default: the run's sequence length (vLLM)."),
     ] = None,
-    name: Annotated[Optional[str], typer.Option(help="The model's name in requests (vLLM).")] = None,
+    name: Annotated[
+        Optional[str], typer.Option(help="The model's name in requests. Default: the name of CHECKPOINT.")
+    ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge adapters into the weights, even if vLLM could load them.")
     ] = False,
@@ -49,7 +52,7 @@ def serve(
 
     Exports the model once, then starts vLLM's or transformers' server.
     """
-    folder = checkpoint_called(checkpoint)
+    path = named_weights(checkpoint, source)
     from nemo2.llm.engines import Asked
     from nemo2.llm.serving import plan_serving
 
@@ -62,7 +65,7 @@ def serve(
         model_name=name,
         further=also or (),
     )
-    serving = plan_serving(str(folder), asked, engine=engine, merge=merge, print_only=print_only)
+    serving = plan_serving(path, asked, engine=engine, merge=merge, print_only=print_only)
     for note in serving.notes:
         print(note, file=sys.stderr)
     if print_only:
@@ -70,5 +73,7 @@ def serve(
         return
     serving.prepare()
     print(f"{serving.text()}\nRequests name the model {serving.model_name!r}.", file=sys.stderr, flush=True)
+    if serving.directory is not None:
+        os.chdir(serving.directory)
     # The engine replaces this process, so that it receives signals and its exit code is the command's.
     os.execv(serving.command[0], list(serving.command))

@@ -4,7 +4,7 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
@@ -35,6 +35,12 @@ def prepare_data(
     skip_bad_lines: Annotated[
         bool, typer.Option("--skip-bad-lines", help="Skip up to 1,000 unreadable lines instead of stopping.")
     ] = False,
+    special_tokens: Annotated[
+        Literal["keep", "text", "fail"],
+        typer.Option(
+            help="For text that spells a special token of the tokenizer: 'keep' that token, encode it as plain 'text', or 'fail'."
+        ),
+    ] = "keep",
     as_json: AsJson = False,
 ) -> None:
     """Tokenize text into Megatron's indexed dataset.
@@ -63,6 +69,7 @@ def prepare_data(
         BPETokenizer(str(tokenizer)),
         text_key=text_key,
         on_bad_line=on_bad_line,
+        on_special_token=special_tokens,
         progress=is_terminal(sys.stdout) and not as_json,
     )
     if as_json:
@@ -73,7 +80,12 @@ def prepare_data(
     if prepared.documents_with_special_tokens:
         print(
             f"{prepared.documents_with_special_tokens:,} of the documents spell special tokens of the tokenizer, which the "
-            "model reads as those tokens"
+            + ("model reads as those tokens" if prepared.special_tokens == "keep" else "model reads as plain text")
+        )
+    if prepared.documents_with_unknown_text:
+        print(
+            f"{prepared.documents_with_unknown_text:,} of the documents have text that the tokenizer has no tokens for, which "
+            "became the unknown token"
         )
 
 

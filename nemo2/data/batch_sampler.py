@@ -93,6 +93,13 @@ class StepBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         return self._pass_at(self._now())[2]
 
+    def samples_of_step(self, consumed: int) -> list[int]:
+        """The dataset indices of the whole global batch that follows after ``consumed`` samples, in the order of training."""
+        number, start, _ = self._pass_at(consumed)
+        places = np.arange(self.schedule.at(consumed)) + (consumed - start)
+        order = self._permutation(number)
+        return (places if order is None else order[places]).tolist()
+
     def _now(self) -> int:
         return self._consumed_samples if self._position is None else self._position()
 

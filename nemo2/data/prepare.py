@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +18,8 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
-from nemo2.data.finetuning.sample import Malformed, special_in, tokenized
+from nemo2.data.finetuning.sample import Malformed, tokenized, unknown_in
+from nemo2.data.special_text import OnSpecialToken, as_plain_text, check_choice, special_in
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
 from nemo2.files import read_bounded
@@ -48,7 +49,11 @@ class PreparedData:
     skipped_examples: list[str] = field(default_factory=list)
     """The places of some of the skipped documents."""
     documents_with_special_tokens: int = 0
-    """Written documents whose text spells a special token of the tokenizer, which became that token."""
+    """Written documents whose text spells a special token of the tokenizer."""
+    special_tokens: OnSpecialToken = "keep"
+    """What such a text became: the special token ("keep"), or plain text ("text")."""
+    documents_with_unknown_text: int = 0
+    """Written documents with text that the tokenizer has no tokens for, which became its unknown token."""
     vocab_size: int
     """The number of ids of the tokenizer."""
     eod: Optional[int]
@@ -76,6 +81,7 @@ def prepare_data(
     append_eod: bool = True,
     on_bad_line: OnBadLine = "fail",
     max_bad_lines: int = 1000,
+    on_special_token: OnSpecialToken = "keep",
     progress: bool = False,
 ) -> PreparedData:
     """Tokenize `inputs` into ``output_prefix.bin/.idx``, which `PreTrainingDataModule` reads.
@@ -93,14 +99,19 @@ def prepare_data(
         on_bad_line: The action for a document that isn't text or that the tokenizer can't encode. "fail": an error that
             names file and line. "skip": leave it out and count it.
         max_bad_lines: With "skip", the largest number of bad documents. More are an error.
+        on_special_token: The action for a document whose text spells a special token of the tokenizer. "keep": it becomes
+            that token, and is counted. "text": it is encoded as plain text, and counted. "fail": the document is bad
+            (``on_bad_line``).
         progress: Show a bar on the terminal.
 
     Raises:
-        ConfigError: a setting is wrong.
+        ConfigError: a setting is wrong, or the tokenizer can't encode special tokens as plain text.
         DataError: an input is missing or unreadable, no document remains, or the target is not writable.
     """
     if on_bad_line not in ("fail", "skip"):
         raise ConfigError(f"on_bad_line={on_bad_line!r}: must be 'fail' or 'skip'.")
+    check_choice(on_special_token)
+    plain = as_plain_text(tokenizer) if on_special_token == "text" else None
     prefix = Path(strip_suffix(output_prefix)).expanduser()
     files = find_files(inputs)
     bad = BadInput(policy=on_bad_line, limit=max_bad_lines)
@@ -109,13 +120,19 @@ def prepare_data(
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with _Writer(prefix, tokenizer.vocab_size) as writer, _progress(files, progress) as followed:
             special = getattr(tokenizer, "special_texts", ())
-            for text, ids in _tokenized(read_documents(followed, text_key=text_key, bad=bad), tokenizer, bad):
+            documents = read_documents(followed, text_key=text_key, bad=bad)
+            if on_special_token == "fail":
+                documents = _without(special, documents, bad)
+            for text, ids in _tokenized(documents, tokenizer, bad):
+                if spelled := bool(ids) and special_in([text], special) is not None:
+                    ids = ids if plain is None else plain(text)
                 writer.add(text, ids, eod)
-                writer.with_special_tokens += bool(ids) and special_in([text], special) is not None
+                writer.with_special_tokens += spelled
+                writer.with_unknown_text += unknown_in(ids, tokenizer) is not None
             if writer.documents == 0:
                 left_out = f", {bad.count} could not be read ({'; '.join(bad.examples)})" if bad.count else ""
                 raise DataError(f"No text in the {len(files)} input files: {writer.empty} are empty{left_out}.")
-            return writer.commit(tokenizer, eod, bad)
+            return writer.commit(tokenizer, eod, bad, on_special_token)
     except OSError as error:
         raise DataError(f"{prefix}.bin/.idx can't be written: {error}. Choose another --output.") from error
 
@@ -173,7 +190,7 @@ class _Writer:
         self.temporary = prefix.with_name(f".{prefix.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
         self.documents = self.tokens = self.characters = self.empty = 0
         self.max_token_id = -1
-        self.with_special_tokens = 0
+        self.with_special_tokens = self.with_unknown_text = 0
         self._digest = hashlib.sha256()
         _delete_leftovers(prefix)
         self._lock = _locked(f"{self.temporary}.lock")
@@ -208,7 +225,9 @@ class _Writer:
         self.tokens += tokens.size
         self.characters += len(text)
 
-    def commit(self, tokenizer: Tokenizer, eod: Optional[int], bad: BadInput) -> PreparedData:
+    def commit(
+        self, tokenizer: Tokenizer, eod: Optional[int], bad: BadInput, special_tokens: OnSpecialToken
+    ) -> PreparedData:
         self._builder.finalize(f"{self.temporary}.idx")
         prepared = PreparedData(
             prefix=str(self.prefix),
@@ -219,6 +238,8 @@ class _Writer:
             skipped_documents=bad.count,
             skipped_examples=bad.examples,
             documents_with_special_tokens=self.with_special_tokens,
+            special_tokens=special_tokens,
+            documents_with_unknown_text=self.with_unknown_text,
             vocab_size=self.vocab_size,
             eod=eod,
             max_token_id=self.max_token_id,
@@ -234,6 +255,15 @@ class _Writer:
         for suffix in (".bin", ".json", ".idx"):
             os.replace(f"{self.temporary}{suffix}", f"{self.prefix}{suffix}")
         return prepared
+
+
+def _without(special: Sequence[str], documents: Iterator[tuple[str, str]], bad: BadInput) -> Iterator[tuple[str, str]]:
+    """The documents that spell no special token. The others are reported to `bad`."""
+    for where, text in documents:
+        if (token := special_in([text], special)) is None:
+            yield where, text
+        else:
+            bad.report(where, f"the text spells the special token {token!r} (on_special_token)")
 
 
 def _tokenized(

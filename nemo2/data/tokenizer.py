@@ -74,6 +74,51 @@ class Tokenizer(ABC):
         """The texts that become special tokens wherever a text spells them. Empty: there are none, or unknown ones."""
         return ()
 
+    def plain_text_to_ids(self, text: str) -> list[int]:
+        """`text_to_ids`, but special tokens that the text spells are plain text.
+
+        Raises:
+            ConfigError: the tokenizer can't do that.
+        """
+        return [token for token, _ in self.plain_pieces(text)]
+
+    def plain_pieces(self, text: str) -> list[tuple[int, tuple[int, int]]]:
+        """`plain_text_to_ids`, each id with the range of its characters. Tokenizers without a `backend` report no ranges.
+
+        Raises:
+            ConfigError: the tokenizer can't do that.
+        """
+        if (backend := self._plain_backend) is not None:
+            encoding = backend.encode(text, add_special_tokens=False)
+            return list(zip(encoding.ids, encoding.offsets, strict=True))
+        if self.special_texts:
+            raise ConfigError(
+                f"on_special_token='text': {self!r} has no implementation in the package `tokenizers`, so it cannot encode "
+                "special tokens as plain text. Use 'keep' or 'fail'."
+            )
+        return [(token, (0, len(text))) for token in self.text_to_ids(text)]
+
+    @property
+    def backend(self) -> Any:
+        """The object of the ``tokenizers`` package. None: there is none."""
+        return None
+
+    @cached_property
+    def _plain_backend(self) -> Any:
+        """A copy of the backend without special tokens. None: there is no backend. A copy, because that is a switch of the whole
+        object, which several threads share."""
+        if self.backend is None:
+            return None
+        copied = type(self.backend).from_str(self.backend.to_str())
+        copied.encode_special_tokens = True
+        copied.no_truncation()
+        copied.no_padding()
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without that copy, whose switch is not part of a pickle."""
+        return {key: value for key, value in self.__dict__.items() if key != "_plain_backend"}
+
     @property
     def eod(self) -> int:
         """The id that ends a document.
@@ -207,6 +252,11 @@ class BPETokenizer(Tokenizer):
     def pad_id(self) -> Optional[int]:
         return self._named("pad_token", self.pad_token)
 
+    @cached_property
+    def unk_id(self) -> Optional[int]:
+        unknown = getattr(self._tokenizer.model, "unk_token", None)
+        return None if unknown is None else self._tokenizer.token_to_id(unknown)
+
     def _named(self, field: str, token: Optional[str]) -> Optional[int]:
         if token is None:
             return None
@@ -227,7 +277,7 @@ class BPETokenizer(Tokenizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the loaded tokenizer, which each worker process loads itself."""
-        return {key: value for key, value in self.__dict__.items() if key != "_tokenizer"}
+        return {key: value for key, value in super().__getstate__().items() if key != "_tokenizer"}
 
     def __repr__(self) -> str:
         return f"BPETokenizer({self.path!r})"
@@ -367,6 +417,10 @@ class AutoTokenizer(Tokenizer):
 
     def ids_to_text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode([int(token_id) for token_id in ids], skip_special_tokens=True)
+
+    @property
+    def backend(self) -> Any:
+        return getattr(self.tokenizer, "backend_tokenizer", None)
 
     @property
     def eos_id(self) -> Optional[int]:

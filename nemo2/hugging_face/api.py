@@ -22,6 +22,7 @@ from nemo2.data.home import models_home
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_files import is_adapter
 from nemo2.hugging_face.adapter_import import import_adapter
+from nemo2.hugging_face.described import name_of_weights
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.foreign import foreign_at, open_foreign
 from nemo2.hugging_face.importing import import_weights, refuse_existing, write_checkpoint
@@ -68,7 +69,7 @@ def import_ckpt(
     """
     if not source:
         raise ConfigError("import_ckpt requires a source: hf://organisation/name, or a folder with weights.")
-    target = Path(output_path).expanduser() if output_path is not None else models_home() / _name_of(source)
+    target = Path(output_path).expanduser() if output_path is not None else models_home() / name_of_weights(source)
     if output_path is None and not overwrite and read_manifest(target) is not None:
         _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)
         return target
@@ -205,8 +206,3 @@ def find_checkpoint(path: str) -> Path:
     if found is None:
         raise CheckpointError(f"{folder} contains no checkpoint. Run `nemo2 inspect {folder}` to see what it contains.")
     return found
-
-
-def _name_of(source: str) -> str:
-    name = source.removeprefix(HUGGING_FACE).partition("@")[0] if source.startswith(HUGGING_FACE) else source
-    return Path(name).name if not source.startswith(HUGGING_FACE) or name.startswith("/") else name

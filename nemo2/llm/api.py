@@ -213,7 +213,8 @@ def generate(
     The parameters up to ``enable_flash_decode`` are NeMo 2.0's, in NeMo's order.
 
     Args:
-        path: A checkpoint directory. Its ``context/`` describes the model and the tokenizer.
+        path: A checkpoint directory, whose ``context/`` describes the model and the tokenizer, a run's directory, or released
+            weights (``hf://organisation/name``, or their folder).
         trainer: A trainer with a `MegatronStrategy`; the weights are loaded into its layout. None: one process.
         prompts: The prompts. Each gets one completion.
         encoder_prompts: Must be None, because nemo2 has no encoder-decoder models.

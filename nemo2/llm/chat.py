@@ -16,6 +16,7 @@ from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.module import ChatDataModule
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.described import release_at
 from nemo2.llm.inference import GenerationOptions, find_checkpoint, loaded
 from nemo2.models.generate import generate
 
@@ -130,7 +131,7 @@ def conversation(
     """A conversation with the model of the checkpoint at ``path``, in this process.
 
     Args:
-        path: A checkpoint directory, or a run's.
+        path: A checkpoint directory, a run's, or released weights (``hf://organisation/name``, or their folder).
         chat_template: Jinja text, or a file with it. None: the run's, or its tokenizer's.
         how, seed, system: As in `Conversation`.
         trust_remote_code: As in `nemo2.llm.generate`.
@@ -139,7 +140,7 @@ def conversation(
         CheckpointError: ``path`` holds no checkpoint, or the checkpoint doesn't describe its model.
         ConfigError: there is no template.
     """
-    template = chat_template or _template_of_data(find_checkpoint(Path(path)))
+    template = chat_template or (_template_of_data(path) if release_at(path) is None else None)
 
     def encoder_of(model: Any) -> ChatEncoder:
         encoder = ChatEncoder(model.tokenizer, chat_template=template)
@@ -158,11 +159,11 @@ def conversation(
         yield Conversation(model, encoder_of(model), model.config.seq_length, how, seed=seed, system=system)
 
 
-def _template_of_data(checkpoint: Path) -> Optional[str]:
+def _template_of_data(path: str) -> Optional[str]:
     """The template of the run's conversations. None: the run was trained on other data, or with the tokenizer's
     template."""
     try:
-        data = load_context(checkpoint, "data", build=False)
+        data = load_context(find_checkpoint(Path(path)), "data", build=False)
     except CheckpointError:
         return None
     if getattr(data, "__fn_or_cls__", None) is not ChatDataModule:

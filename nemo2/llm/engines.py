@@ -41,7 +41,7 @@ class Asked:
     max_length: Optional[int] = None
     """The largest number of tokens of a prompt and its continuation. None: the sequence length of the run."""
     model_name: Optional[str] = None
-    """The name by which vLLM's requests address the model. None: the checkpoint's name."""
+    """The name by which requests address the model. None: the name of the weights."""
     further: Sequence[str] = ()
     """Further arguments for the engine, after all others."""
 
@@ -100,13 +100,13 @@ def vllm_command(
 
 
 def transformers_command(model: str, asked: Asked, *, dtype: str) -> list[str]:
-    """``transformers serve`` for a model's folder. Requests may address the model by this path.
+    """``transformers serve`` for a model's folder. Requests address the model by this path.
 
     Raises:
         ConfigError: a requested setting has no argument.
     """
     default = Asked()
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_length", "model_name"):
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_length"):
         if (value := getattr(asked, name)) != getattr(default, name):
             raise ConfigError(
                 f"{name}={value}: `transformers serve` has no such argument. Remove it, or serve with vLLM "

@@ -16,6 +16,8 @@ from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.evaluation import figures
 from nemo2.evaluation.harness import evaluate_tasks, refuse_unknown
 from nemo2.evaluation.perplexity import Perplexity, perplexity_of, text_of
+from nemo2.hugging_face.described import release_at
+from nemo2.hugging_face.restore import digest_at
 from nemo2.llm.exported import exports_cache
 from nemo2.llm.inference import find_checkpoint, loaded, refuse_no_place
 from nemo2.run_dir.records import METRICS_FILE, add_evaluation
@@ -45,7 +47,7 @@ def evaluate(
     stored in ``evaluations`` beside `nemo2.llm.exported.exports_cache` until the evaluation is complete.
 
     Args:
-        path: A checkpoint directory, or a run's.
+        path: A checkpoint directory, a run's, or released weights (``hf://organisation/name``, or their folder).
         tasks: Names of lm-eval's tasks, whose data come from the network or its cache, or of tasks in ``task_folder``.
         trainer: A trainer with a `MegatronStrategy`; the weights are loaded into its layout, and replicas share the
             questions. None: one process, in fp32.
@@ -70,7 +72,6 @@ def evaluate(
     folder = None if task_folder is None else Path(task_folder)
     refuse_no_place(output_path)
     refuse_unknown(tasks, folder, trust_tasks=trust_tasks)
-    checkpoint = find_checkpoint(Path(path))
     with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
         results = evaluate_tasks(
             model,
@@ -83,11 +84,11 @@ def evaluate(
             max_batch_size=max_batch_size,
             seed=random_seed,
             trust_tasks=trust_tasks,
-            answers_file=_answers_file(checkpoint, model),
+            answers_file=_answers_file(path, model),
         )
     first = trainer is None or trainer.is_global_zero
     if first and report:
-        _report(checkpoint, figures.of_tasks(results))
+        _report(path, figures.of_tasks(results))
     if first and output_path is not None:
         Path(output_path).write_text(json.dumps(results, indent=1, default=float) + "\n")
     return results
@@ -132,19 +133,24 @@ def perplexity(
         )
     by_file = dict(zip(files, found, strict=True))
     if report and (trainer is None or trainer.is_global_zero):
-        _report(find_checkpoint(Path(path)), figures.of_texts(by_file))
+        _report(path, figures.of_texts(by_file))
     return by_file
 
 
-def _answers_file(checkpoint: Path, model: Any) -> Optional[Path]:
+def _answers_file(path: str, model: Any) -> Optional[Path]:
     """The file of answers for these weights, in the dtype that they are computed in."""
-    digest = digest_of_checkpoint(checkpoint)
+    release = release_at(path)
+    digest = digest_of_checkpoint(find_checkpoint(Path(path))) if release is None else digest_at(release)
     name = f"{digest[:32]}-{str(model.config.params_dtype).removeprefix('torch.')}-{model.config.seq_length}.jsonl"
     return exports_cache().parent / "evaluations" / name if digest else None
 
 
-def _report(checkpoint: Path, found: Mapping[str, float]) -> None:
-    """Show the scores beside the loss. If the folder isn't writable, report that its page stays unchanged."""
+def _report(path: str, found: Mapping[str, float]) -> None:
+    """Show the scores beside the loss. If the folder isn't writable, report that its page stays unchanged. Released weights
+    have no run."""
+    if release_at(path) is not None:
+        return
+    checkpoint = find_checkpoint(Path(path))
     run_dir, manifest = checkpoint.absolute().parent.parent, read_manifest(checkpoint)
     if manifest is None or not (run_dir / METRICS_FILE).is_file():
         return

@@ -5,24 +5,27 @@ nemo2 answers no requests itself. This module decides the format in which the en
 command line.
 """
 
+import hashlib
 import json
+import os
 import shlex
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.checkpoint.directory import read_manifest
+from nemo2.checkpoint.directory import read_manifest, temporary_name
 from nemo2.checkpoint.places import HUGGING_FACE
 from nemo2.config.capture import configurable
 from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import ConfigError
 from nemo2.hugging_face import api as hugging_face
+from nemo2.hugging_face.described import name_of_weights, release_at
 from nemo2.hugging_face.restore import folder_of
 from nemo2.llm import engines
 from nemo2.llm.engines import Adapters, Asked, Engine
-from nemo2.llm.exported import Form, dtype_of, own_dtype, tokenizer_trouble
-from nemo2.llm.inference import find_checkpoint, model_of
+from nemo2.llm.exported import Form, dtype_of, exports_cache, own_dtype, tokenizer_trouble
+from nemo2.llm.inference import find_checkpoint, model_at, model_of
 from nemo2.llm.signatures import only_defaults
 from nemo2.models.conversion.families import conversion_of
 
@@ -39,11 +42,24 @@ class Serving:
     """The name by which requests address the model."""
     notes: tuple[str, ...] = ()
     """The decisions, one sentence each."""
+    link: Optional[Path] = None
+    """A link to the model's folder, which the engine is given by its name below `directory`. None: there is none."""
+    folder: Optional[Path] = None
+    """The model's folder, for the link."""
+
+    @property
+    def directory(self) -> Optional[Path]:
+        """The directory in which the engine starts. None: any."""
+        return None if self.link is None else self.link.parents[self.model_name.count("/")]
 
     def text(self) -> str:
         """The commands that would run, as shell text."""
         made = [line for form in self.forms if not form.is_there for line in form.commands]
-        return "\n".join([*made, shlex.join(self.command)])
+        if self.link is None:
+            return "\n".join([*made, shlex.join(self.command)])
+        place, link, directory = (shlex.quote(str(one)) for one in (self.link.parent, self.link, self.directory))
+        made += [f"mkdir -p {place}", f"ln -sfn {shlex.quote(str(self.folder))} {link}"]
+        return "\n".join([*made, f"cd {directory} && {shlex.join(self.command)}"])
 
     def prepare(self) -> None:
         """Create the missing forms.
@@ -54,6 +70,11 @@ class Serving:
         """
         for form in self.forms:
             form.make()
+        if self.link is not None and self.folder is not None:
+            self.link.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            new = temporary_name(self.link)
+            new.symlink_to(self.folder)
+            os.replace(new, self.link)
 
 
 def plan_serving(
@@ -62,7 +83,8 @@ def plan_serving(
     """Decide the form and the command line with which an engine serves a checkpoint. Nothing is written or started.
 
     Args:
-        path: A checkpoint directory, or a run's for its newest checkpoint.
+        path: A checkpoint directory, a run's for its newest checkpoint, or released weights (``hf://organisation/name``, or
+            their folder).
         engine: One of `nemo2.llm.engines.ENGINES`. None: the first that is installed.
         merge: Merge the adapters of a fine-tuning run into the weights, even where vLLM could load them beside the base
             model.
@@ -72,6 +94,9 @@ def plan_serving(
         CheckpointError: the checkpoint is missing or doesn't describe its model.
         ConfigError: no engine is installed, or the engine doesn't support the request.
     """
+    asked = replace(asked, model_name=asked.model_name or name_of_weights(path))
+    if (release := release_at(path)) is not None:
+        return _released(release, asked, engines.chosen(engine, print_only=print_only))
     checkpoint = find_checkpoint(Path(path).expanduser())
     if (trouble := tokenizer_trouble(checkpoint)) is not None:
         raise ConfigError(
@@ -85,9 +110,8 @@ def plan_serving(
     form = Form(checkpoint=checkpoint, kind="merged" if why else "model", dtype=dtype)
     notes = (f"The adapters are merged into the weights, because {why}.",) if why else ()
     if chosen == "transformers":
-        command = engines.transformers_command(str(form.folder), asked, dtype=dtype)
-        return Serving(forms=(form,), command=tuple(command), model_name=str(form.folder), notes=notes)
-    return _by_vllm(checkpoint, model, asked, dtype, forms=(form,), place=str(form.folder), notes=notes)
+        return _by_transformers(asked, dtype, forms=(form,), folder=form.folder, notes=notes)
+    return _by_vllm(model, asked, dtype, forms=(form,), place=str(form.folder), notes=notes)
 
 
 @configurable
@@ -128,7 +152,7 @@ def deploy(
         nemo_checkpoint: A checkpoint directory, or a run's.
         backend: "vllm" or "transformers". "in-framework": the engine that is installed.
         model_type: Accepted for NeMo's signature, without effect. The checkpoint defines it.
-        triton_model_name: The name by which vLLM's requests address the model. "triton_model": the checkpoint's name.
+        triton_model_name: The name by which requests address the model. "triton_model": the name of ``nemo_checkpoint``.
         fastapi_http_address, fastapi_port: The address and the port of the server.
         num_gpus: The GPUs of vLLM. 1: as many as the parallel sizes need.
         tensor_parallelism_size, pipeline_parallelism_size: The parallel sizes of vLLM. Their product must equal
@@ -178,7 +202,7 @@ def deploy(
         raise ConfigError(
             f"num_gpus={num_gpus} must be tensor_parallelism_size * pipeline_parallelism_size = {sizes[0]} * {sizes[1]}."
         )
-    run_length = model_of(find_checkpoint(Path(nemo_checkpoint))).config.seq_length
+    run_length = model_at(nemo_checkpoint)[0].config.seq_length
     engine = None if backend == "in-framework" else backend
     vllm = engines.chosen(engine) == "vllm"
     asked = Asked(
@@ -188,11 +212,39 @@ def deploy(
         pipeline_parallel_size=pipeline_parallelism_size,
         dtype=own_dtype(dtype) or dtype,
         max_length=min(max_input_len + max_output_len, run_length) if vllm else None,
-        model_name=triton_model_name if vllm and triton_model_name != "triton_model" else None,
+        model_name=triton_model_name if triton_model_name != "triton_model" else None,
     )
     serving = plan_serving(nemo_checkpoint, asked, engine=engine)
     serving.prepare()
-    subprocess.run(serving.command, check=True)
+    subprocess.run(serving.command, check=True, cwd=serving.directory)
+
+
+def _released(release: str, asked: Asked, engine: Engine) -> Serving:
+    """Released weights are served as they are."""
+    model, folder = model_at(release)[0], folder_of(release)
+    dtype = asked.dtype or _dtype_of_release(folder)
+    if engine == "transformers":
+        return _by_transformers(asked, dtype, forms=(), folder=folder, notes=())
+    return _by_vllm(model, asked, dtype, forms=(), place=str(folder), notes=())
+
+
+def _by_transformers(
+    asked: Asked, dtype: str, *, forms: tuple[Form, ...], folder: Path, notes: tuple[str, ...]
+) -> Serving:
+    """The model answers by the path that ``transformers serve`` is given, so that is a link of its name.
+
+    Raises:
+        ConfigError: a setting has no argument, or the name is no path below a directory.
+    """
+    name = asked.model_name or folder.name
+    if Path(name).is_absolute() or ".." in Path(name).parts or str(Path(name)) != name:
+        raise ConfigError(
+            f"model_name={name!r}: `transformers serve` needs a name such as 'mine' or 'organisation/mine'."
+        )
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    command = engines.transformers_command(name, asked, dtype=dtype)
+    link = exports_cache() / "served" / digest / name
+    return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes, link=link, folder=folder)
 
 
 def _why_whole(checkpoint: Path, model: Any, engine: Engine, *, merge: bool) -> Optional[str]:
@@ -208,7 +260,7 @@ def _why_whole(checkpoint: Path, model: Any, engine: Engine, *, merge: bool) -> 
 
 def _beside_the_base(checkpoint: Path, model: Any, asked: Asked, dtype: str) -> Serving:
     adapters = Form(checkpoint=checkpoint, kind="adapters", dtype=dtype)
-    name = asked.model_name or checkpoint.name
+    name = asked.model_name
     notes = (f"{name} is the base with its adapters, and {name}-base is the base alone.",)
     place, base = _part_of(checkpoint) or "", ()
     if place.startswith(HUGGING_FACE):
@@ -217,11 +269,10 @@ def _beside_the_base(checkpoint: Path, model: Any, asked: Asked, dtype: str) -> 
         base = (Form(checkpoint=hugging_face.find_checkpoint(place), kind="model", dtype=dtype),)
         place = str(base[0].folder)
     loaded = Adapters(folder=adapters.folder, rank=model.model_transform.dim)
-    return _by_vllm(checkpoint, model, asked, dtype, forms=(*base, adapters), place=place, notes=notes, adapters=loaded)
+    return _by_vllm(model, asked, dtype, forms=(*base, adapters), place=place, notes=notes, adapters=loaded)
 
 
 def _by_vllm(
-    checkpoint: Path,
     model: Any,
     asked: Asked,
     dtype: str,
@@ -233,9 +284,12 @@ def _by_vllm(
 ) -> Serving:
     engines.refuse_uneven_heads(model, asked.tensor_parallel_size)
     _refuse_too_long(model.config, asked.max_length)
-    length, name = asked.max_length or model.config.seq_length, asked.model_name or checkpoint.name
+    length, name = asked.max_length or model.config.seq_length, asked.model_name or ""
     if asked.max_length is None:
-        notes = (*notes, f"At most {length} tokens, the sequence length of the run. To change this, pass --max-length.")
+        notes = (
+            *notes,
+            f"At most {length} tokens, the sequence length of the model. To change this, pass --max-length.",
+        )
     command = engines.vllm_command(place, asked, dtype=dtype, length=length, name=name, adapters=adapters)
     return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes)
 
@@ -267,5 +321,9 @@ def _stored_dtype(checkpoint: Path) -> str:
         return dtype_of(checkpoint)
     if not place.startswith(HUGGING_FACE):
         return dtype_of(hugging_face.find_checkpoint(place))
-    described = json.loads((folder_of(place) / "config.json").read_text())
+    return _dtype_of_release(folder_of(place))
+
+
+def _dtype_of_release(folder: Path) -> str:
+    described = json.loads((folder / "config.json").read_text())
     return own_dtype(str(described.get("dtype") or described.get("torch_dtype"))) or "fp32"

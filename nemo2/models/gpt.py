@@ -188,7 +188,7 @@ class GPTConfig(TransformerConfig):
             pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
         if post_process is None:
             post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
-        from nemo2.models.layers import answer_without_labels, mtp_block_spec, weigh_further_losses
+        from nemo2.models.layers import answer_without_labels, leave_out_padding, mtp_block_spec, weigh_further_losses
 
         if self.num_moe_experts or self.mtp_num_layers:
             forget_tracked_losses()
@@ -216,6 +216,7 @@ class GPTConfig(TransformerConfig):
             model = fusing_where_possible(build)
         self._finish_logits(model, tokenizer)
         weigh_further_losses(model)
+        leave_out_padding(model)
         answer_without_labels(model)
         return model
 

@@ -13,7 +13,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from nemo2.data.batch_sampler import EvalBatchSampler
+from nemo2.data.batch_sampler import EvalBatchSampler, StepBatchSampler
 from nemo2.errors import ConfigError, DataError
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.optim.megatron import MegatronOptimizer
@@ -26,6 +26,7 @@ from nemo2.strategies.timers import tell_timers
 from nemo2.strategies.world import WorldStrategy, data_parallel_size
 
 _log = logging.getLogger(__name__)
+_SHOWN_SAMPLES = 16
 
 
 class SteppingStrategy(WorldStrategy):
@@ -93,8 +94,11 @@ class SteppingStrategy(WorldStrategy):
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         shape = self._batch_shape("train")
-        with not_finite_in_our_words(self.trainer.global_step):
-            loss = self.megatron_parallel.training_step(batch, step_i=self.trainer.global_step, **shape)
+        try:
+            with not_finite_in_our_words(self.trainer.global_step):
+                loss = self.megatron_parallel.training_step(batch, step_i=self.trainer.global_step, **shape)
+        except DataError as error:
+            raise DataError(f"Step {self.trainer.global_step + 1}, {self._samples_of_step()}: {error}") from error
         self._tracked_microbatches += shape.get("num_microbatches", 1)
         self._last_loss = loss
         if not self.optimizers:
@@ -199,12 +203,24 @@ class SteppingStrategy(WorldStrategy):
         weight = self.megatron_parallel.weight if self.megatron_parallel is not None else None
         if weight is None or float(weight) > 0:
             return
-        first = self.consumed_samples
-        size = 1 if self.data_sampler is None else self.data_sampler.current_global_batch_size
         raise DataError(
-            f"loss_mask is 0 for all tokens of the samples {first} to {first + size - 1}, counted in the order of training, so "
-            "this step trains on nothing. Set the loss_mask of tokens to train on to 1, or leave such samples out."
+            f"Step {self.trainer.global_step + 1}, {self._samples_of_step()}: loss_mask is 0 for all tokens, so this step trains "
+            "on nothing. Set the loss_mask of tokens to train on to 1, or leave such samples out."
         )
+
+    def _samples_of_step(self) -> str:
+        """The samples of the current step's global batch, by their indices in the dataset where they are known."""
+        loader = self.trainer.train_dataloader
+        sampler = getattr(loader, "batch_sampler", None)
+        if not isinstance(sampler, StepBatchSampler):
+            return "of a loader with batches of its own"
+        indices = sampler.samples_of_step(self.consumed_samples)
+        dataset = getattr(loader, "dataset", None)
+        if (members := getattr(dataset, "samples_in", None)) is not None:
+            indices = [sample for row in indices for sample in members(row)]
+        shown = ", ".join(map(str, indices[:_SHOWN_SAMPLES]))
+        more = f" and {len(indices) - _SHOWN_SAMPLES} more" if len(indices) > _SHOWN_SAMPLES else ""
+        return f"whose global batch has the samples {shown}{more} of the dataset (counted from 0)"
 
     def validation_step(self, batch: Any, *args: Any, **kwargs: Any) -> Optional[Tensor]:
         """The reduced loss of one global batch, logged as ``val_loss``. None: the module's step returns none.

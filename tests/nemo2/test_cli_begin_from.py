@@ -5,33 +5,21 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nemo2.errors import ConfigError, Nemo2Error
-from support import released_models
-
-ODD = {"vocab_size": 331, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "eos_token_id": [2, 8]}
+from support import odd_folders
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import transformers
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     folder = tmp_path_factory.mktemp("own") / "my-model"
-    released_models.write("llama", folder, **ODD)
-    alphabet = ["<pad>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    words = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(alphabet)}, merges=[]))
-    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|im_end|>", pad_token="<pad>")
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
-    )
-    tokenizer.save_pretrained(folder)
+    odd_folders.write(folder)
     turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "how are you"}]
     (folder.parent / "chats.jsonl").write_text("\n".join([json.dumps({"messages": turns})] * 8))
+    (folder.parent / "text.txt").write_text("hello, how are you?")
     return folder
 
 
@@ -97,3 +85,69 @@ def test_a_command_without_a_recipe_needs_weights() -> None:
 
     with pytest.raises(ConfigError, match="--from"):
         _refuse_without_recipe(None, None, False)
+
+
+def commands_on(folder: str) -> dict[str, str]:
+    """What the commands print that use the weights of a folder as they are."""
+    import contextlib
+    import io
+
+    from nemo2.cli import main
+    from support import small_runs
+
+    printed = {}
+    for name, words in {
+        "generate": ["--prompt", "hello", "--max-new-tokens", "4"],
+        "evaluate": ["--text", f"{folder}/../text.txt", "--json"],
+        "serve": ["--engine", "transformers", "--print"],
+        "serve vllm": ["--engine", "vllm", "--print"],
+    }.items():
+        small_runs.release()
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            assert main([name.split()[0], "--from", folder, *words]) == 0
+        printed[name] = out.getvalue()
+    return printed
+
+
+def test_commands_use_released_weights_as_they_are(run_on_ranks: Any, folder: Path) -> None:
+    import torch
+    import transformers
+
+    model: Any
+    (printed,) = run_on_ranks(commands_on, 1, str(folder))
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("hello", return_tensors="pt").input_ids
+    expected = model.generate(ids, max_new_tokens=4, do_sample=False)[0, ids.shape[1] :]
+    assert printed["generate"].strip() == "hello" + tokenizer.decode(expected, skip_special_tokens=True).rstrip()
+    words = (folder.parent / "text.txt").read_text()
+    text = tokenizer(tokenizer.eos_token + words, return_tensors="pt").input_ids
+    with torch.no_grad():
+        logits = model(text).logits[0, :-1, : len(tokenizer)]  # rows without a token count nowhere
+    loss = torch.nn.functional.cross_entropy(logits, text[0, 1:])
+    [measured] = json.loads(printed["evaluate"])["texts"].values()
+    assert measured["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert printed["serve"].splitlines()[-1].split(" serve ")[1].split()[0] == folder.name
+    assert f"serve {folder} " in printed["serve vllm"]
+    assert f"--served-model-name {folder.name} " in printed["serve vllm"]
+
+
+def test_weights_are_named_once(folder: Path) -> None:
+    from nemo2.cli.begin_from import named_weights
+
+    assert named_weights(None, str(folder)) == named_weights(str(folder), None) == f"hf://{folder}"
+    assert named_weights(None, "hf://organisation/name") == "hf://organisation/name"
+    for both_or_neither in ((str(folder), str(folder)), (None, None)):
+        with pytest.raises(ConfigError):
+            named_weights(*both_or_neither)
+
+
+def test_released_weights_without_a_tokenizer_are_refused(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    from nemo2.llm.inference import model_at
+
+    shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*token*", "chat_template*"))
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        model_at(str(tmp_path / "bare"))

@@ -69,8 +69,11 @@ def test_the_server_answers_as_generate_does(
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         wait(server, port, tmp_path / "log")
+        name = Path(found["runs"][kind]).name
+        [model] = ask(port, "/v1/models")["data"]
+        assert model["id"] == name, "requests name the model as the user does"
         for prompt, expected in zip(PROMPTS, found["answers"][kind], strict=True):
-            body = {"prompt": prompt, "max_tokens": 12, "temperature": 0.0}
+            body = {"model": name, "prompt": prompt, "max_tokens": 12, "temperature": 0.0}
             assert ask(port, "/v1/completions", body)["choices"][0]["text"] == expected
         chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         assert ask(port, "/v1/chat/completions", chat)["choices"][0]["message"]["role"] == "assistant"

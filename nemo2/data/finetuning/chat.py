@@ -31,15 +31,16 @@ from nemo2.data.finetuning.completeness import (
     check_complete,
     check_context,
     check_texts,
-    pieces_of,
     probe_of,
     probe_span,
     shape_of,
+    unread_fields,
 )
 from nemo2.data.finetuning.dialects import Conversation, conversation_of, forms
 from nemo2.data.finetuning.identity import identity_of
 from nemo2.data.finetuning.rendering import RENDERER, Rendered, Wanted
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Whole, special_in, tokenized
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Whole, tokenized, unknown_in
+from nemo2.data.special_text import Marks, Pieces, special_in
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer
 from nemo2.errors import ConfigError
 
@@ -70,8 +71,10 @@ class ChatEncoder(Encoder):
 
     Attributes:
         tokenizer: An `AutoTokenizer`, or a `BPETokenizer` together with ``chat_template``.
-        chat_template: Jinja text, or the path of a file with it. None: the tokenizer's own.
+        chat_template: Jinja text, the path of a file with it, or the name of one of the tokenizer's own. None: the tokenizer's
+            own, and for conversations with tools its own named "tool_use" if there is one.
         turns: Train on "all" of the assistant's turns or only on the "last".
+        special_as_text: Encode special tokens that a record's text spells as plain text. Those of the template stay special.
 
     Raises:
         ConfigError: on first use, if there is no template, or no Hugging Face tokenizer to render it.
@@ -82,6 +85,7 @@ class ChatEncoder(Encoder):
     tokenizer: Tokenizer
     chat_template: Optional[str] = None
     turns: Turns = "all"
+    special_as_text: bool = False
 
     def __post_init__(self) -> None:
         if self.turns not in ("all", "last"):
@@ -94,7 +98,9 @@ class ChatEncoder(Encoder):
         return {
             "encoder": "chat",
             "template": self.template,
+            "template with tools": None if self._with_tools is None else self._with_tools.template,
             "turns": self.turns,
+            "special_as_text": self.special_as_text,
             "tokenizer": identity_of(self.tokenizer),
             "transformers": transformers.__version__,
         }
@@ -103,20 +109,34 @@ class ChatEncoder(Encoder):
     def template(self) -> str:
         """The Jinja text."""
         given = self.chat_template
-        if given is not None:
-            looks_like_a_path = "{" not in given and "\n" not in given
-            if looks_like_a_path and not Path(given).expanduser().is_file():
-                raise ConfigError(f"chat_template={given!r} is neither a template nor an existing file.")
-            return Path(given).expanduser().read_text("utf-8") if looks_like_a_path else given
-        own = getattr(self._hf, "chat_template", None)
-        if isinstance(own, Mapping):
-            own = own.get("default")
-        if not own:
+        if given is not None and ("{" in given or "\n" in given):
+            return given
+        if given is not None and Path(given).expanduser().is_file():
+            return Path(given).expanduser().read_text("utf-8")
+        own = self._own_templates
+        if (template := own.get(given or "default")) is None:
+            named = f" The tokenizer's own templates are named {', '.join(map(repr, own))}." if own else ""
             raise ConfigError(
-                f"{self.tokenizer!r} has no chat template. Use the tokenizer of the chat model, or set "
-                f"dataset_kwargs={{'chat_template': ...}} to a template or its file."
+                f"{self.tokenizer!r} has no chat template.{named} Use the tokenizer of the chat model, or set "
+                "dataset_kwargs={'chat_template': ...} to a template or its file."
+                if given is None
+                else f"chat_template={given!r} is neither a template nor an existing file.{named}"
             )
-        return str(own)
+        return template
+
+    @property
+    def _own_templates(self) -> dict[str, str]:
+        """The tokenizer's own templates by their names. A single one is the "default"."""
+        own = getattr(self._hf, "chat_template", None)
+        named = own if isinstance(own, Mapping) else {"default": own} if own else {}
+        return {str(name): str(text) for name, text in named.items()}
+
+    @cached_property
+    def _with_tools(self) -> Optional["ChatEncoder"]:
+        """The encoder of conversations with tools, for which transformers takes the template named "tool_use". None: there is
+        no such template, or another one is requested."""
+        named = None if self.chat_template is not None else self._own_templates.get("tool_use")
+        return None if named is None else replace(self, chat_template=named)
 
     @cached_property
     def _hf(self) -> Any:
@@ -167,20 +187,28 @@ class ChatEncoder(Encoder):
 
     def encode(self, record: Any) -> Whole:
         conversation = conversation_of(record)
+        if conversation.tools and self._with_tools is not None:
+            return self._with_tools.encode(record)
         if not conversation.answers:
-            raise Empty("no turn of the assistant")
+            roles = dict.fromkeys(message["role"] for message in conversation.messages)
+            raise Empty(f"no turn of the assistant; the roles are {', '.join(map(repr, roles)) or 'none'}")
         if not self._chosen(conversation):
             raise Empty("every turn of the assistant has weight 0")
         check_texts(conversation, self._chosen(conversation))
+        special = special_in(_texts_of([conversation.messages, conversation.tools]), self._special_words)
+        marks = Marks(self._special_words) if special is not None and self.special_as_text else None
+        if marks is not None:
+            hidden = marks.hide(conversation.messages), marks.hide(conversation.tools)
+            conversation = replace(conversation, messages=hidden[0], tools=hidden[1])
         conversation = self._form_of(conversation)
         chosen = self._chosen(conversation)
         text, spans = self._rendered(conversation, chosen)
         if not any(start < end for start, end in spans):
             raise Empty("the chat template shows no text of the assistant")
         check_complete(conversation, text, spans, chosen)
-        pieces = (piece.text for message in conversation.messages for piece in pieces_of(message))
-        special = special_in(pieces, self._special_words)
-        return Whole(replace(self._sample(text, spans), special=special))
+        sample = self._sample(text, spans, marks)
+        beside = unread_fields(record, conversation, text if marks is None else marks.show(text))
+        return Whole(replace(sample, special=special, beside=beside))
 
     def _chosen(self, conversation: Conversation) -> list[int]:
         """The places of the messages to train on."""
@@ -394,14 +422,33 @@ class ChatEncoder(Encoder):
 
     # From text to tokens
 
-    def _sample(self, text: str, spans: Sequence[Span]) -> Sample:
+    def _sample(self, text: str, spans: Sequence[Span], marks: Optional[Marks]) -> Sample:
+        if marks is not None:
+            pieces = self._tokenized_with(marks, text)
+            spans = [(len(marks.show(text[:start])), len(marks.show(text[:end]))) for start, end in spans]
+            ids, trained = [token for token, _ in pieces], _trained([place for _, place in pieces], spans)
+            self._end_turns(ids, trained)
+            return Sample(ids, trained, lost=self._lost(marks.show(text), ids, [place for _, place in pieces]))
         encoded = self._tokenized(text)
         if "offset_mapping" in encoded:
             ids, trained = encoded["input_ids"], _trained(encoded["offset_mapping"], spans)
         else:
             ids, trained = self._without_offsets(text, spans)
         self._end_turns(ids, trained)
-        return Sample(ids, trained)
+        return Sample(ids, trained, lost=self._lost(text, ids, encoded.get("offset_mapping")))
+
+    def _lost(self, text: str, ids: list[int], places: Optional[Sequence[Span]]) -> Optional[str]:
+        """What the tokenizer has no tokens for, or leaves out. None: nothing."""
+        if (unknown := unknown_in(ids, self.tokenizer)) is not None or places is None:
+            return unknown
+        end = 0
+        for start, stop in (*places, (len(text), len(text))):
+            if text[
+                end:start
+            ].strip():  # not necessarily these: the places behind a character without a token are shifted
+                return "some characters have no token"
+            end = max(end, stop)
+        return None
 
     def _end_turns(self, ids: list[int], trained: list[bool]) -> None:
         """Train on the token that ends each turn, and not on whitespace behind it.
@@ -427,6 +474,22 @@ class ChatEncoder(Encoder):
         encoded = tokenized(lambda: self._hf(text, add_special_tokens=False, **offsets), text)
         return {name: list(encoded[name]) for name in ("input_ids", "offset_mapping") if name in encoded}
 
+    def _tokenized_with(self, marks: Marks, text: str) -> Pieces:
+        plain = self.tokenizer.plain_pieces
+
+        def encode(text: str) -> Pieces:
+            encoded = self._tokenized(text)
+            return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+
+        if not getattr(self._hf, "is_fast", False):
+            plain("")  # tells why there is no way
+            raise ConfigError(
+                f"on_special_token='text': {self.tokenizer!r} does not report the characters of its tokens."
+            )
+        return tokenized(
+            lambda: marks.tokenized(text, encode=encode, plain=plain, id_of=self._hf.convert_tokens_to_ids), text
+        )
+
     def _without_offsets(self, text: str, spans: Sequence[Span]) -> tuple[list[int], list[bool]]:
         """The mask from the ids of each beginning of the text, for tokenizers that don't report the characters of a
         token."""
@@ -446,6 +509,18 @@ _ADVICE = (
     ". Use a template with {% generation %} blocks (dataset_kwargs={'chat_template': ...}), or train only on the last turn "
     "of each conversation (dataset_kwargs={'turns': 'last'})"
 )
+
+
+def _texts_of(value: Any) -> Iterator[str]:
+    """The texts in plain data, except for roles."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from () if key == "role" else _texts_of(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts_of(one)
 
 
 def _turn(role: str) -> dict[str, Any]:

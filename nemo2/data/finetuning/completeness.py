@@ -8,24 +8,22 @@ elsewhere, so `probe_of` gives a conversation of the same shape whose texts are 
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
 from nemo2.data.documents import surrogate_in
-from nemo2.data.finetuning.dialects import Conversation, Message
-from nemo2.data.finetuning.sample import Empty, Malformed
+from nemo2.data.finetuning.dialects import Conversation, Message, messages_keys
+from nemo2.data.finetuning.sample import DESCRIPTIONS, Empty, Malformed, strings_in
 
 Span = tuple[int, int]
 _THINKING = re.compile(r"\A\s*(?:<think>)?(.*?)</think>", re.DOTALL)
 _REASONING = ("reasoning_content", "thinking")
-_LABELS = frozenset(
-    ("role", "content", "reasoning_content", "thinking", "tool_calls", "name", "id", "tool_call_id", "type", "model", "source",
-     "language", "lang", "timestamp", "created", "created_at", "date", "time", "author", "metadata", "meta", "country",
-     "header", "hashed_ip", "tokenizer", "license", "url", "category", "task", "dataset", "split")
-)  # fmt: skip
-"""Fields of a message that describe it rather than hold its text."""
+_READ = frozenset(("role", "content", "reasoning_content", "thinking", "tool_calls", "tool_call_id"))
+"""Fields of a message that are compared with the rendering by themselves, or have no text."""
+_SETTINGS = frozenset(("tools", "functions", "mask", "weight", "train"))
+"""Fields of a record that are read, beside its messages."""
 
 
 class Piece(NamedTuple):
@@ -57,8 +55,32 @@ def pieces_of(message: Message) -> Iterator[Piece]:
         for value in _leaves(_arguments(function)):
             yield Piece("argument of a tool call", value, "call")
     for field, value in message.items():
-        if field not in _LABELS and isinstance(value, str) and len(value.split()) > 1:
-            yield Piece(f"field {field!r}", value, "content")
+        if field not in _READ and field not in DESCRIPTIONS:
+            for text in strings_in(value):
+                if len(text.split()) > 1:
+                    yield Piece(f"field {field!r}", text, "content")
+
+
+def unread_fields(record: Mapping[str, Any], conversation: Conversation, text: str) -> tuple[str, ...]:
+    """The fields with text that the rendered ``text`` lacks, of a record beside its messages, and of messages.
+
+    `check_complete` refuses a message's longer texts, so these are single words.
+    """
+    whole = _Text(text)
+
+    def lacks(name: str, value: Any) -> bool:
+        words = 1 if name in DESCRIPTIONS else 0
+        return any(len(one.split()) > words and not whole.holds(one) for one in strings_in(value))
+
+    read = _SETTINGS.union(messages_keys(record))
+    beside = [str(name) for name, value in record.items() if name not in read and lacks(name, value)]
+    fields = [
+        name
+        for message in conversation.messages
+        for name, value in message.items()
+        if name not in _READ and lacks(name, value)
+    ]
+    return (*beside, *(f"messages[].{name}" for name in dict.fromkeys(fields)))
 
 
 class NoTools(Malformed):

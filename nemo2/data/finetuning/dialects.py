@@ -18,6 +18,8 @@ from nemo2.data.finetuning.sample import Malformed
 
 MESSAGE_KEYS = ("messages", "conversations", "conversation")
 """The fields in which a record may have its messages."""
+_PROMPTED = ("prompt", "completion")
+"""TRL's fields: the messages of a prompt and of its completion."""
 Message = dict[str, Any]
 
 _ROLES = {
@@ -87,36 +89,48 @@ def conversation_of(record: Any) -> Conversation:
         messages.append(read)
         marks.append(False if place < prompted and read["role"] == "assistant" else mark)
     system = record.get("system") or record.get("system_prompt")
-    if isinstance(system, str) and not any(one["role"] == "system" and one["content"] == system for one in messages):
+    if system and not isinstance(system, str):
+        raise Malformed(f"the system prompt beside the messages is a {type(system).__name__}, not text")
+    if system and not any(one["role"] == "system" and one["content"] == system for one in messages):
         messages.insert(0, {"role": "system", "content": system})
         marks.insert(0, None)
+    for key in _MEDIA:
+        if record.get(key):
+            raise Malformed(f"{key!r} beside the messages, but only text is supported")
     _check_marks_of_record(record, raw)
     return Conversation(messages, _tools(record), marks)
 
 
+def messages_keys(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that the messages of a record are read from. Empty: it has none."""
+    for key in MESSAGE_KEYS:
+        if isinstance(_listed(record.get(key)), list):
+            return (key,)
+    prompted = all(isinstance(record.get(key), list) for key in _PROMPTED)
+    return _PROMPTED if prompted else ()
+
+
 def has_messages(record: Any) -> bool:
     """Whether a record is a conversation."""
-    return isinstance(record, Mapping) and _raw_messages(record, default=None) is not None
+    return isinstance(record, Mapping) and bool(messages_keys(record))
 
 
-def _raw_messages(record: Mapping[str, Any], default: Any = ...) -> Any:
+def _raw_messages(record: Mapping[str, Any]) -> tuple[list[Any], int]:
     """The messages as they stand in the record, and how many of them belong to its prompt."""
-    for key in MESSAGE_KEYS:
-        value = record.get(key)
-        if isinstance(value, str) and value.lstrip().startswith("["):
-            value = _json(value)
-        if isinstance(value, list):
-            return value, 0
-    prompt, completion = record.get("prompt"), record.get("completion")
-    if isinstance(prompt, list) and isinstance(completion, list):
-        return [*prompt, *completion], len(prompt)
-    if default is not ...:
-        return default
+    keys = messages_keys(record)
+    if keys:
+        lists: list[list[Any]] = [_listed(record[key]) for key in keys]
+        return [message for one in lists for message in one], len(lists[0]) if keys == _PROMPTED else 0
     fields = ", ".join(map(str, list(record)[:8])) or "none"
     raise Malformed(
         f"no list under any of {', '.join(map(repr, MESSAGE_KEYS))}; its fields are: {fields}. Records of prompts and "
         "answers are read by FineTuningDataModule"
     )
+
+
+def _listed(value: Any) -> Any:
+    """The list in JSON text. Any other value stays as it is."""
+    return _json(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
 
 
 # Messages
@@ -264,6 +278,8 @@ def _check_marks_of_record(record: Mapping[str, Any], raw: list[Any]) -> None:
 
 def _tools(record: Mapping[str, Any]) -> Optional[list[Any]]:
     tools = record.get("tools") or record.get("functions")
+    if record.get("functions") and tools != record["functions"]:
+        raise Malformed("'tools' and 'functions' have different contents")
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)

@@ -3,21 +3,26 @@
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Optional
 
 from nemo2.data.documents import BadInput
+from nemo2.data.finetuning.fields import not_shown
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
+from nemo2.data.special_text import OnSpecialToken, check_choice
 from nemo2.errors import ConfigError, DataError
 
 OnTooLong = Literal["truncate", "skip", "fail"]
 _CHUNK = 256
 _SHOWN = 5
 _TOO_LONG, _EMPTY, _TRUNCATED, _MALFORMED = "too long", "nothing to train on", "truncated", "malformed"
-_SPECIAL = "with special tokens in its text"
+_SPECIAL, _AS_TEXT = "with special tokens in its text", "with special tokens encoded as plain text"
+
+_UNREAD, _LOST = "with fields that no sample shows", "with text that the tokenizer has no tokens for"
+_KEPT = (_TRUNCATED, _SPECIAL, _AS_TEXT, _UNREAD, _LOST)
 
 
 @dataclass
@@ -42,8 +47,7 @@ class Report:
         self.places.setdefault(fate, []).append(f"{where}: {why}")
 
     def count(self, fate: str) -> int:
-        """The number of records with this outcome: "too long", "nothing to train on", "truncated", "malformed" or "with
-        special tokens in its text"."""
+        """The number of records with this outcome, such as "too long", "nothing to train on", "truncated" or "malformed"."""
         return len(self.places.get(fate, []))
 
     @property
@@ -58,9 +62,7 @@ class Report:
         ]
         for fate, places in self.places.items():
             shown = "; ".join(places[:_SHOWN]) + (" ..." if len(places) > _SHOWN else "")
-            lines.append(
-                f"{len(places):,} {'kept, but ' if fate in (_TRUNCATED, _SPECIAL) else 'left out, '}{fate}: {shown}"
-            )
+            lines.append(f"{len(places):,} {'kept, but ' if fate in _KEPT else 'left out, '}{fate}: {shown}")
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,7 +80,7 @@ class Limits:
         on_bad_line: For a malformed record: "fail": an error. "skip": leave it out and count it, up to
             ``max_bad_lines``.
         on_special_token: For a record whose text spells a special token of the tokenizer, which the model would read as
-            that token: "keep": count it. "fail": the record is malformed.
+            that token: "keep": count it. "text": encode it as plain text, and count it. "fail": the record is malformed.
 
     Raises:
         ConfigError: an invalid value.
@@ -88,15 +90,14 @@ class Limits:
     on_too_long: OnTooLong = "truncate"
     on_bad_line: Literal["fail", "skip"] = "fail"
     max_bad_lines: int = 1000
-    on_special_token: Literal["keep", "fail"] = "keep"
+    on_special_token: OnSpecialToken = "keep"
 
     def __post_init__(self) -> None:
         if self.on_too_long not in ("truncate", "skip", "fail"):
             raise ConfigError(f"on_too_long={self.on_too_long!r}: must be 'truncate', 'skip' or 'fail'.")
         if self.on_bad_line not in ("fail", "skip"):
             raise ConfigError(f"on_bad_line={self.on_bad_line!r}: must be 'fail' or 'skip'.")
-        if self.on_special_token not in ("keep", "fail"):
-            raise ConfigError(f"on_special_token={self.on_special_token!r}: must be 'keep' or 'fail'.")
+        check_choice(self.on_special_token)
 
 
 class BadRecords(BadInput):
@@ -122,8 +123,10 @@ def encode_all(
         threads: The number of threads. Tokenizers written in Rust release Python's lock, so several threads are faster.
 
     Raises:
-        DataError: a record is malformed or too long, and the limits say "fail".
+        DataError: a record is malformed or too long, and the limits say "fail"; or all records have a field that no template
+            names.
     """
+    in_all: Optional[Collection[str]] = None
     for where, fate in _fates(records, encoder, limits.max_tokens, threads):
         if isinstance(fate, Malformed):
             bad.report(where, str(fate))
@@ -154,12 +157,19 @@ def encode_all(
         elif sample.num_trained == 0:
             report.note(_EMPTY, where, "no token of it is predicted and counted")
             continue
+        if sample.unused or sample.beside:
+            report.note(_UNREAD, where, ", ".join(map(repr, (*sample.unused, *sample.beside))))
+        if sample.lost is not None:
+            report.note(_LOST, where, sample.lost)
+        in_all = sample.unused if in_all is None else [name for name in in_all if name in sample.unused]
         if sample.special is not None:
-            report.note(_SPECIAL, where, repr(sample.special))
+            report.note(_AS_TEXT if limits.on_special_token == "text" else _SPECIAL, where, repr(sample.special))
         report.samples += 1
         report.tokens += len(sample.ids)
         report.trained_tokens += sample.num_trained
         yield sample
+    for name in in_all or ():
+        raise DataError(f"All {bad.into.samples:,} records: {not_shown(name)}")
 
 
 Fate = Malformed | Empty | tuple[Sample, int]

@@ -2,20 +2,13 @@
 """Recognises the usual forms of records of text fields: input and output, Alpaca's instructions, prompts with
 completions, questions with answers, and plain text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
 from nemo2.data.finetuning.dialects import has_messages
-from nemo2.data.finetuning.sample import Encoder, Malformed, Parts
+from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Malformed, Parts, strings_in
 from nemo2.data.finetuning.template import TemplateEncoder
-
-_DESCRIPTIONS = frozenset(
-    ("id", "uuid", "source", "category", "task", "topic", "domain", "dataset", "split", "language", "lang", "license",
-     "url", "title", "author", "date", "time", "timestamp", "created_at", "metadata", "meta", "tags", "labels", "model",
-     "generator", "difficulty", "score", "original_answers")
-)  # fmt: skip
-"""Fields that describe a record rather than hold its text."""
 
 
 class Form(NamedTuple):
@@ -91,14 +84,19 @@ class FieldsEncoder(Encoder):
         with_extra = form.extra is not None and bool(str(record.get(form.extra) or "").strip())
         used = {form.question, form.answer, form.extra}
         answer = record[form.answer]
+        unused, beside = [], []
         for name, value in record.items():
-            if name not in used and name not in _DESCRIPTIONS and (text := _lost(value, answer)) is not None:
-                raise Malformed(
-                    f"the field {name!r} holds text that no sample would show ({text[:40]!r}). Name it in the template "
-                    f"(dataset_kwargs={{'prompt_template': {form.template(with_extra=with_extra)!r}}} is the one in use), or "
-                    "remove it"
-                )
-        return self._encoder(form, with_extra).encode(record)
+            if name in used or (text := _lost(value, answer)) is None:
+                continue
+            several = len(text.split()) > 1
+            if name in DESCRIPTIONS:
+                beside += [name] * several
+                continue
+            unused.append(name)
+            if several:
+                raise Malformed(f"{not_shown(name, text)} ({form.template(with_extra=with_extra)!r} is the one in use)")
+        parts = self._encoder(form, with_extra).encode(record)
+        return replace(parts, unused=tuple(unused), beside=tuple(beside))
 
     def _encoder(self, form: Form, with_extra: bool) -> TemplateEncoder:
         key = (form, with_extra)
@@ -117,20 +115,17 @@ def _fits(form: Form, record: Mapping[str, Any]) -> bool:
 
 
 def _lost(value: Any, answer: Any) -> Optional[str]:
-    """Text of several words in a field that the sample doesn't use. None: there is none, or it repeats the answer, as
-    Alpaca's ``text`` does."""
-    for text in _strings(value):
-        if len(text.split()) > 1 and not (isinstance(answer, str) and (answer in text or text in answer)):
-            return text
-    return None
+    """The longest text in a field that the sample doesn't use. None: there is none, or it repeats the answer, as Alpaca's
+    ``text`` does."""
+    texts = (text.strip() for text in strings_in(value))
+    lost = [text for text in texts if text and not (isinstance(answer, str) and (answer in text or text in answer))]
+    return max(lost, key=len, default=None)
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _strings(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _strings(one)
+def not_shown(name: str, text: str = "") -> str:
+    """The fault of a field that no template names."""
+    shown = f" ({text[:40]!r})" if text else ""
+    return (
+        f"the field {name!r} holds text that no sample would show{shown}. Remove it, or name it in a template, "
+        "dataset_kwargs={'prompt_template': ...}"
+    )

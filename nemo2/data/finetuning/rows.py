@@ -54,10 +54,13 @@ class PackedRows(Dataset[dict[str, Tensor]]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
+    def samples_in(self, index: int) -> list[int]:
+        """The indices of the samples in a row."""
         start = int(self.ends[index - 1]) if index else 0
-        inside = self.members[start : int(self.ends[index])]
-        arrays = [self.samples.arrays(int(sample)) for sample in inside]
+        return self.members[start : int(self.ends[index])].tolist()
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        arrays = [self.samples.arrays(sample) for sample in self.samples_in(index)]
         return row_of(arrays, align=self.align, pad_id=self.pad_id, packed=True)
 
 

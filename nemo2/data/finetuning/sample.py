@@ -2,7 +2,7 @@
 """A sample: token ids, and a flag for each trained token."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Optional, TypeVar
 
@@ -21,14 +21,20 @@ class Sample:
         trained: Whether the prediction of each token counts in the loss; as long as ``ids``. The first token has no
             prediction, so its flag has no effect.
         truncated: Whether tokens were cut off to make the sample fit.
-        special: A special token that a text of the record spells, and that is a special token in ``ids``. None: there is
-            none.
+        special: A special token that a text of the record spells. It is a special token in ``ids``, unless
+            on_special_token="text". None: there is none.
+        unused: Fields of the record with text that the sample lacks, but that a prompt template could name.
+        beside: Other fields with text that the sample lacks: those of a conversation, and descriptions of several words.
+        lost: What the tokenizer left out of the text, or made an unknown token. None: nothing.
     """
 
     ids: list[int]
     trained: list[bool]
     truncated: bool = False
     special: Optional[str] = None
+    unused: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    lost: Optional[str] = None
 
     @property
     def num_trained(self) -> int:
@@ -44,9 +50,35 @@ class Empty(DataError):
     """A record that has nothing to train on. The message has the reason without the place."""
 
 
-def special_in(texts: Iterable[str], special: Sequence[str]) -> Optional[str]:
-    """The first of the special tokens that one of the texts spells. None: there is none."""
-    return next((token for text in texts for token in special if token in text), None) if special else None
+DESCRIPTIONS = frozenset(
+    ("id", "uuid", "idx", "index", "name", "type", "kind", "source", "category", "task", "topic", "domain", "dataset", "split",
+     "language", "lang", "license", "url", "file", "path", "title", "author", "date", "time", "timestamp", "created",
+     "created_at", "metadata", "meta", "tags", "labels", "model", "generator", "level", "difficulty", "quality", "score",
+     "rating", "hash", "original_answers", "country", "state", "header", "hashed_ip", "conversation_hash",
+     "conversation_id", "prompt_id", "tokenizer")
+)  # fmt: skip
+"""Fields that describe a record or a message rather than hold its text. Their single words are no text that a sample lacks."""
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """The texts in plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from strings_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from strings_in(one)
+
+
+def unknown_in(ids: Sequence[int], tokenizer: Any) -> Optional[str]:
+    """What tells that a text had characters without a token: the tokenizer's unknown token. None: there is none in ``ids``."""
+    unknown = getattr(tokenizer, "unk_id", None)
+    others = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id"))
+    if unknown is None or unknown in others or unknown not in ids:
+        return None
+    return f"{ids.count(unknown)} of {len(ids)} tokens are the unknown token"
 
 
 def tokenized(tokenize: Callable[[], T], text: str) -> T:

@@ -9,6 +9,7 @@ from nemo2.data.finetuning.chat import ChatEncoder, Turns
 from nemo2.data.finetuning.encode import Limits, OnTooLong
 from nemo2.data.finetuning.fields import FieldsEncoder
 from nemo2.data.finetuning.template import Side, TemplateEncoder
+from nemo2.data.special_text import OnSpecialToken
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
@@ -43,7 +44,7 @@ class DatasetSettings:
     on_too_long: OnTooLong = "truncate"
     on_bad_line: Literal["fail", "skip"] = "fail"
     max_bad_lines: int = 1000
-    on_special_token: Literal["keep", "fail"] = "keep"
+    on_special_token: OnSpecialToken = "keep"
     pad_to_max_length: bool = False
     index_mapping_dir: Optional[str] = None
 
@@ -75,12 +76,18 @@ class DatasetSettings:
             add_bos=self.add_bos,
             add_eos=self.add_eos,
             answer_only_loss=self.answer_only_loss,
+            special_as_text=self.on_special_token == "text",
         )
         return FieldsEncoder(encoder) if of_form else encoder
 
     def chat(self, tokenizer: Tokenizer, default_template: Optional[str] = None) -> ChatEncoder:
         """The encoder for conversations. ``default_template`` replaces the tokenizer's own template."""
-        return ChatEncoder(tokenizer, chat_template=self.chat_template or default_template, turns=self.turns)
+        return ChatEncoder(
+            tokenizer,
+            chat_template=self.chat_template or default_template,
+            turns=self.turns,
+            special_as_text=self.on_special_token == "text",
+        )
 
     def limits(self, max_tokens: int) -> Limits:
         """The limits on samples, and the treatment of samples beyond them."""

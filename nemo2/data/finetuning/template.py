@@ -13,7 +13,8 @@ from string import Formatter
 from typing import Any, Literal, Optional
 
 from nemo2.data.finetuning.identity import identity_of
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample, special_in, tokenized
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample, tokenized, unknown_in
+from nemo2.data.special_text import Marks, as_plain_text, special_in
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
 
@@ -34,6 +35,7 @@ class TemplateEncoder(Encoder):
         add_bos, add_eos: Begin the prompt with the tokenizer's begin-of-sequence token, or end the answer with its
             end-of-sequence token.
         answer_only_loss: Train on the answer only. False: also train on the prompt.
+        special_as_text: Encode special tokens that a record's text spells as plain text. Those of the template stay special.
 
     Raises:
         ConfigError: the template doesn't name ``label_key``, or names a field twice.
@@ -47,6 +49,7 @@ class TemplateEncoder(Encoder):
     add_bos: bool = False
     add_eos: bool = True
     answer_only_loss: bool = True
+    special_as_text: bool = False
 
     def __post_init__(self) -> None:
         names = [name for _, name in self._pieces if name is not None]
@@ -86,14 +89,22 @@ class TemplateEncoder(Encoder):
         Raises:
             Malformed: the tokenizer lacks a required token.
         """
-        prompt = [self._token("bos")] * self.add_bos + self._ids(self.prompt(fields))
-        answer = self._ids(self.answer(fields)) + [self._token("eos")] * self.add_eos
-        trained = [not self.answer_only_loss] * len(prompt) + [True] * len(answer)
         special = special_in(fields.values(), getattr(self.tokenizer, "special_texts", ()))
-        return Sample(prompt + answer, trained, special=special)
+        marks = Marks(self.tokenizer.special_texts) if special is not None and self.special_as_text else None
+        shown = fields if marks is None else marks.hide(dict(fields))
+        prompt = [self._token("bos")] * self.add_bos + self._ids(self.prompt(shown), marks)
+        answer = self._ids(self.answer(shown), marks) + [self._token("eos")] * self.add_eos
+        ids = prompt + answer
+        trained = [not self.answer_only_loss] * len(prompt) + [True] * len(answer)
+        return Sample(ids, trained, special=special, lost=unknown_in(ids, self.tokenizer))
 
-    def _ids(self, text: str) -> list[int]:
-        return tokenized(lambda: self.tokenizer.text_to_ids(text), text)
+    def _ids(self, text: str, marks: Optional[Marks]) -> list[int]:
+        encode, plain = self.tokenizer.text_to_ids, as_plain_text(self.tokenizer) if marks is not None else None
+        if marks is None or plain is None:
+            return tokenized(lambda: encode(text), text)
+        return tokenized(
+            lambda: marks.ids(text, encode=encode, plain=plain, id_of=lambda token: encode(token)[0]), text
+        )
 
     def _token(self, which: str) -> int:
         token = self.tokenizer.bos_id if which == "bos" else self.tokenizer.eos_id
@@ -136,9 +147,11 @@ class Templated(Parts):
 
     encoder: TemplateEncoder
     fields: Mapping[str, str]
+    unused: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     def whole(self) -> Sample:
-        return self.encoder.rendered_with(self.fields)
+        return replace(self.encoder.rendered_with(self.fields), unused=self.unused, beside=self.beside)
 
     def cut(self, max_tokens: int) -> Sample:
         """The longest sample of at most ``max_tokens`` tokens, with ``truncation_field`` truncated on one side.
@@ -155,7 +168,8 @@ class Templated(Parts):
             fits = len(self._with(name, middle).ids) <= max_tokens
             kept, too_many = (middle, too_many) if fits else (kept, middle)
         best = self._with(name, kept)
-        return replace(best, ids=best.ids[:max_tokens], trained=best.trained[:max_tokens], truncated=True)
+        ids, trained = best.ids[:max_tokens], best.trained[:max_tokens]
+        return replace(best, ids=ids, trained=trained, truncated=True, unused=self.unused, beside=self.beside)
 
     def _with(self, name: str, characters: int) -> Sample:
         text = self.fields[name]

@@ -8,7 +8,7 @@ from megatron.core.transformer.utils import openai_gelu
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.experts import TorchGroupedMLP
 from nemo2.models.layers.mla import LocalMLA
-from nemo2.models.layers.mtp import answer_without_labels, weigh_further_losses
+from nemo2.models.layers.mtp import answer_without_labels, leave_out_padding, weigh_further_losses
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.rules import layer_problems
 from nemo2.models.layers.softcap import cap_logits
@@ -25,6 +25,7 @@ __all__ = [
     "layer_problems",
     "layer_spec",
     "local_layer_spec",
+    "leave_out_padding",
     "mask_padding",
     "mtp_block_spec",
     "openai_gelu",

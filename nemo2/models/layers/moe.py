@@ -10,8 +10,6 @@ elsewhere, in 0.16.1 and 0.19.2 unless a version is named:
 - with a padding mask the loss of a sequence takes the mean length for the length, each rank weighs its part by its own tokens,
   the counts behind the bias fail on their shapes, and a micro-batch of padding divides by zero
 - the loss over all replicas is divided by their number
-
-Padding in the layers of multi-token prediction is left out in 0.19 only: 0.16 doesn't pass the mask there.
 """
 
 from typing import Any, Optional
@@ -39,10 +37,13 @@ class WeightedRouter(TopKRouter):
     _tokens: Any = 1
     """Tokens without padding of the micro-batch, over the ranks that share its sequences. At least 1."""
     _counted: str = ALL
+    further_padding: Optional[Tensor] = None
+    """The padding of a layer of multi-token prediction that isn't given any (`nemo2.models.layers.mtp.leave_out_padding`)."""
 
     def forward(self, input: Tensor, padding_mask: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
         """``input`` [sequence, batch, hidden]; ``padding_mask`` [sequence, batch], True for padding, this rank's share of the
         sequence or, with sequence parallelism, that of all tensor-parallel ranks."""
+        padding_mask = self.further_padding if padding_mask is None else padding_mask
         if padding_mask is not None and padding_mask.size(0) != input.size(0):
             # Megatron-Core splits the mask on the first pipeline stage only.
             start = parallel_state.get_tensor_model_parallel_rank() * input.size(0)

@@ -13,16 +13,19 @@ the loss then depends on how short the answers are, or on how they are packed.
 """
 
 import copy
+from itertools import chain
 from typing import Any, Optional
 
 import torch
 from megatron.core.transformer import multi_token_prediction as upstream
 from torch import Tensor
 
+from nemo2.models.layers.moe import WeightedRouter
 from nemo2.models.step_tokens import further, trained_over
 
 # 0.16 takes the sum of the further losses where each token counts the same; newer versions a mean there too.
 _MEAN_PER_TOKEN = hasattr(upstream, "process_mtp_loss")
+_PASSES_PADDING = "padding_mask" in upstream.MultiTokenPredictionBlock.forward.__code__.co_varnames
 
 
 def answer_without_labels(chunk: Any) -> None:
@@ -61,6 +64,42 @@ def weigh_further_losses(chunk: Any) -> None:
     weights = FurtherLosses(chunk)
     chunk.register_forward_pre_hook(weights.look_at_the_batch, with_kwargs=True)
     chunk.compute_language_model_loss = weights.loss
+
+
+def leave_out_padding(chunk: Any) -> None:
+    """Give the routers in the layers of multi-token prediction of `chunk` the padding of their tokens, as 0.19 does. 0.16 doesn't
+    pass the mask to these layers.
+
+    Recomputation reads the same mask: the last stage computes the backward of a micro-batch right after its forward.
+    """
+    if _PASSES_PADDING or not chunk.config.mtp_num_layers or not chunk.config.num_moe_experts or not chunk.post_process:
+        return
+    routers = [[one for one in layer.modules() if isinstance(one, WeightedRouter)] for layer in chunk.mtp.layers]
+
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        padding = kwargs.get("padding_mask")
+        padding = None if padding is None else padding.int()
+        for depth in routers:
+            if padding is not None:
+                padding, _ = upstream.roll_tensor(
+                    padding,
+                    shifts=-1,
+                    dims=-1,
+                    cp_group=module.pg_collection.cp,
+                    packed_seq_params=kwargs.get("packed_seq_params"),
+                )
+            for router in depth:
+                router.further_padding = None if padding is None else padding.bool().transpose(0, 1)
+
+    def after(module: Any, args: Any, output: Any) -> None:
+        if (
+            not torch.is_grad_enabled()
+        ):  # no recomputation, and a training step of another schedule may not pass by here
+            for router in chain.from_iterable(routers):
+                router.further_padding = None
+
+    chunk.register_forward_pre_hook(before, with_kwargs=True)
+    chunk.register_forward_hook(after)
 
 
 class FurtherLosses:

@@ -267,3 +267,13 @@ def test_special_tokens_that_a_text_spells_are_counted(tmp_path):
     tokenizer = train_bpe(iter(["one two three"]), 300, tmp_path / "tokenizer.json")
     prepared = prepare_data(tmp_path / "a.jsonl", tmp_path / "out", tokenizer)
     assert (prepared.documents, prepared.documents_with_special_tokens) == (3, 1)
+
+
+def test_text_without_tokens_is_counted(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.BPE({"<unk>": 0, "a": 1, "b": 2}, [], unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.jsonl").write_text('{"text": "ab"}\n{"text": "a\u00e9"}\n')
+    tokenizer = BPETokenizer(tmp_path / "tokenizer.json")
+    prepared = prepare_data(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, append_eod=False)
+    assert (prepared.documents, prepared.documents_with_unknown_text) == (2, 1)

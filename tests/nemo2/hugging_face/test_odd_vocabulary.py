@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support import released_models, small_runs
+from support import odd_folders, released_models, small_runs
 
 ROWS = 331
 
@@ -59,3 +59,33 @@ def test_rows_are_padded_for_the_tensor_parallel_ranks(run_on_ranks: Any, folder
     (again,) = run_on_ranks(losses, 1, saved, imported, None)
     (from_export,) = run_on_ranks(losses, 1, f"hf://{exported}", imported, None)
     assert again == pytest.approx(from_export, rel=1e-6)
+
+
+def written(places: list[str], **strategy: Any) -> list[list[int]]:
+    """The tokens that the model of each place writes, in one layout."""
+    from nemo2 import llm
+
+    small_runs.quiet()
+    found = []
+    for place in places:
+        small_runs.release()
+        trainer = small_runs.build_trainer(max_steps=1, **strategy)
+        [one] = llm.generate(place, trainer=trainer, prompts=["hello"], max_new_tokens=6, temperature=0.0)
+        found.append(one.token_ids)
+    return found
+
+
+def test_ranks_that_do_not_divide_the_vocabulary_write_what_one_process_writes(
+    run_on_ranks: Any, tmp_path: Path
+) -> None:
+    from nemo2.hugging_face.api import import_ckpt
+
+    places: list[str] = []
+    for rows in (331, 515, 32001):
+        release = tmp_path / str(rows)
+        odd_folders.write(release, vocab_size=rows)
+        imported = import_ckpt(source=str(release), output_path=tmp_path / f"imported {rows}")
+        places += [str(release), str(imported)]
+    alone = run_on_ranks(written, 1, places)
+    assert alone[0][::2] == alone[0][1::2], "a release and its import are one model"
+    assert run_on_ranks(written, 2, places, tensor_model_parallel_size=2) == alone * 2

@@ -32,7 +32,7 @@ def planned(directory: str) -> dict[str, Any]:
         kind: answering_runs.save(f"{directory}/{kind}", transform=peft.PEFT_STR2CLS[kind](**made), base=base)
         for kind in ("LoRA", "DoRA")
     }
-    found: dict[str, Any] = {"printed": {}, "errors": {}, "base": base}
+    found: dict[str, Any] = {"printed": {}, "errors": {}, "base": base, "run": run}
     for name, arguments in {
         "model": [run, "--engine", "vllm", "--print"],
         "two": [
@@ -63,6 +63,7 @@ def planned(directory: str) -> dict[str, Any]:
         found["printed"][name] = out.getvalue().splitlines(), told.getvalue()
     found["written by --print"] = Path(f"{directory}/exports").exists()
     for name, arguments in {
+        "name": [run, "--engine", "transformers", "--name", "../mine", "--print"],
         "heads": [run, "--engine", "vllm", "-tp", "3", "--print"],
         "tp": [run, "--engine", "transformers", "-tp", "2", "--print"],
         "length": [run, "--engine", "transformers", "--max-length", "5", "--print"],
@@ -121,7 +122,8 @@ def test_additions_are_loaded_beside_their_base_where_vllm_can_and_merged_elsewh
         "LoRA in transformers": "has no argument for adapters",
     }.items():
         lines, told = plans["printed"][name]
-        assert [shlex.split(line)[1] for line in lines] == ["merge", "export", "serve"]
+        assert [shlex.split(line)[1] for line in lines if line.startswith("nemo2 ")] == ["merge", "export"]
+        assert " serve " in lines[-1]
         assert why in told and "lora" not in lines[-1].replace("LoRA", "")
 
 
@@ -141,7 +143,12 @@ def test_forms_are_made_once(plans: dict[str, Any]) -> None:
 def test_transformers_own_parser_takes_what_it_is_told(plans: dict[str, Any]) -> None:
     from transformers.cli.transformers import app
 
-    program, verb, *words = shlex.split(plans["printed"]["transformers"][0][-1])
+    lines, told = plans["printed"]["transformers"]
+    _, directory, _, program, verb, *words = shlex.split(lines[-1])
+    link = shlex.split(lines[-2])
+    assert link[:2] == ["ln", "-sfn"] and link[2] == shlex.split(lines[0])[-1]
+    assert link[3] == f"{directory}/{words[0]}", "requests address the model by the path that the server is given"
+    assert words[0] == Path(plans["run"]).name, "the name of the run"
     assert Path(program).name == "transformers"
     commands: Any = app
     parsed = commands.commands[verb].make_context(verb, list(words)).params
@@ -154,6 +161,7 @@ def test_what_an_engine_cannot_do_is_told(plans: dict[str, Any]) -> None:
         "does not divide the 4 attention heads of the model, which vLLM splits. Set it to one of 1, 2, 4."
         in plans["errors"]["heads"]
     )
+    assert "model_name='../mine'" in plans["errors"]["name"]
     assert "tensor_parallel_size=2: `transformers serve` has no such argument" in plans["errors"]["tp"]
     assert "max_length=5" in plans["errors"]["length"]
 
@@ -198,14 +206,14 @@ def test_nemos_deploy_refuses_what_no_engine_has_and_leads_to_the_same(monkeypat
 
     class Plan:
         command = ("true",)
+        directory = None
 
         def prepare(self) -> None:
             asked.append("prepared")
 
     monkeypatch.setattr(serving.engines, "chosen", lambda engine: "vllm")
-    monkeypatch.setattr(serving, "find_checkpoint", lambda path: path)
     model = type("Model", (), {"config": type("Config", (), {"seq_length": 512})})
-    monkeypatch.setattr(serving, "model_of", lambda path: model)
+    monkeypatch.setattr(serving, "model_at", lambda path: (model, None))
     monkeypatch.setattr(
         serving, "plan_serving", lambda path, given, engine: (asked.append((path, given, engine)), Plan())[1]
     )

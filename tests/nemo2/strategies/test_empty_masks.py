@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from torch.utils.data import DataLoader
 
 from nemo2.errors import DataError
 from support import small_runs
@@ -21,10 +22,32 @@ class Mask(pl.Callback):
             batch["loss_mask"][self.samples] = 0
 
 
-def with_empty_masks() -> str:
+class Cyclic(small_runs.TokenData):
+    """Data in an order of its own: the place in training is not the index in the dataset."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(small_runs.Tokens(self.size), shuffle=True)
+
+
+def with_empty_masks(**options: Any) -> tuple[str, list[int]]:
+    """The message, and the indices of this rank's samples of the step."""
+    indices: list[list[int]] = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            indices.append(batch["index"].tolist())
+
     with pytest.raises(DataError) as caught:
-        small_runs.fit(small_runs.build_llama(), max_steps=4, callbacks=[Mask(2, slice(None))])
-    return str(caught.value)
+        small_runs.fit(
+            small_runs.build_llama(), Cyclic(), max_steps=4, callbacks=[Mask(2, slice(None)), Watch()], **options
+        )
+    return str(caught.value), indices[-1]
+
+
+def with_fsdp2() -> tuple[str, list[int]]:
+    import nemo2 as nl
+
+    return with_empty_masks(strategy=nl.FSDP2Strategy())
 
 
 def with_one_full_mask() -> bool:
@@ -33,13 +56,28 @@ def with_one_full_mask() -> bool:
 
 
 def test_a_global_batch_without_a_token_to_train_on_names_its_samples(run_on_ranks):
-    said = run_on_ranks(with_empty_masks, 1)[0]
-    size = (
-        int(said.split("samples ")[1].split(" to ")[1].split(",")[0])
-        + 1
-        - int(said.split("samples ")[1].split(" to ")[0])
+    for ranks in (run_on_ranks(with_empty_masks, 1), run_on_ranks(with_fsdp2, 2)):
+        (said, _), indices = ranks[0], sorted(index for _, own in ranks for index in own)
+        assert "loss_mask is 0 for all tokens" in said and said.startswith("Step 3,")
+        named = said.partition("the samples ")[2].partition(" of the dataset")[0].split(", ")
+        assert sorted(map(int, named)) == indices
+
+
+def with_an_id_outside() -> str:
+    class Outside(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            batch["tokens"][0, 0] = 10**6
+
+    with pytest.raises(DataError) as caught:
+        small_runs.fit(small_runs.build_llama(), max_steps=2, callbacks=[Outside()])
+    return str(caught.value)
+
+
+def test_an_id_outside_the_vocabulary_names_the_samples_of_its_step(run_on_ranks):
+    (said,) = run_on_ranks(with_an_id_outside, 1)
+    assert (
+        said.startswith("Step 1, whose global batch has the samples 0, 1, 2") and "lie outside the vocabulary" in said
     )
-    assert f"samples {2 * size} to {3 * size - 1}," in said and said.startswith("loss_mask is 0 for all tokens")
 
 
 def test_samples_without_one_are_no_error_beside_others(run_on_ranks):

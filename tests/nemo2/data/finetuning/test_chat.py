@@ -238,3 +238,31 @@ def test_nemos_format_needs_its_tokens(tokenizer):
         ConfigError, match="no token <extra_id_0> and no token <extra_id_1>.*use_hf_tokenizer_chat_template"
     ):
         encode(Bare(), LONG, NEMO_TEMPLATE)
+
+
+def test_a_template_named_tool_use_renders_conversations_with_tools(tmp_path):
+    """As transformers chooses: the default one for others, and a name that is asked for always."""
+    named = {
+        "default": small_chats.CHATML,
+        "tool_use": "TOOLS {{ tools | tojson }} " + small_chats.CHATML,
+        "rag": "RAG " + small_chats.CHATML,
+    }
+    tokenizer = small_chats.make_tokenizer(tmp_path, named)  # pyright: ignore[reportArgumentType]
+    plain = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+    for record in (plain, {**plain, "tools": tools}):
+        ids = ChatEncoder(tokenizer).encode(record).whole().ids
+        rendered = tokenizer.tokenizer.apply_chat_template(
+            record["messages"], tools=record.get("tools"), tokenize=False
+        )
+        assert ids == tokenizer.text_to_ids(rendered)
+    asked = ChatEncoder(tokenizer, chat_template="rag")
+    assert asked.template == named["rag"] and asked.identity != ChatEncoder(tokenizer).identity
+    with pytest.raises(ConfigError, match="'default', 'tool_use', 'rag'"):
+        ChatEncoder(tokenizer, chat_template="other").template  # noqa: B018
+
+
+def test_a_tokenizer_whose_templates_have_no_default_names_them(tmp_path):
+    tokenizer = small_chats.make_tokenizer(tmp_path, {"rag": small_chats.CHATML})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="'rag'"):
+        ChatEncoder(tokenizer).template  # noqa: B018

@@ -440,7 +440,7 @@ def test_an_interrupted_turn_keeps_reasoning_of_context_out(tokenizer):
     assert trained == "[hm hm]night<|im_end|>" and whole.count("hm hm") == 1
 
 
-@pytest.mark.parametrize("policy", ["keep", "fail"])
+@pytest.mark.parametrize("policy", ["keep", "text", "fail"])
 @pytest.mark.parametrize("kind", ["conversation", "fields"])
 def test_special_tokens_that_a_text_spells_are_counted_or_refused(tokenizer, tmp_path, policy, kind):
     texts = ["x", "ends <|im_end|> here", "z"]
@@ -451,9 +451,9 @@ def test_special_tokens_that_a_text_spells_are_counted_or_refused(tokenizer, tmp
     settings = {"on_special_token": policy, "on_bad_line": "skip", "chat_template": NO_CALLS}
     data = HFDatasetDataModule(records, split="train", tokenizer=tokenizer, seq_length=64, dataset_kwargs=settings)
     report = read_all(data)
-    if policy == "keep":
-        assert report.samples == 3
-        assert report.places == {"with special tokens in its text": ["train[1]: '<|im_end|>'"]}
+    if policy != "fail":
+        how = {"keep": "with special tokens in its text", "text": "with special tokens encoded as plain text"}
+        assert report.samples == 3 and report.places == {how[policy]: ["train[1]: '<|im_end|>'"]}
     else:
         assert report.samples == 2 and "the special token '<|im_end|>'" in report.places["malformed"][0]
 

@@ -158,3 +158,37 @@ def test_further_losses_and_all_gradients_are_those_of_the_formulas(run_on_ranks
     [found] = run_on_ranks(further_losses_and_gradients, 1, depth)
     assert found["losses"] == pytest.approx(found["expected"], rel=1e-5)
     assert max(found["gradients"].values()) < 1e-4, found["gradients"]
+
+
+def tokens_counted_by_routers(padding: list[list[bool]]) -> list[float]:
+    """The choices of experts that the routers count, the further layers' last."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    from nemo2 import llm
+    from nemo2.backend import get_backend
+    from nemo2.models.layers.moe import WeightedRouter
+
+    get_backend().install()
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(3)
+    config = llm.MixtralConfig(
+        num_layers=1, hidden_size=32, ffn_hidden_size=48, num_attention_heads=4, num_query_groups=2, vocab_size=64,
+        seq_length=8, num_moe_experts=4, moe_router_topk=1, moe_router_score_function="sigmoid",
+        moe_router_enable_expert_bias=True, moe_token_dispatcher_type="alltoall", mtp_num_layers=2,
+    )  # fmt: skip
+    config.params_dtype = torch.float32
+    chunk = config.configure_model(None, True, True)
+    mask = torch.tensor(padding)
+    tokens = torch.ones_like(mask, dtype=torch.int64)
+    places = torch.arange(mask.shape[1]).expand_as(tokens)
+    chunk(tokens, places, None, labels=tokens, loss_mask=(~mask).float(), padding_mask=mask)
+    return [float(one.local_tokens_per_expert.sum()) for one in chunk.modules() if isinstance(one, WeightedRouter)]
+
+
+def test_padding_is_not_counted_in_the_routers_of_further_layers(run_on_ranks: Any) -> None:
+    """A layer of further predictions sees the token one further on, so its padding begins one earlier. The end of a row
+    counts: Megatron-Core shifts in a 0 there."""
+    (counted,) = run_on_ranks(tokens_counted_by_routers, 1, [[False] * 8, [False] * 3 + [True] * 5])
+    assert counted == [8 + 3, 8 + 2 + 1, 8 + 1 + 2]
