@@ -33,7 +33,7 @@ class RuntimeEstimator(pl.Callback):
 
     def __init__(self, time_unit: str = "hours") -> None:
         self.time_unit = time_unit
-        self._unit = seconds_per(time_unit, of="RuntimeEstimator")
+        self.divider = seconds_per(time_unit, of="RuntimeEstimator")
         self._began = 0.0
         self._second: Optional[tuple[float, int]] = None
         """The time at which the second step began, and its number."""
@@ -53,12 +53,12 @@ class RuntimeEstimator(pl.Callback):
         if not trainer._logger_connector.should_update_logs:
             return
         samples, tokens = consumed_by(trainer)
-        figures = {"total": (now - self._began) / self._unit, "tokens": tokens, "samples": samples, "batches": step}
+        figures = {"total": (now - self._began) / self.divider, "tokens": tokens, "samples": samples, "batches": step}
         last = total_steps(trainer)
         if pace is not None and last is not None:
             remaining = max(last - step, 0) * pace
             limits = [left for callback in trainer.callbacks if (left := _time_left(callback)) is not None]  # pyright: ignore[reportAttributeAccessIssue]
-            figures["remaining_estimate"] = min([remaining, *limits]) / self._unit
+            figures["remaining_estimate"] = min([remaining, *limits]) / self.divider
         for name, value in figures.items():
             pl_module.log(f"time/{name}", float(value), batch_size=1)
 

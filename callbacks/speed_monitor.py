@@ -38,7 +38,7 @@ class SpeedMonitor(pl.Callback):
             raise ConfigError(problems[0])
         self.window_size = window_size
         self.time_unit = time_unit
-        self._unit = seconds_per(time_unit, of="SpeedMonitor")
+        self.divider = seconds_per(time_unit, of="SpeedMonitor")
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=window_size + 1)
         self._train = self._validation = self._since = 0.0
 
@@ -67,8 +67,8 @@ class SpeedMonitor(pl.Callback):
         for name, rate in rates.items():
             pl_module.log(f"throughput/{name}", rate, batch_size=1)
             pl_module.log(f"throughput/device/{name}", rate / trainer.world_size, batch_size=1)
-        pl_module.log("time/train", now / self._unit, batch_size=1)
-        pl_module.log("time/val", self._validation / self._unit, batch_size=1)
+        pl_module.log("time/train", now / self.divider, batch_size=1)
+        pl_module.log("time/val", self._validation / self.divider, batch_size=1)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._train += time.perf_counter() - self._since

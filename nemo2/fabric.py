@@ -458,26 +458,36 @@ _OF_A_TRAINER = {"gradient_as_bucket_view", "progress_interval", "replace_progre
 
 
 def to_fabric(
-    trainer: pl.Trainer, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None
-) -> Fabric:
-    """Return a Fabric with a trainer's devices, strategy and precision. See `Trainer.to_fabric`."""
-    arguments = captured_arguments(trainer) or {}
-    strategy, precision = trainer.strategy, trainer.precision_plugin
+    obj: Any, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None
+) -> Union[Fabric, FabricMegatronStrategy, FabricMegatronMixedPrecision]:
+    """Return the counterpart in Fabric of a trainer (see `Trainer.to_fabric`), a `MegatronStrategy` or a
+    `MegatronMixedPrecision`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if _is_megatron(obj):
+        return FabricMegatronMixedPrecision(**(captured_arguments(obj) or {}))
+    strategy = obj.strategy if isinstance(obj, pl.Trainer) else obj
     if not isinstance(strategy, MegatronStrategy):
         raise ConfigError(
-            f"trainer.to_fabric(): strategy={type(strategy).__name__} has no counterpart in Fabric. Create "
-            "Fabric(strategy=...) with one of Lightning's strategies."
+            f"to_fabric: {type(strategy).__name__} has no counterpart in Fabric. Create Fabric(strategy=...) with one of "
+            "Lightning's strategies."
         )
     known = parameter_names(FabricMegatronStrategy)
     given = captured_arguments(strategy) or {}
     if lost := sorted(given.keys() - set(known) - _OF_A_TRAINER):
-        raise ConfigError(f"trainer.to_fabric(): FabricMegatronStrategy has no {', '.join(lost)}. Leave it unset.")
+        raise ConfigError(f"to_fabric: FabricMegatronStrategy has no {', '.join(lost)}. Leave it unset.")
+    converted = FabricMegatronStrategy(**{name: value for name, value in given.items() if name in known})
+    if obj is strategy:
+        return converted
+    arguments, precision = captured_arguments(obj) or {}, obj.precision_plugin
     plugins = FabricMegatronMixedPrecision(**(captured_arguments(precision) or {})) if _is_megatron(precision) else None
     return Fabric(
         accelerator=arguments.get("accelerator", "auto"),
         devices=arguments.get("devices", "auto"),
         num_nodes=arguments.get("num_nodes", 1),
-        strategy=FabricMegatronStrategy(**{name: value for name, value in given.items() if name in known}),
+        strategy=converted,
         plugins=plugins,
         callbacks=callbacks,
         loggers=loggers,

@@ -14,18 +14,25 @@ from typing import Any
 
 
 def front_door(
-    package: str, file: str, modules: Iterable[str] = ()
+    package: str, file: str, modules: Iterable[str] = (), nemo: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from the stub beside its ``__init__.py``, ``file``.
 
     ``modules`` are modules of the package that count among its names, whether its stub has them or not. A resolved name
     is stored in the package, so that it is looked up once per process. An unknown name is an AttributeError with the
     nearest known names.
+
+    ``nemo`` is the package of NeMo 2.0 whose modules are attributes too. They aren't listed.
     """
     homes = {**stub_homes(Path(file).with_suffix(".pyi").read_text()), **dict.fromkeys(modules, package)}
 
     def find(name: str) -> Any:
         home = homes.get(name)
+        if home is None and nemo:
+            # By its text, because the room that knows NeMo's names is far above this one.
+            module = import_module("nemo2.cli.nemo_modules").nemo_module(f"{nemo}.{name}")
+            if module is not None:
+                return module
         if home is None:
             from nemo2.names import did_you_mean
 

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, Optional, Union
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union, cast
 
 import lightning.pytorch as pl
 import torch
@@ -195,7 +195,7 @@ class Trainer(pl.Trainer):
         """
         from nemo2.fabric import to_fabric
 
-        return to_fabric(self, callbacks, loggers)
+        return cast("Fabric", to_fabric(self, callbacks, loggers))
 
 
 def _leave_requeueing_to_us(trainer: pl.Trainer, *, given: Any) -> None:

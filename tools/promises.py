@@ -544,6 +544,15 @@ SECTIONS = (
                 f"{_ANY}::test_the_same_mlp_of_parallel_linears_with_its_own_loss",
             ),
             Row(
+                "`model_transform=lambda m: llm.fn.walk(m, wrap)` trains a model whose modules are wrapped",
+                "nemo2/parallel/test_module_functions.py::test_a_model_whose_modules_are_wrapped_by_a_walk_trains",
+            ),
+            Row(
+                "LoRA, DoRA, their canonical forms and full fine-tuning continue after a kill as if there had been none",
+                "nemo2/llm/test_resume_from_weights.py"
+                "::test_a_resumed_run_has_the_tokenizer_and_the_losses_of_an_uninterrupted_one",
+            ),
+            Row(
                 "a checkpoint continues the same training in another layout or strategy",
                 "nemo2/checkpoint/test_reshard.py::test_a_checkpoint_is_the_same_training_in_another_layout",
             ),

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The earlier run that a recipe would resume on this machine, and whether the recipe still fits its checkpoint."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checkpoint.auto_resume import newest_to_resume
 from nemo2.checkpoint.changes import unfit_changes
+from nemo2.checkpoint.places import resolved
 from nemo2.checks.facts import Facts
 from nemo2.checks.tokenizers import tokenizer_of
 from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, newest_run
 
 _TRAINING = ("pretrain", "finetune", "train")
+_SIZES = re.compile(r"model\.config\.(hidden_size|ffn_hidden_size|num_attention_heads|kv_channels): \d+ -> \d+$")
+"""Changes that change the shape of a weight in every family, whatever the strictness of loading."""
 
 
 def checkpoints_to_resume(recipe: Any) -> Optional[Path]:
@@ -31,6 +35,31 @@ def checkpoints_to_resume(recipe: Any) -> Optional[Path]:
     else:
         directory = base / log.version if log.version else newest_run(base)
     return None if directory is None else (directory / CHECKPOINTS).absolute()
+
+
+def lacks_a_checkpoint(recipe: Any) -> bool:
+    """Whether the recipe must resume an earlier run, and this machine has none."""
+    resume = getattr(recipe, "resume", None)
+    if resume is None or not resume.resume_if_exists or resume.resume_ignore_no_checkpoint:
+        return False
+    if resume.resume_from_directory or getattr(getattr(recipe, "log", None), "ckpt", None) is None:
+        return False
+    directory = checkpoints_to_resume(recipe)
+    return directory is None or newest_to_resume(directory) is None
+
+
+def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[str]:
+    """A message if a checkpoint to start from describes a model whose weights have other shapes."""
+    changes = [
+        change
+        for change in unfit_changes(resolved(path), model_config=facts.config, tokenizer=None)
+        if _SIZES.match(change)
+    ]
+    if changes:
+        yield (
+            f"{field}={path}: these weights belong to another model: {'; '.join(changes)}. Set the path of weights of this "
+            "model, or the sizes of the weights."
+        )
 
 
 def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:

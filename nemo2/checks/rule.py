@@ -43,6 +43,7 @@ class Case:
         lines += [f"recipe.{path} = {value!r}" for path, value in self.assigned.items()]
         if self.corpus is not None:
             arguments = ", ".join(f"{name}={value!r}" for name, value in self.corpus.items())
+            arguments += ", tokenizer=ByteTokenizer()"
             lines.append(f"recipe.data = Config(PreTrainingDataModule, {arguments})")
         where = f", devices={self.devices}" if self.devices is not None else ""
         return [*lines, f"check_recipe(recipe{where}{', local=True' if self.here else ''})"]

@@ -54,13 +54,36 @@ MODULES = {
     "nemo.lightning.fabric.strategies": "nemo2.fabric",
     "nemo.lightning.megatron_parallel": "nemo2.parallel.megatron_parallel",
     "nemo.lightning.pytorch.callbacks": "nemo2.callbacks",
+    "nemo.lightning.pytorch.optim.base": "nemo2.optim.base",
+    "nemo.lightning.pytorch.optim.megatron": "nemo2.optim.megatron",
+    "nemo.lightning.pytorch.optim.pytorch": "nemo2.optim.pytorch",
+    "nemo.lightning.pytorch.plugins": "nemo2",
     "nemo.lightning.pytorch.strategies": "nemo2",
+    "nemo.lightning.pytorch.trainer": "nemo2.trainer",
+    "nemo.lightning.nemo_logger": "nemo2.run_dir.logger",
     "nemo.lightning.ckpt_utils": "nemo2.checkpoint.directory",
     "nemo.lightning.resume": "nemo2.checkpoint.auto_resume",
     "nemo.lightning.pytorch.optim.lr_scheduler": "nemo2.optim.lr_scheduler",
     "nemo.collections.llm": "nemo2.llm",
     "nemo.collections.llm.api": "nemo2.llm",
+    "nemo.collections.llm.distillation": "nemo2.llm.distillation",
+    "nemo.collections.llm.gpt.data": "nemo2.llm",
+    "nemo.collections.llm.gpt.data.chat": "nemo2.data.finetuning.module",
+    "nemo.collections.llm.gpt.data.dolly": "nemo2.data.finetuning.published",
+    "nemo.collections.llm.gpt.data.fine_tuning": "nemo2.data.finetuning.module",
+    "nemo.collections.llm.gpt.data.hf_dataset": "nemo2.data.finetuning.hf_dataset",
+    "nemo.collections.llm.gpt.data.mock": "nemo2.data.mock",
+    "nemo.collections.llm.gpt.data.packed_sequence": "nemo2.data.finetuning.packed_files",
+    "nemo.collections.llm.gpt.data.pre_training": "nemo2.data.pretraining",
+    "nemo.collections.llm.gpt.data.squad": "nemo2.data.finetuning.published",
+    "nemo.collections.llm.gpt.model": "nemo2.models",
+    "nemo.collections.llm.modelopt.distill": "nemo2.llm.distillation",
+    "nemo.collections.llm.modelopt.prune": "nemo2.llm.pruning",
+    "nemo.collections.llm.modelopt.quantization": "nemo2.llm.quantization",
     "nemo.collections.llm.peft": "nemo2.llm.peft",
+    "nemo.collections.llm.peft.canonical_lora": "nemo2.peft.canonical_lora",
+    "nemo.collections.llm.peft.dora": "nemo2.peft.dora",
+    "nemo.collections.llm.peft.lora": "nemo2.peft.lora",
     "nemo.lightning.io": "nemo2.llm.io",
     "nemo.lightning.run.plugins": "nemo2.plugins",
     "nemo.collections.llm.fn": "nemo2.llm.fn",
@@ -82,6 +105,7 @@ RENAMED = {
     "TokenizerSpec": "nemo2.data:Tokenizer",
     "OptimizerConfig": "megatron.core.optimizer:OptimizerConfig",
     "DistributedDataParallelConfig": "megatron.core.distributed:DistributedDataParallelConfig",
+    "CPUOffloadPolicy": "torch.distributed.fsdp:CPUOffloadPolicy",
     "ModelCallback": "lightning.pytorch.callbacks:LambdaCallback",
     "logging": "logging:",
     "WEIGHTS_PATH": "nemo2.checkpoint.directory:WEIGHTS_PATH",
@@ -142,6 +166,7 @@ _REASONS = {
     """,
     "import transformers models with llm.import_ckpt": "HFAutoModelForCausalLM hf_auto_model_for_causal_lm",
     "use HFDatasetDataModule(packed_sequence_specs=...)": "HFDatasetDataModulePacked",
+    "every torch that nemo2 supports has CPUOffloadPolicy": "HAS_CPU_OFFLOAD_POLICY",
     "use MockDataModule": "HFMockDataModule",
     "use SquadDataModule": "SquadHFDataModule",
     "use ChatDataModule or FineTuningDataModule on the data set's files": "MLPerfGovReportDataModule",
@@ -182,9 +207,32 @@ _REASONS = {
 GONE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 
+_NO_TEXT_MODEL = "nemo2 has decoder-only text models only"
+_SAMPLES = "FineTuningDataModule and ChatDataModule make the samples; see packed_sequence.tokenize_dataset"
+_AS_THEY_ARE = "nemo2 runs transformers models after llm.import_ckpt, not as they are"
+REASONS_OF_MODULES = {
+    "nemo.collections.llm.bert": GONE["T5Model"],
+    "nemo.collections.llm.t5": GONE["T5Model"],
+    "nemo.collections.llm.gpt.model.hf_llama_embedding": GONE["T5Model"],
+    "nemo.collections.llm.evaluation": GONE["EvaluationConfig"],
+    "nemo.collections.llm.modelopt": GONE["Quantizer"],
+    "nemo.collections.llm.gpt.data.core": _SAMPLES,
+    "nemo.collections.llm.gpt.data.utils": _SAMPLES,
+    "nemo.collections.llm": "internal to NeMo; no public interface in nemo2",
+    "nemo.collections.common": "internal to NeMo; no public interface in nemo2",
+    "nemo.collections": _NO_TEXT_MODEL,
+    "nemo.automodel": _AS_THEY_ARE,
+    "nemo.lightning.pytorch.accelerate": _AS_THEY_ARE,
+    "nemo.core": "part of NeMo 1.0; nemo2 has no counterpart of its base classes",
+    "nemo.deploy": "use llm.deploy or `nemo2 serve`",
+    "nemo.export": "use llm.export_ckpt, and vLLM or TensorRT-LLM on the exported folder",
+    "nemo.utils.get_rank": "use torch.distributed, or lightning.pytorch.utilities.rank_zero_only",
+}
+"""Why nemo2 lacks a name of these modules that `GONE` doesn't list. The longest path that fits decides."""
+
 _NO_DECODER = re.compile(
     "(Bert|HuggingFaceBert|MegatronBert|T5|Hyena|ReRanker|Llama32Reranker|LlamaBidirectional)[A-Z0-9]"
-    "|(bert|t5|hyena|e5|llama_embedding|llama_reranker)_|bert$"
+    "|(bert|t5|hyena|e5|llama_embedding|llama_reranker)_|(bert|t5)$"
 )
 """Names of model families that nemo2 lacks."""
 
@@ -235,6 +283,12 @@ def _member(owner: Counterpart, name: str, member: str) -> Counterpart:
         if member in GONE
         else Counterpart("unknown", reason=f"nemo2's {owner.name} has no such name")
     )
+
+
+def reason_of(module: str) -> Optional[str]:
+    """Why nemo2 lacks a name of NeMo's ``module``. None: unknown."""
+    fitting = [path for path in REASONS_OF_MODULES if f"{module}.".startswith(f"{path}.")]
+    return REASONS_OF_MODULES[max(fitting, key=len)] if fitting else None
 
 
 def module_of(path: str) -> Optional[str]:

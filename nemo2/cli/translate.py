@@ -154,7 +154,7 @@ def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]]
 
 
 def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
-    from nemo2.cli.nemo_names import find, module_of
+    from nemo2.cli.nemo_names import find, module_of, reason_of
 
     by_home: dict[str, list[str]] = {}
     written: list[str] = []
@@ -188,7 +188,8 @@ def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
                 )
         else:
             written.append(f"# from {node.module} import {one.name}")
-            problems.append(f"{one.name}: {found.reason}")
+            reason = reason_of(f"{node.module}.{one.name}") if found.status == "unknown" else None
+            problems.append(f"{one.name}: {reason or found.reason}")
     written += [f"from {home} import {', '.join(names)}" for home, names in by_home.items()]
     return written, [problem for problem in problems if problem]
 

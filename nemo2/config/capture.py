@@ -161,10 +161,23 @@ def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
         _follow_subclasses(target)
         guard(target, ready=_is_made, refusal=unknown_name)
         register_aliases(target, **aliases)
+        for alias, name in aliases_of(target).items():
+            if "." not in name and not hasattr(target, alias):
+                setattr(target, alias, _second_name(name))
         return target
     wrapped = _wrap_function(target)
     register_aliases(wrapped, **aliases)
     return wrapped
+
+
+def _second_name(name: str) -> property:
+    """A property for an alias. Without it, setting the alias on an object would create an attribute that nothing
+    reads."""
+    return property(
+        lambda self: getattr(self, name),
+        lambda self, value: setattr(self, name, value),
+        doc=f"Second spelling of ``{name}``.",
+    )
 
 
 def remembers_arguments(cls: type) -> bool:

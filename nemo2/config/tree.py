@@ -20,7 +20,6 @@ import functools
 import os
 import re
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -483,6 +482,8 @@ class _Same:
 
 @functools.lru_cache(maxsize=1024)
 def _default_factories(target: Any) -> dict[str, Callable[[], Any]]:
+    if (config := getattr(target, "default_config", None)) is not None:
+        return {"config": config}
     if not dataclasses.is_dataclass(target):
         return {}
     fields = dataclasses.fields(target)
@@ -518,7 +519,7 @@ _UNKNOWN = object()
 def _read_through(parent: Any, value: Any) -> Any:
     """``value``. If it is a node, it records the node through which it was read, because a parent may decide values."""
     if isinstance(value, _Node):
-        object.__setattr__(value, "_read_from", weakref.ref(parent))
+        object.__setattr__(value, "_read_from", parent)  # keeps a recipe of which only a part is still referenced
     return value
 
 
@@ -531,7 +532,7 @@ def _read_from_root(node: Any, path: str) -> Any:
     if not path:
         return node
     root = node
-    while (parent := root.__dict__.get("_read_from", lambda: None)()) is not None:
+    while (parent := root.__dict__.get("_read_from")) is not None:
         root = parent
     steps = path.split(".")
     if steps[0] == "trainer" and "trainer" not in root.__signature_info__.valid_param_names:

@@ -3,6 +3,7 @@
 samples."""
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -248,8 +249,23 @@ class PreTrainingDataModule(MegatronDataModule):
 
     # Checks
 
-    def _checked(self, wanted: dict[str, Optional[int]], tokenizer: Tokenizer) -> list[TokenFile]:
-        """The files of the wanted splits, after all checks."""
+    def check_files(self, splits: Sequence[str], tokenizer: Optional[Tokenizer]) -> None:
+        """Check the files of these splits as `setup` does, without reading an index of more than 256 MiB.
+
+        Args:
+            splits: "train", "validation" and "test", or some of them.
+            tokenizer: The run's tokenizer. None: it is unknown, and isn't compared.
+
+        Raises:
+            DataError: a file is missing, corrupt, too short, or of another tokenizer.
+        """
+        self._checked(dict.fromkeys(splits), tokenizer, at_most=2**28)
+
+    def _checked(
+        self, wanted: Mapping[str, Optional[int]], tokenizer: Optional[Tokenizer], *, at_most: float = math.inf
+    ) -> list[TokenFile]:
+        """The files of the wanted splits, after all checks. Files whose index has more bytes than ``at_most`` are left
+        out."""
         files: dict[str, TokenFile] = {}
         for split in wanted:
             blend = self._blend_of(split)
@@ -257,9 +273,13 @@ class PreTrainingDataModule(MegatronDataModule):
                 if "://" in prefix:
                     self._check_object_storage(prefix)
                     continue
+                index = Path(f"{prefix}.idx")
+                if index.is_file() and index.stat().st_size > at_most:
+                    continue
                 if prefix not in files:
                     files[prefix] = open_token_file(prefix)
-                    _check_tokenizer(files[prefix], tokenizer)
+                    if tokenizer is not None:
+                        _check_tokenizer(files[prefix], tokenizer)
                 self._check_amount(files[prefix], split)
         self._files |= files
         self._inputs = None

@@ -7,4 +7,4 @@ modules, and every recipe by name (``llm.llama3_8b.pretrain_recipe()``).
 
 from nemo2.lazy import front_door
 
-__getattr__, __dir__, __all__ = front_door(__name__, __file__)  # pyright: ignore[reportUnsupportedDunderAll]
+__getattr__, __dir__, __all__ = front_door(__name__, __file__, nemo="nemo.collections.llm")  # pyright: ignore[reportUnsupportedDunderAll]

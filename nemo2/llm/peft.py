@@ -8,6 +8,9 @@ import lightning.pytorch as pl
 
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
+from nemo2.peft import canonical_lora as canonical_lora
+from nemo2.peft import dora as dora
+from nemo2.peft import lora as lora
 
 __all__ = [
     "PEFT",

@@ -49,3 +49,5 @@ class ChatGLM3Config6B(ChatGLMConfig):
 @configurable
 class ChatGLMModel(GPTModel):
     """The LightningModule of ChatGLM; see `GPTModel`."""
+
+    default_config = ChatGLMConfig

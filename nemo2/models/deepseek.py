@@ -153,6 +153,8 @@ class DeepSeekV3Config(DeepSeekConfig):
 class DeepSeekModel(GPTModel):
     """The LightningModule of DeepSeek; see `GPTModel`."""
 
+    default_config = DeepSeekV2Config
+
 
 def _dense_then_experts(dense: int, experts: int) -> list[int]:
     return [0] * dense + [1] * experts

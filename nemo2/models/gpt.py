@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, Optional, Union
+from typing import Any, ClassVar, Literal, Optional, Union
 
 import lightning.pytorch as pl
 import torch
@@ -25,7 +25,7 @@ from nemo2.backend.compilation import as_megatron_has_it
 from nemo2.backend.extras import ANY_VERSION, has
 from nemo2.backend.te_version import megatron_finds
 from nemo2.config.adjust import adjust
-from nemo2.config.aliases import NOT_HERE, register_aliases, register_elsewhere, register_gone
+from nemo2.config.aliases import NOT_HERE, register_elsewhere, register_gone
 from nemo2.config.capture import configurable
 from nemo2.config.machine_settings import adjust_to, announce
 from nemo2.config.without_effect import warn_without_effect
@@ -51,7 +51,7 @@ def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> M
     return layer_spec(config, vp_stage=vp_stage)
 
 
-@configurable
+@configurable(bias_dropout_add_fusion="bias_dropout_fusion")
 @dataclass
 class GPTConfig(TransformerConfig):
     """The shape and the settings of a GPT.
@@ -115,12 +115,9 @@ class GPTConfig(TransformerConfig):
             "Megatron-Core's own Transformer Engine layers are used.",
             use_transformer_engine_full_layer_spec=(self.use_transformer_engine_full_layer_spec, own),
         )
-        missing = [name for name in ("num_layers", "hidden_size", "num_attention_heads") if not getattr(self, name)]
-        if missing:
-            raise ConfigError(
-                f"{type(self).__name__} has no default sizes: set {', '.join(missing)}, or use a class with sizes, such as "
-                "Llama32Config1B."
-            )
+        own_sizes = type(self).__dataclass_fields__
+        if not (self.num_layers and (own_sizes["kv_channels"].default or own_sizes["num_attention_heads"].default)):
+            self._refuse_missing_sizes()  # Megatron-Core divides by them below
         spell_as_installed(self)
         self.activation_func = as_megatron_has_it(self.activation_func)
         aside = self._without_kernels()
@@ -134,6 +131,14 @@ class GPTConfig(TransformerConfig):
             super().__post_init__()
         for name, value in aside.items():
             setattr(self, name, value)
+
+    def _refuse_missing_sizes(self) -> None:
+        missing = [name for name in ("num_layers", "hidden_size", "num_attention_heads") if not getattr(self, name)]
+        if missing:
+            raise ConfigError(
+                f"{type(self).__name__} has no default sizes: set {', '.join(missing)}, or use a class with sizes, such as "
+                "Llama32Config1B."
+            )
 
     def _without_kernels(self) -> dict[str, Any]:
         """Requested fused kernels that Megatron-Core would look up in this process and that are missing here. The
@@ -162,7 +167,12 @@ class GPTConfig(TransformerConfig):
         }
 
     def adjust_to_this_machine(self) -> None:
-        """Turn off features that this machine doesn't support, and report it, if no strategy has done so."""
+        """Turn off features that this machine doesn't support, and report it, if no strategy has done so.
+
+        Raises:
+            ConfigError: a size is missing.
+        """
+        self._refuse_missing_sizes()
         announce(adjust_to(self, get_backend().config_overrides()))
 
     def configure_model(
@@ -281,7 +291,6 @@ def _of_the_data(data: Any) -> Any:
 
 
 register_elsewhere("nemo2.models.gpt:GPTConfig", "data", seq_length=_of_the_data)
-register_aliases("nemo2.models.gpt:GPTConfig", bias_dropout_add_fusion="bias_dropout_fusion")
 _MASTER_WEIGHTS = (
     "the precision keeps parameters in 16 bits and the optimizer's in fp32: set trainer.plugins=bf16_mixed(), or "
     "precision='bf16-mixed' of nl.MegatronMixedPrecision."
@@ -301,15 +310,18 @@ class GPTModel(FNMixin, pl.LightningModule):
     ``configure_model`` builds the Megatron model once the process groups exist. Until then the object is cheap.
 
     Args:
-        config: The architecture, such as `Llama32Config1B()`. None is an error.
+        config: The architecture, such as `Llama32Config1B()`. None: an object of `default_config`.
         optim: The optimizer and its learning-rate schedule. None: Adam at 1e-4.
         tokenizer: The tokenizer of the model. None: no tokenizer until training sets the data's.
         model_transform: A function that takes a module and returns a module. It is applied to each chunk before the
             chunk is wrapped (`nemo2.parallel.transform`; PEFT uses it). None: no transform.
 
     Raises:
-        ConfigError: ``config`` is None.
+        ConfigError: ``config`` is None, and the class has no default.
     """
+
+    default_config: ClassVar[Optional[type[GPTConfig]]] = None
+    """The class of the config if none is passed, as in NeMo. None: a config is required."""
 
     def __init__(
         self,
@@ -319,6 +331,8 @@ class GPTModel(FNMixin, pl.LightningModule):
         model_transform: Optional[Callable[..., torch.nn.Module]] = None,
     ):
         super().__init__()
+        if config is None and self.default_config is not None:
+            config = self.default_config()
         if config is None:
             raise ConfigError(
                 f"{type(self).__name__} needs a config: pass one, such as `LlamaModel(config=Llama32Config1B())`."

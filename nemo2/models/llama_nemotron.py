@@ -98,3 +98,5 @@ class Llama31NemotronUltra253BConfig(Llama31Config405B, HeterogeneousTransformer
 @configurable
 class LlamaNemotronModel(GPTModel):
     """The LightningModule of Llama-Nemotron; see `GPTModel`."""
+
+    default_config = Llama31NemotronNano8BConfig

@@ -59,3 +59,5 @@ class MistralNeMoConfig123B(MistralNeMoConfig12B):
 @configurable
 class MistralModel(GPTModel):
     """The LightningModule of Mistral; see `GPTModel`."""
+
+    default_config = MistralConfig7B

@@ -69,3 +69,5 @@ class MixtralConfig8x22B(MixtralConfig):
 @configurable
 class MixtralModel(GPTModel):
     """The LightningModule of Mixtral; see `GPTModel`."""
+
+    default_config = MixtralConfig8x7B

@@ -103,3 +103,5 @@ class Nemotron4Config340B(NemotronConfig):
 @configurable
 class NemotronModel(GPTModel):
     """The LightningModule of Nemotron; see `GPTModel`."""
+
+    default_config = NemotronConfig

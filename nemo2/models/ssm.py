@@ -165,6 +165,8 @@ def _hybrid_model(config: SSMConfig, spec: ModuleSpec, **arguments: Any) -> Any:
 class BaseMambaConfig130M(SSMConfig):
     """0.13 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
 
+    tokenizer_library, tokenizer_name, mapping_type = "huggingface", "EleutherAI/gpt-neox-20b", "base"
+
     hybrid_override_pattern: Optional[str] = "M" * 24
     num_layers: int = 24
     seq_length: int = 2048
@@ -221,6 +223,8 @@ class BaseMambaConfig2_7B(BaseMambaConfig130M):
 class NVIDIAMambaConfig8B(SSMConfig):
     """8.2 B parameters with the 256,000-token vocabulary; NVIDIA's pure Mamba 2."""
 
+    tokenizer_library, tokenizer_name, mapping_type = "megatron", "GPTSentencePieceTokenizer", "nvidia-pure"
+
     hybrid_override_pattern: Optional[str] = "M" * 56
     num_attention_heads: int = 32
     num_layers: int = 56
@@ -234,6 +238,8 @@ class NVIDIAMambaConfig8B(SSMConfig):
 class NVIDIAMambaHybridConfig8B(NVIDIAMambaConfig8B):
     """8.7 B parameters with the 256,000-token vocabulary; Mamba 2 with 4 attention and 28 feed-forward layers."""
 
+    mapping_type = "nvidia-hybrid"
+
     hybrid_override_pattern: Optional[str] = "M-M-M--M-M*-M-M-M-M--M*-M-M-M-M-M*--M-M-M-M-M*-M--M-M-M-"
     ffn_hidden_size: Optional[int] = 16384
     num_query_groups: Optional[int] = 8
@@ -243,6 +249,9 @@ class NVIDIAMambaHybridConfig8B(NVIDIAMambaConfig8B):
 @dataclass
 class NemotronHConfigBase(SSMConfig):
     """Settings that Nemotron-H and Nano v2 share: squared ReLU, mixer heads of 64 channels."""
+
+    tokenizer_library, tokenizer_name = "tiktoken", "TiktokenTokenizer"
+    mapping_type = "nvidia-hybrid-nemotronh"
 
     seq_length: int = 8192
     mamba_head_dim: int = 64
@@ -339,3 +348,5 @@ class MambaModel(GPTModel):
 
     ``build_chunk`` is the GPT's, because the configuration builds the model.
     """
+
+    default_config = SSMConfig

@@ -13,7 +13,7 @@ from typing import Any
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from nemo2.config.aliases import NOT_HERE, aliases_of, register_elsewhere
+from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable, is_configurable
 
 __all__ = ["DistributedDataParallelConfig", "OptimizerConfig", "remember_arguments"]
@@ -45,22 +45,6 @@ def remember_arguments() -> None:
     for cls in (DistributedDataParallelConfig, OptimizerConfig, *OptimizerConfig.__subclasses__()):
         if not is_configurable(cls):
             configurable(cls)
-        for alias, name in aliases_of(cls).items():
-            if not hasattr(cls, alias):
-                setattr(cls, alias, _second_name(name))
-
-
-def _second_name(name: str) -> property:
-    """A property for a second name. Without it, setting that name on an object would create an attribute that
-    nothing reads."""
-
-    def get(self: Any) -> Any:
-        return getattr(self, name)
-
-    def set(self: Any, value: Any) -> None:
-        setattr(self, name, value)
-
-    return property(get, set, doc=f"Second spelling of ``{name}``.")
 
 
 remember_arguments()

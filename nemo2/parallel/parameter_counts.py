@@ -21,7 +21,8 @@ class ParameterCounts(NamedTuple):
 
 
 def count_parameters(chunks: Iterable[nn.Module], device: Optional[torch.device]) -> Optional[ParameterCounts]:
-    """Count the parameters of all pipeline-, tensor- and expert-parallel ranks. Every rank must call it.
+    """Count the parameters of all pipeline-, tensor- and expert-parallel ranks. Every rank must call it. Without process
+    groups there is one.
 
     Args:
         chunks: This rank's chunks, before parameters are sharded over data-parallel ranks.
@@ -30,8 +31,9 @@ def count_parameters(chunks: Iterable[nn.Module], device: Optional[torch.device]
     Returns:
         The counts. None for a model on meta tensors, whose other ranks don't exist.
     """
-    first = {"dense": parallel_state.get_tensor_model_parallel_rank() == 0}
-    first["experts"] = parallel_state.get_expert_tensor_parallel_rank() == 0
+    alone = not parallel_state.model_parallel_is_initialized()
+    first = {"dense": alone or parallel_state.get_tensor_model_parallel_rank() == 0}
+    first["experts"] = alone or parallel_state.get_expert_tensor_parallel_rank() == 0
     counts = {kind: torch.zeros(2, dtype=torch.int64) for kind in first}
     for parameter in (one for chunk in chunks for one in chunk.parameters()):
         if parameter.is_meta:
@@ -41,6 +43,8 @@ def count_parameters(chunks: Iterable[nn.Module], device: Optional[torch.device]
         # The output layer of a tied embedding is a copy of the embedding on another pipeline stage.
         if not counted_elsewhere and not getattr(parameter, "shared", False):
             counts[kind] += torch.tensor([parameter.numel(), parameter.numel() * parameter.requires_grad])
+    if alone:
+        return ParameterCounts(*cast(list[int], sum(counts.values()).tolist()))  # pyright: ignore[reportAttributeAccessIssue]
     groups: dict[str, Any] = {
         "dense": parallel_state.get_model_parallel_group(),
         "experts": parallel_state.get_expert_tensor_model_pipeline_parallel_group(),

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """LoRA: low-rank adapters of linear layers (Hu et al., arXiv:2106.09685)."""
 
+import copy
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
@@ -185,6 +186,71 @@ class LoRA(PEFT):
     @property
     def _patterns(self) -> Collection[str]:
         return self.target_modules
+
+
+class LinearAdapter(nn.Linear):
+    """A plain linear layer with LoRA, for models without a strategy. The layer's parameters keep their names and are
+    frozen; ``lora_a`` and ``lora_b`` stand beside them.
+
+    Args:
+        orig_linear: A ``torch.nn.Linear``, whose weights are copied.
+        dim, alpha, dropout, dropout_position, lora_A_init_method, lora_dtype: As in `LoRA`.
+
+    Raises:
+        ConfigError: ``orig_linear`` isn't a plain linear layer, or a value is out of range.
+    """
+
+    def __init__(
+        self,
+        orig_linear: nn.Linear,
+        dim: int = 8,
+        alpha: float = 32,
+        dropout: float = 0.0,
+        dropout_position: Literal["pre", "post"] = "post",
+        lora_A_init_method: InitMethod = "xavier",
+        lora_dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        method = LoRA(None, None, dim, alpha, dropout, dropout_position, lora_A_init_method, lora_dtype=lora_dtype)
+        adapted: Any = method.beside(orig_linear, "linear")
+        self.__dict__.update(copy.deepcopy(orig_linear).__dict__)
+        self.requires_grad_(False)
+        self.__dict__["_adapter"] = adapted.adapter  # not registered: its factors are, under NeMo's names
+        self.lora_a, self.lora_b = adapted.adapter.linear_in, adapted.adapter.linear_out
+
+    def forward(self, input: Tensor) -> Tensor:
+        adapter: Any = self.__dict__["_adapter"]
+        adapter.training = self.training
+        return super().forward(input) + adapter(input)
+
+
+def patch_linear_module(
+    orig_linear: nn.Linear,
+    dim: int = 8,
+    alpha: float = 32,
+    dropout: float = 0.0,
+    dropout_position: Literal["pre", "post"] = "post",
+    lora_A_init_method: InitMethod = "xavier",
+    lora_dtype: Optional[torch.dtype] = None,
+) -> LinearAdapter:
+    """Make a ``torch.nn.Linear`` a `LinearAdapter` in place, so that whatever holds the layer calls the adapter too.
+
+    Args:
+        orig_linear, dim, alpha, dropout, dropout_position, lora_A_init_method, lora_dtype: As in `LinearAdapter`.
+
+    Returns:
+        ``orig_linear``.
+
+    Raises:
+        ConfigError: as in `LinearAdapter`.
+    """
+    parameters = dict(orig_linear.named_parameters())
+    adapter = LinearAdapter(orig_linear, dim, alpha, dropout, dropout_position, lora_A_init_method, lora_dtype)
+    for name, parameter in parameters.items():  # an optimizer may already know the layer's own
+        setattr(adapter, name, parameter.requires_grad_(False))
+    layer: Any = orig_linear
+    layer.__class__, layer.__dict__ = LinearAdapter, adapter.__dict__
+    return layer
 
 
 def owner_of(parameter: Any, full: str) -> str:

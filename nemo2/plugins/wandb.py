@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plugin that logs a run to Weights & Biases."""
 
+import functools
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import fiddle as fdl
 import nemo_run
 
 from nemo2.config.show import plain
@@ -26,8 +27,12 @@ class WandbPlugin(nemo_run.Plugin):
     """
 
     name: str
-    logger_fn: Callable[..., Any]
+    logger_fn: Any
     log_task_config: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(made := self.logger_fn, functools.partial):  # an experiment writes its plugins as JSON
+            self.logger_fn = nemo_run.Partial(made.func, *made.args, **made.keywords)
 
     def setup(self, task: Any, executor: Any) -> None:
         """Set the logger.
@@ -43,7 +48,8 @@ class WandbPlugin(nemo_run.Plugin):
             print("warning: WandbPlugin: WANDB_API_KEY is not set, so log.wandb is not changed.", file=sys.stderr)
             return
         shown = plain(task) if self.log_task_config else None
-        log.wandb = self.logger_fn(name=self.name)
+        make: Any = fdl.build(self.logger_fn) if isinstance(self.logger_fn, fdl.Buildable) else self.logger_fn
+        log.wandb = make(name=self.name)
         if shown is not None:
             log.wandb.config = shown
         executor.env_vars.setdefault("WANDB_API_KEY", key)

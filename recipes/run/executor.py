@@ -18,4 +18,5 @@ def torchrun(devices: Optional[int] = None) -> nemo_run.Config[nemo_run.LocalExe
     import torch
 
     ranks = devices or max(torch.cuda.device_count(), 1)
-    return Config(nemo_run.LocalExecutor, launcher="torchrun", ntasks_per_node=ranks)
+    variables = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}  # older torch frees the memory of collectives later without it
+    return Config(nemo_run.LocalExecutor, launcher="torchrun", ntasks_per_node=ranks, env_vars=variables)

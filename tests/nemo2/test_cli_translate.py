@@ -15,6 +15,7 @@ from nemo2 import llm
 from nemo2.callbacks import JitConfig
 from nemo2.cli import nemo_names
 from nemo2.cli.app import app
+from nemo2.cli.nemo_names import REASONS_OF_MODULES
 from nemo2.cli.translate import translated
 from nemo2.errors import ConfigError
 from tools import nemo_page
@@ -153,6 +154,19 @@ def test_every_public_name_of_nemo_is_there_renamed_or_gone_with_its_reason() ->
         else:
             assert len(one.reason) > 10, name
     assert sum(one.status == "works" for one in found.values()) >= 800
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("nemo.collections.vlm", "nemo.collections"),
+        ("nemo.collections.llm.modelopt.speculative", "nemo.collections.llm.modelopt"),
+        ("nemo.utils.get_rank", "nemo.utils.get_rank"),
+    ],
+)
+def test_an_unknown_name_has_the_reason_of_its_module(module: str, reason: str) -> None:
+    [(line, told)] = translated(f"from {module} import no_such_name\n").left
+    assert (line, told) == (1, f"no_such_name: {REASONS_OF_MODULES[reason]}")
 
 
 def test_what_is_called_gone_is_gone() -> None:

@@ -10,6 +10,7 @@ import torch
 
 import nemo2 as nl
 from nemo2.errors import ConfigError
+from nemo2.fabric import to_fabric
 from support import small_runs
 
 STEPS = 3
@@ -118,6 +119,16 @@ def test_a_trainer_becomes_a_fabric_of_the_same_layout_and_precision() -> None:
         nl.Trainer(devices=1, strategy=nl.MegatronStrategy(ckpt_parallel_load=False)).to_fabric()
     with pytest.raises(ConfigError, match="has no counterpart"):
         nl.Trainer(devices=1, strategy=nl.FSDP2Strategy()).to_fabric()
+
+
+def test_a_strategy_and_a_precision_become_those_of_a_fabric() -> None:
+    strategy = to_fabric(nl.MegatronStrategy(tensor_model_parallel_size=2, sequence_parallel=True))
+    assert isinstance(strategy, nl.FabricMegatronStrategy)
+    assert (strategy.tensor_model_parallel_size, strategy.sequence_parallel) == (2, True)
+    precision = to_fabric(nl.MegatronMixedPrecision("16-mixed"))
+    assert isinstance(precision, nl.FabricMegatronMixedPrecision) and precision.precision == "16-mixed"
+    with pytest.raises(ConfigError, match="object has no counterpart"):
+        to_fabric(object())
 
 
 def groups_alone() -> bool:

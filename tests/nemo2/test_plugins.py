@@ -4,11 +4,14 @@
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import nemo_run
 import pytest
+from fiddle._src.experimental import dataclasses as fdl_dc
+from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2 import plugins
 from nemo2.callbacks import (
@@ -328,3 +331,11 @@ def test_wandb_is_set_where_its_key_is(recipe, monkeypatch, capsys) -> None:
         recipe.log.wandb.name == "one" and recipe.log.wandb.config["trainer"]["max_steps"] == recipe.trainer.max_steps
     )
     assert executor.env_vars["WANDB_API_KEY"] == "secret-words"
+
+
+def test_a_logger_with_arguments_bound_can_be_written_with_its_experiment(recipe, monkeypatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "dummy")
+    plugin = plugins.WandbPlugin(name="one", logger_fn=partial(wandb_logger, project="p"))
+    assert ZlibJSONSerializer().serialize(fdl_dc.convert_dataclasses_to_configs(plugin, allow_post_init=True))
+    plugin.setup(recipe, nemo_run.LocalExecutor())
+    assert (recipe.log.wandb.project, recipe.log.wandb.name) == ("p", "one")

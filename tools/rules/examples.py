@@ -10,6 +10,7 @@ from nemo2.checks.rule import Case, Problem
 from nemo2.cli.sources import recipe_tree
 from nemo2.config import Config, apply_overrides
 from nemo2.data.pretraining import PreTrainingDataModule
+from nemo2.data.tokenizer import ByteTokenizer
 from nemo2.settle.machine import Machine
 
 
@@ -22,7 +23,7 @@ def recipe_of(case: Case) -> Any:
         *parents, name = path.split(".")
         setattr(reduce(getattr, parents, recipe), name, value)
     if case.corpus is not None:
-        recipe.data = Config(PreTrainingDataModule, **case.corpus)
+        recipe.data = Config(PreTrainingDataModule, tokenizer=Config(ByteTokenizer), **case.corpus)
     return recipe
 
 

@@ -2,11 +2,13 @@
 """Rules of fine-tuning data: packed rows, and the files."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from nemo2.backend.extras import has
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
+from nemo2.checks.tokenizers import tokenizer_of
+from nemo2.data.finetuning.module import FineTuningDataModule
+from nemo2.errors import Nemo2Error
 from nemo2.parallel.cuda_graphs import kind_of
 
 FINETUNING = Topic("Fine-tuning data", needs_sizes=False)
@@ -111,7 +113,8 @@ def _reset(facts: Facts) -> Iterator[str]:
 
 @FINETUNING.rule(
     "training-samples-are-there",
-    says="`dataset_root` must contain a training.jsonl, unless the data module downloads the data.",
+    says="`dataset_root` must contain training samples, unless the data module downloads the data. The first of them must "
+    "be readable.",
     otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
     broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
@@ -120,11 +123,10 @@ def _reset(facts: Facts) -> Iterator[str]:
     launched=(2, 2),
 )
 def _there(facts: Facts) -> Iterator[str]:
-    root = getattr(facts.parts.get("data"), "dataset_root", None)
-    if not facts.here or root is None or hasattr(facts.parts.get("data"), "hub"):
+    data = facts.parts.get("data")
+    if not facts.here or not isinstance(data, FineTuningDataModule) or hasattr(data, "hub"):
         return
-    if not (Path(root).expanduser() / "training.jsonl").is_file():
-        yield (
-            f"data.dataset_root={root}: this folder has no training.jsonl. Create the file with one JSON object per "
-            "line, or set dataset_root to the folder that contains it."
-        )
+    try:
+        data.check_first_records(tokenizer_of(facts, "data"))
+    except Nemo2Error as error:
+        yield str(error)

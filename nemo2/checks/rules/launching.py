@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checkpoint.places import HUGGING_FACE, missing
+from nemo2.checks.earlier import lacks_a_checkpoint, weights_of_another_shape
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
 from nemo2.checks.tokenizers import known_tokenizer, tokenizer_of
 from nemo2.data.finetuning.base import SampleDataModule
+from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.names import safe_name
 from nemo2.run_dir.directory import DEFAULT_BASE
@@ -93,7 +95,7 @@ def _name(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "log-directory-is-writable",
-    says="The directories of runs, checkpoints and indices must be writable.",
+    says="The directories of runs, checkpoints and indices must be writable, and files to copy into the run's must exist.",
     otherwise="The run stops before its first step.",
     broken="log.log_dir=/dev/null/runs",
     mended="log.log_dir=/tmp",
@@ -114,6 +116,9 @@ def _log_directory(facts: Facts) -> Iterator[str]:
     for field, directory in directories.items():
         if directory and not _writable(Path(str(directory)).expanduser().absolute()):
             yield f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
+    for file in getattr(log, "files_to_copy", None) or ():
+        if not Path(str(file)).expanduser().is_file():
+            yield f"log.files_to_copy: no such file: {file}. Correct the path or remove it."
 
 
 @FILES.rule(
@@ -135,11 +140,16 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
     for name, path in places.items():
         if facts.here and path and (why := missing(str(path))) is not None:
             yield f"{name}={path}: {why}"
+    if facts.here and not any(places.values()) and lacks_a_checkpoint(facts.recipe):
+        yield (
+            "resume.resume_ignore_no_checkpoint=False: the run has no finished checkpoint on this machine to resume from. "
+            "To start from the beginning in this case, set resume.resume_ignore_no_checkpoint=True."
+        )
 
 
 @FILES.rule(
     "released-weights-fit",
-    says="Released weights to start from (`hf:///folder`) must be complete and must belong to the recipe's model.",
+    says="Weights to start from must belong to the recipe's model, and a release (`hf:///folder`) must be complete.",
     otherwise="The run stops on every rank after it has built the model.",
     broken="resume.restore_config.path=hf:///dev/null/weights",
     mended="resume.restore_config=None",
@@ -159,7 +169,13 @@ def _released(facts: Facts) -> Iterator[str]:
         )
     for name, owner in (("resume", resume), ("strategy", facts.strategy)):
         path = str(getattr(getattr(owner, "restore_config", None), "path", None) or "")
-        if not facts.here or not path.startswith(f"{HUGGING_FACE}/"):
+        if not facts.here or not path:
+            continue
+        if not path.startswith(HUGGING_FACE):
+            if missing(path) is None:
+                yield from weights_of_another_shape(facts, f"{name}.restore_config.path", path)
+            continue
+        if not path.startswith(f"{HUGGING_FACE}/"):
             continue  # of a repository of the hub nothing is known before it is downloaded
         try:
             open_released(folder_of(path), facts.parts.get("model.config"))  # headers only
@@ -187,7 +203,8 @@ def _communicators(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "data-is-there",
-    says="Every dataset must have both its .bin and its .idx file.",
+    says="Every dataset must have a .bin and an .idx file that belong together, enough tokens for a sample, and the run's "
+    "tokenizer.",
     otherwise="The data module raises an error on every rank.",
     broken="",
     mended="",
@@ -196,20 +213,21 @@ def _communicators(facts: Facts) -> Iterator[str]:
     here=True,
 )
 def _data(facts: Facts) -> Iterator[str]:
-    if not facts.here:
+    data = facts.parts.get("data")
+    if not facts.here or not isinstance(data, PreTrainingDataModule):
         return
-    from nemo2.data.blend import Blend
+    validates = getattr(facts.trainer, "limit_val_batches", None) != 0
+    try:
+        data.check_files(("train", "validation") if validates else ("train",), _tokenizer_of_data(facts))
+    except Nemo2Error as error:
+        yield str(error)
 
-    blends = getattr(facts.parts.get("data"), "_blends", None)
-    found = blends.values() if isinstance(blends, dict) else [blends]
-    for prefix in dict.fromkeys(prefix for blend in found if isinstance(blend, Blend) for prefix in blend.prefixes):
-        missing = [suffix for suffix in (".bin", ".idx") if not Path(f"{prefix}{suffix}").is_file()]
-        if missing and "://" not in prefix:
-            yield (
-                f"data.paths lists {prefix}, but {' and '.join(f'{prefix}{suffix}' for suffix in missing)} "
-                f"{'does' if len(missing) == 1 else 'do'} not exist. Correct the path, or create the files from text "
-                "with `nemo2 prepare-data`."
-            )
+
+def _tokenizer_of_data(facts: Facts) -> Any:
+    try:
+        return tokenizer_of(facts, "data")
+    except Nemo2Error:
+        return None  # the next rule reports it
 
 
 @FILES.rule(
@@ -230,8 +248,9 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "text-has-a-tokenizer",
-    says="Fine-tuning on text requires a tokenizer: the recipe's, the data's, or that of the weights to start from.",
-    otherwise="The run stops on every rank when it reads the first record.",
+    says="Token files and fine-tuning on text require a tokenizer: the recipe's, the data's, or that of the weights to start "
+    "from.",
+    otherwise="The run stops on every rank when it opens the data.",
     broken="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8)' "
     "resume.restore_config.path=hf:///dev",
     mended="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
@@ -239,16 +258,18 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
 def _text(facts: Facts) -> Iterator[str]:
     data = facts.parts.get("data")
     restore = getattr(getattr(getattr(facts.recipe, "resume", None), "restore_config", None), "path", None)
-    if not restore or not isinstance(data, SampleDataModule) or not data.reads_text():
-        return  # without weights to start from, the rule about them is broken
+    text = isinstance(data, SampleDataModule) and data.reads_text()
+    if not (text and restore or isinstance(data, PreTrainingDataModule)):
+        return  # without weights to fine-tune from, the rule about them is broken
     try:
         tokenizer = known_tokenizer(facts, "data")
     except Nemo2Error:
         return  # the rule above reports it
     if tokenizer is None:
         yield (
-            f"data.tokenizer=None: the data is text, but the run has no tokenizer, and {restore} describes none. "
-            "Set data.tokenizer to the tokenizer of the model, or resume.restore_config.path to weights with a tokenizer."
+            f"data.tokenizer=None: the data {'is text' if text else 'are token files'}, but the run has no tokenizer"
+            f"{f', and {restore} describes none' if restore else ''}. Set data.tokenizer to the tokenizer of the model, or "
+            "resume.restore_config.path to weights with a tokenizer."
         )
 
 

@@ -6,7 +6,9 @@ import json
 import logging
 import os
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import lcm
 from pathlib import Path
 from typing import Any, Optional
@@ -106,6 +108,11 @@ class SampleDataModule(MegatronDataModule):
                 "to the same value.",
                 rule="packs-are-as-long-as-sequences",
             )
+
+    @property
+    def pad_cu_seqlens(self) -> bool:
+        """Whether all rows of a split have equally long lists of sequences."""
+        return self.packed_sequence_specs is not None and self.packed_sequence_specs.pad_cu_seqlens
 
     @property
     def packed(self) -> bool:
@@ -208,6 +215,38 @@ class SampleDataModule(MegatronDataModule):
             self._samples[split] = self._opened(split)
         return self._samples[split]
 
+    def check_first_records(self, tokenizer: Optional[Tokenizer], encoded: int = 8) -> None:
+        """Read the training records of a global batch, encode the first of them as `samples` does, and store nothing.
+
+        Args:
+            tokenizer: The run's tokenizer. None: it is unknown, and no records are encoded.
+            encoded: The number of records to encode.
+
+        Raises:
+            ConfigError: a setting of the samples does not fit the tokenizer.
+            DataError: the source is missing, a record is malformed, or there are fewer samples than in a global batch.
+        """
+        source = self.source("train")
+        if source is None:
+            return
+        limits, report = self.settings.limits(self.seq_length + 1), Report()
+        bad = BadRecords(limits, report)
+        size = self.rampup_batch_size[0] if self.rampup_batch_size else self.global_batch_size
+        records = list(islice(source.records(bad), max(size, encoded)))
+        if 0 < len(records) < size:
+            raise DataError(
+                f"{source.name} has {len(records)} samples, fewer than one global batch of {size}. Use more data, or a "
+                "smaller data.global_batch_size."
+            )
+        if tokenizer is None:
+            return
+        own, self.tokenizer = self.tokenizer, tokenizer
+        try:
+            samples = encode_all(records[:encoded], self.encoder(), limits=limits, bad=bad)
+            deque(samples if records else _some(samples, source, report), maxlen=0)
+        finally:
+            self.tokenizer = own
+
     def _opened(self, split: str) -> Optional[Samples]:
         source = self.source(split)
         if source is None:
@@ -293,7 +332,7 @@ class SampleDataModule(MegatronDataModule):
         most_ends = None
         # Pipeline stages, and experts that receive tokens of other replicas, must know the length beforehand.
         fixed = self.packed or self.settings.pad_to_max_length or sizes["pp"] > 1 or sizes["ep"] > 1 or self._captured
-        if self.packed_sequence_specs is not None and self.packed_sequence_specs.pad_cu_seqlens:
+        if self.pad_cu_seqlens:
             most_ends = 1 + max((fullness.most for fullness in self.fullness.values()), default=0) or None
         return Collate(
             pad_id=self._pad_id,

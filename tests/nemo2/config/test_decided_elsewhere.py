@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import pickle
 from functools import reduce
+from operator import attrgetter
 from typing import Any
 
 import fiddle as fdl
@@ -12,7 +13,7 @@ import pytest
 import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
-from nemo2 import recipes
+from nemo2 import llm, recipes
 from nemo2.config import Config, flatten
 from nemo2.recipes import llama3_8b, llama3_8b_16k, llama_tiny
 from nemo2.recipes.precision import mixed_precision
@@ -146,3 +147,19 @@ def test_a_precision_made_alone_has_its_dtypes() -> None:
     built = fdl.build(plugin).dtype_config
     for name in ("params_dtype", "pipeline_dtype", "autocast_dtype"):
         assert getattr(plugin, name) is getattr(built, name) is torch.bfloat16
+
+
+def test_a_part_reads_the_same_after_the_recipe_that_it_was_read_from_is_gone() -> None:
+    recipe, trainer = llm.llama3_70b.pretrain_recipe(), llm.llama3_70b.trainer()
+    for name in ("pipeline_dtype", "ddp.grad_reduce_in_fp32"):
+        kept = attrgetter(name)
+        values = {
+            str(kept(strategy))
+            for strategy in (
+                recipe.trainer.strategy,
+                trainer.strategy,
+                llm.llama3_70b.trainer().strategy,
+                llm.llama3_70b.pretrain_recipe().strategy,
+            )
+        }
+        assert values == {"torch.bfloat16" if name == "pipeline_dtype" else "True"}

@@ -306,7 +306,7 @@ def test_baichuan_normalises_the_rows_of_its_output_layer(run_on_ranks: Any, ran
     ("module", "name"),
     [
         ("gpt", "GPTConfig"), ("llama", "LlamaConfig"), ("llama", "Llama31Config"), ("qwen3", "Qwen3MoEConfig"),
-        ("ssm", "SSMConfig"), ("gemma2", "Gemma2Config"), ("starcoder", "Starcoder2Config"),
+        ("gemma2", "Gemma2Config"), ("starcoder", "Starcoder2Config"),
     ],
 )  # fmt: skip
 def test_a_configuration_without_a_size_says_what_it_lacks(module: str, name: str) -> None:

@@ -262,3 +262,19 @@ def test_each_argument_of_the_constructor_does_what_it_says(run_on_ranks: Any) -
         assert found["precision_plugin"] == {"torch.bfloat16"} and found["callbacks"] == ["torch.bfloat16"] * 2
         assert (found["device"], found["wrap_chunk"], found["transform"]) == ({"meta"}, "Sequential", {False})
         assert found["vp_size"] == ([0, 1], 2) and found["cpu"] == {"cpu"}
+
+
+def a_model_without_groups() -> tuple[str, str]:
+    """Its device, and the counted parameters."""
+
+    class Alone(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = torch.nn.Linear(3, 2)
+
+    parallel = MegatronParallel(Alone(), cpu=True)
+    return str(next(parallel.parameters()).device), str(parallel.__dict__["parameter_counts"])
+
+
+def test_a_model_on_a_cpu_needs_no_process_groups(run_on_ranks):
+    assert run_on_ranks(a_model_without_groups, 1) == [("cpu", "8 parameters, all of them trained")]

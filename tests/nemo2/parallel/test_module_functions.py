@@ -4,10 +4,12 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from nemo2.errors import ConfigError
 from nemo2.llm import fn
+from support import small_runs
 
 
 class Net(fn.FNMixin, nn.Module):
@@ -95,3 +97,42 @@ def test_a_function_that_wraps_its_argument_wraps_each_module_once() -> None:
     whole: Any = fn.walk(nn.Sequential(nn.Sequential(nn.Linear(2, 2))), Wrapper)
     assert [type(one) for one in whole.modules()].count(Wrapper) == 3
     assert sum(one.numel() for one in whole.parameters()) == 6 + 3 * 2
+
+
+class Scaled(nn.Module):
+    """A linear layer of Megatron-Core's, whose output is multiplied by a trained number."""
+
+    def __init__(self, wrapped: nn.Module) -> None:
+        super().__init__()
+        self.wrapped, self.scale = wrapped, nn.Parameter(torch.ones(1))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output, bias = self.wrapped(*args, **kwargs)
+        return output * self.scale, bias
+
+
+def wrap(module: nn.Module, name: str = "") -> nn.Module:
+    return Scaled(module) if name == "linear_proj" else module
+
+
+def train_wrapped() -> dict[str, Any]:
+    """The losses with and without the wrappers, the wrappers' numbers after training, and the sizes of both models."""
+    plain, wrapped = small_runs.build_llama(), small_runs.build_llama()
+    wrapped.model_transform = lambda chunk: fn.walk(chunk, wrap)
+    found: dict[str, Any] = {}
+    for name, model in {"plain": plain, "wrapped": wrapped}.items():
+        torch.manual_seed(1)
+        run = small_runs.fit(model, max_steps=3, tensor_model_parallel_size=2, inspect=small_runs.parameters)
+        found[name] = run["losses"], run["inspected"]
+        small_runs.release()
+    return found
+
+
+def test_a_model_whose_modules_are_wrapped_by_a_walk_trains(run_on_ranks: Any) -> None:
+    found = run_on_ranks(train_wrapped, 2)[0]
+    (losses, parameters), (plain_losses, plain) = found["wrapped"], found["plain"]
+    assert losses[0] == plain_losses[0] and losses[1:] != plain_losses[1:]
+    scales = {name: value for name, value in parameters.items() if name.endswith(".scale")}
+    layers = small_runs.MODEL["num_layers"]
+    assert len(scales) == layers and len(parameters) == len(plain) + layers
+    assert all(value.item() != 1.0 for value in scales.values())

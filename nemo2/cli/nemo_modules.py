@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeMo 2.0's module paths as attributes: ``nl.pytorch.callbacks.PEFT``, ``llm.gpt.data.mock``.
+
+A path that `nemo2.cli.nemo_names` knows is a module here, and the names in it are nemo2's.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Optional
+
+from nemo2.cli.nemo_names import MODULES, find, module_of
+from nemo2.names import did_you_mean
+
+
+def nemo_module(path: str) -> Optional[ModuleType]:
+    """The names of NeMo's module or package ``path``. None: nemo2 knows no such path."""
+    known = module_of(path) is not None or any(one.startswith(f"{path}.") for one in MODULES)
+    return _NemoModule(path) if known else None
+
+
+class _NemoModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        home = module_of(self.__name__)
+        own = import_module(home) if home is not None else None
+        if (inner := nemo_module(f"{self.__name__}.{name}")) is not None:  # first: llm.mock is a function too
+            return inner
+        if hasattr(own, name):
+            return getattr(own, name)
+        found = find(name)
+        if found.status in ("works", "renamed"):
+            module = import_module(found.home)
+            return getattr(module, found.name) if found.name else module
+        told = found.reason if found.status == "gone" else f"no such name{did_you_mean(name, self.__dir__())}"
+        raise AttributeError(f"{self.__name__}.{name}: {told}")
+
+    def __dir__(self) -> list[str]:
+        home = module_of(self.__name__)
+        inner = {one[len(self.__name__) + 1 :].split(".")[0] for one in MODULES if one.startswith(f"{self.__name__}.")}
+        return sorted({*inner, *(vars(import_module(home)) if home is not None else ())})
