@@ -9,7 +9,7 @@ if sys.path and sys.path[0] in ("", os.getcwd()) and not sys.flags.safe_path:
     # module by chance.
     sys.path.append(sys.path.pop(0))
 
-from nemo2.cli import main
+from nemo2.cli import script
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

@@ -26,6 +26,8 @@ _WARNINGS = (
     # Lightning, wherever a program called srun is installed: our launcher starts the ranks.
     r"The `srun` command is available.*",
 )
+_NO_TOOLKIT = "torch.utils.cpp_extension"
+"""The logger that reports, wherever there is a CUDA toolkit and no GPU, that there is no GPU."""
 _LIGHTNING = (
     "lightning.pytorch.utilities.rank_zero",
     "lightning.fabric.utilities.rank_zero",
@@ -48,6 +50,7 @@ def quiet_known_warnings() -> None:
     """Filter the messages above. Takes no time and imports none of the libraries."""
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+    logging.getLogger(_NO_TOOLKIT).addFilter(lambda record: "No CUDA runtime is found" not in str(record.msg))
     for name in _LIGHTNING:
         logging.getLogger(name).addFilter(_to_the_log)
 

@@ -54,7 +54,7 @@ def test_the_metadata_say_what_the_project_says(wheel: Path) -> None:
     assert (metadata["Name"], metadata["Version"]) == (project["name"], project["version"])
     required = [item for item in metadata.get_all("Requires-Dist", []) if "extra ==" not in item]
     assert len(required) == len(project["dependencies"])
-    assert "nemo2 = nemo2.cli:main" in entry_points and "llm = nemo2.cli.nemo_run" in entry_points
+    assert "nemo2 = nemo2.cli:script" in entry_points and "llm = nemo2.cli.nemo_run" in entry_points
 
 
 def test_an_installed_wheel_lists_its_recipes_without_any_other_package(wheel: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Backend(ABC):
 
     @abstractmethod
     def install(self) -> None:
-        """Make Megatron-Core's training path run on this device. Does nothing for CUDA.
+        """Make Megatron-Core's training path run on this device. Does nothing for CUDA with Transformer Engine.
 
         Idempotent. May be called before or after `megatron.core` is imported.
 

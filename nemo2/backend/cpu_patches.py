@@ -264,6 +264,15 @@ def _fp8_only_if_asked(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+RECOMPUTES_WITHOUT_TE = Patch(
+    target="megatron.core.tensor_parallel.random:CheckpointWithoutOutput.__init__",
+    replacement=_fp8_only_if_asked,
+    wraps=True,
+    why="selective recomputation would call into Transformer Engine",
+)
+"""For GPUs too, where Transformer Engine isn't installed."""
+
+
 class _NoSuchLayer:
     """A class without instances, for `isinstance` checks that must fail."""
 
@@ -381,12 +390,7 @@ def megatron_patches() -> tuple[Patch, ...]:
     return (
         Patch(target=f"{rng}:_get_cuda_rng_state", replacement=_get_cuda_rng_state, why=_NO_CUDA),
         Patch(target=f"{rng}:_set_cuda_rng_state", replacement=_set_cuda_rng_state, why=_NO_CUDA),
-        Patch(
-            target=f"{rng}:CheckpointWithoutOutput.__init__",
-            replacement=_fp8_only_if_asked,
-            wraps=True,
-            why="selective recomputation would call into Transformer Engine",
-        ),
+        RECOMPUTES_WITHOUT_TE,
         Patch(
             target=f"{rng}:_get_share_storage",
             replacement=lambda: _restored_by_copy,

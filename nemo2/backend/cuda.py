@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA GPUs with NCCL: Megatron-Core's home, so there is nothing to install.
+"""NVIDIA GPUs with NCCL: Megatron-Core's home, so there is nothing to install where Transformer Engine is.
 
 `config_overrides` only turns off what needs a package that is not here, and says what that costs.
 """
 
+import importlib
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from nemo2.backend.base import Backend, Override
 from nemo2.backend.extensions import build_extensions
 from nemo2.backend.extras import has, have_te, why_missing
+from nemo2.backend.patching import Patcher
 
 
 class CudaBackend(Backend):
@@ -23,8 +25,16 @@ class CudaBackend(Backend):
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
 
+    def __init__(self) -> None:
+        self._patcher: Patcher | None = None
+
     def install(self) -> None:
-        """Nothing to do."""
+        if self._patcher is not None or have_te():
+            return
+        from nemo2.backend.cpu_patches import RECOMPUTES_WITHOUT_TE
+
+        self._patcher = Patcher(rebind_in=("megatron",))
+        self._patcher.apply([RECOMPUTES_WITHOUT_TE], version=importlib.import_module("megatron.core").__version__)
 
     def set_device(self, local_rank: int) -> None:
         torch.cuda.set_device(local_rank)

@@ -45,3 +45,18 @@ def test_plain_layers_on_a_gpu_are_said_once(monkeypatch: pytest.MonkeyPatch, ca
     assert len(made) == 2
     (said,) = [record.getMessage() for record in caplog.records if "plain PyTorch" in record.getMessage()]
     assert "nemo2[te]" in said and "fp8" in said
+
+
+def recompute_without_te() -> Any:
+    from megatron.core.tensor_parallel import random
+
+    backend = CudaBackend()
+    cuda.have_te = lambda: False
+    backend.install()
+    backend.install()
+    return random.CheckpointWithoutOutput(fp8=False).fp8
+
+
+def test_recomputation_without_transformer_engine_asks_for_no_fp8(run_on_ranks: Any) -> None:
+    """Megatron-Core reads ``fp8=False`` as a request, and then a name that Transformer Engine defines."""
+    assert run_on_ranks(recompute_without_te, 1, init_process_group=False) == [False]
