@@ -194,10 +194,13 @@ def text_width(words: str, size: float = 12) -> float:
 def nice_ticks(low: float, high: float, *, count: int = 6, whole: bool = False) -> list[float]:
     """Round numbers that span ``low`` to ``high``: steps of 1, 2 or 5 times a power of ten.
 
-    The first and last lie on or outside the range. With ``whole``, for step numbers, all lie inside it.
+    The first and last lie on or outside the range. With ``whole``, for step numbers, all lie inside it. A range of less than
+    1e-9 of its values is widened, numbers below 1e-300 are taken as 0, and those above 1e300 as 1e300.
     """
-    if high <= low:
-        low, high = low - (abs(low) or 1) * 0.05, high + (abs(high) or 1) * 0.05
+    low, high = (0.0 if abs(end) < 1e-300 else min(max(end, -1e300), 1e300) for end in (low, high))
+    size = max(abs(low), abs(high))
+    if high - low <= size * 1e-9:
+        low, high = low - (size or 1) * 0.05, high + (size or 1) * 0.05
     rough = (high - low) / count
     power = 10 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -206,7 +209,7 @@ def nice_ticks(low: float, high: float, *, count: int = 6, whole: bool = False) 
         first, last = math.ceil(low / step), math.floor(high / step)
     else:
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
 
 def tick_texts(values: list[float]) -> list[str]:
@@ -220,11 +223,11 @@ def tick_text(value: float) -> str:
     if value == 0:
         return "0"
     size = abs(value)
-    if size >= 1e4:
+    if 1e4 <= size < 1e16:
         for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
             if size >= limit:
                 return f"{value / limit:.6g}{suffix}"
-    if size < 1e-3:
+    if size < 1e-3 or size >= 1e16:
         return _scientific(value)
     return f"{value:,.6g}"
 

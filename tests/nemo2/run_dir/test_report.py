@@ -159,6 +159,13 @@ def test_ticks_are_round_and_span_the_values(low, high):
     assert min(abs(mantissa - nice) for nice in (1, 2, 5, 10)) < 1e-3
 
 
+@pytest.mark.parametrize("values", [(5e-324, 1e-310), (1e-14, 9e-14), (-1.7e308, 1.7e308), (1.0, 1.0 + 1e-15)])
+def test_a_curve_of_extreme_numbers_is_drawn(values: tuple[float, float]) -> None:
+    chart = line_chart("t", [Series(name="a", points=list(enumerate(values)))], y_label="y")  # pyright: ignore
+    ElementTree.fromstring(standalone(chart))
+    assert "nan" not in chart and "inf" not in chart
+
+
 def test_thinning_keeps_every_spike():
     points = [(float(s), 1000.0 if s == 4321 else (s % 7)) for s in range(10_000)]
     thinned = thin_out(points, limit=200)
