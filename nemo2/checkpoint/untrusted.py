@@ -288,17 +288,3 @@ def _what_is_named(error: BaseException) -> str:
         "nemo2 contain only tensors, numbers and text. Convert a checkpoint that contains objects on a machine where "
         "you trust it."
     )
-
-
-def security_error_in(error: BaseException) -> SecurityError | None:
-    """The `SecurityError` inside torch's error, which may be of several ranks. None: there is none."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, SecurityError):
-            return seen
-        for failure in getattr(seen, "failures", {}).values():
-            inner = failure[0] if isinstance(failure, tuple) else failure
-            if isinstance(inner, SecurityError):
-                return inner
-        seen = seen.__cause__ or seen.__context__
-    return None

@@ -70,15 +70,6 @@ def forget(obj: Any, name: str) -> None:
         object.__setattr__(obj, _NOTES, notes)
 
 
-def take_back(obj: Any, name: str) -> None:
-    """Undo the last recorded change of one field."""
-    notes = adjustments(obj)
-    *others, last = notes[name]
-    setattr(obj, name, last.before)
-    notes[name] = tuple(others)
-    object.__setattr__(obj, _NOTES, {field: told for field, told in notes.items() if told})
-
-
 def _equal(one: Any, other: Any) -> bool:
     """Equality of value and type: True and 1 are different settings."""
     try:

@@ -27,10 +27,13 @@ _SECONDS_BETWEEN_LINES = 10.0
 class Input:
     """A file, or another source of records.
 
-    Attributes: path: The file's path, or the source's name. size: The size of the file in bytes. None: it isn't known,
-        and the hash alone decides. modified: The time of its last modification in nanoseconds. sha256: The SHA-256 of
-        its contents. None: unknown. trains: Whether training reads it. exact: Whether another hash proves other
-        contents.
+    Attributes:
+        path: the file's path, or the source's name.
+        size: the size of the file in bytes. None: it isn't known, and the hash alone decides.
+        modified: the time of its last modification in nanoseconds.
+        sha256: the SHA-256 of its contents. None: unknown.
+        trains: whether training reads it.
+        exact: whether another hash proves other contents.
     """
 
     path: str

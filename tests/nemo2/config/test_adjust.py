@@ -4,7 +4,7 @@
 import copy
 import dataclasses
 
-from nemo2.config.adjust import Adjustment, adjust, adjusting, adjustments, take_back
+from nemo2.config.adjust import Adjustment, adjust, adjusting, adjustments
 
 
 @dataclasses.dataclass
@@ -19,18 +19,6 @@ def test_a_change_is_noted_with_its_reason() -> None:
     assert adjust(options, "size", 2, why="first") and adjust(options, "size", 3, why="then")
     assert options.size == 3
     assert adjustments(options) == {"size": (Adjustment(1, 2, "first"), Adjustment(2, 3, "then"))}
-
-
-def test_the_last_change_can_be_taken_back() -> None:
-    options = Options()
-    adjust(options, "size", 7, why="the layout")
-    adjust(options, "size", 9, why="this machine")
-    take_back(options, "size")
-    assert options.size == 7
-    assert [note.why for note in adjustments(options)["size"]] == ["the layout"]
-    take_back(options, "size")
-    assert options == Options()
-    assert adjustments(options) == {}
 
 
 def test_what_changes_nothing_is_not_noted() -> None:
