@@ -85,6 +85,28 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
 
 
 @PARTS.rule(
+    "dispatcher-is-installed",
+    says="The flex dispatcher's package, deep_ep, must be installed.",
+    otherwise="Megatron-Core raises an ImportError when it builds the model.",
+    recipe="mixtral_8x7b",
+    broken="model.config.moe_token_dispatcher_type=flex",
+    mended="model.config.moe_token_dispatcher_type=alltoall",
+    here=True,
+    launched=(8, 8),
+)
+def _dispatcher(facts: Facts) -> Iterator[str]:
+    backend = getattr(facts.model, "moe_flex_dispatcher_backend", "deepep")
+    if not facts.here or getattr(facts.model, "moe_token_dispatcher_type", None) != "flex":
+        return
+    if backend in ("deepep", "hybridep") and not has("deep_ep"):
+        yield (
+            f"model.config.moe_token_dispatcher_type='flex' with moe_flex_dispatcher_backend={backend!r} requires the package "
+            "deep_ep, which is not installed. Install it (github.com/deepseek-ai/DeepEP), or set "
+            "moe_token_dispatcher_type='alltoall'."
+        )
+
+
+@PARTS.rule(
     "logger-is-installed",
     says="The packages of the loggers must be installed.",
     otherwise="Every rank raises ModuleNotFoundError.",
