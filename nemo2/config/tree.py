@@ -153,7 +153,15 @@ class _Node:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         bring_up_to_date(self)
         refuse_changed_objects(self)
-        return super().__deepcopy__(memo)  # pyright: ignore[reportAttributeAccessIssue]
+        parent = self.__dict__.pop("_read_from", None)  # isn't a part of this node, and isn't copied with it
+        try:
+            copied = super().__deepcopy__(memo)  # pyright: ignore[reportAttributeAccessIssue]
+        finally:
+            if parent is not None:
+                object.__setattr__(self, "_read_from", parent)
+        if parent is not None:
+            object.__setattr__(copied, "_read_from", memo.get(id(parent), parent))
+        return copied
 
     def __eq__(self, other: object) -> bool:
         for node in (self, other):

@@ -248,6 +248,14 @@ def test_casting_to_nemo_runs_own_classes_is_supported(caplog):
     assert fdl.build(cast)()[0].layers == 32
 
 
+def test_a_part_that_was_read_from_a_recipe_is_copied_without_the_recipe():
+    r = recipe()
+    part = r.trainer
+    copied = copy.deepcopy(part)
+    copied.callbacks = []
+    assert copied != part and r.trainer is part
+
+
 def test_a_failing_constructor_names_the_path():
     r = recipe()
     r.trainer.callbacks = [Config(Callback, every=1), Config(len)]
