@@ -15,7 +15,7 @@ from typing import Any, Literal, Optional
 import lightning.pytorch as pl
 
 from nemo2.checkpoint.directory import temporary_name, without_last
-from nemo2.checkpoint.lineage import why_not_ours
+from nemo2.checkpoint.lineage import why_writing_is_refused
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.place import OF_A_RANK
@@ -122,7 +122,7 @@ class HuggingFaceExportCallback(pl.Callback):
             self._waiting.discard()
         folder = Path(self.directory) if self.directory is not None else Path(path).parent.with_name("hugging_face")
         try:
-            if why := why_not_ours(folder, folder / name, Path(path)):
+            if why := why_writing_is_refused(folder, folder / name, Path(path)):
                 self._say_failed(folder / name, f"{why} Set another directory.")
                 return
             self._waiting = _Export.of(Path(path), folder / name, self.dtype)

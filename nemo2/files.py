@@ -5,9 +5,11 @@ written through a link.
 A name from a file (a manifest's, ``.metadata``'s) must be a path inside its folder, or it is rejected.
 """
 
+import hashlib
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
@@ -78,6 +80,19 @@ def open_regular(path: Path | str, *, follow: bool = True) -> Any:
         file.close()
         raise UnusableFile("is no regular file")
     return file
+
+
+def sha256(path: Path | str, *, report: Optional[Callable[[int], None]] = None) -> str:
+    """The SHA-256 of a file, in hexadecimal. ``report`` is called with the bytes done, after each block."""
+    # A small buffer is reused, so that the hashed data are still in the processor's cache.
+    digest, buffer, done = hashlib.sha256(), memoryview(bytearray(MIB // 4)), 0
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            done += count
+            if report is not None:
+                report(done)
+    return digest.hexdigest()
 
 
 def update_with_samples(digest: Any, path: Path | str) -> None:

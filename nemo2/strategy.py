@@ -29,7 +29,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from megatron.core.distributed import DistributedDataParallelConfig
 
-from nemo2.backend import get_backend
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.forms.megatron import MegatronForm
@@ -432,10 +431,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         self._register(*callbacks, getattr(trainer, "datamodule", None), self.data_sampler, OneSize())
         self.setup_megatron_parallel(trainer, wrap=fitting)
         if fitting:
-            self._say_what_is_trained()
-            self._take_over_backward(trainer.fit_loop.epoch_loop)
-            config: Any = self.megatron_parallel and self.megatron_parallel.config
-            get_backend().build_extensions(config, local_rank=self.local_rank)
+            self._prepare_training(trainer)
             if self._setup_optimizers:
                 self.setup_optimizers(trainer)
         if self.restore_config is not None and not trainer.ckpt_path:

@@ -8,7 +8,6 @@ with it. A module that isn't in `WARM`, and ``python -c``, run in a fresh interp
 """
 
 import array
-import atexit
 import contextlib
 import io
 import json
@@ -19,10 +18,9 @@ import signal
 import socket
 import stat
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 SOCKET = "NEMO2_WARM_COMMANDS"
 WARM = (
@@ -165,13 +163,13 @@ def _fork(connection: socket.socket, others: Sequence[int], python: str) -> int:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         for descriptor in (*others, connection.fileno()):
             os.close(descriptor)
-        os._exit(_run(job, streams, python))
+        _run(job, streams, python)
     for descriptor in streams:
         os.close(descriptor)
     return pid
 
 
-def _run(job: dict[str, Any], streams: Sequence[int], python: str) -> int:
+def _run(job: dict[str, Any], streams: Sequence[int], python: str) -> NoReturn:
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
         os.close(descriptor)
@@ -206,14 +204,9 @@ def _run(job: dict[str, Any], streams: Sequence[int], python: str) -> int:
     except BaseException:
         sys.excepthook(*sys.exc_info())  # pyright: ignore[reportArgumentType]
         code = 1
-    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            code = code or 120
-    return code
+    from nemo2.cli.streams import end_process
+
+    end_process(code)
 
 
 @contextlib.contextmanager

@@ -21,12 +21,12 @@ class CudaBackend(Backend):
     name = "cuda"
     process_group_backend = "nccl"
 
+    def __init__(self) -> None:
+        self._patcher: Patcher | None = None
+
     @property
     def device(self) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
-
-    def __init__(self) -> None:
-        self._patcher: Patcher | None = None
 
     def install(self) -> None:
         if self._patcher is not None or have_te():

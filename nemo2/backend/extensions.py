@@ -40,9 +40,9 @@ def build_extensions(config: Any, *, local_rank: int) -> None:
         return
     failed = ""
     if local_rank == 0:
-        failed = _built(build, "share_storage_ext")
+        failed = _why_build_failed(build, "share_storage_ext")
     torch.distributed.barrier()  # a rank that waits for a stale lock would load what nobody has built
-    failed = failed or _built(build, None)
+    failed = failed or _why_build_failed(build, None)
     if failed:
         raise RuntimeFault(
             f"model.config.recompute_modules={config.recompute_modules}: Megatron-Core restores discarded outputs by a C++ "
@@ -51,23 +51,28 @@ def build_extensions(config: Any, *, local_rank: int) -> None:
         )
 
 
-def _built(build: Any, name: str | None) -> str:
-    """Why ``build`` failed. Empty: it didn't. ``name``: the extension whose lock may be stale."""
+def _why_build_failed(build: Any, name: str | None) -> str:
+    """The reason as text. Empty: it didn't fail. ``name``: the extension whose lock may be stale."""
     try:
         if name is not None:
-            _remove_stale_lock(name)
-            _log.warning("Compiling Megatron-Core's extension %s, which takes half a minute unless it is cached.", name)
+            _remove_stale_lock(_folder(name) / "lock", name)
+            if not (_folder(name) / f"{name}.so").exists():
+                _log.warning("Compiling Megatron-Core's extension %s, which takes half a minute.", name)
         build()
     except Exception as error:
         return f"{type(error).__name__}: {error}".partition("\n")[0]
     return ""
 
 
-def _remove_stale_lock(name: str) -> None:
-    """Remove the lock of a compilation whose process was killed, for which torch would wait for ever."""
+def _folder(name: str) -> Path:
+    """The folder in which torch compiles the extension."""
     from torch.utils.cpp_extension import _get_build_directory
 
-    lock = Path(_get_build_directory(name, False), "lock")
+    return Path(_get_build_directory(name, False))
+
+
+def _remove_stale_lock(lock: Path, name: str) -> None:
+    """Remove the lock of a compilation whose process was killed, for which torch would wait for ever."""
     waited = False
     while lock.exists():
         age = time.time() - lock.stat().st_mtime

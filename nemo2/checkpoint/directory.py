@@ -29,6 +29,7 @@ from typing import Any, Optional
 from nemo2.checkpoint.writer_process import TRANSIENT, persistently
 from nemo2.errors import CheckpointError
 from nemo2.files import parse_json, read_bounded, why_not_inside
+from nemo2.files import sha256 as _sha256
 
 WEIGHTS_PATH = "weights"
 CONTEXT_PATH = "context"
@@ -298,12 +299,6 @@ def is_loaded(name: str) -> bool:
 def sha256(path: Path | str) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     return persistently(_sha256, path)
-
-
-def _sha256(path: Path | str) -> str:
-    # A small buffer is reused, so that the hashed data are still in the processor's cache.
-    with open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def set_aside(checkpoint: Path) -> Path:

@@ -92,7 +92,7 @@ def begin(directory: Path, checkpoint: Optional[Path]) -> Run:
     return run
 
 
-def why_not_ours(directory: Path, results: Path, checkpoint: Path) -> Optional[str]:
+def why_writing_is_refused(directory: Path, results: Path, checkpoint: Path) -> Optional[str]:
     """Why the run of ``checkpoint`` must not write ``results`` below ``directory``, as a sentence: the directory belongs to
     another run, or the results exist and no run is known. None: it may, and the directory is its own from now on."""
     manifest, owner = read_manifest(checkpoint), run_of(directory)

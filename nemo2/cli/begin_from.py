@@ -67,7 +67,7 @@ def described_weights(source: str) -> tuple[Any, str]:
     sequence length follows the data's, unless positions are learned. Errors: see `give_weights`."""
     from nemo2.checkpoint.described import find_checkpoint
     from nemo2.cli.run_names import checkpoint_called
-    from nemo2.hugging_face.described import release_at, released_model
+    from nemo2.hugging_face.weights import release_at, released_model
     from nemo2.strategies.teaching import described_model, refuse_adapters
 
     if (release := release_at(source)) is not None:
@@ -100,7 +100,7 @@ def named_weights(checkpoint: Optional[str], source: Optional[str]) -> str:
             else f"{checkpoint} and --from {source} both name the weights: leave one of them out."
         )
     from nemo2.cli.run_names import checkpoint_called
-    from nemo2.hugging_face.described import release_at
+    from nemo2.hugging_face.weights import release_at
 
     name = checkpoint or source or ""
     return release_at(name) or str(checkpoint_called(name))

@@ -28,12 +28,13 @@ class _NemoModule(ModuleType):
             return inner
         if hasattr(own, name):
             return getattr(own, name)
-        found = find(name)
-        if found.status in ("works", "renamed"):
-            module = import_module(found.home)
-            return getattr(module, found.name) if found.name else module
-        told = found.reason if found.status == "gone" else f"no such name{did_you_mean(name, self.__dir__())}"
-        raise AttributeError(f"{self.__name__}.{name}: {told}")
+        counterpart = find(name)
+        if counterpart.status in ("works", "renamed"):
+            module = import_module(counterpart.home)
+            return getattr(module, counterpart.name) if counterpart.name else module
+        gone = counterpart.status == "gone"
+        reason = counterpart.reason if gone else f"no such name{did_you_mean(name, self.__dir__())}"
+        raise AttributeError(f"{self.__name__}.{name}: {reason}")
 
     def __dir__(self) -> list[str]:
         home = module_of(self.__name__)

@@ -6,7 +6,6 @@ A file whose size and time of modification are those of the record is taken as u
 SHA-256 decides. Who rewrites a file with the same size and the same time isn't noticed.
 """
 
-import hashlib
 import logging
 import os
 import time
@@ -14,12 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Optional
 
+from nemo2.files import sha256
+
 _log = logging.getLogger(__name__)
 _HASHED_AT_ONCE = 1 << 30
 """Bytes of all inputs without a known hash up to which they are hashed at the start of a run: some seconds."""
 _HASHED_TO_COMPARE = 32 << 30
 """Bytes of all inputs up to which they are hashed to be compared, while the other ranks wait: some minutes."""
-_READ_AT_ONCE = 16 << 20
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -135,12 +135,12 @@ def with_hashes(inputs: Iterable[Input]) -> list[Input]:
 
 def _sha256(path: str, size: int) -> str:
     """The SHA-256 of a file. A large file's progress is logged."""
-    digest, done, told = hashlib.sha256(), 0, time.monotonic()
-    with open(path, "rb") as file:
-        while block := file.read(_READ_AT_ONCE):
-            digest.update(block)
-            done += len(block)
-            if time.monotonic() - told >= _SECONDS_BETWEEN_LINES:
-                told = time.monotonic()
-                _log.info("Hashing %s: %.1f of %.1f GB.", path, done / 1e9, size / 1e9)
-    return digest.hexdigest()
+    logged = time.monotonic()
+
+    def report(done: int) -> None:
+        nonlocal logged
+        if time.monotonic() - logged >= _SECONDS_BETWEEN_LINES:
+            logged = time.monotonic()
+            _log.info("Hashing %s: %.1f of %.1f GB.", path, done / 1e9, size / 1e9)
+
+    return sha256(path, report=report)

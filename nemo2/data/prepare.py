@@ -22,7 +22,7 @@ from nemo2.data.finetuning.sample import Malformed, tokenized, unknown_in
 from nemo2.data.special_text import OnSpecialToken, as_plain_text, check_choice, special_in
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
-from nemo2.files import read_bounded
+from nemo2.files import read_bounded, sha256
 
 FORMAT = 1
 _MOST_DESCRIPTION = 16 << 20
@@ -246,7 +246,7 @@ class _Writer:
             dtype=np.dtype(self.dtype).name,
             bin_bytes=os.path.getsize(f"{self.temporary}.bin"),
             tokenizer=dict(tokenizer.unique_identifiers),
-            sha256={"bin": self._digest.hexdigest(), "idx": _sha256(f"{self.temporary}.idx")},
+            sha256={"bin": self._digest.hexdigest(), "idx": sha256(f"{self.temporary}.idx")},
         )
         contents = {key: value for key, value in asdict(prepared).items() if key != "prefix"}
         Path(f"{self.temporary}.json").write_text(json.dumps(contents, indent=2) + "\n", "utf-8")
@@ -331,8 +331,3 @@ class _FollowedFiles:
         for file, size in zip(self.files, sizes, strict=True):
             yield file
             self.bar.advance(task, size)
-
-
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

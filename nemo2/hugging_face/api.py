@@ -22,12 +22,12 @@ from nemo2.data.home import models_home
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_files import is_adapter
 from nemo2.hugging_face.adapter_import import import_adapter
-from nemo2.hugging_face.described import name_of_weights
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.foreign import foreign_at, open_foreign
 from nemo2.hugging_face.importing import import_weights, refuse_existing, write_checkpoint
 from nemo2.hugging_face.restore import folder_of
 from nemo2.hugging_face.tokenizers import put_tokenizer, tokenizer_in
+from nemo2.hugging_face.weights import name_of_weights
 from nemo2.names import did_you_mean
 
 _log = logging.getLogger(__name__)

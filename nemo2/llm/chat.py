@@ -16,7 +16,7 @@ from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.module import ChatDataModule
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.hugging_face.described import release_at
+from nemo2.hugging_face.weights import release_at
 from nemo2.llm.inference import GenerationOptions, find_checkpoint, loaded
 from nemo2.models.generate import generate
 

@@ -16,8 +16,8 @@ from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.evaluation import figures
 from nemo2.evaluation.harness import evaluate_tasks, refuse_unknown
 from nemo2.evaluation.perplexity import Perplexity, perplexity_of, text_of
-from nemo2.hugging_face.described import release_at
 from nemo2.hugging_face.restore import digest_at
+from nemo2.hugging_face.weights import release_at
 from nemo2.llm.exported import exports_cache
 from nemo2.llm.inference import find_checkpoint, loaded, refuse_no_place
 from nemo2.run_dir.records import METRICS_FILE, add_evaluation

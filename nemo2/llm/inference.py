@@ -18,9 +18,9 @@ from nemo2.checkpoint.context import refuse_another_tokenizer
 from nemo2.checkpoint.described import find_checkpoint, model_of
 from nemo2.errors import ConfigError, DataError
 from nemo2.evaluation.perplexity import text_of
-from nemo2.hugging_face.described import release_at, released_model
 from nemo2.hugging_face.restore import folder_of
 from nemo2.hugging_face.tokenizers import tokenizer_in
+from nemo2.hugging_face.weights import release_at, released_model
 from nemo2.models.generate import Generation, generate, read_prompts
 from nemo2.models.sampling import Sampling
 from nemo2.strategies.set_up import set_up

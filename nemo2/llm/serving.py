@@ -20,8 +20,8 @@ from nemo2.config.capture import configurable
 from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import ConfigError
 from nemo2.hugging_face import api as hugging_face
-from nemo2.hugging_face.described import name_of_weights, release_at
 from nemo2.hugging_face.restore import folder_of
+from nemo2.hugging_face.weights import name_of_weights, release_at
 from nemo2.llm import engines
 from nemo2.llm.engines import Adapters, Asked, Engine
 from nemo2.llm.exported import Form, dtype_of, exports_cache, own_dtype, tokenizer_trouble

@@ -31,8 +31,8 @@ class WandbPlugin(nemo_run.Plugin):
     log_task_config: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(made := self.logger_fn, functools.partial):  # an experiment writes its plugins as JSON
-            self.logger_fn = nemo_run.Partial(made.func, *made.args, **made.keywords)
+        if isinstance(factory := self.logger_fn, functools.partial):  # an experiment writes its plugins as JSON
+            self.logger_fn = nemo_run.Partial(factory.func, *factory.args, **factory.keywords)
 
     def setup(self, task: Any, executor: Any) -> None:
         """Set the logger.

@@ -13,6 +13,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from nemo2.backend import get_backend
 from nemo2.data.batch_sampler import EvalBatchSampler, StepBatchSampler
 from nemo2.errors import ConfigError, DataError
 from nemo2.models.tracked_losses import report_tracked_losses
@@ -61,6 +62,13 @@ class SteppingStrategy(WorldStrategy):
     def _take_over_backward(self, loop: _TrainingEpochLoop) -> None:
         # The schedule runs forward and backward together, so Lightning's zero_grad would erase the gradients.
         loop.automatic_optimization._skip_backward = True
+
+    def _prepare_training(self, trainer: pl.Trainer) -> None:
+        """What training needs of a model that is built and has no optimizer yet."""
+        assert self.megatron_parallel is not None
+        self._say_what_is_trained()
+        self._take_over_backward(trainer.fit_loop.epoch_loop)
+        get_backend().build_extensions(self.megatron_parallel.config, local_rank=self.local_rank)
 
     def _say_what_is_trained(self) -> None:
         counts = self.megatron_parallel.parameter_counts if self.megatron_parallel is not None else None

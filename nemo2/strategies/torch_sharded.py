@@ -22,7 +22,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from nemo2.backend import get_backend
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.dtensors import DTensorForm
 from nemo2.checkpoint.forms.form import Part
@@ -193,10 +192,7 @@ class TorchShardedStrategy(Checkpoints):
             )
             self.model = self.megatron_parallel
         if trainer.state.fn == TrainerFn.FITTING:
-            self._say_what_is_trained()
-            self._take_over_backward(trainer.fit_loop.epoch_loop)
-            config: Any = self.megatron_parallel and self.megatron_parallel.config
-            get_backend().build_extensions(config, local_rank=self.local_rank)
+            self._prepare_training(trainer)
             self.setup_optimizers(trainer)
         if self.restore_config is not None and not trainer.ckpt_path:
             self.selective_restore()

@@ -154,7 +154,7 @@ def test_an_interrupted_run_leaves_the_earlier_files(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("first")
     prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
     (tmp_path / "a.txt").write_text("second")
-    monkeypatch.setattr("nemo2.data.prepare._sha256", lambda path: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr("nemo2.data.prepare.sha256", lambda path: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
     assert documents(tmp_path / "d") == ["first"]
