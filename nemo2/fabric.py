@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
+import fiddle as fdl
 import lightning.fabric as lf
 import lightning.pytorch as pl
 import torch
@@ -31,13 +32,10 @@ from torch import nn
 
 from nemo2.backend import get_backend
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.identify import identify
-from nemo2.checkpoint.nemo_context import load_nemo_model
-from nemo2.checkpoint.places import resolved
 from nemo2.config.aliases import aliases_of, parameter_names
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.errors import ConfigError
+from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizerModule
 from nemo2.parallel.hooks import CallbackConnector
@@ -430,9 +428,10 @@ class Fabric(lf.Fabric):
             model: The model to fill. None: the model that the checkpoint describes.
         """
         self.launch()
-        made = model if model is not None else _described(path)
-        parallel = self.setup_module(made)
-        self.strategy.start_from(path)  # pyright: ignore[reportAttributeAccessIssue]
+        checkpoint = Checkpoint.open(path)
+        described: Any = model if model is not None else fdl.build(checkpoint.model_config())
+        parallel = self.setup_module(described)
+        self.strategy.start_from(checkpoint.source)  # pyright: ignore[reportAttributeAccessIssue]
         return parallel
 
     def import_model(self, path: Union[str, Path], model_type: type) -> Any:
@@ -444,7 +443,7 @@ class Fabric(lf.Fabric):
         from nemo2.hugging_face.api import import_ckpt
 
         imported = import_ckpt(source=str(path))
-        model = load_context(imported, "model")
+        model: Any = fdl.build(Checkpoint.open(imported).model_config())
         if not isinstance(model, model_type):
             raise ConfigError(
                 f"model_type={model_type.__name__}: {path} contains a {type(model).__name__}. Set model_type to its class."
@@ -496,16 +495,6 @@ def to_fabric(
 
 def _is_megatron(precision: Any) -> bool:
     return isinstance(precision, MegatronMixedPrecision)
-
-
-def _described(path: Union[str, Path]) -> Any:
-    """The model that a checkpoint describes, without weights."""
-    if str(path).startswith("hf:"):
-        raise ConfigError(
-            f"fabric.load_model({str(path)!r}) needs model=... Or call fabric.import_model(path, model_type)."
-        )
-    found = identify(resolved(str(path)))
-    return load_nemo_model(found.path) if found.kind == "NeMo 2.0" else load_context(found.path, "model")
 
 
 def _progress(trainer: pl.Trainer) -> Any:

@@ -156,7 +156,7 @@ ROOMS = (
         "files of released models: `safetensors_files.py`; `importing.py` and `exporting.py` convert to and from "
         "checkpoints without building a model, in `streams.py` of bounded memory; `restore.py` fills a model; "
         "`stored.py` and `released.py` return any rows of any tensor of a checkpoint or a release; `adapters.py`, "
-        "`tokenizers.py`; `foreign.py` (NeMo 2.0, Megatron-LM); `api.py` has the functions that users call",
+        "`tokenizers.py`; `checkpoint.py` opens weights of any format; `api.py` has the functions that users call",
         ("config", "parallel", "data", "models", "peft", "checkpoint"),
     ),
     Room(

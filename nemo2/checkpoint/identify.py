@@ -20,7 +20,6 @@ from nemo2.checkpoint.directory import (
     WEIGHTS_PATH,
     Manifest,
     changed,
-    finished,
     missing_context,
     problems,
     read_manifest,
@@ -28,6 +27,7 @@ from nemo2.checkpoint.directory import (
     unusable,
 )
 from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, refuse_links
+from nemo2.checkpoint.places import checkpoints_of_runs, places_of_checkpoints
 from nemo2.errors import CheckpointError
 from nemo2.files import open_regular, read_bounded
 from nemo2.parallel.layout import SIZE_FIELDS
@@ -76,24 +76,44 @@ def identify(path: Path | str, *, verify: bool = False) -> Identified:
         CheckpointError: there is no such folder, or no checkpoint in it.
         SecurityError: an entry leads out of its folder.
     """
-    path = Path(path).expanduser()
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is not a folder, but a checkpoint is a folder.")
-    for looks_like, describe in _FORMATS:
-        if looks_like(path):
-            if describe is not _hugging_face:  # the cache of huggingface_hub consists of links
-                refuse_links(path)
-            found = describe(path, verify) if describe is _ours else describe(path)
-            _measure(found)
-            return found
-    for folder, rest in _inside(path):
-        found = identify(folder, verify=verify)
+    kind, folder, others = _find(Path(path).expanduser())
+    describe = _DESCRIBED[kind]
+    found = describe(folder, verify) if describe is _ours else describe(folder)
+    _measure(found)
+    if others is not None:
         found.notes.append(
-            f"the newest of {len(rest) + 1} checkpoints in {path}" if rest else f"the checkpoint in {path}"
+            f"the newest of {len(others) + 1} checkpoints in {path}" if others else f"the checkpoint in {path}"
         )
         for other, reason in unusable(folder.parent).items():
             found.notes.append(f"not usable: {other} ({reason})")
-        return found
+    return found
+
+
+def kind_at(path: Path | str) -> tuple[Kind, Path]:
+    """The format and the folder of the checkpoint at ``path``. A run directory or a folder of checkpoints stands for its
+    newest checkpoint.
+
+    Raises:
+        CheckpointError: there is no such folder, or no checkpoint in it.
+        SecurityError: an entry leads out of its folder.
+    """
+    return _find(Path(path).expanduser())[:2]
+
+
+def _find(path: Path) -> tuple[Kind, Path, Optional[list[Path]]]:
+    """The format, the folder, and the other checkpoints beside it. None: ``path`` is the checkpoint itself."""
+    if not path.is_dir():
+        why = "is not a folder, but a checkpoint is a folder" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path} {why}. Give the path of a checkpoint, or a run's directory.")
+    for looks_like, kind in _FORMATS:
+        if looks_like(path):
+            if kind != "Hugging Face":  # the cache of huggingface_hub consists of links
+                refuse_links(path)
+            return kind, path, None
+    inside = _inside(path)
+    if inside:
+        kind, folder, _ = _find(inside[0])
+        return kind, folder, inside[1:]
     raise CheckpointError(_not_one(path))
 
 
@@ -216,8 +236,12 @@ def _is_iteration(path: Path) -> bool:
     return _is_torch_dist(path) and (_iteration(path) is not None or (path.parent / _TRACKER).is_file())
 
 
+def _is_bridge(path: Path) -> bool:
+    return _is_iteration(path) and any((folder / name).is_file() for folder in (path, path.parent) for name in _BRIDGE)
+
+
 def _megatron(path: Path) -> Identified:
-    bridge = any((folder / name).is_file() for folder in (path, path.parent) for name in _BRIDGE)
+    bridge = _is_bridge(path)
     found = Identified("Megatron-Bridge" if bridge else "Megatron-LM", path, step=_iteration(path))
     if bridge:
         _read_run_config(found)
@@ -266,7 +290,7 @@ def _bare(path: Path) -> Identified:
 
 
 def _is_hugging_face(path: Path) -> bool:
-    return (path / "config.json").is_file() and bool(_weight_files(path))
+    return (path / "config.json").is_file()
 
 
 def conversion_of_pickles(folder: Path) -> str:
@@ -299,7 +323,10 @@ def _hugging_face(path: Path) -> Identified:
     found.parameters = 0
     for file in path.glob("*.safetensors"):
         _read_safetensors(found, file)
-    if not list(path.glob("*.safetensors")):
+    if not _weight_files(path):
+        found.parameters = None
+        found.problems.append("it contains no weights")
+    elif not list(path.glob("*.safetensors")):
         found.parameters = None
         found.notes.append("the weights are pickle files (.bin); if you trust them, convert them to safetensors")
         found.commands = [conversion_of_pickles(path)]
@@ -326,14 +353,24 @@ def _not_importable(config: Any) -> Optional[str]:
     return None
 
 
-_FORMATS: list[tuple[Callable[[Path], bool], Callable[..., Identified]]] = [
-    (_is_ours, _ours),
-    (_is_nemo, _nemo),
-    (_is_legacy, _legacy),
-    (_is_iteration, _megatron),
-    (_is_torch_dist, _bare),
-    (_is_hugging_face, _hugging_face),
+_FORMATS: list[tuple[Callable[[Path], bool], Kind]] = [
+    (_is_ours, "nemo2"),
+    (_is_nemo, "NeMo 2.0"),
+    (_is_legacy, "Megatron-LM (legacy)"),
+    (_is_bridge, "Megatron-Bridge"),
+    (_is_iteration, "Megatron-LM"),
+    (_is_torch_dist, "torch_dist"),
+    (_is_hugging_face, "Hugging Face"),
 ]
+_DESCRIBED: dict[Kind, Callable[..., Identified]] = {
+    "nemo2": _ours,
+    "NeMo 2.0": _nemo,
+    "Megatron-LM (legacy)": _legacy,
+    "Megatron-Bridge": _megatron,
+    "Megatron-LM": _megatron,
+    "torch_dist": _bare,
+    "Hugging Face": _hugging_face,
+}
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -402,29 +439,23 @@ def _measure(found: Identified) -> None:
     found.files, found.size_bytes = len(files), sum(file.stat().st_size for file in files)
 
 
-def _inside(path: Path) -> list[tuple[Path, list[Path]]]:
+def _inside(path: Path) -> list[Path]:
     """The checkpoints inside a path that a user may name, newest first. Empty: there are none."""
-    folders = [path, path / "checkpoints", *sorted(path.glob("*/checkpoints"))]
-    ours = [item for folder in folders for item in finished(folder)]
-    if ours:
-        newest = max(ours, key=lambda item: (item[1].saved_at, item[1].step))[0]
-        return [(newest, [other for other, _ in ours if other != newest])]
+    if ours := checkpoints_of_runs(path):
+        return ours
     if (path / _TRACKER).is_file():
         word = read_bounded(path / _TRACKER, at_most=_MOST_TRACKER).decode(errors="replace").strip()
         name = "release" if word == "release" else f"iter_{int(word):07d}" if word.isdigit() else ""
         if name and (path / name).is_dir():
-            return [(path / name, [other for other in path.glob("iter_*") if other.name != name])]
-    theirs = [
+            return [path / name, *(other for other in path.glob("iter_*") if other.name != name)]
+    theirs = (
         folder
-        for where in folders
+        for where in places_of_checkpoints(path)
         if where.is_dir()
         for folder in where.iterdir()
         if folder.is_dir() and _is_nemo(folder)
-    ]
-    if theirs:
-        newest = max(theirs, key=lambda folder: (step_in_name(folder) or -1, folder.stat().st_mtime))
-        return [(newest, [other for other in theirs if other != newest])]
-    return []
+    )
+    return sorted(theirs, key=lambda folder: (step_in_name(folder) or -1, folder.stat().st_mtime), reverse=True)
 
 
 def _not_one(path: Path) -> str:
@@ -434,8 +465,8 @@ def _not_one(path: Path) -> str:
         return f"{path} contains no usable checkpoint: {listed}."
     return (
         f"{path} contains no checkpoint that nemo2 recognizes. nemo2 looks for {MANIFEST} (its own), "
-        f"weights/metadata.json (NeMo 2.0), metadata.json or mp_rank_* (Megatron), and {_TRACKER} or config.json with "
-        "safetensors (Hugging Face)."
+        f"weights/metadata.json (NeMo 2.0), metadata.json or mp_rank_* or {_TRACKER} (Megatron), and config.json (Hugging "
+        "Face). Give the path that the run printed when it saved, or the run's directory."
     )
 
 

@@ -49,9 +49,21 @@ def _no_weights(folder: Path) -> Optional[str]:
 
 
 def newest_in(folder: Path) -> Optional[Path]:
-    """The checkpoint in ``folder``: the folder itself, that of the latest step in a run's directory, or that of the
-    last of several runs. None: there is none."""
+    """The checkpoint of nemo2 in ``folder``: the folder itself, that of the latest step in a run's directory, or that of
+    the last of several runs. None: there is none."""
     if read_manifest(folder) is not None:
         return folder
-    runs = [finished(place) for place in (folder, folder / "checkpoints", *folder.glob("*/checkpoints"))]
-    return max((run[-1] for run in runs if run), key=lambda item: item[1].saved_at, default=(None, None))[0]
+    return next(iter(checkpoints_of_runs(folder)), None)
+
+
+def checkpoints_of_runs(folder: Path) -> list[Path]:
+    """The finished checkpoints of nemo2 in ``folder``, the directory of a run or of several. The newest of each run, the
+    last saved first, and then the older ones."""
+    runs = [finished(place) for place in places_of_checkpoints(folder)]
+    by_age = [[item for run in runs for item in run[-1:]], [item for run in runs for item in run[:-1]]]
+    return [path for items in by_age for path, _ in sorted(items, key=lambda item: item[1].saved_at, reverse=True)]
+
+
+def places_of_checkpoints(folder: Path) -> list[Path]:
+    """The folders in which checkpoints of ``folder`` can be: itself, or the directory of a run or of several runs."""
+    return [folder, folder / "checkpoints", *sorted(folder.glob("*/checkpoints"))]

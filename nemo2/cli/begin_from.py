@@ -65,19 +65,12 @@ def finetuning_of(source: str, *, method: str, packed: bool) -> Any:
 def described_weights(source: str) -> tuple[Any, str]:
     """The model of the weights in ``source`` as an editable config, and their path as ``resume.restore_config`` has it. The
     sequence length follows the data's, unless positions are learned. Errors: see `give_weights`."""
-    from nemo2.checkpoint.described import find_checkpoint
     from nemo2.cli.run_names import checkpoint_called
-    from nemo2.hugging_face.weights import release_at, released_model
-    from nemo2.strategies.teaching import described_model, refuse_adapters
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
-    if (release := release_at(source)) is not None:
-        model = released_model(release)
-        if model.config.position_embedding_type != "learned_absolute":
-            del model.config.seq_length
-        return model, release
-    checkpoint = find_checkpoint(checkpoint_called(source))
-    refuse_adapters(checkpoint)
-    return described_model(checkpoint), str(checkpoint.absolute())
+    checkpoint = Checkpoint.open(source if source.startswith("hf://") else checkpoint_called(source))
+    checkpoint.refuse_adapters()
+    return checkpoint.model_config(follow_data=True), checkpoint.source
 
 
 def named_weights(checkpoint: Optional[str], source: Optional[str]) -> str:
@@ -100,7 +93,6 @@ def named_weights(checkpoint: Optional[str], source: Optional[str]) -> str:
             else f"{checkpoint} and --from {source} both name the weights: leave one of them out."
         )
     from nemo2.cli.run_names import checkpoint_called
-    from nemo2.hugging_face.weights import release_at
 
     name = checkpoint or source or ""
-    return release_at(name) or str(checkpoint_called(name))
+    return name if name.startswith("hf://") else str(checkpoint_called(name))

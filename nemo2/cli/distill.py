@@ -86,11 +86,11 @@ def _run_with_recipe(student: Path, teacher: Path) -> str:
     Raises:
         ConfigError: neither checkpoint is in a run's directory with a recipe.
     """
-    from nemo2.checkpoint.described import find_checkpoint
     from nemo2.errors import ConfigError
+    from nemo2.hugging_face.checkpoint import find_checkpoint
 
     for path in (student, teacher):
-        run = find_checkpoint(path).absolute().parent.parent
+        run = find_checkpoint(path).parent.parent
         if (run / RECIPE_FILE).is_file():
             return str(run)
     raise ConfigError(

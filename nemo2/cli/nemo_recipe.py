@@ -20,7 +20,7 @@ from megatron.core.transformer.enums import AttnBackend
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import nemo_adapters, refuse_links
-from nemo2.checkpoint.identify import identify
+from nemo2.checkpoint.identify import kind_at
 from nemo2.checkpoint.nemo_tree import Call, Named, read_io_json, read_model_yaml
 from nemo2.cli.nemo_names import find
 from nemo2.config import Config, Partial
@@ -111,10 +111,10 @@ def recipe_of(path: Path) -> Translated:
 def _checkpoint(path: Path) -> Optional[Path]:
     """The newest NeMo checkpoint in ``path``. None: there is none."""
     try:
-        found = identify(path)
+        kind, folder = kind_at(path)
     except CheckpointError:
         return None
-    return found.path.absolute() if found.kind == "NeMo 2.0" else None
+    return folder.absolute() if kind == "NeMo 2.0" else None
 
 
 class _Conversion:

@@ -77,7 +77,7 @@ def finetune(
     if name is None:
         _refuse_without_recipe(source, peft, performance)
         assert source is not None
-        from nemo2.hugging_face.weights import name_of_weights
+        from nemo2.hugging_face.checkpoint import name_of_weights
 
         method, own_name = peft or "lora", name_of_weights(source).rpartition("/")[2]
         called, make = source, lambda: finetuning_of(source, method=method, packed=packed)

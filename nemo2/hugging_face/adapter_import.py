@@ -285,7 +285,7 @@ def _name(piece: Piece) -> str:
 
 @dataclass(frozen=True)
 class _AdapterTensors:
-    """The adapters' tensors as a `nemo2.hugging_face.importing.Source`."""
+    """The adapters' tensors as a `nemo2.hugging_face.tensor_source.TensorSource`."""
 
     folder: Path
     conversion: Conversion
@@ -308,8 +308,11 @@ class _AdapterTensors:
         return found | dict(self.full)
 
     def dtype_of(self, entry: Entry) -> torch.dtype:
-        return self._by_entry[entry].dtype
+        return self.values(entry).dtype
+
+    def values(self, entry: Entry) -> Tensor:
+        return self._by_entry[entry]
 
     def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
-        tensor = self._by_entry[entry]
+        tensor = self.values(entry)
         return [Computed(tensor.numel() * dtype.itemsize, lambda: iter([tensor.to(dtype)]))]

@@ -3,7 +3,7 @@
 checkpoint into a folder for Hugging Face's libraries.
 
 Sources are Hugging Face's folders and repositories, checkpoints of NeMo 2.0, and torch_dist checkpoints of Megatron-LM
-and frameworks based on it (`nemo2.hugging_face.foreign`).
+and frameworks based on it (`nemo2.hugging_face.checkpoint`).
 """
 
 import logging
@@ -17,17 +17,16 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.checkpoint.directory import read_manifest
-from nemo2.checkpoint.places import HUGGING_FACE, newest_in, resolved
+from nemo2.checkpoint.places import HUGGING_FACE
 from nemo2.data.home import models_home
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_files import is_adapter
 from nemo2.hugging_face.adapter_import import import_adapter
+from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.hugging_face.exporting import export_weights
-from nemo2.hugging_face.foreign import foreign_at, open_foreign
-from nemo2.hugging_face.importing import import_weights, refuse_existing, write_checkpoint
+from nemo2.hugging_face.importing import refuse_existing, write_checkpoint
 from nemo2.hugging_face.restore import folder_of
-from nemo2.hugging_face.tokenizers import put_tokenizer, tokenizer_in
-from nemo2.hugging_face.weights import name_of_weights
+from nemo2.hugging_face.tokenizers import put_tokenizer
 from nemo2.names import did_you_mean
 
 _log = logging.getLogger(__name__)
@@ -74,11 +73,11 @@ def import_ckpt(
         _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)
         return target
     refuse_existing(target, overwrite=overwrite)
-    folder = folder_of(source) if source.startswith(HUGGING_FACE) else Path(source).expanduser()
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
     config = getattr(model, "config", model)
     if isinstance(config, type):
         config = None  # the family's class, with the source's sizes
+    folder = folder_of(source) if source.startswith(HUGGING_FACE) else Path(source).expanduser()
     if is_adapter(folder):
         if model is not None:
             raise ConfigError(
@@ -90,10 +89,8 @@ def import_ckpt(
             f"base_model={base_model!r}: {folder} contains a model and no adapter of peft (adapter_config.json). "
             "Remove base_model."
         )
-    if foreign_at(folder) is not None:
-        released = open_foreign(folder, config)
-        return write_checkpoint(released, target, tokenizer=released.tokenizer, **options)
-    return import_weights(folder, target, config=config, tokenizer=tokenizer_in(folder), **options)
+    checkpoint = Checkpoint.open(source)
+    return write_checkpoint(checkpoint.tensors(config), target, tokenizer=checkpoint.tokenizer(), **options)
 
 
 def export_ckpt(
@@ -130,7 +127,7 @@ def export_ckpt(
         SecurityError: see `export_weights`.
     """
     if load_connector is not None:
-        return load_connector(find_checkpoint(str(path)), target)(output_path, overwrite=overwrite)
+        return load_connector(_to_export(path).path, target)(output_path, overwrite=overwrite)
     exporter = load_connector_from_trainer_ckpt(path, target)
     return exporter(output_path, overwrite=overwrite, model=model, dtype=dtype, show_progress=show_progress)
 
@@ -162,9 +159,9 @@ class Connector:
         target = Path(output_path).expanduser() if output_path is not None else self.local_path
         refuse_existing(target, overwrite=overwrite)
         tokenizer: Any = None
-        if read_manifest(self.path) is None:
-            foreign = open_foreign(self.path, config)
-            config, tokenizer = foreign.config, foreign.tokenizer
+        checkpoint = _to_export(self.path)
+        if not checkpoint.is_nemo2:
+            config, tokenizer = checkpoint.tensors(config).config, checkpoint.tokenizer()
             options["vocab_size"] = getattr(tokenizer, "vocab_size", None)
 
         def beside(folder: Path) -> None:
@@ -190,19 +187,11 @@ def load_connector_from_trainer_ckpt(path: Union[str, Path], target: str = "hf")
             f"target={target!r}: must be one of "
             f"{', '.join(map(repr, TARGETS))}{did_you_mean(target, TARGETS, listed=True)}"
         )
-    return Connector(find_checkpoint(str(path)), target)
+    return Connector(_to_export(path).path, target)
 
 
-def find_checkpoint(path: str) -> Path:
-    """The checkpoint at ``path``: ``nemo://name`` in `models_home`, or the newest checkpoint of a run's directory.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    folder = resolved(path)
-    if not folder.is_dir():
-        raise CheckpointError(f"{path}: the folder {folder} does not exist.")
-    found = newest_in(folder) or foreign_at(folder)
-    if found is None:
-        raise CheckpointError(f"{folder} contains no checkpoint. Run `nemo2 inspect {folder}` to see what it contains.")
-    return found
+def _to_export(path: Union[str, Path]) -> Checkpoint:
+    checkpoint = Checkpoint.open(path)
+    if checkpoint.is_release:
+        raise CheckpointError(f"{checkpoint.path} already has Hugging Face's format, so there is nothing to export.")
+    return checkpoint

@@ -25,7 +25,7 @@ from nemo2.checkpoint.io import weights_dir
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards
-from nemo2.hugging_face.stored import StoredTensors
+from nemo2.hugging_face.stored import StoredTensors, refuse_what_does_not_fit, vocabulary_rows
 from nemo2.hugging_face.streams import Computed, Planned, Stretch, Zeros, merged, progress_bar, write_files
 from nemo2.models.conversion.families import conversion_named, conversion_of
 from nemo2.models.conversion.pieces import Piece
@@ -33,8 +33,6 @@ from nemo2.models.conversion.release import config_of_release
 from nemo2.models.conversion.settings import SPECIAL_TOKENS
 from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
-
-_SHOWN = 20
 
 
 def export_weights(
@@ -152,43 +150,9 @@ def _of_tokenizer(manifest: Optional[Manifest]) -> Optional[int]:
     return None if manifest is None else manifest.settings.get("tokenizer_vocab_size")
 
 
-def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) -> int:
-    """The rows of the embedding in the files, including padding."""
-    for entry in conversion.entries(config, vocab_rows=1):
-        if entry.vocabulary and (shape := stored.shape_of(entry)):
-            return shape[0]
-    return config.vocab_size or 1
-
-
 def _biases_not_there(entries: Sequence[Entry], stored: StoredTensors) -> Iterator[Entry]:
     """Biases that Hugging Face's class has and nemo2's model lacks. They become zeros."""
     yield from (entry for entry in entries if entry.key.endswith(".bias") and stored.find(entry) is None)
-
-
-def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
-    missing = list(dict.fromkeys(entry.key for entry in entries if stored.find(entry) is None))
-    used = {found.key for entry in entries if (found := stored.find(entry)) is not None}
-    known = used | {entry.key for entry in entries}
-    extra = sorted(key for key in stored.tensors if key not in known)
-    other = [
-        f"{entry.key} has shape {list(shape)} there, and {list(entry.own_shape)} by the configuration"
-        for entry in entries
-        if (shape := stored.shape_of(entry)) is not None and shape != entry.own_shape
-    ]
-    found = [
-        *([f"{_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []),
-        *(
-            [f"{_listed(extra)} {'has' if len(extra) == 1 else 'have'} no place in Hugging Face's model"]
-            if extra
-            else []
-        ),
-        *([_listed(list(dict.fromkeys(other)))] if other else []),
-    ]
-    if found:
-        raise CheckpointError(
-            f"{checkpoint} is not the model that its configuration describes: {'; '.join(found)}. Merge the "
-            "parameters of a model_transform into the model before you export it."
-        )
 
 
 # ------------------------------------------------------------------------------------------------------ what is written
@@ -303,7 +267,3 @@ def _compared(checkpoint: Path, manifest: Optional[Manifest]) -> Callable[[], li
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"

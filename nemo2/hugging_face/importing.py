@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
@@ -37,7 +37,8 @@ from nemo2.errors import CheckpointError
 from nemo2.hugging_face.released import open_released
 from nemo2.hugging_face.restore import digest_at
 from nemo2.hugging_face.streams import Planned, Stretch, There, progress_bar, refuse_full_disk, write_files
-from nemo2.models.conversion.table import Conversion, Entry
+from nemo2.hugging_face.tensor_source import TensorSource
+from nemo2.models.conversion.table import Entry
 
 FILE_BYTES = 2 << 30
 """The size of a file of weights. Several files are written, read and hashed in parallel."""
@@ -85,28 +86,8 @@ def import_weights(
     )
 
 
-class Source(Protocol):
-    """Weights to convert into a checkpoint."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def conversion(self) -> Conversion: ...
-
-    @property
-    def config(self) -> Any: ...
-
-    @property
-    def entries(self) -> tuple[Entry, ...]: ...
-
-    def dtype_of(self, entry: Entry) -> torch.dtype: ...
-
-    def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]: ...
-
-
 def write_checkpoint(
-    released: Source,
+    released: TensorSource,
     target: Path | str,
     *,
     tokenizer: Optional[Any] = None,
@@ -189,7 +170,7 @@ class _Archive:
 class _Weights:
     """The contents of ``weights/``, planned and then written."""
 
-    def __init__(self, released: Source, dtype: Optional[torch.dtype], *, extra_states: bool) -> None:
+    def __init__(self, released: TensorSource, dtype: Optional[torch.dtype], *, extra_states: bool) -> None:
         self.released = released
         self.extra_states = extra_states
         self.dtypes: dict[str, torch.dtype] = {}

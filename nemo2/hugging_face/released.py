@@ -63,6 +63,10 @@ class Released:
         """The bytes of an entry's tensor in this dtype, row by row."""
         return merged(stretch for piece in entry.pieces for stretch in self._stretches(entry, piece, dtype))
 
+    def values(self, entry: Entry) -> Tensor:
+        """The whole tensor of an entry, in memory."""
+        return torch.cat([part for _, part in self.part(entry, slice(0, entry.own_shape[0]))])
+
     def part(self, entry: Entry, rows: slice, columns: slice = _ALL) -> Iterator[tuple[int, Tensor]]:
         """``rows`` and ``columns`` of an entry's tensor, piece by piece, each with its first row. Only the needed
         parts of the file are read."""

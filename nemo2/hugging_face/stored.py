@@ -9,7 +9,7 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -18,14 +18,17 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
+from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.reading import Stored, locate, read_part
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
-from nemo2.models.conversion.table import Entry
+from nemo2.models.conversion.families import conversion_of
+from nemo2.models.conversion.table import Conversion, Entry
 from nemo2.parallel.sharded_state import key_by_layer
 
 _BLOCK_BYTES = 64 << 20
+_SHOWN = 20
 
 
 class _Chunk(NamedTuple):
@@ -184,6 +187,85 @@ class StoredTensors:
         return {MetadataIndex(index.fqn, index.offset): info for index, info in self._metadata.storage_data.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredWeights:
+    """The tensors of a checkpoint as a `nemo2.hugging_face.tensor_source.TensorSource`."""
+
+    folder: Path
+    conversion: Conversion
+    config: Any
+    """nemo2's configuration of the model."""
+    entries: tuple[Entry, ...]
+    stored: StoredTensors
+
+    def dtype_of(self, entry: Entry) -> torch.dtype:
+        return self.stored.dtype_of(entry)
+
+    def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
+        """The bytes of an entry's tensor in this dtype, row by row."""
+        return self.stored.stretches(entry, 0, entry.own_shape[0], dtype)
+
+    def values(self, entry: Entry) -> Tensor:
+        """The whole tensor of an entry, in memory."""
+        return self.stored.part(entry, 0, entry.own_shape[0])
+
+
+def open_stored(checkpoint: Path, config: Any, *, rows_are_known: bool) -> StoredWeights:
+    """Open the weights of a ``torch_dist`` checkpoint of any layout. No tensor is read.
+
+    Args:
+        config: nemo2's configuration of the model.
+        rows_are_known: Whether the configuration or a tokenizer tells which rows of the vocabulary are padding. False: a
+            ``vocab_size`` of None becomes the number of stored rows.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the weights belong to another model.
+        ConfigError: nemo2 has no conversion for the model.
+    """
+    conversion = conversion_of(config)
+    stored = StoredTensors(weights_dir(checkpoint))
+    rows = vocabulary_rows(conversion, config, stored)
+    if config.vocab_size is None and not rows_are_known:
+        config = replace(config, vocab_size=rows)
+    entries = tuple(conversion.entries(config, vocab_rows=rows))
+    refuse_what_does_not_fit(checkpoint, entries, stored)
+    return StoredWeights(folder=checkpoint, conversion=conversion, config=config, entries=entries, stored=stored)
+
+
+def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) -> int:
+    """The rows of the embedding in the files, including padding."""
+    for entry in conversion.entries(config, vocab_rows=1):
+        if entry.vocabulary and (shape := stored.shape_of(entry)):
+            return shape[0]
+    return config.vocab_size or 1
+
+
+def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
+    missing = list(dict.fromkeys(entry.key for entry in entries if stored.find(entry) is None))
+    used = {found.key for entry in entries if (found := stored.find(entry)) is not None}
+    known = used | {entry.key for entry in entries}
+    extra = sorted(key for key in stored.tensors if key not in known)
+    other = [
+        f"{entry.key} has shape {list(shape)} there, and {list(entry.own_shape)} by the configuration"
+        for entry in entries
+        if (shape := stored.shape_of(entry)) is not None and shape != entry.own_shape
+    ]
+    found = [
+        *([f"{_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []),
+        *(
+            [f"{_listed(extra)} {'has' if len(extra) == 1 else 'have'} no place in Hugging Face's model"]
+            if extra
+            else []
+        ),
+        *([_listed(list(dict.fromkeys(other)))] if other else []),
+    ]
+    if found:
+        raise CheckpointError(
+            f"{checkpoint} is not the model that its configuration describes: {'; '.join(found)}. Merge the "
+            "parameters of a model_transform into the model before you export it."
+        )
+
+
 def _named_as_ours(metadata: Any) -> Any:
     """The metadata with the prefix "module." before the model's names. Megatron-LM and Megatron-Bridge store names
     without the prefix."""
@@ -202,3 +284,7 @@ def _named_as_ours(metadata: Any) -> Any:
 
 def _row_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return math.prod(shape[1:]) * dtype.itemsize
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"

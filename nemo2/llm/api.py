@@ -289,9 +289,9 @@ def _described(model: Any, data: Any) -> Any:
     unchanged."""
     if not isinstance(model, str | Path) or not Path(model).is_dir():
         return model
-    from nemo2.checkpoint.described import find_checkpoint, model_of
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
-    return model_of(find_checkpoint(Path(model)), seq_length=getattr(data, "seq_length", None))
+    return Checkpoint.open(model).model(seq_length=getattr(data, "seq_length", None))
 
 
 def _save_only_what_is_trained(trainer: pl.Trainer) -> None:

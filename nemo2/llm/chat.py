@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.context import describes, load_context
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.module import ChatDataModule
 from nemo2.data.finetuning.settings import DatasetSettings
-from nemo2.errors import CheckpointError, ConfigError
-from nemo2.hugging_face.weights import release_at
-from nemo2.llm.inference import GenerationOptions, find_checkpoint, loaded
+from nemo2.errors import ConfigError
+from nemo2.hugging_face.checkpoint import Checkpoint
+from nemo2.llm.inference import GenerationOptions, loaded
 from nemo2.models.generate import generate
 
 _LEAST_ROOM = 4
@@ -140,7 +140,7 @@ def conversation(
         CheckpointError: ``path`` holds no checkpoint, or the checkpoint doesn't describe its model.
         ConfigError: there is no template.
     """
-    template = chat_template or (_template_of_data(path) if release_at(path) is None else None)
+    template = chat_template or _template_of_data(path)
 
     def encoder_of(model: Any) -> ChatEncoder:
         encoder = ChatEncoder(model.tokenizer, chat_template=template)
@@ -162,10 +162,10 @@ def conversation(
 def _template_of_data(path: str) -> Optional[str]:
     """The template of the run's conversations. None: the run was trained on other data, or with the tokenizer's
     template."""
-    try:
-        data = load_context(find_checkpoint(Path(path)), "data", build=False)
-    except CheckpointError:
+    checkpoint = Checkpoint.open(path)
+    if not describes(checkpoint.path, "data"):
         return None
+    data = load_context(checkpoint.path, "data", build=False)
     if getattr(data, "__fn_or_cls__", None) is not ChatDataModule:
         return None
     given = DatasetSettings.of(data.dataset_kwargs).chat_template

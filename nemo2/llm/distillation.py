@@ -8,18 +8,17 @@ import lightning.pytorch as pl
 
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.described import find_checkpoint, model_of
 from nemo2.config import Config
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
+from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
 from nemo2.llm.api import train
 from nemo2.optim.base import OptimizerModule
 from nemo2.run_dir.logger import NeMoLogger
 from nemo2.strategies.teaching import DistillationCallback as DistillationCallback
 from nemo2.strategies.teaching import DistillationConfig as DistillationConfig
-from nemo2.strategies.teaching import described_model, refuse_adapters
 
 
 @configurable(strategy="trainer.strategy")
@@ -65,8 +64,8 @@ def distill(
     settings = distillation_config
     if distillation_config_path is not None:
         settings = DistillationConfig.from_file(Path(distillation_config_path))
-    start = find_checkpoint(Path(student_model_path))
-    student = model_of(start, seq_length=getattr(data, "seq_length", None))
+    start = Checkpoint.open(student_model_path).require_nemo2()
+    student = start.model(seq_length=getattr(data, "seq_length", None))
     teaching = DistillationCallback(teacher_model_path, settings)
     if optim is not None:
         optim.connect(student)
@@ -75,12 +74,12 @@ def distill(
     if tokenizer is None and student.tokenizer is not None and "tokenizer" not in (captured_arguments(data) or ()):
         tokenizer = "model"
     given = resume.restore_config
-    if given is not None and find_checkpoint(Path(given.path)) != start:
+    if given is not None and Checkpoint.open(given.path) != start:
         raise ConfigError(
             f"resume.restore_config.path={str(given.path)!r}: the student already starts from "
             f"student_model_path={str(student_model_path)!r}. Remove resume.restore_config."
         )
-    resume.restore_config = given or RestoreConfig(path=str(start))
+    resume.restore_config = given or RestoreConfig(path=start.source)
     callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     callbacks.append(teaching)
     return train(
@@ -111,10 +110,10 @@ def distillation_recipe(student: Path, teacher: Path, recipe: Any, distillation_
         CheckpointError: a checkpoint is missing or doesn't describe its model.
         ConfigError: the student's checkpoint holds adapters only.
     """
-    start = find_checkpoint(student)
-    refuse_adapters(start)
-    recipe.model = described_model(start)
-    tokenizer = load_context(start, "tokenizer", build=False)
+    start = Checkpoint.open(student).require_nemo2()
+    start.refuse_adapters()
+    recipe.model = start.model_config(follow_data=True)
+    tokenizer = load_context(start.path, "tokenizer", build=False)
     if "tokenizer" in parameter_names(class_of(recipe.data)):
         recipe.data.tokenizer = tokenizer
     recipe.model.tokenizer = tokenizer
@@ -122,11 +121,11 @@ def distillation_recipe(student: Path, teacher: Path, recipe: Any, distillation_
         recipe.peft = None
     recipe.resume = Config(
         AutoResume,
-        restore_config=Config(RestoreConfig, path=str(start.absolute())),
+        restore_config=Config(RestoreConfig, path=start.source),
         resume_if_exists=True,
         resume_ignore_no_checkpoint=True,
     )
     settings: dict[str, Any] = {} if distillation_config is None else {"distillation_config": distillation_config}
-    teaching = Config(DistillationCallback, teacher_model_path=str(find_checkpoint(teacher).absolute()), **settings)
+    teaching = Config(DistillationCallback, teacher_model_path=str(find_checkpoint(teacher)), **settings)
     recipe.trainer.callbacks = [*(recipe.trainer.callbacks or []), teaching]
     return recipe

@@ -9,17 +9,14 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
-from nemo2.checkpoint.digests import digest_of_checkpoint
-from nemo2.checkpoint.directory import read_manifest
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.evaluation import figures
 from nemo2.evaluation.harness import evaluate_tasks, refuse_unknown
 from nemo2.evaluation.perplexity import Perplexity, perplexity_of, text_of
-from nemo2.hugging_face.restore import digest_at
-from nemo2.hugging_face.weights import release_at
+from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.exported import exports_cache
-from nemo2.llm.inference import find_checkpoint, loaded, refuse_no_place
+from nemo2.llm.inference import loaded, refuse_no_place
 from nemo2.run_dir.records import METRICS_FILE, add_evaluation
 from nemo2.run_dir.report import write_report
 
@@ -139,23 +136,20 @@ def perplexity(
 
 def _answers_file(path: str, model: Any) -> Optional[Path]:
     """The file of answers for these weights, in the dtype that they are computed in."""
-    release = release_at(path)
-    digest = digest_of_checkpoint(find_checkpoint(Path(path))) if release is None else digest_at(release)
+    digest = Checkpoint.open(path).digest
     name = f"{digest[:32]}-{str(model.config.params_dtype).removeprefix('torch.')}-{model.config.seq_length}.jsonl"
     return exports_cache().parent / "evaluations" / name if digest else None
 
 
 def _report(path: str, found: Mapping[str, float]) -> None:
-    """Show the scores beside the loss. If the folder isn't writable, report that its page stays unchanged. Released weights
-    have no run."""
-    if release_at(path) is not None:
-        return
-    checkpoint = find_checkpoint(Path(path))
-    run_dir, manifest = checkpoint.absolute().parent.parent, read_manifest(checkpoint)
+    """Show the scores beside the loss. If the folder isn't writable, report that its page stays unchanged. Only nemo2's
+    checkpoints have a run."""
+    checkpoint = Checkpoint.open(path)
+    run_dir, manifest = checkpoint.path.parent.parent, checkpoint.manifest
     if manifest is None or not (run_dir / METRICS_FILE).is_file():
         return
     try:
-        add_evaluation(run_dir, step=manifest.step - 1, checkpoint=checkpoint.name, figures=found)
+        add_evaluation(run_dir, step=manifest.step - 1, checkpoint=checkpoint.path.name, figures=found)
         _log.info("report: %s", write_report(run_dir))
     except (OSError, Nemo2Error) as error:
         _log.warning("The report of %s does not contain these figures: %s", run_dir, error)

@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Optional
+from typing import Any, Literal, Optional
 
 import torch
 
-from nemo2.checkpoint.directory import MANIFEST, read_manifest, temporary_name
+from nemo2.checkpoint.directory import MANIFEST, temporary_name
 from nemo2.checkpoint.io import weights_dir
 from nemo2.data.home import nemo_home
-from nemo2.errors import CheckpointError
+from nemo2.hugging_face.checkpoint import Checkpoint
+from nemo2.hugging_face.safetensors_files import read_config
 from nemo2.hugging_face.stored import StoredTensors
-from nemo2.llm.inference import model_of
 
 Kind = Literal["model", "merged", "adapters"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -78,10 +78,16 @@ def exports_cache() -> Path:
     return Path(os.environ.get("NEMO2_EXPORTS_CACHE") or nemo_home() / "exports").expanduser().absolute()
 
 
-def dtype_of(checkpoint: Path) -> str:
-    """The key of `DTYPES` in which most of a checkpoint's numbers are stored. "fp32" for other dtypes."""
+def dtype_of(checkpoint: Checkpoint) -> str:
+    """The key of `DTYPES` in which most of a checkpoint's numbers are stored, or in which a release says that it is.
+    "fp32" for other dtypes. For adapters: that of their base, in which they are computed."""
+    if checkpoint.base is not None:
+        return dtype_of(Checkpoint.open(checkpoint.base))
+    if checkpoint.is_release:
+        config = read_config(checkpoint.path)
+        return own_dtype(str(config.get("dtype") or config.get("torch_dtype"))) or "fp32"
     counted: Counter[torch.dtype] = Counter()
-    for tensor in StoredTensors(weights_dir(checkpoint)).tensors.values():
+    for tensor in StoredTensors(weights_dir(checkpoint.path)).tensors.values():
         counted[tensor.properties.dtype] += torch.Size(tensor.size).numel()
     most = counted.most_common(1)[0][0] if counted else None
     return next((name for name, dtype in DTYPES.items() if dtype is most), "fp32")
@@ -98,11 +104,8 @@ def own_dtype(name: Optional[str]) -> Optional[str]:
 
 
 def _digest(checkpoint: Path) -> str:
-    manifest = read_manifest(checkpoint)
-    if manifest is None:
-        raise CheckpointError(
-            f"{checkpoint} is not a checkpoint of nemo2. Convert it with `nemo2 import {checkpoint} --output FOLDER`."
-        )
+    manifest = Checkpoint.open(checkpoint).require_nemo2().manifest
+    assert manifest is not None
     return manifest.digest or hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
 
 
@@ -133,12 +136,11 @@ def _merge(form: Form) -> None:
 _MAKERS: dict[Kind, Callable[[Form], None]] = {"model": _export, "merged": _merge, "adapters": _export_adapters}
 
 
-def tokenizer_trouble(checkpoint: Path) -> Optional[str]:
-    """Why an engine finds no tokenizer in a checkpoint's form. None: it finds one."""
+def tokenizer_trouble(model: Any) -> Optional[str]:
+    """Why an engine finds no tokenizer in the form of a model's checkpoint. None: it finds one."""
     from nemo2.data.tokenizer import AutoTokenizer
     from nemo2.data.tokenizer_files import files_of
 
-    tokenizer = model_of(checkpoint).tokenizer
-    if files_of(tokenizer) or isinstance(tokenizer, AutoTokenizer):
+    if files_of(model.tokenizer) or isinstance(model.tokenizer, AutoTokenizer):
         return None
-    return f"{checkpoint} was trained with {tokenizer!r}, which has no Hugging Face form"
+    return f"the model was trained with {model.tokenizer!r}, which has no Hugging Face form"

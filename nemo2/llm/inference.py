@@ -9,18 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional, Self
 
-import fiddle as fdl
 import lightning.pytorch as pl
 import torch
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.context import refuse_another_tokenizer
-from nemo2.checkpoint.described import find_checkpoint, model_of
 from nemo2.errors import ConfigError, DataError
 from nemo2.evaluation.perplexity import text_of
-from nemo2.hugging_face.restore import folder_of
-from nemo2.hugging_face.tokenizers import tokenizer_in
-from nemo2.hugging_face.weights import release_at, released_model
+from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.models.generate import Generation, generate, read_prompts
 from nemo2.models.sampling import Sampling
 from nemo2.strategies.set_up import set_up
@@ -142,41 +137,20 @@ def loaded(
 
     ``before`` is given the model as it is described, and may refuse it before anything is built.
     """
-    model, checkpoint = model_at(path, trust_remote_code=trust_remote_code)
+    checkpoint = Checkpoint.open(path)
+    model = checkpoint.model(trust_remote_code=trust_remote_code)
     before(model)
     trainer = trainer or _trainer(None)
     strategy: Any = trainer.strategy
     _without_sequence_parallelism(strategy, model)
     restore = getattr(strategy, "restore_config", None)
-    if checkpoint is None:
-        strategy.restore_config = RestoreConfig(path=release_at(path) or path)
+    if not checkpoint.is_nemo2:
+        strategy.restore_config = RestoreConfig(path=checkpoint.source)
     try:
-        with set_up(trainer, model, checkpoint=checkpoint):
+        with set_up(trainer, model, checkpoint=checkpoint.path if checkpoint.is_nemo2 else None):
             yield model
     finally:
         strategy.restore_config = restore
-
-
-def model_at(path: str, *, trust_remote_code: bool = False) -> tuple[Any, Optional[Path]]:
-    """The model that the weights at ``path`` describe, with its tokenizer, and their checkpoint. None: they are released
-    weights. Nothing is built.
-
-    Raises:
-        CheckpointError: there are no weights, or they don't describe their model.
-        ConfigError: nemo2 has no such model, or released weights have no tokenizer.
-    """
-    if (release := release_at(path)) is not None:
-        model = fdl.build(released_model(release))
-        model.tokenizer = tokenizer_in(folder_of(release))
-        if model.tokenizer is None:
-            raise ConfigError(
-                f"{release} has no tokenizer that works without code of its own. Put the tokenizer's files beside config.json."
-            )
-        return model, None
-    checkpoint = find_checkpoint(Path(path).expanduser())
-    model = model_of(checkpoint, trust_remote_code=trust_remote_code)
-    refuse_another_tokenizer(checkpoint, model.tokenizer)
-    return model, checkpoint
 
 
 def refuse_no_place(output_path: Optional[str]) -> None:

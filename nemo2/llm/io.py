@@ -3,22 +3,22 @@
 
 from abc import ABCMeta
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Optional, TypeVar, Union
 
+import fiddle as fdl
+
 from nemo2.checkpoint import context
-from nemo2.checkpoint.described import find_checkpoint
 from nemo2.checkpoint.directory import CONTEXT_PATH
-from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.config.capture import captured_arguments, configurable, remembers_arguments
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.api import export_ckpt, import_ckpt
-from nemo2.hugging_face.foreign import foreign_at, nemo_tokenizer
+from nemo2.hugging_face.checkpoint import Checkpoint
 
 __all__ = ["IOMixin", "TrainerContext", "export_ckpt", "import_ckpt", "load", "load_context", "reinit", "track_io"]
 
 _T = TypeVar("_T")
+_ADVICE = {"NeMo 2.0": "`nemo2 translate {}` writes its run as a recipe."}
 
 
 @configurable
@@ -93,29 +93,28 @@ def load_context(path: Union[str, Path], subpath: Optional[str] = None, build: b
     """Load a checkpoint's description of its run from its ``context/``. Only classes on an allow-list are executed.
 
     Args:
-        path: A checkpoint, its ``context/``, or a run's directory. From a checkpoint of NeMo 2.0 the model and its
-            tokenizer are read.
+        path: A checkpoint, its ``context/``, or a run's directory. From a checkpoint of NeMo 2.0 and from a release the
+            model and its tokenizer are read.
         subpath: A part: "model", "data", "tokenizer", ..., optionally followed by attributes, as in "model.config".
             None: a `TrainerContext`.
         build: False: return configs instead of objects.
 
     Raises:
         CheckpointError: there is no checkpoint, or it has no such part.
-        ConfigError: ``build=False`` for a checkpoint of NeMo 2.0.
+        ConfigError: its format doesn't describe a model.
     """
     place = Path(path)
-    place = place.parent if place.name == CONTEXT_PATH else place
-    foreign = foreign_at(place)
-    checkpoint = foreign if foreign is not None else find_checkpoint(place)
-    part = partial(_part_of_nemo if foreign is not None else _part, checkpoint, build=build)
+    checkpoint = Checkpoint.open(place.parent if place.name == CONTEXT_PATH else place)
     if subpath is None:
+        described = context.describes(checkpoint.path, "data")
         return TrainerContext(
-            part("model"), {"datamodule": part("data")} if context.describes(checkpoint, "data") else {}
+            _part(checkpoint, "model", build=build),
+            {"datamodule": _part(checkpoint, "data", build=build)} if described else {},
         )
     first, *rest = subpath.split(".")
     if [first, *rest[:1]] == ["model", "tokenizer"]:
         first, *rest = rest
-    value = part(first)
+    value = _part(checkpoint, first, build=build)
     for name in rest:
         value = getattr(value, name)
     return value
@@ -132,27 +131,18 @@ def load(path: Union[str, Path], output_type: Any = Any, subpath: Optional[str] 
     return load_context(path, subpath, build)
 
 
-def _part(checkpoint: Path, name: Any, *, build: bool) -> Any:
-    value = context.load_context(checkpoint, name, build=build)
-    if name == "model" and build and context.describes(checkpoint, "tokenizer"):
-        value.tokenizer = context.load_context(checkpoint, "tokenizer")
-        context.refuse_another_tokenizer(checkpoint, value.tokenizer)
-    return value
-
-
-def _part_of_nemo(checkpoint: Path, part: str, *, build: bool) -> Any:
-    if not build:
-        raise ConfigError(
-            f"load_context({str(checkpoint)!r}, build=False): nemo2 always builds the objects of a NeMo 2.0 "
-            f"checkpoint. To edit its run as a recipe, run `nemo2 translate {checkpoint} --output recipe.py`."
-        )
-    if part == "model":
-        model = load_nemo_model(checkpoint)
-        model.tokenizer = nemo_tokenizer(checkpoint)
+def _part(checkpoint: Checkpoint, name: Any, *, build: bool) -> Any:
+    if name == "model":
+        model = checkpoint.model_config()
+        if build:
+            model = fdl.build(model)
+            model.tokenizer = checkpoint.tokenizer() or model.tokenizer
         return model
-    if part == "tokenizer" and (tokenizer := nemo_tokenizer(checkpoint)) is not None:
+    if checkpoint.is_nemo2:
+        return context.load_context(checkpoint.path, name, build=build)
+    if name == "tokenizer" and (tokenizer := checkpoint.tokenizer()) is not None:
         return tokenizer
     raise CheckpointError(
-        f"{checkpoint} is a NeMo 2.0 checkpoint. nemo2 reads its model and a Hugging Face tokenizer, but not "
-        f"{part!r}. `nemo2 translate {checkpoint}` writes its run as a recipe."
+        f"{checkpoint.path} is a checkpoint of {checkpoint.kind}. nemo2 reads its model and a Hugging Face tokenizer, but "
+        f"not {name!r}. {_ADVICE.get(checkpoint.kind, '`nemo2 inspect {}` shows what it contains.').format(checkpoint.path)}"
     )

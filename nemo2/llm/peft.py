@@ -68,7 +68,7 @@ def merge_lora(
         CheckpointError: there is no checkpoint, or it is not of a PEFT run.
         ConfigError: ``output_path`` exists.
     """
-    from nemo2.llm.inference import find_checkpoint, model_of
+    from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.llm.signatures import only_defaults
     from nemo2.peft.merge import merge
     from nemo2.strategies.set_up import set_up
@@ -76,16 +76,16 @@ def merge_lora(
     from nemo2.trainer import Trainer
 
     only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))
-    checkpoint, target = find_checkpoint(Path(lora_checkpoint_path)), Path(output_path)
+    checkpoint, target = Checkpoint.open(lora_checkpoint_path).require_nemo2(), Path(output_path)
     if target.exists() and not overwrite:
         raise ConfigError(f"{target} already exists. Set another output path, or overwrite=True to replace it.")
-    model: Any = model_of(checkpoint)
+    model: Any = checkpoint.model()
     if not isinstance(model.model_transform, PEFT):
-        raise CheckpointError(f"{checkpoint} does not come from a PEFT run: its context names no method.")
+        raise CheckpointError(f"{checkpoint.path} does not come from a PEFT run: its context names no method.")
     trainer = trainer or Trainer(
         strategy=MegatronStrategy(ckpt_async_save=False), devices=1, logger=False, enable_progress_bar=False
     )
-    with set_up(trainer, model, checkpoint=checkpoint) as parallel:
+    with set_up(trainer, model, checkpoint=checkpoint.path) as parallel:
         for core in parallel.unwrapped:
             merge(core)
         model.model_transform = None
@@ -114,6 +114,6 @@ def export_lora(
         ConfigError: as in `nemo2.hugging_face.adapters.export_adapter`.
     """
     from nemo2.hugging_face.adapters import export_adapter
-    from nemo2.llm.inference import find_checkpoint
+    from nemo2.hugging_face.checkpoint import find_checkpoint
 
-    return export_adapter(find_checkpoint(Path(lora_checkpoint_path)), output_path, overwrite=overwrite)
+    return export_adapter(find_checkpoint(lora_checkpoint_path), output_path, overwrite=overwrite)

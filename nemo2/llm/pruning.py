@@ -23,7 +23,7 @@ from nemo2.config.capture import captured_arguments, configurable
 from nemo2.data.mock import MockDataModule
 from nemo2.errors import ConfigError
 from nemo2.llm.importances import importances_of
-from nemo2.llm.inference import find_checkpoint, loaded
+from nemo2.llm.inference import loaded
 from nemo2.llm.pruned import LAYERS, Sizes
 from nemo2.llm.pruned import PruningConfig as PruningConfig
 from nemo2.llm.signatures import only_defaults
@@ -102,8 +102,7 @@ def prune(
         Sizes.of(model, pruning_config).refuse_layout(tp_size=tp_size, pp_size=pp_size)
         _in_plain_layers(model)
 
-    source = str(find_checkpoint(Path(nemo_checkpoint)))
-    with loaded(source, trainer_for(**ends), before=look_at) as model, torch.no_grad():
+    with loaded(nemo_checkpoint, trainer_for(**ends), before=look_at) as model, torch.no_grad():
         sizes = Sizes.of(model, pruning_config)
         kept = sizes.kept(importances_of(model, _samples(model, data, num_train_samples), width=sizes.in_width))
         weights = {

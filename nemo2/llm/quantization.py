@@ -10,8 +10,8 @@ from typing import Any, Optional
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, DataError
+from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.exported import Form, dtype_of, own_dtype
-from nemo2.llm.inference import find_checkpoint
 from nemo2.llm.signatures import only_defaults
 
 _CONFIGS = {
@@ -138,9 +138,11 @@ def ptq(
     import transformers
     from modelopt.torch.export import export_hf_checkpoint  # pyright: ignore[reportMissingImports]
 
-    checkpoint = find_checkpoint(Path(model_path))
-    dtype = own_dtype(export_config.dtype) or dtype_of(checkpoint)
-    folder = Form(checkpoint=checkpoint, kind="model", dtype=dtype).make()
+    checkpoint = Checkpoint.open(model_path)
+    folder = checkpoint.path
+    if not checkpoint.is_release:
+        dtype = own_dtype(export_config.dtype) or dtype_of(checkpoint)
+        folder = Form(checkpoint=checkpoint.require_nemo2().path, kind="model", dtype=dtype).make()
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 

@@ -6,7 +6,6 @@ command line.
 """
 
 import hashlib
-import json
 import os
 import shlex
 import subprocess
@@ -14,18 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.checkpoint.directory import read_manifest, temporary_name
-from nemo2.checkpoint.places import HUGGING_FACE
+from nemo2.checkpoint.directory import temporary_name
 from nemo2.config.capture import configurable
 from nemo2.config.without_effect import warn_without_effect
 from nemo2.errors import ConfigError
-from nemo2.hugging_face import api as hugging_face
-from nemo2.hugging_face.restore import folder_of
-from nemo2.hugging_face.weights import name_of_weights, release_at
+from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.llm import engines
 from nemo2.llm.engines import Adapters, Asked, Engine
 from nemo2.llm.exported import Form, dtype_of, exports_cache, own_dtype, tokenizer_trouble
-from nemo2.llm.inference import find_checkpoint, model_at, model_of
 from nemo2.llm.signatures import only_defaults
 from nemo2.models.conversion.families import conversion_of
 
@@ -95,23 +90,21 @@ def plan_serving(
         ConfigError: no engine is installed, or the engine doesn't support the request.
     """
     asked = replace(asked, model_name=asked.model_name or name_of_weights(path))
-    if (release := release_at(path)) is not None:
-        return _released(release, asked, engines.chosen(engine, print_only=print_only))
-    checkpoint = find_checkpoint(Path(path).expanduser())
-    if (trouble := tokenizer_trouble(checkpoint)) is not None:
+    checkpoint = Checkpoint.open(path)
+    model, chosen = checkpoint.model(), engines.chosen(engine, print_only=print_only)
+    dtype = asked.dtype or dtype_of(checkpoint)
+    if checkpoint.is_release:  # served as it is
+        return _serving(model, asked, chosen, dtype, folder=checkpoint.path)
+    if (trouble := tokenizer_trouble(model)) is not None:
         raise ConfigError(
-            f"{trouble}, but a server receives text and needs a tokenizer. `nemo2 generate` completes prompts without "
-            "one."
+            f"{checkpoint.path}: {trouble}, but a server receives text and needs a tokenizer. `nemo2 generate` completes "
+            "prompts without one."
         )
-    chosen, model = engines.chosen(engine, print_only=print_only), model_of(checkpoint)
-    dtype = asked.dtype or _stored_dtype(checkpoint)
     if (why := _why_whole(checkpoint, model, chosen, merge=merge)) is None:
         return _beside_the_base(checkpoint, model, asked, dtype)
-    form = Form(checkpoint=checkpoint, kind="merged" if why else "model", dtype=dtype)
+    form = Form(checkpoint=checkpoint.require_nemo2().path, kind="merged" if why else "model", dtype=dtype)
     notes = (f"The adapters are merged into the weights, because {why}.",) if why else ()
-    if chosen == "transformers":
-        return _by_transformers(asked, dtype, forms=(form,), folder=form.folder, notes=notes)
-    return _by_vllm(model, asked, dtype, forms=(form,), place=str(form.folder), notes=notes)
+    return _serving(model, asked, chosen, dtype, folder=form.folder, forms=(form,), notes=notes)
 
 
 @configurable
@@ -202,7 +195,7 @@ def deploy(
         raise ConfigError(
             f"num_gpus={num_gpus} must be tensor_parallelism_size * pipeline_parallelism_size = {sizes[0]} * {sizes[1]}."
         )
-    run_length = model_at(nemo_checkpoint)[0].config.seq_length
+    run_length = Checkpoint.open(nemo_checkpoint).model().config.seq_length
     engine = None if backend == "in-framework" else backend
     vllm = engines.chosen(engine) == "vllm"
     asked = Asked(
@@ -219,13 +212,19 @@ def deploy(
     subprocess.run(serving.command, check=True, cwd=serving.directory)
 
 
-def _released(release: str, asked: Asked, engine: Engine) -> Serving:
-    """Released weights are served as they are."""
-    model, folder = model_at(release)[0], folder_of(release)
-    dtype = asked.dtype or _dtype_of_release(folder)
+def _serving(
+    model: Any,
+    asked: Asked,
+    engine: Engine,
+    dtype: str,
+    *,
+    folder: Path,
+    forms: tuple[Form, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Serving:
     if engine == "transformers":
-        return _by_transformers(asked, dtype, forms=(), folder=folder, notes=())
-    return _by_vllm(model, asked, dtype, forms=(), place=str(folder), notes=())
+        return _by_transformers(asked, dtype, forms=forms, folder=folder, notes=notes)
+    return _by_vllm(model, asked, dtype, forms=forms, place=str(folder), notes=notes)
 
 
 def _by_transformers(
@@ -247,9 +246,9 @@ def _by_transformers(
     return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes, link=link, folder=folder)
 
 
-def _why_whole(checkpoint: Path, model: Any, engine: Engine, *, merge: bool) -> Optional[str]:
+def _why_whole(checkpoint: Checkpoint, model: Any, engine: Engine, *, merge: bool) -> Optional[str]:
     """Why adapters are merged. "": there are none. None: the engine loads them beside the base model."""
-    if _part_of(checkpoint) is None:
+    if checkpoint.base is None:
         return ""
     if merge:
         return "--merge requests it"
@@ -258,18 +257,17 @@ def _why_whole(checkpoint: Path, model: Any, engine: Engine, *, merge: bool) -> 
     return engines.why_vllm_takes_no_adapters(model)
 
 
-def _beside_the_base(checkpoint: Path, model: Any, asked: Asked, dtype: str) -> Serving:
-    adapters = Form(checkpoint=checkpoint, kind="adapters", dtype=dtype)
+def _beside_the_base(checkpoint: Checkpoint, model: Any, asked: Asked, dtype: str) -> Serving:
+    adapters = Form(checkpoint=checkpoint.path, kind="adapters", dtype=dtype)
     name = asked.model_name
     notes = (f"{name} is the base with its adapters, and {name}-base is the base alone.",)
-    place, base = _part_of(checkpoint) or "", ()
-    if place.startswith(HUGGING_FACE):
-        place = str(folder_of(place))
-    else:
-        base = (Form(checkpoint=hugging_face.find_checkpoint(place), kind="model", dtype=dtype),)
-        place = str(base[0].folder)
+    base = Checkpoint.open(checkpoint.base or "")
+    forms: tuple[Form, ...] = (adapters,)
+    if not base.is_release:
+        forms = (Form(checkpoint=base.require_nemo2().path, kind="model", dtype=dtype), adapters)
+    place = base.path if base.is_release else forms[0].folder
     loaded = Adapters(folder=adapters.folder, rank=model.model_transform.dim)
-    return _by_vllm(model, asked, dtype, forms=(*base, adapters), place=place, notes=notes, adapters=loaded)
+    return _by_vllm(model, asked, dtype, forms=forms, place=str(place), notes=notes, adapters=loaded)
 
 
 def _by_vllm(
@@ -306,24 +304,3 @@ def _refuse_too_long(config: Any, max_length: Optional[int]) -> None:
             f"max_length={max_length}: the model reads only {positions} tokens, prompt and answer together. Set "
             f"max_length to {positions} or less."
         )
-
-
-def _part_of(checkpoint: Path) -> Optional[str]:
-    manifest = read_manifest(checkpoint)
-    return None if manifest is None else manifest.part_of
-
-
-def _stored_dtype(checkpoint: Path) -> str:
-    """The dtype of the stored weights. For adapters, the dtype of their base model's weights, in which they are
-    computed."""
-    place = _part_of(checkpoint)
-    if place is None:
-        return dtype_of(checkpoint)
-    if not place.startswith(HUGGING_FACE):
-        return dtype_of(hugging_face.find_checkpoint(place))
-    return _dtype_of_release(folder_of(place))
-
-
-def _dtype_of_release(folder: Path) -> str:
-    described = json.loads((folder / "config.json").read_text())
-    return own_dtype(str(described.get("dtype") or described.get("torch_dtype"))) or "fp32"

@@ -22,13 +22,11 @@ from megatron.core import parallel_state
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor
 
-from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.described import find_checkpoint, model_of
-from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
+from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.models.decoding import core_of
 from nemo2.names import did_you_mean
 from nemo2.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
@@ -109,15 +107,16 @@ class DistillationCallback(pl.Callback):
 
     def refuse(self, student: Any, strategy: Any) -> None:
         """Raise an error if the teacher can't teach ``student`` in the layout of ``strategy``. Builds nothing."""
-        checkpoint = find_checkpoint(Path(self.teacher_model_path))
-        teacher = model_of(checkpoint)
+        checkpoint = Checkpoint.open(self.teacher_model_path).require_nemo2()
+        teacher = checkpoint.model()
         _refuse_another_vocabulary(student, teacher)
-        _refuse_what_has_no_layout(strategy, teacher, checkpoint)
+        checkpoint.refuse_adapters()
+        _refuse_what_has_no_layout(strategy, teacher)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
             self.refuse(pl_module, trainer.strategy)
-            self.core = _teacher(find_checkpoint(Path(self.teacher_model_path)), trainer, pl_module)
+            self.core = _teacher(Checkpoint.open(self.teacher_model_path), trainer, pl_module)
 
     def on_megatron_step_start(self, step: MegatronStep) -> Optional[MegatronStep]:
         if step.stage != "training":
@@ -180,22 +179,8 @@ def teachers_recipe(recipe: Any) -> Optional[Any]:
         return None
     alone = copy.deepcopy(recipe)
     alone.trainer.callbacks = [one for one in alone.trainer.callbacks if class_of(one) is not DistillationCallback]
-    alone.model = described_model(find_checkpoint(Path(teaching.teacher_model_path)))
+    alone.model = Checkpoint.open(teaching.teacher_model_path).require_nemo2().model_config(follow_data=True)
     return alone
-
-
-def described_model(checkpoint: Path) -> Any:
-    """The model of a checkpoint as an editable config. It follows the data's sequence length, unless its positions are
-    a table of that length.
-
-    Raises:
-        CheckpointError: the checkpoint doesn't describe its model.
-    """
-    model = load_context(checkpoint, "model", build=False)
-    by_table = getattr(model.config, "position_embedding_type", None) == "learned_absolute"
-    if "seq_length" in model.config.__arguments__ and not by_table:
-        del model.config.seq_length
-    return model
 
 
 def _through_stages(core: Any, batch: dict[str, Any], step: MegatronStep) -> Optional[Tensor]:
@@ -228,9 +213,9 @@ def _through_stages(core: Any, batch: dict[str, Any], step: MegatronStep) -> Opt
     return None
 
 
-def _teacher(checkpoint: Path, trainer: pl.Trainer, student: Any) -> Any:
+def _teacher(checkpoint: Checkpoint, trainer: pl.Trainer, student: Any) -> Any:
     """This rank's stage of the teacher, in the layout and the precision of the student, without gradients."""
-    teacher = model_of(checkpoint)
+    teacher = checkpoint.model()
     for field in fields(ModelParallelConfig):
         if not callable(value := getattr(student.config, field.name, None)):
             setattr(teacher.config, field.name, value)
@@ -242,9 +227,9 @@ def _teacher(checkpoint: Path, trainer: pl.Trainer, student: Any) -> Any:
     parallel = MegatronParallel(teacher, precision_plugin=strategy.precision_plugin, device=strategy.root_device)
     if strategy.root_device.type != "meta":
         io = strategy.checkpoint_io
-        wanted = {"model": parallel.sharded_state_dict(io.load_content_metadata(checkpoint))}
-        parallel.load_chunks_state_dict(io.load_checkpoint(checkpoint, sharded_state_dict=wanted)["model"])
-        _log.info("The teacher %s is loaded.", checkpoint)
+        wanted = {"model": parallel.sharded_state_dict(io.load_content_metadata(checkpoint.path))}
+        parallel.load_chunks_state_dict(io.load_checkpoint(checkpoint.path, sharded_state_dict=wanted)["model"])
+        _log.info("The teacher %s is loaded.", checkpoint.path)
     parallel.eval().requires_grad_(False)
     return core_of(teacher)
 
@@ -255,20 +240,6 @@ def no_virtual_stages(size: int) -> str:
         f"virtual_pipeline_model_parallel_size={size}: distillation doesn't support virtual pipeline stages, because a "
         "teacher has one stage per rank. Leave virtual_pipeline_model_parallel_size unset."
     )
-
-
-def refuse_adapters(checkpoint: Path) -> None:
-    """Check that a checkpoint holds a whole model.
-
-    Raises:
-        ConfigError: the checkpoint holds only a part.
-    """
-    manifest = read_manifest(checkpoint)
-    if manifest is not None and manifest.part_of is not None:
-        raise ConfigError(
-            f"{checkpoint} contains adapters only. Merge them into their base model first: nemo2 merge {checkpoint} "
-            "--output FOLDER."
-        )
 
 
 def _refuse_another_vocabulary(student: Any, teacher: Any) -> None:
@@ -283,13 +254,12 @@ def _refuse_another_vocabulary(student: Any, teacher: Any) -> None:
         )
 
 
-def _refuse_what_has_no_layout(strategy: Any, teacher: Any, checkpoint: Path) -> None:
+def _refuse_what_has_no_layout(strategy: Any, teacher: Any) -> None:
     """Check the teacher's layout.
 
     Raises:
-        ConfigError: the teacher can't be built in the student's layout, or isn't a whole model.
+        ConfigError: the teacher can't be built in the student's layout.
     """
-    refuse_adapters(checkpoint)
     sizes = getattr(strategy, "layout", None)
     if sizes is None:
         raise ConfigError(

@@ -136,7 +136,7 @@ def test_commands_use_released_weights_as_they_are(run_on_ranks: Any, folder: Pa
 def test_weights_are_named_once(folder: Path) -> None:
     from nemo2.cli.begin_from import named_weights
 
-    assert named_weights(None, str(folder)) == named_weights(str(folder), None) == f"hf://{folder}"
+    assert named_weights(None, str(folder)) == named_weights(str(folder), None) == str(folder)
     assert named_weights(None, "hf://organisation/name") == "hf://organisation/name"
     for both_or_neither in ((str(folder), str(folder)), (None, None)):
         with pytest.raises(ConfigError):
@@ -146,8 +146,8 @@ def test_weights_are_named_once(folder: Path) -> None:
 def test_released_weights_without_a_tokenizer_are_refused(folder: Path, tmp_path: Path) -> None:
     import shutil
 
-    from nemo2.llm.inference import model_at
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
     shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*token*", "chat_template*"))
     with pytest.raises(ConfigError, match="has no tokenizer"):
-        model_at(str(tmp_path / "bare"))
+        Checkpoint.open(tmp_path / "bare").model()

@@ -22,7 +22,7 @@ PROMPTS = ["It returns", "Name three colours of"]
 
 def answered(directory: str, run: str, adapted: str) -> dict[str, list[str]]:
     from nemo2 import llm
-    from nemo2.llm.inference import find_checkpoint
+    from nemo2.hugging_face.checkpoint import find_checkpoint
     from support import small_runs
 
     small_runs.quiet()
@@ -36,8 +36,8 @@ def answered(directory: str, run: str, adapted: str) -> dict[str, list[str]]:
 
 
 def saved(directory: str) -> dict[str, Any]:
+    from nemo2.hugging_face.checkpoint import find_checkpoint
     from nemo2.llm import peft
-    from nemo2.llm.inference import find_checkpoint
 
     run = str(find_checkpoint(Path(answering_runs.save(f"{directory}/base"))))
     lora = peft.LoRA(dim=4, alpha=8, lora_B_init_method="normal")

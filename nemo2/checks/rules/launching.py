@@ -157,8 +157,7 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
     launched=(2, 2),
 )
 def _released(facts: Facts) -> Iterator[str]:
-    from nemo2.hugging_face.released import open_released
-    from nemo2.hugging_face.restore import folder_of
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
     resume = getattr(facts.recipe, "resume", None)
     named = str(getattr(resume, "resume_from_path", None) or "")
@@ -178,7 +177,7 @@ def _released(facts: Facts) -> Iterator[str]:
         if not path.startswith(f"{HUGGING_FACE}/"):
             continue  # of a repository of the hub nothing is known before it is downloaded
         try:
-            open_released(folder_of(path), facts.parts.get("model.config"))  # headers only
+            Checkpoint.open(path).tensors(facts.parts.get("model.config"))  # headers only
         except Nemo2Error as error:
             yield f"{name}.restore_config.path={path}: {str(error).removeprefix(f'{path}: ')}"
 

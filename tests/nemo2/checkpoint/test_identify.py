@@ -22,7 +22,7 @@ from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.cli.app import app
 from nemo2.cli.nemo_recipe import recipe_of
 from nemo2.errors import CheckpointError, SecurityError
-from nemo2.hugging_face.foreign import open_foreign
+from nemo2.hugging_face.checkpoint import Checkpoint
 from support import small_runs
 
 NAME = "llama--val_loss=2.53-step=20-consumed_samples=160-last"
@@ -99,7 +99,7 @@ def test_additions_of_nemos_alone_are_told_with_the_way_to_a_whole_model(tmp_pat
     assert [line.split()[1] for line in found.commands] == ["translate"], "nothing reads its weights"
     assert told in str(missing(str(folder)))
     with pytest.raises(CheckpointError, match="only the adapters of a PEFT fine-tuning.*llm.peft.merge_lora"):
-        open_foreign(folder)
+        Checkpoint.open(folder).tensors()
     translated = recipe_of(folder)
     assert translated.recipe.resume is None and told in str(translated.left[-1]), "the recipe doesn't start from them"
 
@@ -218,7 +218,7 @@ def test_the_commands_that_are_named_exist(tmp_path):
 def test_other_folders_are_nothing_that_is_known(tmp_path):
     with pytest.raises(CheckpointError, match=r"no checkpoint that nemo2 recognizes.*NeMo 2\.0.*Hugging Face"):
         identify(tmp_path)
-    with pytest.raises(CheckpointError, match="is not a folder"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         identify(tmp_path / "no")
 
 

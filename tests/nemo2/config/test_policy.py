@@ -4,7 +4,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import fiddle as fdl
 import pytest
@@ -272,22 +271,12 @@ def test_the_description_of_a_checkpoint_is_vetted_like_a_recipe(tmp_path):
 
 
 def test_generate_builds_a_tokenizer_with_code_of_its_own_only_when_told_to(tmp_path, monkeypatch):
-    from types import SimpleNamespace
-
-    from nemo2.checkpoint import described
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
     context = tmp_path / "context"
     context.mkdir()
     (context / "tokenizer.json").write_text(to_json(Config(AutoTokenizer, "x", trust_remote_code=True)))
-    whole = described.load_context
-
-    def load(checkpoint: Any, part: str, **options: Any) -> Any:
-        if part == "tokenizer":
-            return whole(checkpoint, part, **{"build": False, **options})
-        return SimpleNamespace(config=SimpleNamespace(seq_length=8), seq_length=8)
-
-    monkeypatch.setattr(described, "load_context", load)
-    monkeypatch.setattr(described, "explicit_fields", lambda config: {"seq_length"})
+    checkpoint = Checkpoint("nemo2", tmp_path, str(tmp_path))
     with pytest.raises(SecurityError, match="trust_remote_code"):
-        described.model_of(tmp_path)
-    assert described.model_of(tmp_path, trust_remote_code=True).tokenizer.trust_remote_code is True
+        checkpoint.tokenizer()
+    assert checkpoint.tokenizer(trust_remote_code=True).trust_remote_code is True

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fiddle as fdl
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -13,10 +14,10 @@ from typer.testing import CliRunner
 import nemo2 as nl
 from nemo2 import llm
 from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.described import model_of
 from nemo2.checkpoint.identify import identify
 from nemo2.cli.app import app
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
+from nemo2.hugging_face.checkpoint import Checkpoint
 from support import resharding
 from tests.nemo2.checkpoint.test_identify import MODEL_YAML, torch_dist
 
@@ -155,10 +156,10 @@ def test_a_model_that_is_named_must_be_the_one_of_the_weights(released: Path, tm
 
 
 def test_a_class_in_place_of_a_configuration_names_the_family_alone(released: Path, tmp_path: Path) -> None:
-    from nemo2.checkpoint.described import model_of
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
     place = llm.import_ckpt(llm.LlamaModel(config=llm.Llama2Config7B), str(released), tmp_path / "in")  # pyright: ignore
-    assert model_of(place).config.num_layers == 2
+    assert Checkpoint.open(place).model().config.num_layers == 2
 
 
 def test_a_tokenizer_that_leads_out_of_its_folder_is_refused(released: Path, tmp_path: Path) -> None:
@@ -219,12 +220,12 @@ def test_a_nemo_checkpoint_is_imported_and_exported(released: Path, imported: Pa
 
 def test_what_was_imported_into_a_model_that_names_no_length_can_be_used(released: Path, tmp_path: Path) -> None:
     names = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "vocab_size")
-    config = model_of(llm.import_ckpt(None, f"hf://{released}", tmp_path / "by-itself")).config
+    config = Checkpoint.open(llm.import_ckpt(None, f"hf://{released}", tmp_path / "by-itself")).model().config
     sizes = {name: getattr(config, name) for name in names}
     model = llm.LlamaModel(llm.LlamaConfig(**sizes, share_embeddings_and_output_weights=False))
     target = llm.import_ckpt(model, f"hf://{released}", tmp_path / "named")
     assert not (target / "context" / "data.json").exists(), "an import has none"
-    assert model_of(target).config.hidden_size == config.hidden_size
+    assert Checkpoint.open(target).model().config.hidden_size == config.hidden_size
 
 
 def test_a_nemo_checkpoint_tells_of_its_model_by_nemos_own_call(imported: Path, tmp_path: Path) -> None:
@@ -237,8 +238,9 @@ def test_a_nemo_checkpoint_tells_of_its_model_by_nemos_own_call(imported: Path, 
     assert whole.model.config.hidden_size == nl.io.load_context(nemo, "model.config").hidden_size and whole.extra == {}
     with pytest.raises(CheckpointError, match="but not 'optim'. `nemo2 translate"):
         nl.io.load_context(nemo, "optim")
-    with pytest.raises(ConfigError, match="build=False.*nemo2 translate"):
-        nl.io.load_context(nemo, "model", build=False)
+    described = nl.io.load_context(nemo, "model", build=False)
+    described.config.num_layers = 4
+    assert fdl.build(described).config.num_layers == 4
 
 
 def test_a_nemo_checkpoint_that_names_code_is_refused(imported: Path, tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def of_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     place = described(tmp_path / "run", on_the_hub(tmp_path / "hub", "a" * 40, 320), seq_length=LENGTH)
     from nemo2.checkpoint.context import refuse_another_tokenizer
-    from nemo2.llm.inference import model_of
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
-    refuse_another_tokenizer(place, model_of(place).tokenizer)  # the same so far
+    refuse_another_tokenizer(place, Checkpoint.open(place).model().tokenizer)  # the same so far
     on_the_hub(tmp_path / "hub", "b" * 40, 310)
     return place
 

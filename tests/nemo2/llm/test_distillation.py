@@ -45,8 +45,8 @@ def parts(directory: str, name: str, *, max_steps: int, **strategy: Any) -> dict
 
 
 def save(directory: str) -> dict[str, str]:
+    from nemo2.hugging_face.checkpoint import find_checkpoint
     from nemo2.llm import api
-    from nemo2.llm.inference import find_checkpoint
 
     found = {}
     for name, config in {"student": {}, "teacher": TEACHER, "other": {"make_vocab_size_divisible_by": 96}}.items():
@@ -143,9 +143,9 @@ def test_every_layout_learns_the_same(run_on_ranks: Any, places: Any, alone: dic
 
 
 def test_what_is_saved_is_the_student_alone(alone: dict[str, Any]) -> None:
-    from nemo2.llm.inference import find_checkpoint, model_of
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
-    config = model_of(find_checkpoint(Path(alone["plain"]["place"]))).config
+    config = Checkpoint.open(alone["plain"]["place"]).model().config
     assert (config.num_layers, config.hidden_size) == (2, 32)
 
 
@@ -179,7 +179,7 @@ def follows_the_data(directory: str, places: dict[str, str]) -> dict[str, Any]:
     from nemo2 import llm
     from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
     from nemo2.data.mock import MockDataModule
-    from nemo2.llm.inference import find_checkpoint, model_of
+    from nemo2.hugging_face.checkpoint import Checkpoint
 
     run = parts(directory, "follows", max_steps=1)
     run["data"] = MockDataModule(seq_length=small_runs.SEQ // 2, micro_batch_size=2, global_batch_size=8, num_workers=0)
@@ -192,7 +192,7 @@ def follows_the_data(directory: str, places: dict[str, str]) -> dict[str, Any]:
         refused = str(error)
     run = {**parts(directory, "trained", max_steps=1), "data": run["data"]}
     trained = llm.train(model=places["student"], **run, tokenizer="model", resume=start)  # pyright: ignore[reportArgumentType]
-    lengths = [model_of(find_checkpoint(Path(str(one)))).config.seq_length for one in (place, trained)]
+    lengths = [Checkpoint.open(one).model().config.seq_length for one in (place, trained)]
     return {"lengths": lengths, "refused": refused}
 
 
@@ -241,7 +241,7 @@ def test_the_command_makes_a_recipe_whose_student_and_teacher_are_both_checked(
     recipe.trainer.strategy.pipeline_model_parallel_size = 2
     recipe.trainer.strategy.virtual_pipeline_model_parallel_size = 1
     teaching.teacher_model_path = str(tmp_path / "none")
-    assert any("is neither a finished checkpoint" in problem.message for problem in find(recipe))
+    assert any("does not exist" in problem.message for problem in find(recipe))
     capsys.readouterr()
     for arguments, words in (
         ([], "distill needs --teacher"),
@@ -279,8 +279,8 @@ def weighed(directory: str, places: dict[str, str], name: str, **strategy: Any) 
 
 def rehearsed(places: dict[str, str], **strategy: Any) -> list[dict[str, int]]:
     """The same for each rank of a world that isn't there."""
+    from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.llm.distillation import DistillationCallback
-    from nemo2.llm.inference import model_of
     from nemo2.rehearse.kernels import plain_kernels
     from nemo2.rehearse.rank import run_rank
 
@@ -290,7 +290,7 @@ def rehearsed(places: dict[str, str], **strategy: Any) -> list[dict[str, int]]:
     def made() -> tuple[Any, Any, Any]:
         run = parts("unused", "unused", max_steps=1, **strategy)
         run["trainer"].callbacks.append(DistillationCallback(places["teacher"]))
-        student = model_of(Path(places["student"]))
+        student = Checkpoint.open(places["student"]).model()
         return student, run["data"], run["trainer"]
 
     def inspected(ran: Any) -> dict[str, int]:

@@ -73,8 +73,8 @@ def refusal(adapters: str, target: str) -> str:
 
 def one_process(directory: str) -> dict[str, Any]:
     from nemo2.checkpoint.directory import read_manifest
+    from nemo2.hugging_face.checkpoint import find_checkpoint
     from nemo2.llm import api, peft
-    from nemo2.llm.inference import find_checkpoint
 
     found: dict[str, Any] = {}
     base = str(find_checkpoint(Path(api.pretrain(**parts(f"{directory}/base", max_steps=2)))))

@@ -100,7 +100,7 @@ def tensors_of(directory: str) -> dict[str, Any]:
     from torch.distributed.checkpoint import FileSystemReader, load
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    from nemo2.llm.inference import find_checkpoint
+    from nemo2.hugging_face.checkpoint import find_checkpoint
 
     weights = find_checkpoint(Path(directory)) / "weights"
     reader = FileSystemReader(str(weights))
@@ -118,7 +118,7 @@ def one_process(directory: str) -> dict[str, Any]:
 
     import torch
 
-    from nemo2.llm.inference import find_checkpoint
+    from nemo2.hugging_face.checkpoint import find_checkpoint
 
     write_data(Path(directory) / "data")
     run(f"{directory}/base", base=None, kind=None, packed=False)

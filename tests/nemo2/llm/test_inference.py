@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import CheckpointError
 from support import small_runs
 
 PROMPTS = ["ab", "longer one"]
@@ -155,25 +154,3 @@ def test_sampling_follows_the_seed(run_on_ranks, run):
         for seed in (1, 1, 2)
     ]
     assert drawn[0] == drawn[1] != drawn[2]
-
-
-def test_a_place_without_a_checkpoint_is_told_what_to_give(tmp_path):
-    from nemo2.llm.inference import find_checkpoint
-
-    with pytest.raises(
-        CheckpointError, match=f"{tmp_path} is neither a finished checkpoint nor a directory with finished checkpoints"
-    ):
-        find_checkpoint(tmp_path)
-
-
-def test_a_folder_of_runs_means_the_newest_run_and_a_run_its_latest_step(tmp_path: Path) -> None:
-    from nemo2.checkpoint.directory import Manifest, write_manifest
-    from nemo2.llm.inference import find_checkpoint
-
-    for run, step, saved_at in (("first", 9, 1.0), ("second", 4, 3.0), ("second", 2, 4.0)):
-        folder = tmp_path / run / "checkpoints" / f"step={step}"
-        folder.mkdir(parents=True)
-        write_manifest(folder, Manifest(step=step, consumed_samples=0, layout={}, saved_at=saved_at))
-    assert find_checkpoint(tmp_path / "first").name == "step=9"
-    assert find_checkpoint(tmp_path / "second").name == "step=4"
-    assert find_checkpoint(tmp_path) == tmp_path / "second" / "checkpoints" / "step=4"

@@ -28,10 +28,10 @@ TO: dict[str, dict[str, Any]] = {
 
 def silenced(path: str, target: str) -> None:
     """The model of a checkpoint with a layer, a group of heads and some neurons that contribute nothing."""
-    from nemo2.llm.inference import find_checkpoint, model_of
+    from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
     from nemo2.strategies.set_up import set_up
 
-    model = model_of(find_checkpoint(Path(path)))
+    model = Checkpoint.open(path).model()
     trainer = small_runs.build_trainer(max_steps=1)
     with set_up(trainer, model, checkpoint=find_checkpoint(Path(path))) as parallel, torch.no_grad():
         for place, layer in enumerate(parallel.unwrapped[0].decoder.layers):  # pyright: ignore
@@ -50,7 +50,7 @@ def silenced(path: str, target: str) -> None:
 def pruned(directory: str) -> dict[str, Any]:
     from nemo2 import llm
     from nemo2.data.mock import MockDataModule
-    from nemo2.llm.inference import find_checkpoint, model_of
+    from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
 
     run = answering_runs.save(f"{directory}/whole", config=SIZES)
     silenced(run, f"{directory}/silenced")
@@ -60,7 +60,7 @@ def pruned(directory: str) -> dict[str, Any]:
         data = MockDataModule(answering_runs.SEQ, num_workers=0) if name == "narrow" else None  # of GPT-2's vocabulary
         place = llm.prune(source, f"{directory}/{name}", llm.PruningConfig(**to), num_train_samples=4, data=data)
         small_runs.release()
-        config = model_of(place).config
+        config = Checkpoint.open(place).model().config
         found[name] = (config.num_layers, config.hidden_size, config.ffn_hidden_size, config.num_attention_heads)
         found["answers"][name] = answers(str(place))
     found["run"], found["directory"] = run, directory
@@ -82,11 +82,11 @@ def trained_on(directory: str) -> list[float]:
     from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
+    from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.llm import api
-    from nemo2.llm.inference import model_of
     from nemo2.run_dir.logger import NeMoLogger
 
-    model = model_of(Path(f"{directory}/narrow"))
+    model = Checkpoint.open(f"{directory}/narrow").model()
     data = MockDataModule(
         seq_length=answering_runs.SEQ, tokenizer=model.tokenizer, micro_batch_size=2, global_batch_size=4, num_workers=0
     )

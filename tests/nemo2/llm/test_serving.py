@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ def planned(directory: str) -> dict[str, Any]:
     """Runs of a model and of additions over it, and how each is served."""
     from nemo2.checkpoint.directory import read_manifest
     from nemo2.cli import main
+    from nemo2.hugging_face.checkpoint import find_checkpoint
     from nemo2.llm import peft
     from nemo2.llm.engines import Asked
-    from nemo2.llm.inference import find_checkpoint
     from nemo2.llm.serving import plan_serving
 
     os.environ["NEMO2_EXPORTS_CACHE"] = f"{directory}/exports"
@@ -213,7 +214,8 @@ def test_nemos_deploy_refuses_what_no_engine_has_and_leads_to_the_same(monkeypat
 
     monkeypatch.setattr(serving.engines, "chosen", lambda engine: "vllm")
     model = type("Model", (), {"config": type("Config", (), {"seq_length": 512})})
-    monkeypatch.setattr(serving, "model_at", lambda path: (model, None))
+    opened = SimpleNamespace(model=lambda: model)
+    monkeypatch.setattr(serving.Checkpoint, "open", lambda path: opened)
     monkeypatch.setattr(
         serving, "plan_serving", lambda path, given, engine: (asked.append((path, given, engine)), Plan())[1]
     )
