@@ -6,8 +6,8 @@ import logging
 import lightning.pytorch as pl
 import torch
 
-from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
+from nemo2.config.provenance import adjust
 from nemo2.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import lightning.pytorch as pl
 import torch
 from torch.distributed.tensor import DTensor
 
-from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
+from nemo2.config.provenance import adjust
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.names import did_you_mean
 

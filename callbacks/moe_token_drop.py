@@ -3,8 +3,8 @@
 
 import lightning.pytorch as pl
 
-from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
+from nemo2.config.provenance import adjust
 from nemo2.errors import ConfigError
 
 _DISPATCHERS = ("alltoall", "alltoall_seq")

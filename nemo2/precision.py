@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_map_only
 
 from nemo2.backend import get_backend
 from nemo2.backend.extras import has, have_te, installed, why_missing
-from nemo2.config.adjust import adjust, adjusting, adjustments
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
-from nemo2.config.explicit import at, explicit_fields, explicit_values
+from nemo2.config.provenance import adjust, adjusting, adjustments
+from nemo2.config.requested import at, explicit_fields, explicit_values
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 

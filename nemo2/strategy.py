@@ -35,11 +35,10 @@ from nemo2.checkpoint.forms.megatron import MegatronForm
 from nemo2.checkpoint.forms.megatron_fsdp import MegatronFSDPForm
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
-from nemo2.config.adjust import adjusting
 from nemo2.config.capture import configurable
-from nemo2.config.explicit import explicit_fields, note_explicit_fields
-from nemo2.config.machine_settings import announce
-from nemo2.config.requested import refuse_silent_changes
+from nemo2.config.notices import announce_machine_settings
+from nemo2.config.provenance import adjusting, note_explicit_fields
+from nemo2.config.requested import explicit_fields, refuse_silent_changes
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
@@ -372,7 +371,7 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         )
         settled = settle_run(run, Machine.here())
         settled.apply(run)
-        announce(settled.machine_decides)
+        announce_machine_settings(settled.machine_decides)
 
     def on_train_start(self) -> None:
         """Check, when everything is built, that the run can train.

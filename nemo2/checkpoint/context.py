@@ -22,7 +22,7 @@ from nemo2.checkpoint.directory import CONTEXT_PATH, comparing, is_loaded, read_
 from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, refuse_links
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
-from nemo2.config.explicit import explicit_fields
+from nemo2.config.requested import explicit_fields
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.files import read_bounded

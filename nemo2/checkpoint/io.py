@@ -60,7 +60,7 @@ from nemo2.checkpoint.untrusted import (
 from nemo2.checkpoint.writer_process import persistently
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning, with_reason
 from nemo2.config.capture import configurable
-from nemo2.config.without_effect import warn_without_effect
+from nemo2.config.notices import warn_without_effect
 from nemo2.errors import (
     LOST_PEER,
     ON_ANOTHER_RANK,

@@ -17,7 +17,7 @@ from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, clean_up, finished
 from nemo2.checkpoint.lineage import Run, begin, own
 from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.config.capture import configurable
-from nemo2.config.without_effect import warn_without_effect
+from nemo2.config.notices import warn_without_effect
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.names import did_you_mean
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar, overload
 
-from nemo2.config.adjust import note_own_changes
 from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
 from nemo2.config.attributes import guard
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.homes import homes_of
+from nemo2.config.provenance import note_own_changes
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import did_you_mean
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, Optional, Union
 from torch.utils.data import Dataset
 
 from nemo2.config.capture import configurable
-from nemo2.config.without_effect import warn_without_effect
+from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, MegatronDataModule
 from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory

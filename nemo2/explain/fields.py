@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import nemo2
 from nemo2.config.aliases import aliases_of, parameter_names
+from nemo2.config.provenance import record_of
 from nemo2.config.show import format_value
 from nemo2.config.tree import alias_owner
 from nemo2.config.walk import iterate_nodes, who_set
@@ -136,7 +137,7 @@ def _explanation(path: str, node: Any, name: str, effective: Settled) -> Explana
         if not by_user:
             layers.append(Layer(value=value, who=reason))
     for step in effective.steps(path, name):
-        layers.append(Layer(value=step.after, who=step.why))
+        layers.append(Layer(value=step.value, who=step.why))
     settled, value = effective.value(path, name)
     if settled and (not layers or shown(value) != shown(layers[-1].value)):
         layers.append(Layer(value=value, who=f"derived by {target.__name__}"))
@@ -156,9 +157,9 @@ def _buffers_of_the_strategy(recipe: Any, effective: Settled, field: str) -> Opt
     if not hasattr(ddp, name) or (parents and (asked is _NOTHING or asked != recipe.trainer.strategy.ddp)):
         return None
     steps = effective.steps(path, name)
-    value = steps[0].before if steps else getattr(ddp, name)
+    value = record_of(ddp).steps[name][0].value if steps else getattr(ddp, name)
     layers = [Layer(value=value, who=f"default of {DistributedDataParallelConfig.__name__}")]
-    layers += [Layer(value=step.after, who=step.why) for step in steps]
+    layers += [Layer(value=step.value, who=step.why) for step in steps]
     return Explanation(path=f"{path}.{name}", layers=tuple(layers))
 
 

@@ -21,7 +21,7 @@ from nemo2.checkpoint.identify import Kind, identify, kind_at
 from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.checkpoint.places import HUGGING_FACE, resolved
 from nemo2.config import Config
-from nemo2.config.explicit import explicit_fields
+from nemo2.config.requested import explicit_fields
 from nemo2.config.tree import as_config
 from nemo2.data.tokenizer_files import tokenizer_files
 from nemo2.errors import CheckpointError, ConfigError

@@ -20,7 +20,7 @@ from nemo2.checks.find import check_parts
 from nemo2.checks.rules.peft import names_weights
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.factories import refuse_text
-from nemo2.config.without_effect import warn_without_effect
+from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import explaining_changed_inputs
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.tokenizers import take_released_tokenizer

@@ -3,7 +3,7 @@
 
 from typing import Any, Optional
 
-from nemo2.config.explicit import explicit_fields
+from nemo2.config.requested import explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.models.walker import linear_layers
 from nemo2.optim.base import OptimizerModule

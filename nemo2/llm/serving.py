@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from nemo2.checkpoint.directory import temporary_name
 from nemo2.config.capture import configurable
-from nemo2.config.without_effect import warn_without_effect
+from nemo2.config.notices import warn_without_effect
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.llm import engines

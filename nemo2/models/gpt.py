@@ -24,11 +24,10 @@ from nemo2.backend import get_backend
 from nemo2.backend.compilation import as_megatron_has_it
 from nemo2.backend.extras import ANY_VERSION, has
 from nemo2.backend.te_version import megatron_finds
-from nemo2.config.adjust import adjust
 from nemo2.config.aliases import NOT_HERE, register_elsewhere, register_gone
 from nemo2.config.capture import configurable
-from nemo2.config.machine_settings import adjust_to, announce
-from nemo2.config.without_effect import warn_without_effect
+from nemo2.config.notices import announce_machine_settings, warn_without_effect
+from nemo2.config.provenance import adjust, adjust_to
 from nemo2.errors import ConfigError
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
@@ -173,7 +172,7 @@ class GPTConfig(TransformerConfig):
             ConfigError: a size is missing.
         """
         self._refuse_missing_sizes()
-        announce(adjust_to(self, get_backend().config_overrides()))
+        announce_machine_settings(adjust_to(self, get_backend().config_overrides()))
 
     def configure_model(
         self,

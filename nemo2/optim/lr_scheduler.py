@@ -37,7 +37,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LRScheduler
 
 from nemo2.config.capture import configurable
-from nemo2.config.without_effect import warn_without_effect
+from nemo2.config.notices import warn_without_effect
 from nemo2.errors import ConfigError
 
 _DEFAULT_WARMUP_STEPS = 750

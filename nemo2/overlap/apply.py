@@ -7,8 +7,8 @@ The overlap callback calls this before a run. ``nemo2 explain`` calls it on copi
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional
 
-from nemo2.config.adjust import adjust
-from nemo2.config.explicit import explicit_values, where_set
+from nemo2.config.provenance import adjust
+from nemo2.config.requested import explicit_values, where_set
 from nemo2.config.walk import class_of
 from nemo2.overlap.facts import facts_of_run, settings_of_run
 from nemo2.overlap.rules import ONE_BUCKET, decide, ineffective

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Optional
 
-from nemo2.config.explicit import explicit_values, where_set
+from nemo2.config.requested import explicit_values, where_set
 from nemo2.overlap.settings import (
     CALLBACK,
     CALLBACK_FIELDS,

@@ -20,7 +20,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from nemo2.config.adjust import adjust
+from nemo2.config.provenance import adjust
 from nemo2.errors import ConfigError
 
 Kind = Literal["none", "local", "transformer_engine", "full_iteration"]

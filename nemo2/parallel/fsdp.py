@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from nemo2.backend import get_backend
-from nemo2.config.adjust import adjust
+from nemo2.config.provenance import adjust
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.stored_names import stored_chunk

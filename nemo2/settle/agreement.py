@@ -13,9 +13,8 @@ from megatron.core.fusions.fused_bias_dropout import _bias_dropout_add_func
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.backend.te_version import megatron_finds
-from nemo2.config.adjust import adjust, adjusting, adjustments
-from nemo2.config.explicit import at, explicit_fields
-from nemo2.config.machine_settings import adjust_to
+from nemo2.config.provenance import adjust, adjust_to, adjusting, adjustments
+from nemo2.config.requested import at, explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig

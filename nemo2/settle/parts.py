@@ -17,8 +17,9 @@ import fiddle as fdl
 
 from nemo2.backend.extras import has
 from nemo2.backend.te_version import megatron_finds
-from nemo2.config.explicit import explicit_values, note_explicit_fields
 from nemo2.config.factories import missing_arguments
+from nemo2.config.provenance import note_explicit_fields
+from nemo2.config.requested import explicit_values
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.settle.machine import Machine

@@ -4,7 +4,7 @@
 A strategy calls `settle_run` on live configurations when it is connected to a model. `settle` first builds the
 configurations of a recipe and also applies the overlap callback's rules. Its result therefore equals
 ``effective_config.yaml`` at the first step. Neither function changes its arguments. Both return settled copies with a
-note on each changed field (`nemo2.config.adjust`), and the run's refusals.
+note on each changed field (`nemo2.config.provenance`), and the run's refusals.
 """
 
 import copy
@@ -17,9 +17,8 @@ from typing import Any, Optional
 import fiddle as fdl
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from nemo2.config.adjust import Adjustment, adjust, adjustments
-from nemo2.config.explicit import explicit_fields
-from nemo2.config.machine_settings import adjust_to
+from nemo2.config.provenance import Step, adjust, adjust_to, adjustments
+from nemo2.config.requested import explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import leave_one_bucket, overlap, overlap_callbacks
 from nemo2.overlap.settings import Decision
@@ -129,7 +128,7 @@ class Settled:
         owner = self.objects.get(path)
         return (True, getattr(owner, name)) if owner is not None and hasattr(owner, name) else (False, None)
 
-    def steps(self, path: str, name: str) -> tuple[Adjustment, ...]:
+    def steps(self, path: str, name: str) -> tuple[Step, ...]:
         """The changes of a field after it was built, oldest first."""
         return adjustments(self.objects.get(path)).get(name, ())
 

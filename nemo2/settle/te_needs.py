@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from packaging.version import Version
 
-from nemo2.config.explicit import at
+from nemo2.config.requested import at
 from nemo2.errors import ConfigError
 from nemo2.parallel.cuda_graphs import kind_of, modules_of
 

@@ -17,7 +17,7 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.flat import FlatForm
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
-from nemo2.config.machine_settings import announce
+from nemo2.config.notices import announce_machine_settings
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
@@ -112,7 +112,7 @@ class FSDPStrategy(TorchShardedStrategy):
         asked = CPUOffload(self.cpu_offload) if isinstance(self.cpu_offload, bool) else self.cpu_offload
         if not asked.offload_params or self.root_device.type != "cpu":
             return asked
-        announce({"strategy.cpu_offload": (False, NO_SECOND_MEMORY)})
+        announce_machine_settings({"strategy.cpu_offload": (False, NO_SECOND_MEMORY)})
         return CPUOffload(offload_params=False)
 
     def _policy(self, model: nn.Module) -> Any:

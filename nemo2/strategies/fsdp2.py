@@ -22,7 +22,7 @@ from torch.distributed.fsdp import (
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
-from nemo2.config.machine_settings import announce
+from nemo2.config.notices import announce_machine_settings
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
@@ -227,5 +227,5 @@ class FSDP2Strategy(TorchShardedStrategy):
     def _offloading(self) -> Optional[OffloadPolicy]:
         if not isinstance(self.offload_policy, CPUOffloadPolicy) or self.root_device.type != "cpu":
             return self.offload_policy
-        announce({"strategy.offload_policy": (None, NO_SECOND_MEMORY)})
+        announce_machine_settings({"strategy.offload_policy": (None, NO_SECOND_MEMORY)})
         return None

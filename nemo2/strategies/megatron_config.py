@@ -5,8 +5,8 @@ from typing import Any, Optional, Union
 
 from megatron.core.dist_checkpointing.validation import StrictHandling
 
-from nemo2.config.adjust import adjust
 from nemo2.config.aliases import register_gone, register_text_form
+from nemo2.config.provenance import adjust
 from nemo2.config.tree import Config
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean

@@ -26,8 +26,9 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.dtensors import DTensorForm
 from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
-from nemo2.config.explicit import at
-from nemo2.config.machine_settings import adjust_to, announce
+from nemo2.config.notices import announce_machine_settings
+from nemo2.config.provenance import adjust_to
+from nemo2.config.requested import at
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.sharded import ShardedOptimizer
@@ -148,7 +149,7 @@ class TorchShardedStrategy(Checkpoints):
             )
         machine = Machine.here()
         if isinstance(config, TransformerConfig):
-            announce(adjust_to(config, machine.overrides))
+            announce_machine_settings(adjust_to(config, machine.overrides))
         if isinstance(precision, MegatronMixedPrecision):
             self._refuse_what_torch_does_not_shard(precision)
             configs = {"optim.config": getattr(optim, "config", None)}

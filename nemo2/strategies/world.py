@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 from nemo2.backend import get_backend
 from nemo2.backend.attention_variables import attention_chosen_anew
 from nemo2.backend.base import Backend
-from nemo2.config.machine_settings import announce
+from nemo2.config.notices import announce_machine_settings
 from nemo2.errors import ConfigError
 from nemo2.parallel.forms import reduction_of
 from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams, use_given_groups
@@ -74,7 +74,7 @@ class WorldStrategy(DDPStrategy):
     def _options_of_groups(self, backend: Backend) -> dict[str, Any]:
         """`_groups` without the options that this machine's process groups lack, which are reported once."""
         without = {name: one for name, one in backend.group_overrides().items() if self._groups.get(name)}
-        announce({f"strategy.{name}": one for name, one in without.items()})
+        announce_machine_settings({f"strategy.{name}": one for name, one in without.items()})
         return self._groups | {name: value for name, (value, _) in without.items()}
 
     def setup_distributed(self) -> None:

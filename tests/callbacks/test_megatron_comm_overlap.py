@@ -10,7 +10,7 @@ import torch
 
 from nemo2.callbacks import megatron_comm_overlap
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
-from nemo2.config.adjust import adjustments
+from nemo2.config.provenance import adjustments
 from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
 from nemo2.overlap.presets import preset

@@ -12,8 +12,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
-from nemo2.config.adjust import adjustments
-from nemo2.config.explicit import note_explicit_fields
+from nemo2.config.provenance import adjustments, note_explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
 from nemo2.precision import MegatronMixedPrecision

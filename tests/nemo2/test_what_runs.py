@@ -102,7 +102,7 @@ class Meddler(pl.Callback):
         self.announced = announced
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        from nemo2.config.adjust import adjust
+        from nemo2.config.provenance import adjust
 
         if self.announced:
             adjust(pl_module.optim.config, "clip_grad", 0.5, why="a test says so")

@@ -57,7 +57,7 @@ def _told(function: Any, *arguments: Any) -> Any:
 def _config(row: Any) -> Any:
     import transformers
 
-    from nemo2.config.adjust import adjust
+    from nemo2.config.provenance import adjust
     from nemo2.models.conversion.families import conversion_for
     from support import small_runs
 

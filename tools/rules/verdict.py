@@ -54,7 +54,7 @@ def verdict(recipe: Any) -> Optional[str]:
 def _build(recipe: Any, machine: Any) -> None:
     import fiddle as fdl
 
-    from nemo2.config.machine_settings import adjust_to
+    from nemo2.config.provenance import adjust_to
     from nemo2.settle.agreement import write_parallelism
 
     trainer = recipe.trainer

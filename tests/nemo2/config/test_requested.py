@@ -8,8 +8,8 @@ import fiddle as fdl
 import pytest
 
 from nemo2.config import Config
-from nemo2.config.adjust import adjust
 from nemo2.config.capture import configurable
+from nemo2.config.provenance import adjust
 from nemo2.config.requested import refuse_silent_changes, silent_changes
 from nemo2.errors import ConfigError
 

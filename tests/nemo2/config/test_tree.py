@@ -264,7 +264,7 @@ def test_a_failing_constructor_names_the_path():
 
 
 def test_what_a_config_sets_is_known_on_what_it_builds():
-    from nemo2.config.explicit import explicit_fields
+    from nemo2.config.requested import explicit_fields
 
     assert explicit_fields(fdl.build(Config(Options, share=0.5))) == {"share"}
     assert explicit_fields(fdl.build(Config(BigModel, layers=32))) == {"layers"}

@@ -213,7 +213,7 @@ def test_experts_in_fp8_are_explained_where_transformer_engine_is_not_installed(
     [("cuda_graph_impl=transformer_engine", "transformer_engine"), ("enable_cuda_graph=True", "local")],
 )
 def test_graphs_and_what_follows_from_them_are_explained_for_a_gpu(change: str, kind: str) -> None:
-    from nemo2.config.adjust import adjustments
+    from nemo2.config.provenance import adjustments
 
     recipe = llama3_8b.pretrain_recipe()
     apply_overrides(recipe, [f"model.config.{change}"])

@@ -73,7 +73,7 @@ def sharded() -> dict[str, Any]:
 
     import nemo2 as nl
     from nemo2.backend.cpu import CpuBackend
-    from nemo2.config.adjust import adjustments
+    from nemo2.config.provenance import adjustments
     from support import small_runs
 
     real = CpuBackend.config_overrides

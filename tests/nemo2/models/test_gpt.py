@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.config import machine_settings
-from nemo2.config.adjust import adjustments
+from nemo2.config import notices
+from nemo2.config.provenance import adjustments
 from nemo2.errors import ConfigError, DataError
 from nemo2.models import gpt_step
 from nemo2.models.gpt import GPTConfig, GPTModel
@@ -61,8 +61,8 @@ def test_kernels_of_a_machine_elsewhere_can_be_asked_for_where_transformer_engin
 def test_fused_kernels_are_dropped_without_a_gpu_said_once_and_noted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(machine_settings, "_announced", set())
-    with caplog.at_level(logging.INFO, logger="nemo2.config.machine_settings"):
+    monkeypatch.setattr(notices, "_announced", set())
+    with caplog.at_level(logging.INFO, logger="nemo2.config.notices"):
         for config in (first := LlamaConfig(**TINY), LlamaConfig(**TINY)):
             config.adjust_to_this_machine()
     assert first.apply_rope_fusion is False

@@ -73,7 +73,7 @@ def switches() -> dict[str, Any]:
     """`use_distributed_optimizer` in two configurations: who decides."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
-    from nemo2.config.explicit import note_explicit_fields
+    from nemo2.config.provenance import note_explicit_fields
 
     def run(optimizer: bool | None, buffers: bool | None, **more: Any) -> Any:
         small_runs.quiet()

@@ -3,7 +3,7 @@
 
 import pytest
 
-from nemo2.config.adjust import adjust, adjustments
+from nemo2.config.provenance import adjust, adjustments
 from nemo2.overlap.apply import leave_one_bucket
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 

@@ -10,8 +10,8 @@ import fiddle as fdl
 import pytest
 
 from nemo2.config import Config
-from nemo2.config.adjust import adjust
-from nemo2.config.explicit import explicit_fields, explicit_values, where_set
+from nemo2.config.provenance import adjust
+from nemo2.config.requested import explicit_fields, explicit_values, where_set
 from nemo2.errors import ConfigError
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig, remember_arguments
 

@@ -4,7 +4,7 @@
 import pytest
 
 from nemo2 import Config, llm
-from nemo2.config.adjust import adjustments
+from nemo2.config.provenance import adjustments
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from nemo2.llm.connecting import connect_parts
 from nemo2.settle import Machine, settle

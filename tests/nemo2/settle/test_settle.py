@@ -12,7 +12,7 @@ from megatron.core import utils as megatron_utils
 
 from nemo2.checks import RULES, find
 from nemo2.config import apply_overrides
-from nemo2.config.adjust import adjustments
+from nemo2.config.provenance import adjustments
 from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
 from nemo2.recipes import deepseek_v2_lite, llama3_8b, llama3_70b, mixtral_8x7b, nemotronh_8b

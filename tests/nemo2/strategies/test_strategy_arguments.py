@@ -169,7 +169,7 @@ def timed(log_level: int) -> list[str]:
 
 
 def of_nccl() -> tuple[list[float], list[str]]:
-    with heard("nemo2.config.machine_settings") as said:
+    with heard("nemo2.config.notices") as said:
         return fit(pipeline_model_parallel_size=2, **OF_NCCL)["losses"], said
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import nemo2 as nl
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.config import without_effect
+from nemo2.config import notices
 from nemo2.errors import ConfigError
 from nemo2.llm.api import generate
 from nemo2.llm.serving import deploy
@@ -34,7 +34,7 @@ def refused(function: Callable[..., Any], **given: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(without_effect, "_warned", set())
+    monkeypatch.setattr(notices, "_announced", set())
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines about settings that change nothing or that the machine determines: logged once per process, on rank 0."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from nemo2.place import here
+
+_log = logging.getLogger(__name__)
+_announced: set[str] = set()
+
+
+def announce_machine_settings(changed: Mapping[str, tuple[Any, str]]) -> None:
+    """Log one line for the settings that this process hasn't announced before: names with their values and reasons."""
+    by_reason: dict[str, list[str]] = {}
+    for name, (used, why) in changed.items():
+        if name not in _announced:
+            by_reason.setdefault(why, []).append(f"{name}={used}")
+    _announced.update(changed)
+    if by_reason and here().rank == 0:
+        changes = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+        _log.info("Settings that this machine determines: %s.", changes)
+
+
+def warn_without_effect(why: str, **given: tuple[Any, Any]) -> None:
+    """Warn about arguments that have another value than their default. nemo2 accepts them because NeMo's or Lightning's
+    signature has them.
+
+    Args:
+        why: What happens instead, as a sentence.
+        given: The value and the default of each argument.
+    """
+    for name, (value, default) in given.items():
+        sentence = f"{name}={value!r} has no effect. {why}"
+        if value != default and sentence not in _announced and here().rank == 0:
+            _announced.add(sentence)
+            _log.warning("%s", sentence)

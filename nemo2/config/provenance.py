@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the values of a built object come from: one record per object, with the steps of each of its fields.
+
+The user sets a field, the class may replace the value when it is made, and nemo2 may adjust it to the layout or the
+machine. Each is a `Step`. If two settings govern one value, the one that the user set wins; ``nemo2 explain`` shows the
+steps; and at the first step of a run a value that is nobody's last step stops it (`nemo2.config.requested`).
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Optional
+
+_RECORD = "__nemo2_provenance__"
+
+
+class Step(NamedTuple):
+    """One value of a field."""
+
+    value: Any
+    by: Literal["default", "user", "class", "nemo2"]
+    why: str = ""
+    """The reason of a change ("pipeline_model_parallel_size is 1")."""
+    place: Optional[str] = None
+    """The "file:line" of a user's step. None: unknown."""
+
+
+class Record:
+    """The steps of an object's fields, oldest first. Never changed, so that copies of the object may share it."""
+
+    def __init__(self, steps: Mapping[str, tuple[Step, ...]], *, knows_user: bool) -> None:
+        self.steps = steps
+        self.knows_user = knows_user
+        """Whether the user's fields are recorded: a field without a step of the user's has its default."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Record":
+        return self
+
+
+_EMPTY = Record({}, knows_user=False)
+
+
+def note_explicit_fields(
+    obj: object, names: "Iterable[str] | Mapping[str, Any]", places: Optional[Mapping[str, str]] = None
+) -> None:
+    """Record on ``obj`` that its user set ``names`` in these ``places`` ("file:line").
+
+    Args:
+        names: With a mapping, the values as set. The class may have made others of them. Otherwise the current values.
+    """
+    if isinstance(names, Mapping):
+        note_own_changes(obj, names)
+    values = names if isinstance(names, Mapping) else {name: getattr(obj, name) for name in names if hasattr(obj, name)}
+    steps: dict[str, tuple[Step, ...]] = {
+        name: tuple(step._replace(by="default") if step.by == "user" else step for step in old)
+        for name, old in record_of(obj).steps.items()
+    }
+    for name, value in values.items():
+        later = steps.get(name, ())
+        if later and later[0].by == "default":
+            later = later[1:]
+        steps[name] = (Step(value, "user", place=(places or {}).get(name)), *later)
+    _write(obj, Record(steps, knows_user=True))
+
+
+def adjust(obj: Any, name: str, value: Any, *, why: str) -> bool:
+    """Set ``obj.name`` to ``value`` and record the change with its reason. Returns whether the value changed."""
+    before = getattr(obj, name, None)
+    if before is value or _equal(before, value):
+        return False
+    setattr(obj, name, value)
+    _add(obj, name, before, Step(value, "nemo2", why))
+    return True
+
+
+def adjust_to(config: Any, overrides: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[Any, str]]:
+    """Set the fields of ``config`` to the required values, with the reason. Returns the fields whose requested
+    values differed."""
+    return {
+        name: (used, why)
+        for name, (used, why) in overrides.items()
+        if hasattr(config, name) and adjust(config, name, used, why=why)
+    }
+
+
+@contextlib.contextmanager
+def adjusting(obj: Any, *, why: str) -> Iterator[None]:
+    """Record every change that the code in the ``with`` block makes to fields of the dataclass ``obj``. For code of
+    other libraries."""
+    names = [field.name for field in dataclasses.fields(obj)]
+    before = {name: getattr(obj, name, None) for name in names}
+    yield
+    for name in names:
+        after = getattr(obj, name, None)
+        if after is not before[name] and not _equal(before[name], after):
+            _add(obj, name, before[name], Step(after, "nemo2", why))
+
+
+def note_own_changes(obj: Any, arguments: Mapping[str, Any]) -> None:
+    """Record the fields that the constructor of the dataclass ``obj`` set to other values than its ``arguments``. The
+    reason names the class."""
+    if not dataclasses.is_dataclass(obj):
+        return
+    known = adjustments(obj)
+    for name, requested in arguments.items():
+        value = getattr(obj, name, requested)
+        if value is not requested and name not in known and requested is not None and not _equal(value, requested):
+            _add(obj, name, requested, Step(value, "class", f"{type(obj).__name__} makes it so"))
+
+
+def adjustments(obj: object) -> dict[str, tuple[Step, ...]]:
+    """The steps of the fields of ``obj`` that the class and nemo2 took, oldest first."""
+    return {name: steps[1:] for name, steps in record_of(obj).steps.items() if steps[1:]}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Equality of value and type: True and 1 are different settings."""
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
+def record_of(obj: object) -> Record:
+    return getattr(obj, "__dict__", {}).get(_RECORD, _EMPTY)
+
+
+def _add(obj: Any, name: str, before: Any, step: Step) -> None:
+    record = record_of(obj)
+    steps = record.steps.get(name) or (Step(before, "default"),)
+    _write(obj, Record({**record.steps, name: (*steps, step)}, knows_user=record.knows_user))
+
+
+def _write(obj: object, record: Record) -> None:
+    with contextlib.suppress(AttributeError, TypeError):  # objects that can't hold a record have none
+        object.__setattr__(obj, _RECORD, record)
