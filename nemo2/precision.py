@@ -448,7 +448,7 @@ def what_is_lacking(
             )
         if recipe == "mxfp8" and capability >= (12, 0):
             return (
-                f"requires a GPU of compute capability 10.x and lacks matrix products for 12.0 ({this}). Use "
+                f"requires a GPU of compute capability 10.0 to 11.x and lacks matrix products for 12.0 ({this}). Use "
                 "'tensorwise'."
             )
         older = transformer_engine is not None and Version(transformer_engine) < Version(_BLOCKS_ON_BLACKWELL)
@@ -563,7 +563,8 @@ def _warn(sentence: str) -> None:
     _log.warning(sentence)
 
 
-# Transformer Engine, check_fp8_support and its like in transformer_engine/pytorch/fp8.py.
+# Transformer Engine at commit d0067d0d (2.20), transformer_engine/pytorch/quantization.py, _compute_fp8_support and its like.
+# The answers of its wheels from 2.2 to 2.20 are in tests/transformer_engine.
 REQUIRED_CAPABILITY = {"delayed": (8, 9), "tensorwise": (8, 9), "blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 """The compute capability that each fp8 and fp4 recipe needs."""
 BLOCKS = {"delayed": (8, 16), "tensorwise": (8, 16), "blockwise": (8, 16), "mxfp8": (32, 32), "nvfp4": (16, 16)}

@@ -548,7 +548,8 @@ SECTIONS = (
                 "nemo2/parallel/test_module_functions.py::test_a_model_whose_modules_are_wrapped_by_a_walk_trains",
             ),
             Row(
-                "LoRA, DoRA, their canonical forms and full fine-tuning continue after a kill as if there had been none",
+                "LoRA, DoRA, their canonical forms and full fine-tuning, also of packed samples, continue after a kill as if "
+                "there had been none",
                 "nemo2/llm/test_resume_from_weights.py"
                 "::test_a_resumed_run_has_the_tokenizer_and_the_losses_of_an_uninterrupted_one",
             ),

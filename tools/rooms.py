@@ -197,7 +197,7 @@ ROOMS = (
     Room(
         "doctor",
         "reports what is installed, missing or broken, and what this machine can run",
-        ("gpus", "backend"),
+        ("gpus", "backend", "precision"),
     ),
     Room(
         "evaluation",

@@ -79,7 +79,7 @@ class AutoResume:
     resume_from_directory: Optional[str] = None
     """Search this directory instead of the run's own."""
     resume_from_path: Optional[str] = None
-    """Resume exactly this checkpoint."""
+    """Resume exactly this checkpoint, or the newest one of this run's directory."""
     resume_if_exists: bool = False
     """Resume from the finished checkpoint of the highest step."""
     resume_past_end: bool = False
@@ -134,14 +134,14 @@ class AutoResume:
         """The checkpoint to resume from, or None to start from the beginning. The arguments and errors are those of
         `setup`."""
         if self.resume_from_path:
-            path = Path(self.resume_from_path)
+            path = resolved(self.resume_from_path)
             if not path.is_dir():
                 raise CheckpointError(
                     f"resume.resume_from_path={self.resume_from_path}: this checkpoint directory does not exist. Set "
                     "the path of an existing checkpoint."
                 )
             if training:
-                _refuse_weights_only(path, read_manifest(path))
+                refuse_weights_only(path)
             return path
         if not self.resume_if_exists:
             return None
@@ -184,7 +184,7 @@ class AutoResume:
             )
             return search.whole
         if training:
-            _refuse_weights_only(search.found, search.manifest)
+            refuse_weights_only(search.found)
         _say(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
         return search.found
 
@@ -192,7 +192,7 @@ class AutoResume:
         """The checkpoint from which a run with its checkpoints in ``directory`` starts, unchecked. None: it starts from
         the beginning or from other weights."""
         if self.resume_from_path:
-            return Path(self.resume_from_path)
+            return resolved(self.resume_from_path)
         return self._newest_for(directory).found if self.resume_if_exists else None
 
     def get_context_path(self, model: Any = None) -> Optional[Path]:
@@ -241,7 +241,7 @@ def refuse_unresumable(directory: Path, *, max_steps: int, past_end: bool = Fals
     if not past_end:
         _refuse_finished(search, max_steps)
     if search.found is not None and search.whole is None:
-        _refuse_weights_only(search.found, search.manifest)
+        refuse_weights_only(search.found)
 
 
 def newest_to_resume(directory: Path) -> Optional[Path]:
@@ -277,7 +277,13 @@ def _how_to_go_on(search: Search) -> str:
     )
 
 
-def _refuse_weights_only(path: Path, manifest: Optional[Manifest]) -> None:
+def refuse_weights_only(path: Path) -> None:
+    """Refuse to resume from a checkpoint without the optimizer's state.
+
+    Raises:
+        CheckpointError: it is one.
+    """
+    manifest = read_manifest(path)
     if manifest is not None and manifest.weights_only:
         raise CheckpointError(
             f"{path} holds weights only, because it was saved at the end of training without the optimizer, so it "

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.checkpoint.auto_resume import newest_to_resume
+from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
 from nemo2.checkpoint.changes import unfit_changes
 from nemo2.checkpoint.places import resolved
 from nemo2.checks.facts import Facts
 from nemo2.checks.tokenizers import tokenizer_of
+from nemo2.errors import CheckpointError
 from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, newest_run
 
 _TRAINING = ("pretrain", "finetune", "train")
@@ -22,19 +23,24 @@ def checkpoints_to_resume(recipe: Any) -> Optional[Path]:
     """The directory of the checkpoints that training with this recipe would resume from. None: it names them itself,
     doesn't resume, or has no earlier run on this machine."""
     parts: list[Any] = [getattr(recipe, name, None) for name in ("resume", "log", "trainer")]
-    if getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") not in _TRAINING or None in parts:
+    if not _trains(recipe) or None in parts:
         return None
     resume, log, _ = parts
     if resume.resume_from_path or resume.resume_from_directory:
         return None
     if not resume.resume_if_exists or getattr(log.ckpt, "dirpath", None) is not None:
         return None
+    directory = directory_to_continue(log, newest=True)
+    return None if directory is None else directory / CHECKPOINTS
+
+
+def directory_to_continue(log: Any, *, newest: bool) -> Optional[Path]:
+    """The directory of a run that its settings name, or with ``newest`` the newest run of its name. None: a new one."""
     base = Path(log.log_dir or DEFAULT_BASE).expanduser() / (log.name or "default")
     if log.explicit_log_dir:
-        directory = Path(log.explicit_log_dir).expanduser()
-    else:
-        directory = base / log.version if log.version else newest_run(base)
-    return None if directory is None else (directory / CHECKPOINTS).absolute()
+        return Path(log.explicit_log_dir).expanduser().absolute()
+    directory = base / log.version if log.version else newest_run(base) if newest else None
+    return None if directory is None else directory.absolute()
 
 
 def lacks_a_checkpoint(recipe: Any) -> bool:
@@ -46,6 +52,16 @@ def lacks_a_checkpoint(recipe: Any) -> bool:
         return False
     directory = checkpoints_to_resume(recipe)
     return directory is None or newest_to_resume(directory) is None
+
+
+def weights_alone(recipe: Any) -> Iterator[str]:
+    """A message if training would resume from a named checkpoint without the optimizer's state."""
+    named = getattr(getattr(recipe, "resume", None), "resume_from_path", None)
+    if named and _trains(recipe):
+        try:
+            refuse_weights_only(resolved(str(named)))
+        except CheckpointError as error:
+            yield f"resume.resume_from_path={named}: {error}"
 
 
 def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[str]:
@@ -70,7 +86,7 @@ def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
         return
     named = getattr(resume, "resume_from_path", None)
     directory = checkpoints_to_resume(facts.recipe)
-    checkpoint = Path(str(named)).expanduser() if named else directory and newest_to_resume(directory)
+    checkpoint = resolved(str(named)) if named else directory and newest_to_resume(directory)
     if not checkpoint:
         return
     changes = unfit_changes(checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts))
@@ -79,3 +95,7 @@ def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
             f"The recipe doesn't fit {checkpoint}, from which the run would resume: {'; '.join(changes)}. Undo the "
             "changes, set another log.name to start a new run, or set resume.accept_changes=True to resume anyway."
         )
+
+
+def _trains(recipe: Any) -> bool:
+    return getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") in _TRAINING

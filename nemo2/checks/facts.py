@@ -2,6 +2,7 @@
 """The facts of a recipe that the rules read, collected once."""
 
 import copy
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -65,6 +66,14 @@ class Facts:
     def model(self) -> Any:
         """The node of the model's configuration."""
         return getattr(getattr(self.recipe, "model", None), "config", None)
+
+    @property
+    def validates(self) -> bool:
+        """Whether the run validates with whole global batches. A reduction of the user's own may keep the last samples."""
+        model = getattr(getattr(self.recipe, "model", None), "__fn_or_cls__", None)
+        reductions = [getattr(model, f"{stage}loss_reduction", None) for stage in ("validation_", "")]
+        own = any(not (one.__module__ or "").startswith("nemo2.") for one in reductions if inspect.isfunction(one))
+        return getattr(self.trainer, "limit_val_batches", None) != 0 and not own
 
     @property
     def config(self) -> Optional[Any]:

@@ -58,6 +58,8 @@ MODULES = {
     "nemo.lightning.pytorch.optim.megatron": "nemo2.optim.megatron",
     "nemo.lightning.pytorch.optim.pytorch": "nemo2.optim.pytorch",
     "nemo.lightning.pytorch.plugins": "nemo2",
+    "nemo.lightning.pytorch.plugins.data_sampler": "nemo2.data",
+    "nemo.lightning.pytorch.plugins.mixed_precision": "nemo2.precision",
     "nemo.lightning.pytorch.strategies": "nemo2",
     "nemo.lightning.pytorch.trainer": "nemo2.trainer",
     "nemo.lightning.nemo_logger": "nemo2.run_dir.logger",
@@ -68,6 +70,7 @@ MODULES = {
     "nemo.collections.llm.api": "nemo2.llm",
     "nemo.collections.llm.distillation": "nemo2.llm.distillation",
     "nemo.collections.llm.gpt.data": "nemo2.llm",
+    "nemo.collections.llm.gpt.data.alpaca": "nemo2.data.finetuning.published",
     "nemo.collections.llm.gpt.data.chat": "nemo2.data.finetuning.module",
     "nemo.collections.llm.gpt.data.dolly": "nemo2.data.finetuning.published",
     "nemo.collections.llm.gpt.data.fine_tuning": "nemo2.data.finetuning.module",
@@ -99,6 +102,17 @@ MODULES = {
     "nemo.collections.llm.recipes.tp_overlap_configs.userbuffers": "nemo2.recipes.tp_overlap_configs.userbuffers",
 }
 """Modules that scripts import as modules."""
+_CALLBACKS = """
+debugging flops_callback megatron_enable_experimental_callback memory_callback memory_profiler model_checkpoint peft
+preemption progress_bar progress_printer pytorch_profiler
+"""
+MODULES |= {f"nemo.lightning.pytorch.callbacks.{name}": "nemo2.callbacks" for name in _CALLBACKS.split()}
+
+_PACKAGES = {
+    "nemo.collections.llm.gpt.model": "nemo2.models",
+    "nemo.lightning.pytorch.callbacks": "nemo2.callbacks",
+}
+"""Packages whose modules have NeMo's names."""
 
 RENAMED = {
     "MegatronOptim": "nemo2:MegatronOptimizerModule",
@@ -300,11 +314,8 @@ def module_of(path: str) -> Optional[str]:
 
     if prefix == "nemo.collections.llm.recipes" and last in recipes.names():
         return f"nemo2.recipes.{last}"
-    return (
-        f"nemo2.models.{last}"
-        if prefix == "nemo.collections.llm.gpt.model" and find_spec(f"nemo2.models.{last}")
-        else None
-    )
+    own = f"{_PACKAGES[prefix]}.{last}" if prefix in _PACKAGES else ""
+    return own if own and find_spec(own) else None
 
 
 def _home(name: str) -> Optional[str]:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Optional, Union
 
 from torch.utils.data import Dataset
@@ -158,7 +159,9 @@ class PreTrainingDataModule(MegatronDataModule):
             return dict.fromkeys(splits)
         files = on_all_ranks(lambda: self._checked(wanted, tokenizer))
         cache = on_all_ranks(lambda: self._cache_directory(files), on_rank_0_only=True)
-        built = build_datasets(self._megatron_config(tokenizer, cache), wanted, self.dataset_cls)
+        config = self.gpt_dataset_config
+        config.path_to_cache = cache
+        built = build_datasets(config, wanted, self.dataset_cls)
         return {split: built.get(split) for split in splits}
 
     def _refuse_empty(self, splits: Sequence[str]) -> None:
@@ -320,10 +323,15 @@ class PreTrainingDataModule(MegatronDataModule):
             root = Path(str(self.object_storage_cache_path)).expanduser() / "index_cache"
         return str(private_directory(root, key))
 
-    def _megatron_config(self, tokenizer: Tokenizer, cache: str) -> Any:
-        from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
-
-        arguments: dict[str, Any] = {}
+    @property
+    def build_kwargs(self) -> Mapping[str, Any]:
+        """The arguments of Megatron's configuration that say where the data is. They follow from this module's own, which a
+        change must be made to."""
+        arguments: dict[str, Any] = {
+            # The reader of local files is replaced (`nemo2.data.token_reader`), except in spawned workers.
+            "mmap_bin_files": self.object_storage_cache_path is None,
+            "num_dataset_builder_threads": self.num_dataset_builder_threads,
+        }
         if isinstance(self._blends, Mapping):
             blends = [self._blends[split] for split in SPLITS]
             arguments["blend_per_split"] = [None if blend is None else blend.for_megatron() for blend in blends]
@@ -332,19 +340,22 @@ class PreTrainingDataModule(MegatronDataModule):
             arguments["split"] = self._split
         if self.object_storage_cache_path is not None:
             arguments["object_storage_cache_path"] = os.path.expanduser(self.object_storage_cache_path)
+        return MappingProxyType(arguments)
+
+    @property
+    def gpt_dataset_config(self) -> Any:
+        """Megatron's configuration of the datasets. `setup` adds the folder of their indices."""
+        from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+
         return GPTDatasetConfig(
             random_seed=self.seed,
             sequence_length=self.seq_length,
-            tokenizer=tokenizer,  # pyright: ignore[reportArgumentType]  # any class with Megatron's names will do
-            path_to_cache=cache,
+            tokenizer=self.tokenizer,  # pyright: ignore[reportArgumentType]  # any class with Megatron's names will do
             reset_position_ids=self.reset_position_ids,
             reset_attention_mask=self.reset_attention_mask,
             eod_mask_loss=self.eod_mask_loss,
             create_attention_mask=self.create_attention_mask,
-            num_dataset_builder_threads=self.num_dataset_builder_threads,
-            # The reader of local files is replaced (`nemo2.data.token_reader`), except in spawned workers.
-            mmap_bin_files=self.object_storage_cache_path is None,
-            **arguments,
+            **self.build_kwargs,
         )
 
 

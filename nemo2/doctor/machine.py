@@ -20,7 +20,8 @@ LEAST_DISK = 20 * 2**30
 and two moments), so 20 GiB hold a checkpoint of 1.5 billion parameters."""
 GLOO_SECONDS = 3.0
 
-_FORMATS = (("bf16", (8, 0)), ("fp8", (8, 9)), ("fp8 blockwise", (9, 0)), ("mxfp8 and fp4", (10, 0)))
+_FORMATS = {"fp8": "delayed", "fp8 blockwise": "blockwise", "mxfp8": "mxfp8", "fp4": "nvfp4"}
+"""The names of formats below 16 bits, and the recipe that needs each."""
 
 
 def resources() -> Iterator[Finding]:
@@ -97,10 +98,13 @@ def devices() -> Iterator[Finding]:
             ),
         )
         return
+    from nemo2.precision import what_is_lacking
+
     for index in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(index)
         have = (properties.major, properties.minor)
-        formats = [name for name, least in _FORMATS if have >= least] or ["fp16"]
+        formats = ["bf16" if have >= (8, 0) else "fp16"]
+        formats += [name for name, recipe in _FORMATS.items() if what_is_lacking(recipe, capability=have) is None]
         yield Finding(
             topic=TOPIC,
             name=f"GPU {index}",

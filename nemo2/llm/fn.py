@@ -2,7 +2,11 @@
 """NeMo's ``llm.fn``: functions over modules, and Megatron-Core's activation functions that model configurations
 name."""
 
+import sys
+
 from nemo2.models.layers import openai_gelu, quick_gelu, squared_relu
 from nemo2.parallel.module_functions import FNMixin, forall, map, walk
 
 __all__ = ["FNMixin", "forall", "map", "openai_gelu", "quick_gelu", "squared_relu", "walk"]
+
+activation = sys.modules[__name__]  # NeMo's module of the activation functions

@@ -238,17 +238,22 @@ def create_directory(directory: Path, *, field: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".writable-"):
             pass
-        links = [entry.path for entry in os.scandir(directory) if entry.is_symlink() and not entry.is_dir()]
+        link = link_in(directory)
     except OSError as error:
         raise ConfigError(
             f"{field}: cannot write to {directory} ({error.strerror or error}). Set a directory that this user can "
             f"write to, for example {field}={_writable_place() / 'runs'}."
         ) from error
-    if links:
-        raise ConfigError(
-            f"{links[0]} is a link to {os.readlink(links[0])}, and the run would write through it. Remove the link, or "
-            f"choose another {field}."
-        )
+    if link is not None:
+        raise ConfigError(f"{link} Remove the link, or choose another {field}.")
+
+
+def link_in(directory: Path) -> Optional[str]:
+    """A sentence about a link to a file in a run's directory. None: there is none."""
+    for entry in os.scandir(directory):
+        if entry.is_symlink() and not entry.is_dir():
+            return f"{entry.path} is a link to {os.readlink(entry.path)}, and the run would write through it."
+    return None
 
 
 def _writable_place() -> Path:

@@ -11,11 +11,15 @@ from nemo2.errors import ConfigError
 
 nl: Any = import_module("nemo2")  # by its text: NeMo's paths aren't in the stubs
 llm: Any = import_module("nemo2.llm")
+callbacks: Any = import_module("nemo2.callbacks")
 
 
 def test_module_paths_lead_to_nemo2s_classes() -> None:
     assert nl.pytorch.callbacks.PEFT is llm.peft.PEFT
     assert nl.pytorch.callbacks.ModelCheckpoint is nl.ModelCheckpoint
+    assert nl.pytorch.callbacks.model_checkpoint.ModelCheckpoint is nl.ModelCheckpoint
+    assert nl.pytorch.callbacks.garbage_collection.GarbageCollectionCallback is callbacks.GarbageCollectionCallback
+    assert nl.pytorch.plugins.mixed_precision.MegatronMixedPrecision is nl.MegatronMixedPrecision
     assert nl.pytorch.optim.CosineAnnealingScheduler is nl.lr_scheduler.CosineAnnealingScheduler
     assert nl.pytorch.optim.megatron.MegatronOptimizerModule is nl.MegatronOptimizerModule
     assert nl.resume.AutoResume is nl.AutoResume
@@ -23,6 +27,7 @@ def test_module_paths_lead_to_nemo2s_classes() -> None:
     assert nl.megatron_parallel.MegatronParallel.__name__ == "MegatronParallel"
     assert llm.gpt.model.llama.LlamaModel is llm.gpt.model.LlamaModel is llm.LlamaModel
     assert llm.gpt.data.mock.MockDataModule is llm.MockDataModule
+    assert llm.fn.activation.quick_gelu is llm.fn.quick_gelu
     assert llm.distillation.DistillationConfig is llm.DistillationConfig
     assert llm.peft.lora.LoRA is llm.peft.LoRA
     assert llm.recipes.run.executor.torchrun(2).env_vars == {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
+from support import tuned_runs
+from support.small_chats import say, write_lines
 from tools.cluster.defects import defects, no_accounting
 from tools.cluster.overhead import overhead
 from tools.cluster.runs import Cluster, Run
@@ -381,6 +383,28 @@ def chain(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list
     run.wait_for_end()
     told += run.moments
     return run.problems(curve=curves.of(), lives=2)
+
+
+@long_case
+def chain_of_lora(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """LoRA from a released folder on chats, in three links, the first of which is killed after its first save."""
+    folder = cluster.folder / "weights"
+    tuned_runs.write_release(folder)
+    chats = [say(("user", f"{number}?"), ("assistant", f"{number}!")) for number in range(64)]
+    options: dict[str, Any] = {
+        "from": f"hf://{folder}",
+        "data": str(write_lines(cluster.folder / "chats.jsonl", chats)),
+        "peft": "lora",
+    }
+    options |= {"steps": 24, "verb": "finetune"}
+    whole = Run(cluster, "lora-local", nodes=1, devices=2, executor="local", **options).here()
+    run = Run(cluster, "lora-chain", profile={"starter": "srun"}, chain="3", **options).submit()
+    run.wait_for_checkpoint()
+    os.kill(random.choice(cluster.ranks()), signal.SIGKILL)
+    run.moments.append(f"killed after step {max(run.logged_steps()) + 1}")
+    run.wait_for_end()
+    told += run.moments
+    return run.problems(curve=whole.curve())
 
 
 @case

@@ -104,7 +104,7 @@ class Cluster:
 
 
 class Run:
-    """``llama_tiny`` of some steps on the cluster, through `nemo2 pretrain` as a user would."""
+    """``llama_tiny`` of some steps on the cluster, through `nemo2 pretrain` or `finetune` as a user would."""
 
     def __init__(
         self,
@@ -119,6 +119,7 @@ class Run:
         executor: str = "here",
         title: Optional[str] = None,
         changes: Sequence[str] = (),
+        verb: str = "pretrain",
         **command: str,
     ) -> None:
         self.cluster, self.name, self.steps = cluster, title or name, steps
@@ -138,7 +139,7 @@ class Run:
             f"log.ckpt.every_n_train_steps={SAVE_EVERY}",
             *changes,
         ]
-        self.command = [sys.executable, "-m", "nemo2", "pretrain", "llama_tiny", *settings, "--name", self.name]
+        self.command = [sys.executable, "-m", "nemo2", verb, "llama_tiny", *settings, "--name", self.name]
         self.command += ["--nodes", str(nodes), "--devices", str(devices), "--executor", executor, "--yes"]
         self.command += [word for key, value in command.items() for word in (f"--{key}", value)]
 

@@ -25,7 +25,8 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from support import ranks
+from support import ranks, tuned_runs
+from support.tuned_runs import METHODS, SAMPLES
 from tools.drill import command, faults
 from tools.drill.command import STEPS, Ended, Run
 
@@ -138,6 +139,11 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
         ("one byte of the corpus changed between two runs", corpus_changed),
         ("the corpus truncated while it is read", corpus_truncated),
         ("SIGTERM in the last step of the last epoch", asked_at_the_end),
+    ]
+    kinds = [(peft, "records") for peft in METHODS]
+    kinds += [(peft, samples) for samples in SAMPLES[1:] for peft in ("full", "LoRA")]
+    found += [
+        (f"fine-tuning, {peft}, {samples}: rank 1 killed in step 5", tuned(peft, samples)) for peft, samples in kinds
     ]
     for name, damage, says in (
         ("a truncated shard", faults.truncate, "bytes were written|were written"),
@@ -391,6 +397,26 @@ def in_anothers_folder(directory: Path, reference: dict[int, str]) -> str:
     require(not other.done and "of another run" in other.said, f"the other run ended with {other.codes}: {other.said}")
     require(contents(directory / "run") == before, "the other run changed files")
     return "the other refused, no file changed; " + rerun(run, reference, first)
+
+
+def tuned(peft: str, samples: str) -> Callable[[Path, dict[int, str]], str]:
+    """Fine-tuning from a released folder, killed after its first save."""
+
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        folder = directory.parent / "weights"
+        if not folder.is_dir():
+            ranks.run(tuned_runs.prepare, 1, str(folder))
+        tuning = {"path": f"hf://{folder}/released", "folder": str(folder), "peft": peft, "samples": samples}
+        whole, run = Run(directory / "whole", tuning=tuning), Run(directory / "killed", tuning=tuning)
+        ended = whole()
+        require(ended.done, f"the undisturbed run ended with {ended.codes}: {ended.said[-800:]}")
+        curve = command.curve(whole)
+        require(len(set(curve.values())) == STEPS, f"the losses are {curve}")
+        first = run(faults.at_step(5, 1, faults.die))
+        require(sorted(command.checkpoints(run)) == [3], f"saved were {sorted(command.checkpoints(run))}")
+        return rerun(run, curve, first)
+
+    return case
 
 
 def contents(folder: Path) -> dict[str, bytes]:

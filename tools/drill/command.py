@@ -52,6 +52,8 @@ class Run:
     """Further arguments of the trainer."""
     logs: dict[str, float] = field(default_factory=dict)
     """Metrics that every step logs."""
+    tuning: dict[str, str] | None = None
+    """The options of `tuned_runs.finetune`. None: pre-training."""
 
     def start(self, fault: Callable[[], None] | None = None) -> "Ranks":
         return Ranks(self, fault)
@@ -146,7 +148,7 @@ def train(run: Run) -> None:
     from nemo2.llm.api import pretrain
     from nemo2.run_dir.hang import HangWatchdog
     from nemo2.run_dir.logger import NeMoLogger
-    from support import small_corpora, small_runs
+    from support import small_corpora, small_runs, tuned_runs
 
     class Logs(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
@@ -161,6 +163,9 @@ def train(run: Run) -> None:
         trainer=run.trainer | ({"max_time": timedelta(seconds=run.max_seconds)} if run.max_seconds is not None else {}),
         **{"tensor_model_parallel_size": run.world, **run.strategy},
     )
+    if run.tuning is not None:
+        tuned_runs.finetune(run.directory / "run", trainer=trainer, every=EVERY, keep=2, **run.tuning)
+        return
     data: Any = small_runs.TokenData(size=128)
     if run.corpus is not None:
         data = small_corpora.module(

@@ -199,8 +199,7 @@ def _step(facts: Facts) -> Iterator[str]:
     gbs, data = facts.global_batch_size, facts.data
     if hasattr(data, "paths") or not is_count(gbs):
         return
-    validates = getattr(facts.trainer, "limit_val_batches", None) != 0 and getattr(data, "val_drop_last", True)
-    for name in ("num_train_samples", "num_val_samples")[: 1 + validates]:
+    for name in ("num_train_samples", "num_val_samples")[: 1 + facts.validates]:
         samples = getattr(data, name, None)
         if is_count(samples) and samples < gbs:
             yield f"data.{name}={samples} is less than data.global_batch_size={gbs}. Set it to {gbs} or more."

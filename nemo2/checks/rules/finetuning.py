@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from nemo2.backend.extras import has
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
-from nemo2.checks.tokenizers import tokenizer_of
-from nemo2.data.finetuning.module import FineTuningDataModule
+from nemo2.checks.tokenizers import Unknown, known_tokenizer
+from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.errors import Nemo2Error
 from nemo2.parallel.cuda_graphs import kind_of
 
@@ -113,8 +113,8 @@ def _reset(facts: Facts) -> Iterator[str]:
 
 @FINETUNING.rule(
     "training-samples-are-there",
-    says="`dataset_root` must contain training samples, unless the data module downloads the data. The first of them must "
-    "be readable.",
+    says="The training samples must be readable and fill a global batch. A data set that the run downloads requires the "
+    "package datasets.",
     otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
     broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
@@ -124,9 +124,17 @@ def _reset(facts: Facts) -> Iterator[str]:
 )
 def _there(facts: Facts) -> Iterator[str]:
     data = facts.parts.get("data")
-    if not facts.here or not isinstance(data, FineTuningDataModule) or hasattr(data, "hub"):
+    if not facts.here or not isinstance(data, SampleDataModule):
         return
     try:
-        data.check_first_records(tokenizer_of(facts, "data"))
+        tokenizer = known_tokenizer(facts, "data")
+        if tokenizer is None and data.reads_text():
+            tokenizer = Unknown()  # another rule reports it
+        data.check_records(
+            tokenizer,
+            encodes=not (isinstance(tokenizer, Unknown) or tokenizer is None),
+            validates=facts.validates,
+            align=2 * facts.layout.cp if facts.layout.cp > 1 else 1,
+        )
     except Nemo2Error as error:
         yield str(error)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checkpoint.places import HUGGING_FACE, missing
-from nemo2.checks.earlier import lacks_a_checkpoint, weights_of_another_shape
+from nemo2.checks.earlier import directory_to_continue, lacks_a_checkpoint, weights_alone, weights_of_another_shape
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
 from nemo2.checks.tokenizers import known_tokenizer, tokenizer_of
@@ -15,7 +15,7 @@ from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.names import safe_name
-from nemo2.run_dir.directory import DEFAULT_BASE
+from nemo2.run_dir.directory import DEFAULT_BASE, link_in
 from nemo2.settle.world import devices_problem, nodes_problem, world_of
 
 LAUNCH = Topic("The launch", needs_sizes=False)
@@ -95,7 +95,8 @@ def _name(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "log-directory-is-writable",
-    says="The directories of runs, checkpoints and indices must be writable, and files to copy into the run's must exist.",
+    says="The directories of runs, checkpoints and indices must be writable, the run's must contain no links, and files to "
+    "copy into it must exist.",
     otherwise="The run stops before its first step.",
     broken="log.log_dir=/dev/null/runs",
     mended="log.log_dir=/tmp",
@@ -116,6 +117,10 @@ def _log_directory(facts: Facts) -> Iterator[str]:
     for field, directory in directories.items():
         if directory and not _writable(Path(str(directory)).expanduser().absolute()):
             yield f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
+    resumes = bool(getattr(getattr(facts.recipe, "resume", None), "resume_if_exists", False))
+    directory = None if log is None else directory_to_continue(log, newest=resumes)
+    if directory is not None and directory.is_dir() and (link := link_in(directory)) is not None:
+        yield f"{link} Remove the link, or choose another log directory."
     for file in getattr(log, "files_to_copy", None) or ():
         if not Path(str(file)).expanduser().is_file():
             yield f"log.files_to_copy: no such file: {file}. Correct the path or remove it."
@@ -123,7 +128,7 @@ def _log_directory(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "checkpoint-to-resume-exists",
-    says="The checkpoint to resume from or to restore must exist.",
+    says="The checkpoint to resume from or to restore must exist, and one to resume from must have an optimizer state.",
     otherwise="The run stops before its first step.",
     broken="resume.resume_from_path=/dev/null/checkpoint",
     mended="resume.resume_from_path=None",
@@ -140,6 +145,8 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
     for name, path in places.items():
         if facts.here and path and (why := missing(str(path))) is not None:
             yield f"{name}={path}: {why}"
+    if facts.here:
+        yield from weights_alone(facts.recipe)
     if facts.here and not any(places.values()) and lacks_a_checkpoint(facts.recipe):
         yield (
             "resume.resume_ignore_no_checkpoint=False: the run has no finished checkpoint on this machine to resume from. "

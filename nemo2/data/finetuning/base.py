@@ -6,9 +6,7 @@ import json
 import logging
 import os
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from math import lcm
 from pathlib import Path
 from typing import Any, Optional
@@ -17,6 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from nemo2.data.base import MegatronDataModule
+from nemo2.data.finetuning.check import check_records
 from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
 from nemo2.data.finetuning.identity import key_of
 from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
@@ -108,6 +107,11 @@ class SampleDataModule(MegatronDataModule):
                 "to the same value.",
                 rule="packs-are-as-long-as-sequences",
             )
+
+    @property
+    def packed_sequence_size(self) -> int:
+        """Tokens of a packed row. -1 or 0: samples aren't packed."""
+        return -1 if self.packed_sequence_specs is None else self.packed_sequence_specs.packed_sequence_size
 
     @property
     def pad_cu_seqlens(self) -> bool:
@@ -215,35 +219,36 @@ class SampleDataModule(MegatronDataModule):
             self._samples[split] = self._opened(split)
         return self._samples[split]
 
-    def check_first_records(self, tokenizer: Optional[Tokenizer], encoded: int = 8) -> None:
-        """Read the training records of a global batch, encode the first of them as `samples` does, and store nothing.
+    def source_to_check(self, split: str) -> Optional[Source]:
+        """As `source`, which may prepare the records for many passes."""
+        return self.source(split)
+
+    def check_records(self, tokenizer: Any, *, encodes: bool, validates: bool = True, align: int = 1) -> None:
+        """Check the records of training and validation as far as `check_records` does. Nothing is stored or downloaded.
 
         Args:
-            tokenizer: The run's tokenizer. None: it is unknown, and no records are encoded.
-            encoded: The number of records to encode.
+            tokenizer: The run's tokenizer.
+            encodes: Whether it is known. False: records are checked and not encoded.
+            validates: Whether the run validates, which takes a global batch.
+            align: See `nemo2.data.finetuning.packing.pack`.
 
         Raises:
-            ConfigError: a setting of the samples does not fit the tokenizer.
-            DataError: the source is missing, a record is malformed, or there are fewer samples than in a global batch.
+            ConfigError: a setting of the samples does not fit the tokenizer, or a download needs a missing package.
+            DataError: the source is missing, a record is malformed, or there are fewer rows than in a global batch.
         """
-        source = self.source("train")
-        if source is None:
-            return
-        limits, report = self.settings.limits(self.seq_length + 1), Report()
-        bad = BadRecords(limits, report)
-        size = self.rampup_batch_size[0] if self.rampup_batch_size else self.global_batch_size
-        records = list(islice(source.records(bad), max(size, encoded)))
-        if 0 < len(records) < size:
-            raise DataError(
-                f"{source.name} has {len(records)} samples, fewer than one global batch of {size}. Use more data, or a "
-                "smaller data.global_batch_size."
-            )
-        if tokenizer is None:
-            return
         own, self.tokenizer = self.tokenizer, tokenizer
         try:
-            samples = encode_all(records[:encoded], self.encoder(), limits=limits, bad=bad)
-            deque(samples if records else _some(samples, source, report), maxlen=0)
+            for split in ("train", "validation"):
+                if (source := self.source_to_check(split)) is not None:
+                    check_records(
+                        source,
+                        self.encoder(),
+                        self.settings.limits(self.seq_length + 1),
+                        encodes=encodes,
+                        rows=self.global_batch_size if split == "train" or validates else 1,
+                        capacity=self.seq_length if self.packed else None,
+                        align=align,
+                    )
         finally:
             self.tokenizer = own
 

@@ -185,16 +185,23 @@ class ChatEncoder(Encoder):
                 )
         return _GENERATION.search(self.template) is not None
 
-    def encode(self, record: Any) -> Whole:
+    def check(self, record: Any) -> None:
+        self._conversation(record)
+
+    def _conversation(self, record: Any) -> Conversation:
         conversation = conversation_of(record)
-        if conversation.tools and self._with_tools is not None:
-            return self._with_tools.encode(record)
         if not conversation.answers:
             roles = dict.fromkeys(message["role"] for message in conversation.messages)
             raise Empty(f"no turn of the assistant; the roles are {', '.join(map(repr, roles)) or 'none'}")
         if not self._chosen(conversation):
             raise Empty("every turn of the assistant has weight 0")
         check_texts(conversation, self._chosen(conversation))
+        return conversation
+
+    def encode(self, record: Any) -> Whole:
+        conversation = self._conversation(record)
+        if conversation.tools and self._with_tools is not None:
+            return self._with_tools.encode(record)
         special = special_in(_texts_of([conversation.messages, conversation.tools]), self._special_words)
         marks = Marks(self._special_words) if special is not None and self.special_as_text else None
         if marks is not None:

@@ -72,6 +72,9 @@ class StdlibDocstringDataModule(PublishedDataModule):
         )
         self.force_redownload = force_redownload
 
+    def check_download(self) -> None:
+        """Nothing is downloaded."""
+
     def download(self) -> Splits:
         return {"train": list(documented_functions())}
 

@@ -18,7 +18,7 @@ from nemo2.errors import ConfigError, DataError
 OnTooLong = Literal["truncate", "skip", "fail"]
 _CHUNK = 256
 _SHOWN = 5
-_TOO_LONG, _EMPTY, _TRUNCATED, _MALFORMED = "too long", "nothing to train on", "truncated", "malformed"
+_TOO_LONG, EMPTY, _TRUNCATED, _MALFORMED = "too long", "nothing to train on", "truncated", "malformed"
 _SPECIAL, _AS_TEXT = "with special tokens in its text", "with special tokens encoded as plain text"
 
 _UNREAD, _LOST = "with fields that no sample shows", "with text that the tokenizer has no tokens for"
@@ -53,7 +53,7 @@ class Report:
     @property
     def left_out(self) -> int:
         """The number of records that made no sample."""
-        return sum(self.count(fate) for fate in (_TOO_LONG, _EMPTY, _MALFORMED))
+        return sum(self.count(fate) for fate in (_TOO_LONG, EMPTY, _MALFORMED))
 
     def __str__(self) -> str:
         share = 100 * self.trained_tokens / max(1, self.tokens)
@@ -137,7 +137,7 @@ def encode_all(
         report = bad.into
         report.records += 1
         if isinstance(fate, Empty):
-            report.note(_EMPTY, where, str(fate))
+            report.note(EMPTY, where, str(fate))
             continue
         sample, length = fate
         if sample.truncated:
@@ -155,7 +155,7 @@ def encode_all(
                 continue
             report.note(_TRUNCATED, where, why)
         elif sample.num_trained == 0:
-            report.note(_EMPTY, where, "no token of it is predicted and counted")
+            report.note(EMPTY, where, "no token of it is predicted and counted")
             continue
         if sample.unused or sample.beside:
             report.note(_UNREAD, where, ", ".join(map(repr, (*sample.unused, *sample.beside))))

@@ -63,7 +63,16 @@ class FieldsEncoder(Encoder):
     def identity(self) -> Mapping[str, Any]:
         return {**self.settings.identity, "encoder": "fields", "forms": [list(form) for form in FORMS]}
 
+    def check(self, record: Any) -> None:
+        encoder, _, _ = self._reading(record)
+        encoder.check(record)
+
     def encode(self, record: Any) -> Parts:
+        encoder, unused, beside = self._reading(record)
+        return replace(encoder.encode(record), unused=tuple(unused), beside=tuple(beside))
+
+    def _reading(self, record: Any) -> tuple[TemplateEncoder, list[str], list[str]]:
+        """The record's encoder, and the fields with text that no sample shows: such fields, and descriptions."""
         if not isinstance(record, Mapping):
             raise Malformed(f"a {type(record).__name__}, not a record with named fields")
         fitting = [form for form in FORMS if _fits(form, record)]
@@ -95,8 +104,7 @@ class FieldsEncoder(Encoder):
             unused.append(name)
             if several:
                 raise Malformed(f"{not_shown(name, text)} ({form.template(with_extra=with_extra)!r} is the one in use)")
-        parts = self._encoder(form, with_extra).encode(record)
-        return replace(parts, unused=tuple(unused), beside=tuple(beside))
+        return self._encoder(form, with_extra), unused, beside
 
     def _encoder(self, form: Form, with_extra: bool) -> TemplateEncoder:
         key = (form, with_extra)

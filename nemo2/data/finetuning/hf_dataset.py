@@ -13,11 +13,12 @@ from torch.utils.data import Dataset
 
 from nemo2.config.capture import configurable
 from nemo2.data.base import SPLITS
+from nemo2.data.documents import BadInput
 from nemo2.data.finetuning.base import SampleDataModule
-from nemo2.data.finetuning.open import ALIASES, open_split
+from nemo2.data.finetuning.open import ALIASES, datasets_package, on_hub, open_split
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.finetuning.sample import Encoder
-from nemo2.data.finetuning.sources import Source
+from nemo2.data.finetuning.sources import Part, Records, Source
 from nemo2.data.finetuning.stream import StreamedSteps, streamed_rows
 from nemo2.data.finetuning.tokens import AnyEncoder
 from nemo2.data.home import datasets_home
@@ -37,7 +38,8 @@ class HFDatasetDataModule(SampleDataModule):
         path_or_dataset: A folder or file of parquet, arrow or JSON lines; a dataset's name on the hub; a ``datasets``
             object; a list of records; or a mapping of these by split. All except JSON lines and plain records need the
             package ``datasets``.
-        split: Train on this split only. None: find the splits by their names.
+        split: Train on this split only, or use the splits of this list. ``train[:100]`` and ``train[5%:10%]`` name a part
+            of a split. None: find the splits by their names.
         collate_fn: A function that makes a batch of items (tensors of one sample or pack each, of different lengths).
             None: pad the items.
         num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`. A stream is read in the training
@@ -63,7 +65,7 @@ class HFDatasetDataModule(SampleDataModule):
     def __init__(
         self,
         path_or_dataset: Any,
-        split: Optional[str] = None,
+        split: Union[str, list[str], None] = None,
         collate_fn: Optional[Callable[..., Any]] = None,
         num_workers: int = 2,
         pin_memory: bool = True,
@@ -118,8 +120,24 @@ class HFDatasetDataModule(SampleDataModule):
             "validation": val_aliases or ALIASES["validation"],
             "test": test_aliases or ALIASES["test"],
         }
+        self._parts = self._parts_of(split)
         self._given_collate_fn = collate_fn
         self._maps: list[tuple[Callable[[Any], Any], Optional[frozenset[str]]]] = []
+
+    def _parts_of(self, split: Union[str, list[str], None]) -> dict[str, Part]:
+        """The part of the records for each split that is in use."""
+        if split is None or isinstance(split, str):
+            return {} if split is None else {"train": Part.parse(split)}
+        parts: dict[str, Part] = {}
+        for part in map(Part.parse, split):
+            own = next((name for name, aliases in self.aliases.items() if part.name in aliases), None)
+            if own is None or own in parts:
+                raise ConfigError(
+                    f"data.split={split!r}: {part.name!r} is not the name of {'a' if own is None else 'another'} split. Name "
+                    "splits by data.train_aliases, data.val_aliases and data.test_aliases, each once."
+                )
+            parts[own] = part
+        return parts
 
     def reads_text(self) -> bool:
         file = Path(self.path_or_dataset) if isinstance(self.path_or_dataset, str | Path) else None
@@ -176,11 +194,27 @@ class HFDatasetDataModule(SampleDataModule):
         dropped = frozenset([remove_columns] if isinstance(remove_columns, str) else remove_columns or ())
         self._maps.append((_Change(function, dropped), None if names is None else frozenset(names)))
 
+    def check_records(self, tokenizer: Any, **how: Any) -> None:
+        if on_hub(self.path_or_dataset):
+            datasets_package(f"The dataset {str(self.path_or_dataset)!r}")
+        else:
+            super().check_records(tokenizer, **how)
+
     def source(self, split: str) -> Optional[Source]:
-        if self.split is not None and split != "train":
-            return None
-        names = self.aliases[split] if self.split is None else (self.split, *(("train",) if not self._by_split else ()))
-        source = open_split(self.path_or_dataset, names, streaming=self.streaming)
+        return self._open(split, streaming=self.streaming)
+
+    def source_to_check(self, split: str) -> Optional[Source]:
+        return self._open(split, streaming=True)
+
+    def _open(self, split: str, *, streaming: bool) -> Optional[Source]:
+        names, part = self.aliases[split], None
+        if self.split is not None:
+            if (part := self._parts.get(split)) is None:
+                return None
+            names = (part.name, *(("train",) if split == "train" and not self._by_split else ()))
+        source = open_split(self.path_or_dataset, names, streaming=streaming)
+        if source is not None and part is not None:
+            source = part.of(source)
         if source is None and split == "train":
             raise ConfigError(
                 f"data.path_or_dataset has no split {' or '.join(map(repr, names))}. Name the split with "
@@ -188,6 +222,32 @@ class HFDatasetDataModule(SampleDataModule):
             )
         functions = [function for function, splits in self._maps if splits is None or split in splits]
         return Mapped(source, functions) if source is not None and functions else source
+
+    @property
+    def dataset_splits(self) -> dict[str, Any]:
+        """The records under "train", "val" and "test", as `datasets` or Python holds them. None: there is no such split."""
+        return {"train": self.train, "val": self.val, "test": self.test}
+
+    @property
+    def train(self) -> Any:
+        """The training records. None: there are none."""
+        return self._held("train")
+
+    @property
+    def val(self) -> Any:
+        """The validation records. None: there are none."""
+        return self._held("validation")
+
+    @property
+    def test(self) -> Any:
+        """The test records. None: there are none."""
+        return self._held("test")
+
+    def _held(self, split: str) -> Any:
+        source = self.source(split)
+        if source is None or isinstance(source, Records):
+            return source and source.held
+        return [record for _, record in source.records(BadInput())]
 
     @property
     def _by_split(self) -> bool:
@@ -292,9 +352,6 @@ class Mapped(Source):
     @property
     def fingerprint(self) -> str:
         # A function has no hash, but its records do.
-        from nemo2.data.documents import BadInput
-        from nemo2.data.finetuning.sources import Records
-
         skip = BadInput(policy="skip", limit=1 << 62)
         return Records([record for _, record in self.records(skip)], self.name).fingerprint
 

@@ -50,11 +50,19 @@ def _of_path(path: str | Path, names: Sequence[str], *, streaming: bool) -> Opti
     if place.is_dir():
         files = _files_of_split(place, names)
         return _of_files(files, streaming=streaming) if files else None
-    if place.is_absolute() or str(path).startswith((".", "~")):
+    if not on_hub(path):
         raise DataError(f"data.path_or_dataset={str(path)!r}: this file or folder does not exist.")
     splits = load(str(path), streaming=streaming)
     found = next((name for name in names if name in splits), None)
     return None if found is None else Records(splits[found], found)
+
+
+def on_hub(held: Any) -> bool:
+    """Whether ``held`` is the name of a dataset on the hub."""
+    if not isinstance(held, str | Path):
+        return False
+    place = Path(held).expanduser()
+    return not (place.exists() or place.is_absolute() or str(held).startswith((".", "~")))
 
 
 def _files_of_split(folder: Path, names: Sequence[str]) -> list[Path]:
@@ -96,7 +104,7 @@ def _of_files(files: list[Path], *, streaming: bool) -> Source:
             "type."
         )
     name = f"{files[0].parent}/*{files[0].suffix}"
-    package = _datasets(name)
+    package = datasets_package(name)
     try:
         options = {"data_files": [str(file) for file in files], "split": "train", "streaming": streaming}
         return Records(package.load_dataset(files[0].suffix[1:], **options), name)
@@ -110,7 +118,7 @@ def load(name: str, *, streaming: bool = False, **options: Any) -> Mapping[str, 
     Raises:
         DataError: the dataset is unavailable.
     """
-    package = _datasets(name)
+    package = datasets_package(name)
     try:
         return package.load_dataset(name, streaming=streaming, **options)
     except Exception as error:  # the package raises any error of its readers and of the network
@@ -121,7 +129,12 @@ def load(name: str, *, streaming: bool = False, **options: Any) -> Mapping[str, 
         ) from error
 
 
-def _datasets(what: str) -> Any:
+def datasets_package(what: str) -> Any:
+    """The package ``datasets``, which ``what`` needs.
+
+    Raises:
+        ConfigError: it isn't installed.
+    """
     if not has("datasets"):
         raise ConfigError(
             f"{what} requires the package datasets: {why_missing('datasets')}. Files of JSON or CSV need no package."

@@ -38,13 +38,31 @@ class PublishedDataModule(FineTuningDataModule):
     delete_raw: bool = False
     seed: int
 
+    @property
+    def _fetched(self) -> bool:
+        return (self.root / FILES["train"]).is_file() and not self.force_redownload
+
+    def check_records(self, tokenizer: Any, **how: Any) -> None:
+        if self._fetched:
+            super().check_records(tokenizer, **how)
+        else:
+            self.check_download()
+
+    def check_download(self) -> None:
+        """Check what a download needs, without a network.
+
+        Raises:
+            ConfigError: the package ``datasets`` is missing.
+        """
+        opening.datasets_package(f"The dataset {self.hub!r}")
+
     def fetch(self) -> None:
         """Download the set and write the three files, unless they exist and no new download is requested.
 
         Raises:
             DataError: the set is unavailable, or the folder is not writable.
         """
-        if (self.root / FILES["train"]).is_file() and not self.force_redownload:
+        if self._fetched:
             return
         held = self.download()
         try:

@@ -99,6 +99,15 @@ class Encoder(ABC):
     """Turns records into samples."""
 
     @abstractmethod
+    def check(self, record: Any) -> None:
+        """Check a record's fields, without rendering or tokenizing it.
+
+        Raises:
+            Malformed: a field is missing or has the wrong contents.
+            Empty: there is nothing to train on.
+        """
+
+    @abstractmethod
     def encode(self, record: Any) -> "Parts":
         """The parts of a record's sample.
 

@@ -3,14 +3,17 @@
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from nemo2.data.documents import BadInput, read_records
-from nemo2.errors import DataError
+from nemo2.errors import ConfigError, DataError
 from nemo2.files import MIB
 
 Placed = tuple[str, Any]
@@ -99,3 +102,68 @@ class Records(Source):
         for record in self.held:
             hashed.update(json.dumps(record, sort_keys=True, default=repr).encode("utf-8", "surrogatepass") + b"\n")
         return hashed.hexdigest()
+
+
+_PART = re.compile(r"([\w.-]+)(?:\[(\d+%?)?:(\d+%?)?\])?")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A split or consecutive records of it: ``train``, ``train[:100]``, ``train[5%:10%]``.
+
+    Attributes:
+        name: The split's name.
+        start, stop: The positions of the first record and of the one after the last. None: the split's.
+    """
+
+    name: str
+    start: Optional[str] = None
+    stop: Optional[str] = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Part":
+        """The part that a text names.
+
+        Raises:
+            ConfigError: the text has another form.
+        """
+        if not (found := _PART.fullmatch(text)):
+            raise ConfigError(
+                f"data.split={text!r}: write a split's name, such as 'train', 'train[:100]' or 'train[5%:10%]'."
+            )
+        return cls(*found.groups())
+
+    def of(self, source: Source) -> Source:
+        """These records of the split in ``source``."""
+        if self.start is None and self.stop is None:
+            return source
+        held = source.held if isinstance(source, Records) else None
+        size = len(held) if hasattr(held, "__len__") else None  # pyright: ignore[reportArgumentType]
+        start, stop = (self._position(text, size) for text in (self.start or "0", self.stop))
+        name = f"{source.name}[{start}:{'' if stop is None else stop}]"
+        if held is not None and hasattr(held, "select") and size is not None:
+            return Records(held.select(range(start or 0, min(size, size if stop is None else stop))), name)  # pyright: ignore
+        return Slice(source, start or 0, stop, name)
+
+    def _position(self, text: Optional[str], size: Optional[int]) -> Optional[int]:
+        if text is None or not text.endswith("%"):
+            return None if text is None else int(text)
+        if size is None:
+            raise ConfigError(
+                f"data.split: {text} of {self.name!r}, whose number of records is unknown. Write numbers."
+            )
+        return round(size * int(text[:-1]) / 100)
+
+
+class Slice(Source):
+    """Consecutive records of a source."""
+
+    def __init__(self, source: Source, start: int, stop: Optional[int], name: str) -> None:
+        self.source, self.start, self.stop, self.name = source, start, stop, name
+
+    def records(self, bad: BadInput) -> Iterator[Placed]:
+        return islice(self.source.records(bad), self.start, self.stop)
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.source.fingerprint} {self.start} {self.stop}".encode()).hexdigest()

@@ -68,11 +68,17 @@ class TemplateEncoder(Encoder):
         settings = {name: value for name, value in vars(self).items() if name != "tokenizer" and name[0] != "_"}
         return {"encoder": "template", **settings, "tokenizer": identity_of(self.tokenizer)}
 
+    def check(self, record: Any) -> None:
+        self._fields(record)
+
     def encode(self, record: Any) -> "Templated":
+        return Templated(self, self._fields(record))
+
+    def _fields(self, record: Any) -> dict[str, str]:
         fields = {name: _text(record, name) for _, name in self._pieces if name is not None}
         if not fields[self.label_key].strip():
             raise Empty(f"the answer, {self.label_key!r}, is empty")
-        return Templated(self, fields)
+        return fields
 
     def prompt(self, fields: Mapping[str, str]) -> str:
         """The prompt's text."""

@@ -27,6 +27,9 @@ class TokenEncoder(Encoder):
     def identity(self) -> Mapping[str, Any]:
         return {"encoder": "tokens"}
 
+    def check(self, record: Any) -> None:
+        self.encode(record)
+
     def encode(self, record: Any) -> Whole:
         ids = _numbers(record, "input_ids")
         if len(ids) < 2:
@@ -79,14 +82,18 @@ class AnyEncoder(Encoder):
             raise Malformed("text, but data.tokenizer is None. Set it to the tokenizer of the model")
         return self.tokenizer
 
+    def check(self, record: Any) -> None:
+        self._encoder_of(record).check(record)
+
     def encode(self, record: Any) -> Parts:
+        return self._encoder_of(record).encode(record)
+
+    def _encoder_of(self, record: Any) -> Encoder:
         if not isinstance(record, Mapping):
             raise Malformed(f"a {type(record).__name__}, not a record with named fields")
         if record.get("input_ids") is not None:
-            return TokenEncoder().encode(record)
-        if has_messages(record):
-            return self._chat.encode(record)
-        return self._template.encode(record)
+            return TokenEncoder()
+        return self._chat if has_messages(record) else self._template
 
 
 def _numbers(record: Mapping[str, Any], name: str, length: int | None = None) -> list[int]:

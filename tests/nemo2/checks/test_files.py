@@ -13,7 +13,9 @@ from nemo2.checkpoint.context import write_parts
 from nemo2.checkpoint.directory import Manifest, write_manifest
 from nemo2.checks.find import find
 from nemo2.config import Config
+from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.module import ChatDataModule, FineTuningDataModule
+from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.prepare import prepare_data
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.tokenizer import AutoTokenizer, ByteTokenizer, NullTokenizer
@@ -80,6 +82,15 @@ PAIR = {"input": "red", "output": "blue"}
         (FineTuningDataModule, [{"question": "red"}] * 20, {}, "training-samples-are-there"),
         (FineTuningDataModule, [PAIR] * 20, {"prompt_template": "{input}"}, "training-samples-are-there"),
         (FineTuningDataModule, [PAIR] * 20, {"no_such": 1}, "data-module-accepts-its-arguments"),
+        (FineTuningDataModule, [PAIR] * 2000 + [{"input": "red"}], {}, "training-samples-are-there"),
+        (FineTuningDataModule, [{"input": "red", "output": ""}] * 9 + [PAIR] * 15, {}, "training-samples-are-there"),
+        (FineTuningDataModule, [{"input": "red", "output": ""}] * 9 + [PAIR] * 16, {}, None),
+        (FineTuningDataModule, [{"input": "red " * 200, "output": "blue"}] * 20, {"on_too_long": "skip"},
+         "training-samples-are-there"),
+        (ChatDataModule, [CHAT] * 2000 + [{"messages": "red"}], {}, "training-samples-are-there"),
+        (HFDatasetDataModule, [PAIR] * 20, {}, None),
+        (HFDatasetDataModule, [PAIR] * 15, {}, "training-samples-are-there"),
+        (HFDatasetDataModule, [PAIR] * 2000 + [{"answer": "red"}], {}, "training-samples-are-there"),
         (ChatDataModule, [CHAT] * 20, {}, None),
         (ChatDataModule, [{"messages": [{"content": "red"}]}], {}, "training-samples-are-there"),
         (ChatDataModule, [PAIR] * 20, {}, "training-samples-are-there"),
@@ -91,11 +102,31 @@ def test_samples(tmp_path: Path, kind: Any, records: Any, settings: Any, rule: s
         write_lines(tmp_path / "training.jsonl", records)
     recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
     tokenizer = Config(AutoTokenizer, str(tmp_path / "tokenizer"))
-    recipe.data = Config(
-        kind, dataset_root=str(tmp_path), tokenizer=tokenizer, dataset_kwargs=settings or None, **SIZES
-    )
+    recipe.data = Config(kind, str(tmp_path), tokenizer=tokenizer, dataset_kwargs=settings or None, **SIZES)
     found = rules_of(recipe) - {"fine-tuning-begins-with-weights"}
     assert (rule in found) if rule else not found
+
+
+@pytest.mark.parametrize(("training", "validation", "validates", "legal"), [
+    (60, 64, True, False), (61, 64, True, True), (64, 8, True, False), (64, 8, False, True), (64, 0, True, True),
+])  # fmt: skip
+def test_packed_rows_fill_a_global_batch(
+    tmp_path: Path, training: int, validation: int, validates: bool, legal: bool
+) -> None:
+    four_in_a_row = {"input": "a" * 20, "output": "b" * 10}
+    for split, number in (("training", training), ("validation", validation)):
+        if number:
+            write_lines(tmp_path / f"{split}.jsonl", [four_in_a_row] * number)
+    recipe: Any = recipes.get("llama_tiny").finetune_recipe(dir=str(tmp_path / "runs"))
+    recipe.trainer.limit_val_batches = 1 if validates else 0
+    recipe.data = Config(
+        FineTuningDataModule,
+        str(tmp_path),
+        tokenizer=Config(ByteTokenizer),
+        packed_sequence_specs=Config(PackedSequenceSpecs, packed_sequence_size=128),
+        **{**SIZES, "micro_batch_size": 1},
+    )
+    assert ("training-samples-are-there" not in rules_of(recipe)) == legal
 
 
 def test_a_table_is_training_data_too(tmp_path: Path) -> None:
@@ -105,12 +136,12 @@ def test_a_table_is_training_data_too(tmp_path: Path) -> None:
     assert "training-samples-are-there" not in rules_of(recipe)
 
 
-def weights_in(folder: Path, **sizes: int) -> Path:
+def weights_in(folder: Path, *, weights_only: bool = True, **sizes: int) -> Path:
     """A checkpoint without weights, as far as a check reads it."""
     shape = {"num_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "ffn_hidden_size": 768, **sizes}
     model = Config(llm.LlamaModel, config=Config(llm.LlamaConfig, **shape), tokenizer=Config(ByteTokenizer))
     write_parts(folder, {"model": model})
-    write_manifest(folder, Manifest(step=1, consumed_samples=8, layout={}, settings={}))
+    write_manifest(folder, Manifest(step=1, consumed_samples=8, layout={}, settings={}, weights_only=weights_only))
     return folder
 
 
@@ -139,3 +170,24 @@ def test_a_run_that_must_resume_has_a_checkpoint_and_its_files_exist(tmp_path: P
     recipe.resume.resume_ignore_no_checkpoint = True
     recipe.log.files_to_copy = [str(tmp_path / "nowhere")]
     assert rules_of(recipe) == {"log-directory-is-writable"}
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_a_link_in_the_directory_of_the_run(tmp_path: Path, explicit: bool) -> None:
+    recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / "runs"), name="small")
+    directory = tmp_path / ("own" if explicit else "runs/small/one")
+    recipe.log.explicit_log_dir = str(directory) if explicit else None
+    recipe.log.version = None if explicit else "one"
+    directory.mkdir(parents=True)
+    assert rules_of(recipe) == set()
+    (directory / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
+    assert rules_of(recipe) == {"log-directory-is-writable"}
+
+
+@pytest.mark.parametrize("named", ["checkpoint", "run"])
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_named_checkpoint_to_resume_has_an_optimizer_state(tmp_path: Path, named: str, weights_only: bool) -> None:
+    checkpoint = weights_in(tmp_path / "checkpoints" / "step=1", weights_only=weights_only)
+    recipe: Any = recipes.get("llama_tiny").pretrain_recipe(dir=str(tmp_path / "runs"))
+    recipe.resume.resume_from_path = str(checkpoint if named == "checkpoint" else tmp_path)
+    assert ("checkpoint-to-resume-exists" in rules_of(recipe)) == weights_only

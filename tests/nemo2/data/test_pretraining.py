@@ -297,3 +297,17 @@ def test_tokens_are_read_as_a_memory_map_reads_them(tmp_path):
             assert np.array_equal(part.dataset.get(index, 1), mapped.get(index, 1))
         copied = pickle.loads(pickle.dumps(part))
         assert np.array_equal(copied.dataset.get(0), mapped.get(0))
+
+
+@pytest.mark.parametrize(
+    ("paths", "field"), [("a", "blend"), (["3", "a", "7", "b"], "blend"), ({"train": ["a"]}, "blend_per_split")]
+)
+def test_megatrons_configuration_can_be_read_and_says_what_the_arguments_say(paths, field):
+    data = PreTrainingDataModule(
+        paths, seq_length=32, seed=7, eod_mask_loss=True, tokenizer=NullTokenizer(vocab_size=9)
+    )
+    config = data.gpt_dataset_config
+    assert (config.sequence_length, config.random_seed, config.eod_mask_loss) == (32, 7, True)
+    assert getattr(config, field) == data.build_kwargs[field]
+    with pytest.raises(TypeError):
+        data.build_kwargs[field] = None

@@ -3,22 +3,19 @@
 
 import shutil
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import torch
 
-from support import small_runs
-from support.small_chats import make_tokenizer, say, write_lines
+from support import small_runs, tuned_runs
+from support.tuned_runs import METHODS
 
-VOCABULARY = 320
 STEPS = 3
 SOURCES = ("release", "import", "run")
-METHODS = ("LoRA", "DoRA", "CanonicalLoRA", "CanonicalDoRA", "full")
-CASES = [(source, peft) for source in SOURCES for peft in ("LoRA", "full")]
-CASES += [("release", peft) for peft in METHODS if ("release", peft) not in CASES]
+CASES = [(source, peft, "records") for source in SOURCES for peft in ("LoRA", "full")]
+CASES += [("release", peft, "records") for peft in METHODS if peft not in ("LoRA", "full")]
+CASES += [("release", "LoRA", samples) for samples in ("conversations", "packed")]  # `make drill` has the others
 
 
 class Killed(BaseException):
@@ -33,92 +30,54 @@ class Kill(pl.Callback):
             raise Killed
 
 
-def write_release(folder: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    torch.manual_seed(2)
-    config = LlamaConfig(
-        **sizes, num_key_value_heads=2, vocab_size=VOCABULARY, tie_word_embeddings=False, max_position_embeddings=64
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    make_tokenizer(folder, vocab_size=VOCABULARY)
-
-
 def finetune(
-    directory: str, path: str, *, peft: str, chats: str, max_steps: int = STEPS, kill: bool = False
+    directory: str,
+    path: str,
+    *,
+    peft: str,
+    folder: str,
+    samples: str = "records",
+    max_steps: int = STEPS,
+    kill: bool = False,
 ) -> tuple[list[float], Any]:
     """The losses of a run without a tokenizer of its own, and its model's tokenizer."""
-    from nemo2 import AutoResume, ModelCheckpoint, NeMoLogger, RestoreConfig, llm
-    from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
-
     small_runs.release()
-    recorder, methods = small_runs.Recorder(), cast(Any, llm.peft.PEFT_STR2CLS)
-    sizes = {"ffn_hidden_size": 64, "kv_channels": 8, "layernorm_epsilon": 1e-6, "rotary_base": 10000}
-    model = small_runs.build_llama(**sizes, vocab_size=None, seq_length=64, gated_linear_unit=True)
-    data = HFDatasetDataModule(chats, seq_length=64, micro_batch_size=2, global_batch_size=4, num_workers=0)
-    ckpt = ModelCheckpoint(every_n_train_steps=1, save_top_k=-1, save_last=False, save_optim_on_train_end=True)
+    recorder, model = small_runs.Recorder(), None
+    trainer = small_runs.build_trainer(max_steps=max_steps, callbacks=[recorder, *([Kill()] if kill else [])])
     with pytest.raises(Killed) if kill else nullcontext():
-        llm.finetune(
-            model,
-            data,
-            small_runs.build_trainer(max_steps=max_steps, callbacks=[recorder, *([Kill()] if kill else [])]),
-            log=NeMoLogger(log_dir=directory, name="tuned", ckpt=ckpt, use_datetime_version=False),
-            resume=AutoResume(
-                resume_if_exists=True, resume_ignore_no_checkpoint=True, restore_config=RestoreConfig(path=path)
-            ),
-            peft=None if peft == "full" else methods[peft](dim=4, dropout=0.0),
-        )
-    return recorder.losses, model.tokenizer
-
-
-def prepare(directory: str) -> None:
-    """A release, the model imported from it, and samples, in ``directory``."""
-    from nemo2.hugging_face.importing import import_weights
-    from nemo2.hugging_face.tokenizers import tokenizer_in
-
-    small_runs.quiet()
-    root = Path(directory)
-    write_lines(root / "chats.jsonl", [say(("user", f"{i}?"), ("assistant", f"{i}!")) for i in range(24)])
-    write_release(root / "released")
-    import_weights(root / "released", root / "imported", tokenizer=tokenizer_in(root / "released"))
+        model = tuned_runs.finetune(directory, path=path, folder=folder, peft=peft, samples=samples, trainer=trainer)
+    return recorder.losses, getattr(model, "tokenizer", None)
 
 
 def runs_of(directory: str) -> dict[Any, Any]:
     from nemo2.checkpoint.context import tokenizer_identity
 
     small_runs.quiet()
-    chats = f"{directory}/chats.jsonl"
     paths = {
         "release": f"hf://{directory}/released",
         "import": f"{directory}/imported",
-        "run": f"{directory}/base/tuned",
+        "run": f"{directory}/base",
     }
-    finetune(f"{directory}/base", paths["release"], peft="full", max_steps=1, chats=chats)
+    finetune(f"{directory}/base", paths["release"], peft="full", max_steps=1, folder=directory)
     found: dict[Any, Any] = {}
-    for source, peft in CASES:
-        options: dict[str, Any] = {"path": paths[source], "peft": peft, "chats": chats}
-        place = f"{directory}/{source}_{peft}"
+    for source, peft, samples in CASES:
+        options: dict[str, Any] = {"path": paths[source], "peft": peft, "samples": samples, "folder": directory}
+        place = f"{directory}/{source}_{peft}_{samples}"
         whole, expected = finetune(f"{place}_whole", **options)
         first, _ = finetune(place, kill=True, **options)
         rest, tokenizer = finetune(place, **options)
         same = tokenizer_identity(tokenizer) == tokenizer_identity(expected)
-        found[source, peft] = (whole, [*first, *rest], same)
+        found[source, peft, samples] = (whole, [*first, *rest], same)
     return found
 
 
 def without_the_release(directory: str) -> tuple[int, bool]:
     small_runs.quiet()
     rest, tokenizer = finetune(
-        f"{directory}/release_full",
+        f"{directory}/release_full_records",
         path=f"hf://{directory}/released",
         peft="full",
-        chats=f"{directory}/chats.jsonl",
+        folder=directory,
         max_steps=STEPS + 1,
     )
     return len(rest), tokenizer is not None
@@ -127,16 +86,16 @@ def without_the_release(directory: str) -> tuple[int, bool]:
 @pytest.fixture(scope="module")
 def runs(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     directory = tmp_path_factory.mktemp("tuned")
-    run_on_ranks(prepare, 1, str(directory))
+    run_on_ranks(tuned_runs.prepare, 1, str(directory))
     found = run_on_ranks(runs_of, 2, str(directory), timeout=600)[0]
     shutil.rmtree(directory / "released")
     found["without its source"] = run_on_ranks(without_the_release, 2, str(directory), timeout=200)[0]
     return found
 
 
-@pytest.mark.parametrize(("source", "peft"), CASES)
-def test_a_resumed_run_has_the_tokenizer_and_the_losses_of_an_uninterrupted_one(runs: Any, source: str, peft: str):
-    whole, resumed, same_tokenizer = runs[source, peft]
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_a_resumed_run_has_the_tokenizer_and_the_losses_of_an_uninterrupted_one(runs: Any, case: tuple[str, ...]):
+    whole, resumed, same_tokenizer = runs[case]
     assert same_tokenizer and len(set(whole)) == STEPS
     assert resumed == whole
 

@@ -228,3 +228,42 @@ def test_validation_of_a_stream_begins_anew_each_time():
     loader = data.data_sampler.transform_dataloader(data.val_dataloader())
     first, again = list(loader), list(loader)
     assert len(first) == 2 and all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(first, again, strict=True))
+
+
+SPLITS = {"train": records(6), "validation": records(2), "odd": records(1)}
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        (None, (6, 2, None)),
+        ("train", (6, None, None)),
+        ("odd", (1, None, None)),
+        ("train[:4]", (4, None, None)),
+        ("train[2:5]", (3, None, None)),
+        ("train[50%:]", (3, None, None)),
+        (["train", "validation"], (6, 2, None)),
+        (["validation[1:]", "train[:1]"], (1, 1, None)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["lists", "datasets"])
+def test_splits_in_use_and_parts_of_them(kind, split, expected):
+    from datasets import Dataset
+
+    held = SPLITS if kind == "lists" else {name: Dataset.from_list(part) for name, part in SPLITS.items()}
+    data = module(held, split=split)
+    assert tuple(None if part is None else len(part) for part in data.dataset_splits.values()) == expected
+    assert data.val is None or type(data.val) is type(held["validation"])
+
+
+def test_parts_of_a_file(tmp_path):
+    file = write_lines(tmp_path / "records.jsonl", records())
+    assert module(str(file), split="train[1:3]").train == records()[1:3]
+    with pytest.raises(ConfigError):
+        module(str(file), split="train[10%:]").source("train")
+
+
+@pytest.mark.parametrize("split", ["train+validation", ["train", "train[:1]"], ["train", "odd"], "train[a:b]"])
+def test_splits_that_are_none(split):
+    with pytest.raises(ConfigError):
+        module(SPLITS, split=split)

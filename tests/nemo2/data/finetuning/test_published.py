@@ -88,7 +88,7 @@ def test_without_the_hub_the_message_says_what_to_do(monkeypatch, tmp_path):
         def load_dataset(*args, **kwargs):
             raise ConnectionError("no network")
 
-    monkeypatch.setattr(opening, "_datasets", lambda what: Package)
+    monkeypatch.setattr(opening, "datasets_package", lambda what: Package)
     data = make(DollyDataModule, tmp_path)
     data.prepare_data()
     with pytest.raises(

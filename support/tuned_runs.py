@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tunes a small Llama from weights, with samples and methods of every kind, as a user's script does."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from support import small_runs
+from support.small_chats import make_tokenizer, say, write_lines
+
+VOCABULARY = 320
+METHODS = ("LoRA", "DoRA", "CanonicalLoRA", "CanonicalDoRA", "full")
+SAMPLES = ("records", "conversations", "packed", "pairs")
+"""`HFDatasetDataModule`, `ChatDataModule`, the same packed, and `FineTuningDataModule`."""
+
+
+def prepare(directory: str) -> None:
+    """A release, the model imported from it, and samples, in ``directory``."""
+    from nemo2.hugging_face.importing import import_weights
+    from nemo2.hugging_face.tokenizers import tokenizer_in
+
+    small_runs.quiet()
+    root = Path(directory)
+    chats = [say(("user", f"{i}?"), ("assistant", f"{i}!")) for i in range(24)]
+    write_lines(root / "chats.jsonl", chats)
+    write_lines(root / "conversations" / "training.jsonl", chats)
+    write_lines(root / "pairs" / "training.jsonl", [{"input": f"{i}?", "output": f"{i}!"} for i in range(24)])
+    write_release(root / "released")
+    import_weights(root / "released", root / "imported", tokenizer=tokenizer_in(root / "released"))
+
+
+def write_release(folder: Path, *, layers: int = 2, hidden_size: int = 32, ffn: int = 64) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+    }
+    torch.manual_seed(2)
+    config = LlamaConfig(
+        **sizes, num_key_value_heads=2, vocab_size=VOCABULARY, tie_word_embeddings=False, max_position_embeddings=64
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    make_tokenizer(folder, vocab_size=VOCABULARY)
+
+
+def finetune(
+    directory: Path | str,
+    *,
+    path: str,
+    folder: str,
+    peft: str,
+    samples: str = "records",
+    trainer: Any,
+    every: int = 1,
+    keep: int = -1,
+) -> Any:
+    """Fine-tune in ``directory`` without a tokenizer of the run's own. Returns the model.
+
+    Args:
+        path: The weights to start from.
+        folder: The folder that `prepare` has filled.
+        peft, samples: Of `METHODS` and `SAMPLES`.
+        every, keep: Steps from one save to the next, and how many of them stay.
+    """
+    from nemo2 import AutoResume, ModelCheckpoint, NeMoLogger, RestoreConfig, llm
+
+    methods = cast(Any, llm.peft.PEFT_STR2CLS)
+    sizes = {"ffn_hidden_size": 64, "kv_channels": 8, "layernorm_epsilon": 1e-6, "rotary_base": 10000}
+    model = small_runs.build_llama(**sizes, vocab_size=None, seq_length=64, gated_linear_unit=True)
+    llm.finetune(
+        model,
+        _data(folder, samples),
+        trainer,
+        log=NeMoLogger(
+            explicit_log_dir=str(directory),
+            ckpt=ModelCheckpoint(
+                monitor=None,
+                every_n_train_steps=every,
+                save_top_k=keep,
+                save_last=False,
+                save_optim_on_train_end=True,
+                filename="{step}",
+            ),
+        ),
+        resume=AutoResume(
+            resume_if_exists=True, resume_ignore_no_checkpoint=True, restore_config=RestoreConfig(path=path)
+        ),
+        peft=None if peft == "full" else methods[peft](dim=4, dropout=0.1),
+    )
+    return model
+
+
+def _data(folder: str, samples: str) -> Any:
+    from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
+    from nemo2.data.finetuning.module import ChatDataModule, FineTuningDataModule
+    from nemo2.data.finetuning.packing import PackedSequenceSpecs
+
+    sizes: dict[str, Any] = {"seq_length": 64, "micro_batch_size": 2, "global_batch_size": 4, "num_workers": 0}
+    if samples == "records":
+        return HFDatasetDataModule(f"{folder}/chats.jsonl", **sizes)
+    if samples == "pairs":
+        return FineTuningDataModule(f"{folder}/pairs", **sizes)
+    packs = {"packed_sequence_specs": PackedSequenceSpecs(64), "micro_batch_size": 1} if samples == "packed" else {}
+    return ChatDataModule(f"{folder}/conversations", **{**sizes, **packs}, use_hf_tokenizer_chat_template=True)
