@@ -6,7 +6,7 @@
 
 import dataclasses
 import re
-from typing import Optional
+from typing import Literal, Optional
 
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
@@ -18,6 +18,7 @@ OUTSIDE_TORCH = 2 * GIB
 HEADROOM = 0.05
 """The fraction of a GPU that is left free by default, for fragmentation of torch's allocator and effects that are
 not modelled."""
+Answer = Literal["fits", "tight", "does not fit"]
 DEFAULT = "H100"
 """The GPU that recipes are laid out for."""
 GPUS_PER_NODE = 8
@@ -163,3 +164,11 @@ def _gpu(name: str) -> GPU:
         power=watts / flops["bf16"] / _WATTS_PER_TERAFLOP[generation],
         generation=generation,
     )
+
+
+def answer_of(needed: float, capacity: float, *, headroom: float = HEADROOM, margin: float = 0.0) -> Answer:
+    """Whether ``needed`` bytes fit into a GPU of ``capacity`` bytes. "tight": with less than the fraction ``headroom``
+    left free, or depending on the error ``margin``, a fraction of ``needed``."""
+    if needed * (1 + margin) <= capacity * (1 - headroom):
+        return "fits"
+    return "does not fit" if needed * (1 - margin) > capacity else "tight"

@@ -23,7 +23,7 @@ from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.run_dir.max_time import RunTimer
 from nemo2.settle.machine import Machine
-from nemo2.settle.world import devices_of
+from nemo2.settle.world import World, devices_of
 from nemo2.strategies.stepping import SteppingStrategy
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
         )
     if accelerator != "auto" or not isinstance(devices, int) or isinstance(devices, bool):
         return
-    if devices * num_nodes > 1 and here().world_size == 1:
+    if World(num_nodes, devices).size > 1 and here().world_size == 1:
         raise ConfigError(
             f"trainer.devices={devices} with trainer.num_nodes={num_nodes}: this machine has no GPU, and only one "
             "process was started. To train on CPU processes, launch them (`nemo2 pretrain NAME --devices 2`, or "

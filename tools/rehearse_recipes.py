@@ -3,7 +3,7 @@
 declares: `make rehearse`.
 
 Two processes, forked after the imports, share the recipes, largest first. Prints a line for each as it comes; `--write PAGE` also
-writes the table, and the peaks that quick answers are made of (`nemo2.planner.peaks`). Ends with 1 if a recipe broke a rule or
+writes the table, and the memory that answers are read from (`nemo2.planner.peaks`). Ends with 1 if a recipe broke a rule or
 could not be rehearsed, or if it took longer than `--limit` allows.
 Whether a recipe fits its GPUs is a result, not a failure.
 """
@@ -11,6 +11,7 @@ Whether a recipe fits its GPUs is a result, not a failure.
 import argparse
 import gc
 import importlib.metadata
+import json
 import multiprocessing
 import os
 import resource
@@ -20,7 +21,7 @@ import traceback
 import warnings
 from datetime import date
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -41,15 +42,16 @@ def main() -> int:
     arguments = parser.parse_args()
     started = time.perf_counter()
     _import()
-    rows, failures = [], []
+    rows, failures, peaks = [], [], {}
     with multiprocessing.get_context("fork").Pool(arguments.processes) as pool:
         jobs = [(name, arguments.gpu) for name in arguments.names or _largest_first()]
-        for name, row, error in pool.imap_unordered(rehearse_one, jobs):
+        for name, row, peak, error in pool.imap_unordered(rehearse_one, jobs):
             if error:
                 failures.append(name)
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
             else:
                 rows.append(row)
+                peaks[name] = peak
                 print("  ".join(row.values()), flush=True)
         pool.close()
         pool.join()
@@ -61,27 +63,14 @@ def main() -> int:
     if arguments.write and rows:
         rows.sort(key=lambda row: row["recipe"])
         arguments.write.write_text(table(rows, arguments.gpu, processor, arguments.processes))
-        _write_peaks(rows)
+        from nemo2.planner.peaks import FILE
+
+        lines = (f"  {json.dumps(name)}: {json.dumps(peaks[name])}" for name in sorted(peaks))
+        FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     late = _late(processor, arguments.limit)
     if late:
         print(late, file=sys.stderr)
     return 1 if failures or late else 0
-
-
-def _write_peaks(rows: list[dict[str, str]]) -> None:
-    """Write the peaks of memory that `nemo2 check`, `list` and `launch` read."""
-    from nemo2.cli.sources import configured
-    from nemo2.gpus import DEFAULT, OUTSIDE_TORCH, gpu
-    from nemo2.planner.memory import predict_memory
-    from nemo2.planner.peaks import FILE
-    from nemo2.planner.recipe import read_recipe
-
-    lines = []
-    for row in rows:
-        subject = read_recipe(configured(row["recipe"], []), gpu(DEFAULT))
-        formula = (predict_memory(subject.shape, subject.job).allocated + OUTSIDE_TORCH) / GIB
-        lines.append(f'  "{row["recipe"]}": {{"peak": {row["peak GiB"]}, "formula": {formula:.3f}}}')
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def _import() -> None:
@@ -122,31 +111,35 @@ def _largest_first() -> list[str]:
     return sorted(variants.keys() - _LEFT_OUT, key=lambda name: (-variants[name], name))
 
 
-def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], str]:
-    """The recipe's name, its row of the table, and a traceback if the rehearsal failed. `job` is (name, GPU)."""
+def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], dict[str, Any], str]:
+    """The recipe's name, its row of the table, its entry of `nemo2.planner.peaks`, and a traceback if the rehearsal failed.
+    `job` is (name, GPU)."""
     name, gpu = job
     before = time.process_time()
     try:
         from nemo2.cli.sources import configured
+        from nemo2.planner.fit import key_of
+        from nemo2.planner.peaks import parts_of
         from nemo2.rehearse.job import rehearse
 
-        result = rehearse(configured(name, []), name=name, gpus=gpu, advice=False)
+        recipe = configured(name, [])
+        result = rehearse(recipe, name=name, gpus=gpu, advice=False)
     except Exception:
-        return name, {}, traceback.format_exc()
+        return name, {}, {}, traceback.format_exc()
     fullest = max(result.ranks, key=lambda rank: rank.memory.total)
     verdict = result.verdict
     row = {
         "recipe": name,
         "GPUs": str(result.num_gpus),
         "layout": result.layout,
-        "verdict": "fits" if verdict.fits else "does not fit",
+        "verdict": verdict.answer,
         "peak GiB": f"{verdict.needed / GIB:.1f}",
         "largest term": verdict.largest_term,
         "model state GiB": f"{fullest.memory.state / GIB:.1f}",
         "fullest": verdict.fullest,
         "seconds": f"{time.process_time() - before:.1f}",
     }
-    return name, row, ""
+    return name, row, {"key": key_of(recipe), "ranks": parts_of(result.ranks)}, ""
 
 
 def table(rows: list[dict[str, str]], gpu: str, processor: float, processes: int) -> str:
@@ -163,8 +156,8 @@ def table(rows: list[dict[str, str]], gpu: str, processor: float, processes: int
         "`:lora` and `:full` are fine-tuning by LoRA and of all parameters.",
         "",
         "The peak is the memory of one GPU of the fullest kind of rank, with 2 GiB for memory outside of torch. A recipe fits",
-        "if 5% of the GPU stays free. If a recipe doesn't fit, `nemo2 rehearse NAME` looks for the smallest change that makes",
-        "it fit. [Rehearsing a job](rehearse.md) explains what is counted, and the assumptions.",
+        "if 5% of the GPU stays free, and is tight with less. If a recipe doesn't fit, `nemo2 rehearse NAME` looks for the",
+        "smallest change that makes it fit. [Rehearsing a job](rehearse.md) explains what is counted, and the assumptions.",
         "",
         f"`make rehearse` checked and rehearsed {len(rows)} recipes on {date.today()}, with {versions}. Each ran on as many",
         f"{gpu}s as it declares. {fit} recipes fit. The rehearsals took {processor:.0f} s of processor time on each of",

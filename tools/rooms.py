@@ -192,7 +192,8 @@ ROOMS = (
     Room(
         "checks",
         "finds mistakes in a recipe before it runs: `rules/` by topic, `table.py` lists them, `facts.py` holds the "
-        "values that they read and the refusals of `settle`, `nearest.py` finds valid layouts",
+        "values that they read and the refusals of `settle`, `megatron.py` explains "
+        "Megatron-Core's, `nearest.py` finds valid layouts",
     ),
     Room(
         "doctor",
@@ -225,7 +226,8 @@ ROOMS = (
         "planner",
         "predicts a job's time, memory and cost: `job.py` holds the question (beside the model's shape), "
         "`layer_time.py`, `step_time.py` and `memory.py` the formulas, `constants.py` their efficiencies; `recipe.py`"
-        " reads a recipe, `search.py` finds layouts, `goodput.py` counts interruptions; `bench/planner` calibrates",
+        " reads a recipe, `fit.py` tells whether it fits its GPUs, "
+        "`search.py` finds layouts, `goodput.py` counts interruptions; `bench/planner` calibrates",
     ),
     Room(
         "launch",

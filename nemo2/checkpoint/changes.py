@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nemo2.checkpoint.context import TOKENIZER_FILES, described, described_parts, load_context, tokenizer_identity
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
@@ -41,16 +41,34 @@ _DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|params_dtype|pipelin
 _INPUTS = "inputs"
 
 
+class Difference(NamedTuple):
+    """A field that differs, or a file (without values, ``field`` says how)."""
+
+    part: str
+    field: str
+    before: Any = None
+    now: Any = None
+
+    def __str__(self) -> str:
+        if self.before is self.now is None:
+            return f"{self.part}: {self.field}"
+        return f"{self.part}.{self.field}: {_shown(self.before)} -> {_shown(self.now)}"
+
+
 @dataclass(kw_only=True)
 class Changes:
-    """The differences by kind, one line per field."""
+    """The differences by kind."""
 
-    harmless: list[str] = field(default_factory=list)
-    result: list[str] = field(default_factory=list)
-    unfit: list[str] = field(default_factory=list)
+    harmless: list[Difference] = field(default_factory=list)
+    result: list[Difference] = field(default_factory=list)
+    unfit: list[Difference] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.harmless or self.result or self.unfit)
+
+    def to_dict(self) -> dict[str, list[str]]:
+        """The differences by kind as text, for JSON."""
+        return {kind: list(map(str, differences)) for kind, differences in vars(self).items()}
 
     def lines(self) -> Iterator[str]:
         """The differences as sentences, the most serious first."""
@@ -129,10 +147,10 @@ def _compare_inputs(found: Changes, before: Any, data: Any) -> None:
     for compared in data.compare_inputs(before):
         if compared.change is not None:
             kind = found.unfit if compared.proven and compared.now.trains else found.result
-            kind.append(f"data: {compared.now.path} {compared.change}")
+            kind.append(Difference("data", f"{compared.now.path} {compared.change}"))
 
 
-def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> list[str]:
+def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> list[Difference]:
     """The changes that `changes_since` would find unfit, as far as a model's configuration and a tokenizer show them
     before the model exists.
 
@@ -158,13 +176,13 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> lis
 
 
 def _sort(found: Changes, part: str, path: str, old: Any, new: Any) -> None:
-    line = f"{part}.{path}: {_shown(old)} -> {_shown(new)}"
+    difference = Difference(part, path, old, new)
     if part == "tokenizer" or (part == "model" and _SHAPES.search(path)):
-        found.unfit.append(line)
+        found.unfit.append(difference)
     elif _HARMLESS.search(path):
-        found.harmless.append(line)
+        found.harmless.append(difference)
     else:
-        found.result.append(line)
+        found.result.append(difference)
 
 
 def _shown(value: Any) -> Any:
@@ -177,6 +195,7 @@ def _compare_files(found: Changes, copies: Path, files: Mapping[str, Path]) -> N
     for file in sorted(item for item in copies.iterdir() if item.is_file()):
         now = next(iter(files.values())) if len(files) == 1 else files.get(file.name)
         if now is None:
-            found.unfit.append(f"tokenizer: {file.name} no longer exists in {next(iter(files.values())).parent}")
+            gone = f"{file.name} no longer exists in {next(iter(files.values())).parent}"
+            found.unfit.append(Difference("tokenizer", gone))
         elif sha256(now) != sha256(file):
-            found.unfit.append(f"tokenizer: {now} is not the file that the checkpoint was trained with")
+            found.unfit.append(Difference("tokenizer", f"{now} is not the file that the checkpoint was trained with"))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The earlier run that a recipe would resume on this machine, and whether the recipe still fits its checkpoint."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -15,8 +14,8 @@ from nemo2.errors import CheckpointError
 from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, newest_run
 
 _TRAINING = ("pretrain", "finetune", "train")
-_SIZES = re.compile(r"model\.config\.(hidden_size|ffn_hidden_size|num_attention_heads|kv_channels): \d+ -> \d+$")
-"""Changes that change the shape of a weight in every family, whatever the strictness of loading."""
+_SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels")
+"""Fields that decide the shape of a weight in every family, whatever the strictness of loading."""
 
 
 def checkpoints_to_resume(recipe: Any) -> Optional[Path]:
@@ -69,12 +68,12 @@ def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[st
     changes = [
         change
         for change in unfit_changes(resolved(path), model_config=facts.config, tokenizer=None)
-        if _SIZES.match(change)
+        if change.field.removeprefix("config.") in _SIZES and None not in (change.before, change.now)
     ]
     if changes:
         yield (
-            f"{field}={path}: these weights belong to another model: {'; '.join(changes)}. Set the path of weights of this "
-            "model, or the sizes of the weights."
+            f"{field}={path}: these weights belong to another model: {'; '.join(map(str, changes))}. Set the path of weights "
+            "of this model, or the sizes of the weights."
         )
 
 
@@ -92,7 +91,7 @@ def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
     changes = unfit_changes(checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts))
     if changes:
         yield (
-            f"The recipe doesn't fit {checkpoint}, from which the run would resume: {'; '.join(changes)}. Undo the "
+            f"The recipe doesn't fit {checkpoint}, from which the run would resume: {'; '.join(map(str, changes))}. Undo the "
             "changes, set another log.name to start a new run, or set resume.accept_changes=True to resume anyway."
         )
 

@@ -14,7 +14,7 @@ from nemo2.overlap.apply import overlap_callbacks
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.settle.machine import Machine
 from nemo2.settle.parts import Parts, build_parts
-from nemo2.settle.world import world_of
+from nemo2.settle.world import World, world_of
 
 if TYPE_CHECKING:
     from nemo2.settle.settling import Settled
@@ -204,7 +204,7 @@ def read_facts(
         sizes=sizes,
         nodes=world_nodes,
         devices=world_devices,
-        world_size=world_nodes * (world_devices or layout.model_parallel_size),
+        world_size=World(world_nodes, world_devices or layout.model_parallel_size).size,
         launched=(devices, nodes),
         machine=machine,
         environment=environment or {},

@@ -8,7 +8,8 @@ from typing import Any, Optional
 
 from nemo2.checks.arithmetic import divisors_of
 from nemo2.checks.facts import Facts, with_layout
-from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES, apply_rules
+from nemo2.checks.megatron import refused
+from nemo2.checks.table import LAYOUT_TOPICS, RULES, apply_rules
 from nemo2.parallel.layout import LAYOUT_FIELDS, SIZE_FIELDS, Layout
 
 MOST_TENSOR_RANKS = 64
@@ -26,14 +27,13 @@ def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str
     if not facts.sizes:
         return []
     rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
-    own = [rule for rule in RULES if rule.topic == LAST_TOPIC]
     wanted = _wanted(facts)
     found: list[tuple[Layout, list[str]]] = []
     for _, layout in sorted(((_distance(wanted, one), one) for one in _candidates(facts)), key=lambda item: item[0]):
         candidate = with_layout(facts, layout)
         changes = layout.overrides(facts.sizes)
         # Problems that occur with every layout don't count.
-        if not changes or apply_rules(candidate, rules) or apply_rules(candidate, own):
+        if not changes or apply_rules(candidate, rules) or refused(candidate):
             continue
         found.append((layout, changes))
         if len(found) == limit:

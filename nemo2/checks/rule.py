@@ -163,3 +163,14 @@ class Topic:
             return find
 
         return add
+
+    def settled(self, name: str, *, unless: Callable[["Facts"], bool] = lambda _: False, **fields: Any) -> None:
+        """Add a rule that `nemo2.settle` applies: a refusal there carries the rule's name. ``fields`` are those of `rule`.
+
+        ``unless`` tells that the refusal doesn't hold for a recipe.
+        """
+
+        @self.rule(name, **fields)
+        def _refused(facts: "Facts") -> Iterator[str]:
+            if not unless(facts):
+                yield from facts.settled.refused(name)

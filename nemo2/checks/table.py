@@ -61,16 +61,18 @@ LAYOUT_TOPICS = frozenset(topic.title for topic in (WORLD, TENSOR, CONTEXT, PIPE
 """Topics whose problems another layout may solve."""
 
 LAST_TOPIC = LAST.title
-"""The topic that is checked only if no other rule is broken, because it would repeat other messages."""
+"""The topic that is checked only if no broken rule is one of Megatron-Core's, which would be told twice."""
 
 
 def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
     """The problems that these rules find in these facts, each sentence once."""
     found: dict[str, Problem] = {}
+    rules = list(rules)
+    rules_of = {rule.name: rule for rule in rules}
     for rule in rules:
         if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**facts.sizes)):
             continue
-        if rule.topic == LAST_TOPIC and found:
+        if rule.topic == LAST_TOPIC and any(rules_of[problem.rule].megatron_refuses for problem in found.values()):
             continue
         try:
             for message in rule.find(facts):

@@ -65,17 +65,18 @@ def check(
     machine = Machine.here() if here else machine_of(gpus)
     verdict = judgement(recipe, name=name, machine=machine, chosen=devices is not None)
     if not verdict["problems"]:
-        from nemo2.planner.quick import quick_verdict
+        from nemo2.planner.fit import fit_of
 
-        quick = quick_verdict(recipe, machine, name=name)
+        fit = fit_of(recipe, machine)
         again = _same_recipe(
             name, overrides or [], gpus=gpus, nodes=nodes, devices=devices, data=data, performance=performance
         )
-        if quick is None and not machine.local:
+        if fit is None and not machine.local:
             verdict["unjudged"] = (
-                f"memory: there is no quick formula for this recipe; `nemo2 rehearse {again}` counts it"
+                "memory: this recipe can't be rehearsed, and there is no formula for it; "
+                f"`nemo2 rehearse {again}` says why"
             )
-        verdict["memory"] = None if quick is None else {**quick.to_dict(), "sentence": quick.sentence(again)}
+        verdict["memory"] = None if fit is None else {**fit.to_dict(), "sentence": fit.sentence(again)}
     print(
         json.dumps(verdict, indent=2, ensure_ascii=False)
         if as_json

@@ -93,11 +93,15 @@ def list_recipes(
         if pattern is None:
             raise ConfigError("No recipe passes all filters: leave one of them out.")
         raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, [item['name'] for item in rows])}")
-    from nemo2.planner.peaks import rehearsed
+    from nemo2.gpus import DEFAULT, GIB, answer_of, gpu
+    from nemo2.planner.peaks import peak_of, rehearsed
 
     for item in found:
-        # The memory was rehearsed on H100s with the recipe's defaults.
-        item["peak_gib"] = rehearsed().get(item["name"], {}).get("peak") if item["origin"] == SHIPPED else None
+        shipped = rehearsed().get(item["name"]) if item["origin"] == SHIPPED else None
+        peak = None if shipped is None else peak_of(shipped["ranks"])
+        item["peak_gib"] = None if peak is None else round(peak / GIB, 1)
+        # The recipes are laid out for this GPU.
+        item["memory"] = None if peak is None else answer_of(peak, gpu(DEFAULT).memory)
     if as_json:
         print_json(found)
     elif found or problems:
@@ -277,12 +281,8 @@ def short_count(value: Optional[float]) -> str:
     return str(int(value))
 
 
-def _memory(peak: Optional[float]) -> str:
-    if peak is None:
-        return "-"
-    from nemo2.gpus import DEFAULT, GIB, HEADROOM, gpu
-
-    return f"{peak:.0f}{'' if peak <= gpu(DEFAULT).memory * (1 - HEADROOM) / GIB else '!'}"
+def _gib(item: dict[str, Any]) -> str:
+    return "-" if item["peak_gib"] is None else f"{item['peak_gib']:.0f}{'' if item['memory'] == 'fits' else '!'}"
 
 
 def within(count: Optional[int], least: Optional[float], most: Optional[float]) -> bool:
@@ -328,7 +328,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     GiB is the rehearsed peak of the fullest GPU; "!" marks a peak that leaves less than 5 % of an H100 free. A narrow
     terminal drops columns in the order of `_FIRST_TO_GO`, until a row fits on a line.
     """
-    texts = [{**item, "parameters": short_count(item["parameters"]), "GiB": _memory(item["peak_gib"])} for item in rows]
+    texts = [{**item, "parameters": short_count(item["parameters"]), "GiB": _gib(item)} for item in rows]
     shown = _that_fit([*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])], texts)
     cells = [[item[name] for name in shown] for item in texts]
     right, folds = [shown.index(name) for name in _RIGHT if name in shown], shown.index("layout")

@@ -67,17 +67,13 @@ def plan(
     html: Annotated[
         Optional[Path], typer.Option(help="With --search: also write an HTML page with a scatter plot.")
     ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Predict memory by formula instead of counting it in a rehearsal; takes no time."),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict a run's speed with an error band, time per step, memory, duration and cost, without running it.
 
     Exit code 0: the run fits its GPUs. 1: it doesn't fit.
     """
-    not_with("search", "tokens", "price", "mtbf", "save", "restart", "quick")
+    not_with("search", "tokens", "price", "mtbf", "save", "restart")
     only_with("search", "limit", "html")
     only_with("tokens", "price", "mtbf", "save", "restart")
     # Hides GPUs from the rehearsal. Must be set before torch is imported.
@@ -105,7 +101,6 @@ def plan(
         cost_per_gpu_hour=price,
         failures=failures,
         headroom=headroom,
-        rehearsed=not quick,
     )
     print_json(made.to_dict()) if as_json else print(render(made))
     if not made.fits:

@@ -39,7 +39,11 @@ def start_block(
     each = "process" if machine.accelerator == "cpu" else "GPU"
     count = f"{world.size:,} {each}{'' if world.size == 1 else 'es' if each == 'process' else 's'}"
     nodes = f" on {world.nodes} nodes" if world.nodes > 1 else ""
-    kind = machine.describe() if executor is None else f"{executor} ({machine.describe()})"
+    kind = (
+        machine.describe() + machine.lacking(world.devices)
+        if executor is None
+        else f"{executor} ({machine.describe()})"
+    )
     data, log = recipe.data, recipe.log
     base = log.log_dir or ("" if runs else DEFAULT_BASE)
     parameters = counted_parameters(recipe) or _by_tokenizer(recipe, machine)

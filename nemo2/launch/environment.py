@@ -16,6 +16,7 @@ from nemo2.config.walk import class_of
 from nemo2.overlap.apply import overlap_callbacks
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.settle.machine import Machine
+from nemo2.settle.world import World
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
@@ -144,7 +145,7 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
             capability=capability,
             tensor_parallel=cut if isinstance(cut, int) else 1,  # "auto" is 1
             context_parallel=getattr(strategy, "context_parallel_size", 1),
-            world_size=devices * nodes,
+            world_size=World(nodes, devices).size,
             fsdp=True,
             varying_sizes=dropless,
         )
@@ -153,7 +154,7 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
         tensor_parallel=strategy.tensor_model_parallel_size,
         context_parallel=strategy.context_parallel_size,
         pipeline_parallel=strategy.pipeline_model_parallel_size,
-        world_size=devices * nodes,
+        world_size=World(nodes, devices).size,
         fsdp=getattr(strategy, "fsdp", None) is not None or bool(getattr(ddp, "use_megatron_fsdp", False)),
         overlapped=reduced or bool(overlap_callbacks(trainer.callbacks)),
         registered_buffers=bool(getattr(ddp, "nccl_ub", False)),

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import nemo_run
@@ -184,33 +183,20 @@ def run(
 
 
 def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
-    """Raise ConfigError for a recipe whose memory far exceeds its GPUs'. Warn if the difference is small or the GPUs
-    are unknown."""
-    from nemo2.planner.quick import quick_verdict
-
-    quick = quick_verdict(recipe, machine, name=_shipped_name(recipe))
-    if quick is None or quick.answer == "fits":
-        return
-    said = f"the run's memory: {quick.sentence()}."
-    if quick.answer == "does not fit" and not quick.assumed and not force:
-        raise ConfigError(
-            f"{said[0].upper()}{said[1:]} `nemo2 rehearse` counts the memory exactly and searches for a change that "
-            "makes the run fit. To start it anyway, pass --force (launch(force=True))."
-        )
-    print(f"warning: {said} `nemo2 rehearse` counts the memory exactly.", file=sys.stderr)
-
-
-def _shipped_name(recipe: Any) -> str:
-    """The shipped pre-training recipe that ``recipe`` comes from, so that a launch gives the verdict of `nemo2 check`. "":
+    """Raise ConfigError for a recipe whose memory exceeds its GPUs'. Warn if too little stays free or the GPUs are
     unknown."""
-    import nemo2
-    from nemo2.config.walk import who_set
+    from nemo2.planner.fit import fit_of
 
-    if getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") != "pretrain":
-        return ""
-    made = who_set(recipe.data, "seq_length")[:1]
-    file = Path(made[0][0]) if made else Path()
-    return file.stem if file.parent == Path(nemo2.__file__).parent / "recipes" else ""
+    fit = fit_of(recipe, machine)
+    if fit is None or (answer := fit.answer()) == "fits":
+        return
+    said = f"the run's memory: {fit.sentence()}."
+    if answer == "does not fit" and not fit.assumed and not force:
+        raise ConfigError(
+            f"{said[0].upper()}{said[1:]} `nemo2 rehearse` counts each part and searches for a change that makes the run "
+            "fit. To start it anyway, pass --force (launch(force=True))."
+        )
+    print(f"warning: {said} `nemo2 rehearse` counts each part.", file=sys.stderr)
 
 
 def _say_random_data(recipe: Any) -> None:
@@ -263,7 +249,8 @@ def _refuse_more_ranks_than_gpus(executor: Any, *, devices: int, nodes: int) -> 
     gpus = getattr(executor, "gpus_per_node", None)
     if not isinstance(executor, nemo_run.SlurmExecutor) or not gpus or devices <= gpus:
         return
-    fit = f"{devices * nodes // gpus} nodes of {gpus} (--gpus {devices * nodes}), or " if not devices % gpus else ""
+    ranks = World(nodes, devices).size
+    fit = f"{ranks // gpus} nodes of {gpus} (--gpus {ranks}), or " if not devices % gpus else ""
     raise ConfigError(
         f"trainer.devices={devices}: the executor requests only {gpus} GPU{'s' if gpus > 1 else ''} per node "
         f"(gpus_per_node), but each rank needs one. Use {fit}nodes of at most {gpus} (--devices {gpus}), or correct "

@@ -5,29 +5,17 @@ import dataclasses
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, gpu
+from nemo2.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.models.shape import ModelShape
 from nemo2.planner.error_band import Band, band
+from nemo2.planner.fit import Fit, fit_of
 from nemo2.planner.goodput import Failures, Goodput, goodput
 from nemo2.planner.job import Job
-from nemo2.planner.memory import predict_memory
 from nemo2.planner.recipe import Subject, notes_of, read_recipe
 from nemo2.planner.step_time import StepTime, predict, teaching_time
 from nemo2.settle import Machine, on
 
 HOUR = 3600.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StageMemory:
-    """The bytes of one kind of rank by part, counted by a rehearsal or predicted by formula."""
-
-    kind: str
-    parts: dict[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,10 +28,8 @@ class Plan:
         band: the range of measured over predicted speeds of similar jobs.
         mfu: model FLOPs (causal half of attention) over the data-sheet rate of ``precision``. `mfu_full_attention`
             counts the whole score matrix, as PaLM and NeMo 2.0 do.
-        memory: for each kind of rank. `counted` tells whether a rehearsal counted it (to the byte) or a formula
-            predicts it.
-        needed: the bytes of the rank with the most memory, including memory outside torch; `capacity` is the GPU's;
-            `headroom` stays free.
+        fit: the memory of each kind of rank, and whether it fits (`nemo2.planner.fit`).
+        headroom: the fraction of the GPU that stays free.
         tokens: the token budget. None: no budget; then `hours` and `cost` are None too. A `cost` of None: no price.
         goodput: with failures and checkpoints. None without a token budget.
         notes: settings of the recipe that the prediction leaves out.
@@ -57,9 +43,7 @@ class Plan:
     job: Job
     step: StepTime
     band: Band
-    memory: tuple[StageMemory, ...]
-    counted: bool
-    needed: float
+    fit: Fit
     headroom: float
     tokens: Optional[float] = None
     cost_per_gpu_hour: Optional[float] = None
@@ -72,7 +56,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.needed + self.headroom <= self.gpu.memory
+        return self.fit.answer(self.headroom) == "fits"
 
     def flops_per_second(self, *, causal: bool = True) -> float:
         """Model FLOP/s of a GPU."""
@@ -105,7 +89,7 @@ class Plan:
         result = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("gpu", "shape", "job", "step", "band", "memory", "goodput")
+            if field.name not in ("gpu", "shape", "job", "step", "band", "fit", "goodput")
         }
         result |= {
             "gpu": self.gpu.name,
@@ -114,7 +98,10 @@ class Plan:
             "step_seconds": self.step.total,
             "step_parts": self.step.parts,
             "band": self.band._asdict(),
-            "memory": {stage.kind: {**stage.parts, "total": stage.total} for stage in self.memory},
+            "memory": {kind: {**parts, "total": sum(parts.values())} for kind, parts in self.fit.ranks.items()},
+            "needed": self.fit.needed,
+            "counted": not self.fit.why,
+            "answer": self.fit.answer(self.headroom),
             "goodput": None if self.goodput is None else dataclasses.asdict(self.goodput),
         }
         names = ("tokens_per_second_per_gpu", "mfu", "mfu_full_attention", "fits", "hours", "cost")
@@ -130,7 +117,6 @@ def plan(
     cost_per_gpu_hour: Optional[float] = None,
     failures: Optional[Failures] = None,
     headroom: float = HEADROOM,
-    rehearsed: bool = True,
     check: bool = True,
 ) -> Plan:
     """Predict the training of ``recipe``, which is not changed, on ``gpus``.
@@ -143,8 +129,6 @@ def plan(
         cost_per_gpu_hour: The price of a GPU hour, in any currency. None: no cost.
         failures: The rate and the cost of interruptions. None: those of Llama 3 405B's run.
         headroom: The fraction of the GPU's memory that must stay free for the verdict "fits".
-        rehearsed: Count memory by a rehearsal if the strategy can be rehearsed. False: predict it by formula, which
-            takes no time.
         check: First reject recipes that `nemo2 check` rejects.
 
     Raises:
@@ -152,7 +136,8 @@ def plan(
     """
     if tokens is not None and tokens <= 0:
         raise ConfigError(f"tokens={tokens:g}: the token budget (--tokens) must be above 0.")
-    chip, recipe = gpu(gpus), on(recipe, Machine.named(gpus))
+    machine = Machine.named(gpus)
+    chip, recipe = gpu(gpus), on(recipe, machine)
     if check:
         from nemo2.checks import check_recipe
 
@@ -161,10 +146,8 @@ def plan(
     step = predict(subject.shape, subject.job)
     if subject.teacher is not None:
         step = dataclasses.replace(step, parts=step.parts | {"teacher": teaching_time(subject.teacher, subject.job)})
-    # A rehearsal doesn't model the offload of activations to the host.
-    counted = rehearsed and not subject.sharded and not subject.job.offloaded_layers
-    memory = _rehearsed(recipe) if counted else _by_formula(subject)
-    needed = max(stage.total for stage in memory) + (OUTSIDE_TORCH if counted else 0)
+    fit = fit_of(recipe, machine)
+    assert fit is not None  # the planner has a formula for this model
     made = Plan(
         recipe=name,
         gpu=chip,
@@ -174,11 +157,9 @@ def plan(
         job=subject.job,
         step=step,
         band=band(subject.shape, subject.job),
-        memory=memory,
-        counted=counted,
+        fit=fit,
         notes=notes_of(subject.facts),
-        needed=needed,
-        headroom=headroom * chip.memory,
+        headroom=headroom,
         tokens=tokens,
         cost_per_gpu_hour=cost_per_gpu_hour,
     )
@@ -194,28 +175,3 @@ def _layout(subject: Subject) -> str:
     job = subject.job
     parts = [f"{name} {size}" for name, size in (("TP", job.tp), ("CP", job.cp)) if size > 1]
     return " · ".join([*parts, f"FSDP {job.dp * job.cp}"])
-
-
-def _rehearsed(recipe: Any) -> tuple[StageMemory, ...]:
-    from nemo2.rehearse.job import on_gpus, quietly
-    from nemo2.rehearse.stage import rehearse_rank, stages_of
-
-    with quietly():
-        ranks = [rehearse_rank(on_gpus(recipe, Machine()), stage=stage) for stage in stages_of(recipe)]
-    return tuple(
-        StageMemory(kind=rank.kind, parts={name: float(size) for name, size in rank.memory.terms().items() if size})
-        for rank in ranks
-    )
-
-
-def _by_formula(subject: Subject) -> tuple[StageMemory, ...]:
-    stages = sorted({0, subject.job.pp - 1})
-    names = {0: "first stage", subject.job.pp - 1: "last stage"} if len(stages) > 1 else {0: "only stage"}
-    found = [
-        (names[stage], predict_memory(subject.shape, subject.job, stage=stage, teacher=subject.teacher))
-        for stage in stages
-    ]
-    return tuple(
-        StageMemory(kind=kind, parts={**memory.parts, "outside torch, fragmentation": memory.beside})
-        for kind, memory in found
-    )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Searches for the fastest legal layouts of a recipe on given GPUs.
 
-The planner's formulas predict speed and memory of a layout in a tenth of a millisecond. The rules of `nemo2.checks`,
-which include Megatron-Core's own checks, then judge the layouts that fit, fastest first, until enough legal layouts are
-found.
+The planner's formulas predict speed and memory of a layout in a tenth of a millisecond. The formula of memory is scaled to
+the rehearsal of the recipe itself. The rules of `nemo2.checks`, which include Megatron-Core's own checks, then judge the
+layouts that seem to fit, fastest first, and a rehearsal counts the memory of the legal ones, until enough are found.
 """
 
 import copy
@@ -16,11 +16,14 @@ from typing import Any, NamedTuple, Optional
 
 from nemo2.checks.arithmetic import divisors_of
 from nemo2.checks.facts import Facts, with_layout
-from nemo2.checks.table import LAST_TOPIC, LAYOUT_TOPICS, RULES, apply_rules
+from nemo2.checks.megatron import refused
+from nemo2.checks.table import LAYOUT_TOPICS, RULES, apply_rules
+from nemo2.config import apply_overrides
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.models.shape import ModelShape
 from nemo2.parallel.layout import Layout
+from nemo2.planner.fit import Fit, fit_of
 from nemo2.planner.job import Job
 from nemo2.planner.memory import predict_memory
 from nemo2.planner.recipe import Subject
@@ -43,7 +46,8 @@ _NOT_FULL = ("model.config.recompute_method=None", "model.config.recompute_num_l
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A way to run the recipe: its job, the planner's prediction, and the overrides that produce it."""
+    """A way to run the recipe: its job, the planner's prediction, and the overrides that produce it. ``needed`` are the
+    bytes of the fullest GPU: by formula of a candidate, and by `fit_of` in a result."""
 
     layout: Layout
     job: Job
@@ -94,15 +98,16 @@ def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> Searc
             "without --search."
         )
     capacity = subject.job.gpu.memory * (1 - headroom)
-    tried = fitting_ways(subject, capacity)
-    fitting = sorted(tried.fitting, key=lambda one: -one.speed)
     asked = candidate(subject.shape, subject.job, subject.facts.layout)
-    best = _legal(subject, fitting, limit)
+    counted = fit_of(subject.facts.recipe, subject.facts.machine)
+    scale = 1.0 if counted is None else counted.needed / asked.needed
+    asked = dataclasses.replace(asked, needed=asked.needed * scale)
+    tried = fitting_ways(subject, capacity, scale)
+    fitting = sorted(tried.fitting, key=lambda one: -one.speed)
+    best = _legal(subject, fitting, limit, headroom)
     if not best:
         raise ConfigError(_nothing(subject, tried, capacity))
-    told = tuple(
-        dataclasses.replace(one, overrides=overrides_of(subject, one), why=reason(one, asked, capacity)) for one in best
-    )
+    told = tuple(dataclasses.replace(one, why=reason(one, asked, capacity)) for one in best)
     return SearchResult(best=told, asked=asked, tried=tuple(fitting), number_tried=tried.number)
 
 
@@ -137,9 +142,9 @@ class Tried(NamedTuple):
     least: float
 
 
-def fitting_ways(subject: Subject, capacity: float) -> Tried:
+def fitting_ways(subject: Subject, capacity: float, scale: float) -> Tried:
     """Every layout and micro-batch size that divides the GPUs, the batch and the layers, with the least recomputation
-    that fits in ``capacity`` bytes.
+    that fits in ``capacity`` bytes, by formula times ``scale``.
 
     The divisions only save predictions. The rules decide later whether a layout is legal.
     """
@@ -153,7 +158,7 @@ def fitting_ways(subject: Subject, capacity: float) -> Tried:
             number += 1
             for recompute in RECOMPUTATION:
                 way = _as_job(job, layout, micro, recompute)
-                needed = predict_memory(shape, way).used
+                needed = scale * predict_memory(shape, way).used
                 least = min(least, needed)
                 if needed <= capacity:
                     fitting.append(Candidate(layout=layout, job=way, step=predict(shape, way), needed=needed))
@@ -205,10 +210,10 @@ def _as_job(job: Job, layout: Layout, micro: int, recompute: str) -> Job:
     )
 
 
-def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int) -> list[Candidate]:
-    """The fastest candidate of each layout that breaks no rule on layouts, at most ``limit``."""
+def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int, headroom: float) -> list[Candidate]:
+    """The fastest candidate of each layout that breaks no rule on layouts and fits when it is rehearsed, at most
+    ``limit``."""
     rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
-    last = [rule for rule in RULES if rule.topic == LAST_TOPIC]
     with_micro_batch = functools.cache(lambda micro: _with_micro_batch(subject.facts, micro))
     asked: set[tuple[Layout, int]] = set()
     best: dict[Layout, Candidate] = {}
@@ -218,11 +223,22 @@ def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int) -> list[C
             continue
         asked.add(way)
         facts = with_layout(with_micro_batch(one.job.micro_batch), one.layout)
-        if not (apply_rules(facts, rules) or apply_rules(facts, last)):
+        if apply_rules(facts, rules) or refused(facts):
+            continue
+        one, fit = _counted(subject, one)
+        if fit is not None and fit.answer(headroom) == "fits":
             best[one.layout] = one
         if len(best) == limit:
             break
     return list(best.values())
+
+
+def _counted(subject: Subject, one: Candidate) -> tuple[Candidate, Optional[Fit]]:
+    """The candidate with its overrides and the memory that `fit_of` counts."""
+    one = dataclasses.replace(one, overrides=overrides_of(subject, one))
+    recipe = copy.deepcopy(subject.facts.recipe)
+    fit = fit_of(apply_overrides(recipe, one.overrides) or recipe, subject.facts.machine)
+    return (one if fit is None else dataclasses.replace(one, needed=fit.needed)), fit
 
 
 def _with_micro_batch(facts: Facts, micro: int) -> Facts:

@@ -70,14 +70,15 @@ def step_table(plan: Plan) -> list[str]:
 
 def memory_table(plan: Plan) -> list[str]:
     """The memory's parts with a column per kind of rank, and the verdict."""
-    names = list(dict.fromkeys(name for stage in plan.memory for name in stage.parts))
-    rows = [(f"  {name}", *(f"{stage.parts.get(name, 0) / GIB:.2f}" for stage in plan.memory)) for name in names]
-    rows.append(("  total", *(f"{stage.total / GIB:.2f}" for stage in plan.memory)))
-    head = ["memory, GiB", *(stage.kind for stage in plan.memory)]
-    how = "counted by a rehearsal" if plan.counted else "by formula"
+    fit = plan.fit
+    names = list(dict.fromkeys(name for parts in fit.ranks.values() for name in parts))
+    rows = [(f"  {name}", *(f"{parts.get(name, 0) / GIB:.2f}" for parts in fit.ranks.values())) for name in names]
+    rows.append(("  total", *(f"{sum(parts.values()) / GIB:.2f}" for parts in fit.ranks.values())))
+    head = ["memory, GiB", *fit.ranks]
+    how = f"estimated by formula, within {fit.margin:.0%}" if fit.why else "counted by a rehearsal"
     verdict = (
-        f"{'FITS' if plan.fits else 'DOES NOT FIT'}: {plan.needed / GIB:.1f} GiB of {plan.gpu.memory / GIB:.1f} GiB, including "
-        f"memory outside torch; {plan.headroom / GIB:.1f} GiB must stay free ({how})"
+        f"{fit.answer(plan.headroom).upper()}: {fit.needed / GIB:.1f} GiB of {fit.capacity / GIB:.1f} GiB, including "
+        f"memory outside torch; {plan.headroom * fit.capacity / GIB:.1f} GiB must stay free ({how})"
     )
     return [*columns(rows, head=head, right=range(1, len(head))), verdict]
 
@@ -123,7 +124,7 @@ def render_search(found: SearchResult, *, title: str) -> str:
     for rank, one in enumerate(found.best, 1):
         lines += ["", *_row(str(rank), one), f"    why: {one.why}", f"    {in_shell(one.overrides) or 'no override'}"]
     return "\n".join(
-        [*lines, "", "memory is predicted by formula; `nemo2 plan` with these overrides counts it in a rehearsal"]
+        [*lines, "", "the memory of the layouts is counted by a rehearsal; that of the unchanged recipe too"]
     )
 
 

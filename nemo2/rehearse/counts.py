@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from nemo2.gpus import Answer
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryCount:
@@ -143,8 +145,8 @@ class RankRehearsal:
 class Verdict:
     """Whether the rank with the most memory fits its GPU."""
 
-    fits: bool
-    """Whether `needed` and `headroom` fit into `capacity`."""
+    answer: Answer
+    """Whether `needed` fits into `capacity`. "tight": only without `headroom`."""
     gpu: str
     """The kind of GPU."""
     capacity: int
@@ -164,6 +166,11 @@ class Verdict:
     searched for."""
     change_needs: Optional[int] = None
     """`needed` after the change."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether `needed` and `headroom` fit into `capacity`."""
+        return self.answer == "fits"
 
     @property
     def free(self) -> int:
@@ -221,5 +228,5 @@ class Rehearsal:
         for rank, entry in zip(self.ranks, result["ranks"], strict=True):
             entry["memory"]["total"] = rank.memory.total
             entry["timeline"] = [[event.kind, event.chunk, event.microbatch] for event in rank.timeline]
-        result["verdict"]["free"] = self.verdict.free
+        result["verdict"] |= {"fits": self.verdict.fits, "free": self.verdict.free}
         return result

@@ -11,7 +11,7 @@ from typing import Any
 
 from nemo2.checks import check_recipe
 from nemo2.errors import ConfigError
-from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH
+from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, answer_of
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.rehearse.advice import smallest_change
@@ -94,8 +94,8 @@ def verdict_on(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> V
     needed = fullest.memory.total + OUTSIDE_TORCH
     reserve = round(gpu.memory * headroom)
     return Verdict(
-        fits=needed + reserve <= gpu.memory,
         gpu=gpu.name,
+        answer=answer_of(needed, gpu.memory, headroom=headroom),
         capacity=gpu.memory,
         outside_torch=OUTSIDE_TORCH,
         headroom=reserve,
@@ -111,21 +111,31 @@ def on_gpus(recipe: Any, machine: Machine) -> Any:
     Raises:
         ConfigError: the strategy is not a configured `MegatronStrategy`.
     """
+    refuse_unrehearsable(recipe)
+    recipe = on(recipe, machine)
+    trainer = recipe.trainer
+    # The rank is built on this machine, which may have no GPU, and a rehearsal writes no logs.
+    trainer.accelerator = "cpu"
+    trainer.logger = None
+    return recipe
+
+
+def refuse_unrehearsable(recipe: Any) -> None:
+    """Refuse a recipe whose strategy can't be rehearsed.
+
+    Raises:
+        ConfigError: the strategy is not a configured `MegatronStrategy`, or it shards by FSDP.
+    """
     from nemo2.strategy import MegatronStrategy
 
-    recipe = on(recipe, machine)
     trainer = recipe.trainer
     made = getattr(trainer.strategy, "__fn_or_cls__", None)
     if not (isinstance(made, type) and issubclass(made, MegatronStrategy)) or getattr(trainer.strategy, "fsdp", None):
         raise ConfigError(
             f"trainer.strategy={getattr(made, '__name__', type(trainer.strategy).__name__)}"
             f"{' with fsdp set' if getattr(trainer.strategy, 'fsdp', None) else ''} can't be rehearsed: a rehearsal needs "
-            "MegatronStrategy without fsdp. `nemo2 plan` predicts the memory of FSDP by formula."
+            "MegatronStrategy without fsdp. `nemo2 plan` estimates the memory of FSDP by formula."
         )
-    # The rank is built on this machine, which may have no GPU, and a rehearsal writes no logs.
-    trainer.accelerator = "cpu"
-    trainer.logger = None
-    return recipe
 
 
 def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:

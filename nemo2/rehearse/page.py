@@ -23,7 +23,7 @@ def render_page(rehearsal: Rehearsal, rates: Optional[Rates] = None) -> str:
     """The page as text. With ``rates`` the timeline shows the duration of passes and messages at these rates."""
     r, v = rehearsal, rehearsal.verdict
     glance = [
-        ("fits" if v.fits else "does not fit", f"on {v.gpu}"),
+        (v.answer, f"on {v.gpu}"),
         (f"{v.needed / GIB:.1f} GiB", f"needed on the {v.fullest}"),
         (f"{(v.capacity - v.headroom) / GIB:.1f} GiB", _usable(v)),
         (v.largest_term, "largest term"),

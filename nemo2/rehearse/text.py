@@ -79,9 +79,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         f"{v.needed / GIB:.1f} GiB of {v.capacity / GIB:.1f} GiB on the {v.fullest} ({v.outside_torch / GIB:.1f} GiB of it "
         f"outside torch; {v.headroom / GIB:.1f} GiB must stay free)"
     )
-    if v.fits:
-        return [f"FITS on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
-    lines = [f"DOES NOT FIT on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
+    lines = [f"{v.answer.upper()} on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
     if v.change is not None and v.change_needs is not None:
         lines.append(f"smallest change found: {in_shell(v.change)} ({v.change_needs / GIB:.1f} GiB)")
     return lines

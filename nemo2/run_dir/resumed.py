@@ -3,7 +3,6 @@
 
 import json
 import logging
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ class ResumedRecipe(Callback):
         found = trainer.strategy.broadcast(changes_since(self.checkpoint, trainer) if trainer.is_global_zero else None)
         if found.unfit and not self.accept_changes:
             raise CheckpointError(
-                f"The recipe doesn't fit {self.checkpoint}, from which the run would resume: {'; '.join(found.unfit)}. "
+                f"The recipe doesn't fit {self.checkpoint}, from which the run would resume: {'; '.join(map(str, found.unfit))}. "
                 "Undo the changes, set another log.name to start a new run, or set resume.accept_changes=True "
                 "(--accept-changes) to resume anyway."
             )
@@ -61,6 +60,6 @@ class ResumedRecipe(Callback):
     def _tell(self, found: Changes) -> None:
         from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
-        write_text(self.log_dir / CHANGES_FILE, json.dumps(asdict(found), indent=1) + "\n")
+        write_text(self.log_dir / CHANGES_FILE, json.dumps(found.to_dict(), indent=1) + "\n")
         if found:
             rank_zero_info("The recipe has changed since %s:\n  %s", self.checkpoint.name, "\n  ".join(found.lines()))

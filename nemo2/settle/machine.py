@@ -105,11 +105,18 @@ class Machine:
         kind = f"this machine's {kind} GPUs".replace("  ", " ") if self.local else kind or "GPUs of any kind"
         return kind if self.transformer_engine else f"{kind} without Transformer Engine"
 
+    def lacking(self, devices: int) -> str:
+        """What to add to the machine's name where a node of it has fewer GPUs than ``devices``. "": it has them."""
+        if not self.local or self.accelerator == "cpu" or devices <= self.per_node:
+            return ""
+        return f" (it has {self.per_node})"
+
     def counted(self, count: int) -> str:
         """``count`` of its devices for messages: "8 H100", or "2 of this machine's CPUs"."""
         name = self.describe()
         if count == 1:
             name = name.replace("GPUs of any kind", "GPU of any kind")
+        name += self.lacking(count)
         return f"{count} of {name}" if name.startswith("this machine's") else f"{count} {name}"
 
 

@@ -28,7 +28,7 @@ RULE_OF = {
     "model.config": "megatron-core-agrees",
     "trainer.strategy": "strategy-has-what-it-is-asked",
     "trainer.plugins": "precision-is-known",
-    "optim.config": "optimizer-is-known",
+    "optim.config": "megatron-core-agrees",
     "optim.lr_scheduler": "schedule-is-one-curve",
     "log.ckpt": "checkpoints-are-kept-as-asked",
     "data": "data-module-accepts-its-arguments",

@@ -26,6 +26,7 @@ from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams
 from nemo2.parallel.layout import Layout
 from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
+from nemo2.settle.world import World
 
 _log = logging.getLogger(__name__)
 DEFAULT_SEED = 1234
@@ -51,13 +52,17 @@ class WorldStrategy(DDPStrategy):
 
         Lightning's launcher starts the script again, so neither could run in a notebook with it.
         """
-        if self.num_processes * self.num_nodes > 1 and not torch.distributed.is_initialized():
+        if self.num_ranks > 1 and not torch.distributed.is_initialized():
             super()._configure_launcher()
+
+    @property
+    def num_ranks(self) -> int:
+        """The ranks that the trainer asks for."""
+        return World(self.num_nodes, self.num_processes).size
 
     def setup_environment(self) -> None:
         """Set up the device, the world, Megatron-Core's groups, random streams and the batch calculator."""
-        world_size = self.num_nodes * self.num_processes
-        self._check_world(world_size)
+        self._check_world(self.num_ranks)
         if isinstance(self.precision_plugin, MegatronMixedPrecision):
             self.precision_plugin.check_hardware()
         backend = get_backend()
@@ -83,7 +88,7 @@ class WorldStrategy(DDPStrategy):
         A single process uses no port: a port that was free may be in use by now, and an inherited port may be its
         parent's.
         """
-        if self.num_nodes * self.num_processes == 1 and not torch.distributed.is_initialized():
+        if self.num_ranks == 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group(
                 self._get_process_group_backend(),
                 store=HashStore(),

@@ -33,10 +33,10 @@ def test_a_recipe_that_does_not_fit_named_gpus_exits_with_1(capsys):
     assert "does not fit" in told and "(assumed)" in told and "--force" not in told
 
 
-def test_a_recipe_without_a_quick_verdict_says_what_gives_one(capsys, monkeypatch):
-    monkeypatch.setattr("nemo2.planner.quick.quick_verdict", lambda *_, **__: None)  # as for a model of the user's own
+def test_a_recipe_without_a_figure_of_memory_says_what_explains_it(capsys, monkeypatch):
+    monkeypatch.setattr("nemo2.planner.fit.fit_of", lambda *_, **__: None)  # as for a model of the user's own
     assert main(["check", "llama3_8b", "trainer.max_steps=7"]) == 0
-    assert "`nemo2 rehearse llama3_8b trainer.max_steps=7` counts it" in capsys.readouterr().out
+    assert "`nemo2 rehearse llama3_8b trainer.max_steps=7` says why" in capsys.readouterr().out
 
 
 def test_all_broken_rules_are_told_with_their_arithmetic_and_the_exit_code_is_2(capsys):

@@ -407,9 +407,9 @@ def test_help_is_a_word_too(capsys, command):
 
 
 def test_tokens_and_gpus_are_read_as_people_write_them(capsys):
-    assert main(["plan", "llama_tiny", "--gpus", "2xH100", "--tokens", "1B", "--quick", "--json"]) == 0
+    assert main(["plan", "llama_tiny", "--gpus", "2xH100", "--tokens", "1B", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
-    assert main(["plan", "llama_tiny", "--gpus", "H100x2", "--tokens", "1e9", "--quick", "--json"]) == 0
+    assert main(["plan", "llama_tiny", "--gpus", "H100x2", "--tokens", "1e9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == first
-    assert main(["plan", "llama_tiny", "--tokens", "many", "--quick"]) == 2
+    assert main(["plan", "llama_tiny", "--tokens", "many"]) == 2
     assert "--tokens many: must be a number of tokens" in capsys.readouterr().err

@@ -40,9 +40,7 @@ class Owner(Protocol):
     megatron_parallel: Optional[MegatronParallel]
 
     @property
-    def num_nodes(self) -> int: ...
-    @property
-    def num_processes(self) -> int: ...
+    def num_ranks(self) -> int: ...
     @property
     def checkpoint_io(self) -> Any: ...
     @property
@@ -285,7 +283,7 @@ class Form(ABC):
 
     @property
     def num_ranks(self) -> int:
-        return self.owner.num_nodes * self.owner.num_processes
+        return self.owner.num_ranks
 
 
 def _short(digest: str) -> str:

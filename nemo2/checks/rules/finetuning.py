@@ -29,18 +29,16 @@ def _packed(facts: Facts) -> bool:
     return bool(getattr(facts.parts.get("data"), "packed", False))
 
 
-@FINETUNING.rule(
+FINETUNING.settled(
     "packs-one-by-one",
     says="With packed samples, the micro-batch size must be 1.",
     otherwise="The data module raises an error on every rank.",
     broken=_data(micro_batch_size=2),
     mended=_data(),
 )
-def _one_by_one(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("packs-one-by-one")
 
 
-@FINETUNING.rule(
+FINETUNING.settled(
     "packs-are-as-long-as-sequences",
     says="The length of a packed row must equal the sequence length of the model.",
     otherwise="The data module raises an error on every rank, because pipeline stages would exchange buffers of a "
@@ -48,8 +46,6 @@ def _one_by_one(facts: Facts) -> Iterator[str]:
     broken=_data(size=8192),
     mended=_data(),
 )
-def _as_long(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("packs-are-as-long-as-sequences")
 
 
 @FINETUNING.rule(

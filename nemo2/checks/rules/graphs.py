@@ -21,7 +21,7 @@ def _kind(facts: Facts) -> str:
     return kind_of(facts.config if facts.config is not None else facts.model)
 
 
-@GRAPHS.rule(
+GRAPHS.settled(
     "graphs-go-with-the-rest",
     says="CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. A graph of the "
     "whole step cannot check gradients for NaN. The optimizer step cannot be captured.",
@@ -29,8 +29,6 @@ def _kind(facts: Facts) -> str:
     broken=f"{_IMPL}=transformer_engine strategy.fsdp=megatron {CP}=1",
     mended=f"{_IMPL}=transformer_engine {CP}=1",
 )
-def _settings(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("graphs-go-with-the-rest")
 
 
 @GRAPHS.rule(

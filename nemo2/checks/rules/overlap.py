@@ -15,7 +15,7 @@ _SP = "strategy.sequence_parallel=True"
 _OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {_SP}"
 
 
-@OVERLAP.rule(
+OVERLAP.settled(
     "gathered-parameters-are-sharded",
     says="`overlap_param_gather` requires the distributed optimizer.",
     otherwise="The strategy raises an error on every rank, because Megatron-Core would wait for gathers that never "
@@ -23,8 +23,6 @@ _OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {_SP}"
     broken="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=False",
     mended="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=True",
 )
-def _gather(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("gathered-parameters-are-sharded")
 
 
 @OVERLAP.rule(
@@ -102,7 +100,7 @@ def _tensor(facts: Facts) -> Iterator[str]:
         )
 
 
-@OVERLAP.rule(
+OVERLAP.settled(
     "userbuffers-carry-the-format",
     says="With `tp_comm_overlap`, Transformer Engine must support userbuffers for the tensor format. Delayed and "
     "current scaling are supported. MXFP8 is supported from version 2.4 on, with a multiple of 128 tokens. Blockwise "
@@ -111,22 +109,18 @@ def _tensor(facts: Facts) -> Iterator[str]:
     broken=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=blockwise",
     mended=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=tensorwise",
 )
-def _format(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("userbuffers-carry-the-format")
 
 
-@OVERLAP.rule(
+OVERLAP.settled(
     "userbuffers-have-one-size",
     says="With `tp_comm_overlap`, every micro-batch must have the same number of tokens.",
     otherwise="The run rejects the batch, because Transformer Engine would copy more or less than the buffers hold.",
     broken=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=True",
     mended=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=False",
 )
-def _one_size(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("userbuffers-have-one-size")
 
 
-@OVERLAP.rule(
+OVERLAP.settled(
     "every-projection-has-a-userbuffer",
     says="With `tp_comm_overlap` on the model, Transformer Engine must have buffers for all projections. It has none "
     "for multi-latent attention, for multi-token prediction and for layers that replace others.",
@@ -136,8 +130,6 @@ def _one_size(facts: Facts) -> Iterator[str]:
     broken=f"{_OVERLAPPED} strategy.expert_tensor_parallel_size=1",
     mended=f"model.config.tp_comm_overlap=False {TP}=2 {_SP} strategy.expert_tensor_parallel_size=1",
 )
-def _buffers(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("every-projection-has-a-userbuffer")
 
 
 @OVERLAP.rule(
@@ -163,7 +155,7 @@ def _arguments(facts: Facts) -> Iterator[str]:
     yield from callbacks_out_of_range(getattr(facts.trainer, "callbacks", None) or [])
 
 
-@OVERLAP.rule(
+OVERLAP.settled(
     "overlap-is-asked-for-once",
     says="The overlap callback must not contradict the settings of the model, the optimizer and the gradient buffers.",
     otherwise="The callback raises an error on every rank.",
@@ -171,5 +163,3 @@ def _arguments(facts: Facts) -> Iterator[str]:
     broken="trainer.callbacks[1].overlap_grad_reduce=False strategy.ddp.overlap_grad_reduce=True",
     mended="strategy.ddp.overlap_grad_reduce=True",
 )
-def _callback(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("overlap-is-asked-for-once")

@@ -33,15 +33,13 @@ def _weights(facts: Facts) -> Iterator[str]:
         )
 
 
-@PEFT.rule(
+PEFT.settled(
     "peft-settings-are-in-range",
     says="The rank, scale and dropout of a PEFT method must be in range.",
     otherwise="The PEFT method raises an error on every rank.",
     broken="peft.dim=0",
     mended="peft.dim=1",
 )
-def _range(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("peft-settings-are-in-range")
 
 
 @PEFT.rule(

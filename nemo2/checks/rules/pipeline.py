@@ -121,32 +121,6 @@ def _enough_layers(facts: Facts) -> Iterator[str]:
 
 
 @PIPELINE.rule(
-    "one-way-to-cut-unevenly",
-    says="Sizes of the first and last stages cannot be used with stages that count the embedding or the loss as a "
-    "layer.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken=f"{PP}=4 {FIRST}=8 {LAST}=8 {SPLIT}=True",
-    mended=f"{PP}=4 {FIRST}=8 {LAST}=8",
-    megatron_refuses=True,
-)
-def _two_ways(facts: Facts) -> Iterator[str]:
-    names = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
-    uneven = [f"strategy.{name}={facts.of_strategy(name)}" for name in names if facts.of_strategy(name) is not None]
-    names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    counted = [f"strategy.{name}=True" for name in names if facts.of_strategy(name)]
-    if uneven and counted:
-        yield (
-            f"{', '.join(uneven)} and {', '.join(counted)} split the layers in two different ways. Keep only one of "
-            "them."
-        )
-    if facts.of_strategy("pipeline_model_parallel_layout") is not None and (uneven or counted):
-        yield (
-            "strategy.pipeline_model_parallel_layout defines the layers of each stage, and so does "
-            f"{', '.join([*uneven, *counted])}. Keep only one of them."
-        )
-
-
-@PIPELINE.rule(
     "layers-over-virtual-stages",
     says="The virtual-pipeline size must divide the number of layers of every stage.",
     otherwise="Megatron-Core raises an AssertionError when it builds the model.",
@@ -190,44 +164,7 @@ def _uneven_virtual(facts: Facts) -> Iterator[str]:
             )
 
 
-@PIPELINE.rule(
-    "layout-of-stages-fits",
-    says="`pipeline_model_parallel_layout` must name every layer once, with the embedding first and the loss last. "
-    "Its number of chunks must be a multiple of the number of stages.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken=f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*15|t*16L'",
-    mended=f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*16|t*16L'",
-    megatron_refuses=True,
-)
-def _stage_layout(facts: Facts) -> Iterator[str]:
-    layout = facts.of_strategy("pipeline_model_parallel_layout")
-    if layout is None or facts.config is None:
-        return
-    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
-
-    pp, vp = facts.layout.pp, facts.layout.vp
-    shown = f"strategy.pipeline_model_parallel_layout={layout!r}"
-    try:
-        stages = PipelineParallelLayerLayout(layout=layout, pipeline_model_parallel_size=pp)
-        stages.validate_layer_layout(
-            num_layers=facts.of_model("num_layers"), mtp_num_layers=facts.of_model("mtp_num_layers")
-        )
-    except (AssertionError, ValueError, NotImplementedError, KeyError) as error:
-        yield (
-            f"{shown} with pipeline_model_parallel_size={pp}: Megatron-Core rejects this layout: "
-            f"{' '.join(str(error).split())}."
-        )
-        return
-    found = stages.virtual_pipeline_model_parallel_size
-    if vp is not None and vp != found:
-        yield (
-            f"{shown} has {pp * found} chunks, which are {found} for each of {pp} stages, but "
-            f"strategy.virtual_pipeline_model_parallel_size={vp}. Leave virtual_pipeline_model_parallel_size unset, "
-            f"or set it to {found}."
-        )
-
-
-@PIPELINE.rule(
+PIPELINE.settled(
     "stages-send-what-they-hold",
     says="`pipeline_dtype` must be the dtype of the activations between layers. This is the dtype of the parameters, "
     "or float32 if Megatron-Core keeps an fp32 residual (`fp32_residual_connection`).",
@@ -236,93 +173,37 @@ def _stage_layout(facts: Facts) -> Iterator[str]:
     broken=f"{PP}=2 strategy.pipeline_dtype=torch.float32",
     mended=f"{PP}=2 strategy.pipeline_dtype=torch.bfloat16",
 )
-def _messages(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("stages-send-what-they-hold")
 
 
-@PIPELINE.rule(
+PIPELINE.settled(
     "two-interleaved-stages-overlap-messages",
     says="A pipeline of two interleaved stages must overlap its messages.",
     otherwise="Each stage posts two sends in an order that the other stage does not expect. The model trains on wrong "
     "activations, without an error.",
     broken=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False",
     mended=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
+    unless=lambda facts: facts.asks_for_overlap,  # the callback decides
 )
-def _two_stages(facts: Facts) -> Iterator[str]:
-    if not facts.asks_for_overlap:  # otherwise the callback decides, with overlapped communication
-        yield from facts.settled.refused("two-interleaved-stages-overlap-messages")
 
 
-@PIPELINE.rule(
+PIPELINE.settled(
     "overlapped-messages-are-between-chunks",
     says="`overlap_p2p_comm` on the model requires virtual stages.",
     otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 model.config.overlap_p2p_comm=True",
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True",
+    unless=lambda facts: facts.asks_for_overlap,  # the callback decides
 )
-def _whole_stages(facts: Facts) -> Iterator[str]:
-    if not facts.asks_for_overlap:  # as above
-        yield from facts.settled.refused("overlapped-messages-are-between-chunks")
 
 
-@PIPELINE.rule(
+PIPELINE.settled(
     "messages-overlap-or-batch",
     says="Messages between interleaved stages can be overlapped or batched, but not both.",
     otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=True",
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
+    unless=lambda facts: facts.asks_for_overlap,  # the callback decides
 )
-def _overlap_or_batch(facts: Facts) -> Iterator[str]:
-    if not facts.asks_for_overlap:  # as above
-        yield from facts.settled.refused("messages-overlap-or-batch")
-
-
-@PIPELINE.rule(
-    "warm-up-overlap-needs-overlap",
-    says="`overlap_p2p_comm_warmup_flush` requires overlapped messages that are not batched.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm_warmup_flush=True model.config.overlap_p2p_comm=False",
-    mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm_warmup_flush=True model.config.overlap_p2p_comm=True "
-    "model.config.batch_p2p_comm=False",
-    megatron_refuses=True,
-)
-def _warm_up(facts: Facts) -> Iterator[str]:
-    model = facts.model
-    if not getattr(model, "overlap_p2p_comm_warmup_flush", False):
-        return
-    # The configuration decides this when it is created, before the overlap callback runs.
-    overlap, batch = bool(model.overlap_p2p_comm), bool(model.batch_p2p_comm)
-    if not overlap or batch:
-        yield (
-            f"model.config.overlap_p2p_comm_warmup_flush=True with overlap_p2p_comm={overlap} and "
-            f"batch_p2p_comm={batch}: the warm-up can overlap only with overlap_p2p_comm=True and "
-            "batch_p2p_comm=False. Set model.config.overlap_p2p_comm=True and model.config.batch_p2p_comm=False."
-        )
-
-
-@PIPELINE.rule(
-    "deferred-gradient-needs-stages",
-    says="`defer_embedding_wgrad_compute` requires pipeline parallelism and gradient accumulation fusion.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken="model.config.defer_embedding_wgrad_compute=True model.config.gradient_accumulation_fusion=True",
-    mended="model.config.defer_embedding_wgrad_compute=False",
-    megatron_refuses=True,
-)
-def _deferred_gradient(facts: Facts) -> Iterator[str]:
-    model = facts.model
-    if not getattr(model, "defer_embedding_wgrad_compute", False):
-        return
-    if facts.layout.pp == 1:
-        yield (
-            "model.config.defer_embedding_wgrad_compute=True with strategy.pipeline_model_parallel_size=1: the "
-            "deferred work fills the end of a pipeline, and this layout has no pipeline. Set "
-            "defer_embedding_wgrad_compute=False."
-        )
-    if not model.gradient_accumulation_fusion:
-        yield (
-            "model.config.defer_embedding_wgrad_compute=True requires model.config.gradient_accumulation_fusion=True, "
-            "because it calls the fused kernel later. Set both to True, or both to False."
-        )
 
 
 def _to_share(facts: Facts) -> tuple[int | None, int, int]:

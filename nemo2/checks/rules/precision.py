@@ -56,39 +56,6 @@ def _generation(facts: Facts) -> Iterator[str]:
 
 
 @PRECISION.rule(
-    "one-low-precision",
-    says="fp8 and fp4 cannot be used together.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken=f"{_FP8} trainer.plugins.fp4=e2m1",
-    mended="trainer.plugins.fp4=e2m1",
-)
-def _one(facts: Facts) -> Iterator[str]:
-    config = facts.precision
-    if config is not None and config.fp8 and config.fp4:
-        yield (
-            f"trainer.plugins.fp8={config.fp8!r} and trainer.plugins.fp4={config.fp4!r}: matrix products can use only "
-            "one format. Leave one of them unset."
-        )
-
-
-@PRECISION.rule(
-    "low-precision-parameters-need-the-format",
-    says="fp8 parameters (`fp8_param_gather`) require `fp8`.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken="trainer.plugins.fp8_param_gather=True",
-    mended=f"trainer.plugins.fp8_param_gather=True {_FP8}",
-    megatron_refuses=True,
-)
-def _parameters(facts: Facts) -> Iterator[str]:
-    config = facts.precision
-    if config is not None and config.fp8_param and not config.fp8:
-        yield (
-            "trainer.plugins.fp8_param_gather=True requires trainer.plugins.fp8. Set trainer.plugins.fp8 to 'hybrid' "
-            "or 'e4m3', or set fp8_param_gather=False."
-        )
-
-
-@PRECISION.rule(
     "products-in-whole-blocks",
     says="With fp8 and fp4, the number of tokens in a rank's micro-batch and the widths of its layers must be "
     "multiples of the block size of the format.",
@@ -124,34 +91,7 @@ def _blocks(facts: Facts) -> Iterator[str]:
             )
 
 
-@PRECISION.rule(
-    "first-and-last-layers-in-bf16",
-    says="First and last layers in bf16 require an fp8 recipe other than delayed. Each end can have at most as many "
-    "bf16 layers as one pipeline stage.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken=f"{_FP8} trainer.plugins.first_last_layers_bf16=True trainer.plugins.fp8_recipe=delayed",
-    mended=f"{_FP8} trainer.plugins.first_last_layers_bf16=True trainer.plugins.fp8_recipe=tensorwise",
-)
-def _first_last(facts: Facts) -> Iterator[str]:
-    config, layers = facts.precision, facts.of_model("num_layers")
-    if config is None or not config.fp8 or not config.first_last_layers_bf16:
-        return
-    if config.fp8_recipe == "delayed":
-        yield (
-            "trainer.plugins.first_last_layers_bf16=True with fp8_recipe='delayed': delayed scaling keeps one state "
-            "for all layers. Set fp8_recipe='tensorwise', or set first_last_layers_bf16=False."
-        )
-    most = layers // facts.layout.pp if isinstance(layers, int) else None
-    for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
-        count = getattr(config, name)
-        if most is not None and not 0 <= count <= most:
-            yield (
-                f"trainer.plugins.{name}={count}: must be 0 to {most}, because a pipeline stage has {layers} / "
-                f"{facts.layout.pp} layers."
-            )
-
-
-@PRECISION.rule(
+PRECISION.settled(
     "scales-go-into-the-checkpoint",
     says="Delayed scaling cannot be used with Megatron-FSDP, because its checkpoints hold parameters but no history "
     "of scales.",
@@ -159,8 +99,6 @@ def _first_last(facts: Facts) -> Iterator[str]:
     broken=f"{_FP8} trainer.plugins.fp8_recipe=delayed strategy.fsdp=megatron {CP}=1",
     mended=f"{_FP8} trainer.plugins.fp8_recipe=tensorwise strategy.fsdp=megatron {CP}=1",
 )
-def _scales(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("scales-go-into-the-checkpoint")
 
 
 @PRECISION.rule(
@@ -181,25 +119,6 @@ def _shared_buffer(facts: Facts) -> Iterator[str]:
             f"fp8_recipe={config.fp8_recipe!r}: only MXFP8 parameters can be gathered into the gradient buffers. Set "
             "fp8_param_gather=True and fp8_recipe='mxfp8', or set reuse_grad_buf_for_mxfp8_param_ag=False."
         )
-
-
-@PRECISION.rule(
-    "quantised-tokens-are-padded-for-a-format",
-    says="`moe_router_padding_for_fp8` (or `..._for_quantization`) requires fp8 or fp4.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    recipe="mixtral_8x7b",
-    broken="model.config.moe_router_padding_for_fp8=True",
-    mended="model.config.moe_router_padding_for_fp8=False",
-    megatron_refuses=True,
-)
-def _padding(facts: Facts) -> Iterator[str]:
-    config = facts.precision
-    for name in ("moe_router_padding_for_fp8", "moe_router_padding_for_quantization"):
-        if getattr(facts.model, name, False) and config is not None and not (config.fp8 or config.fp4):
-            yield (
-                f"model.config.{name}=True pads tokens for fp8 or fp4, but neither is set. Set {name}=False, or set "
-                "trainer.plugins.fp8."
-            )
 
 
 @PRECISION.rule(

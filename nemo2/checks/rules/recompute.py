@@ -9,8 +9,6 @@ from typing import Any, Optional
 from nemo2.checks.arithmetic import divisors, is_count
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
-from nemo2.checks.rules.world import CP, PP, TP
-from nemo2.names import did_you_mean
 
 RECOMPUTE = Topic("Recomputation and offloading")
 _SPLITS = (
@@ -21,28 +19,6 @@ _SPLITS = (
 )
 _FULL = "model.config.recompute_granularity=full"
 _SELECTIVE = "model.config.recompute_granularity=selective"
-
-
-@RECOMPUTE.rule(
-    "recomputation-is-known",
-    says="`recompute_granularity` must be full or selective, and `recompute_method` must be uniform or block.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken="",
-    mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
-    assigned=({"model.config.recompute_granularity": "everything"}, {}),
-    megatron_refuses=True,
-)
-def _known(facts: Facts) -> Iterator[str]:
-    granularity = getattr(facts.model, "recompute_granularity", None)
-    if granularity is None:
-        return
-    for name, known in (("recompute_granularity", ("full", "selective")), ("recompute_method", ("uniform", "block"))):
-        value = getattr(facts.model, name, None)
-        if value is not None and value not in known:
-            yield (
-                f"model.config.{name}={value!r}: must be one of "
-                f"{', '.join(known)}{did_you_mean(str(value), known, listed=True)}"
-            )
 
 
 @RECOMPUTE.rule(
@@ -190,86 +166,6 @@ def _hybrid(facts: Facts) -> Iterator[str]:
 
 def _is_hybrid(facts: Facts) -> bool:
     return hasattr(facts.model, "mamba_stack_spec")
-
-
-@RECOMPUTE.rule(
-    "recomputed-modules-exist",
-    says="`recompute_modules` must list only parts that the model has.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken=f"{_SELECTIVE} model.config.recompute_modules=['mla_up_proj']",
-    mended=f"{_SELECTIVE} model.config.recompute_modules=['core_attn','mlp']",
-    megatron_refuses=True,
-)
-def _modules(facts: Facts) -> Iterator[str]:
-    model = facts.model
-    modules = getattr(model, "recompute_modules", None)
-    if getattr(model, "recompute_granularity", None) != "selective" or not isinstance(modules, list):
-        return
-    needs = {
-        "moe_act": (bool(facts.of_model("moe_grouped_gemm")), "model.config.moe_grouped_gemm=True"),
-        "mla_up_proj": (bool(facts.of_model("multi_latent_attention")), "multi-latent attention"),
-        "shared_experts": (not model.moe_shared_expert_overlap, "model.config.moe_shared_expert_overlap=False"),
-    }
-    for module in modules:
-        there, need = needs.get(module, (True, ""))
-        if not there:
-            yield (
-                f"model.config.recompute_modules contains {module!r}, which requires {need}. Remove {module!r} from "
-                "the list."
-            )
-
-
-@RECOMPUTE.rule(
-    "saved-activations-are-cut-once",
-    says="`distribute_saved_activations` cannot be used with sequence parallelism.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4 "
-    f"model.config.distribute_saved_activations=True {TP}=2 strategy.sequence_parallel=True",
-    mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4 "
-    f"model.config.distribute_saved_activations=True {TP}=2",
-    megatron_refuses=True,
-)
-def _distributed(facts: Facts) -> Iterator[str]:
-    model = facts.model
-    if not getattr(model, "distribute_saved_activations", False) or model.recompute_granularity is None:
-        return
-    if facts.layout.sp:
-        yield (
-            "model.config.distribute_saved_activations=True with strategy.sequence_parallel=True: sequence "
-            "parallelism already splits the activations over the tensor-parallel ranks. Set "
-            "distribute_saved_activations=False."
-        )
-
-
-@RECOMPUTE.rule(
-    "offloading-alone",
-    says="`cpu_offloading` cannot be used with pipeline parallelism or recomputation, and it must leave at least one "
-    "layer on the GPU.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken=f"model.config.cpu_offloading=True model.config.cpu_offloading_num_layers=4 {PP}=2 {CP}=1",
-    mended="model.config.cpu_offloading=True model.config.cpu_offloading_num_layers=4",
-)
-def _offloading(facts: Facts) -> Iterator[str]:
-    model, layers = facts.model, facts.of_model("num_layers")
-    if not getattr(model, "cpu_offloading", False):
-        return
-    count = model.cpu_offloading_num_layers
-    if isinstance(count, int) and is_count(layers) and not 0 <= count < layers:
-        yield (
-            f"model.config.cpu_offloading_num_layers={count}: must be at least 0 and less than model.config.num_layers={layers}."
-        )
-    if facts.layout.pp > 1:
-        yield (
-            f"model.config.cpu_offloading=True with strategy.pipeline_model_parallel_size={facts.layout.pp}: "
-            "Megatron-Core cannot offload activations with pipeline parallelism. Set cpu_offloading=False, or set "
-            "pipeline_model_parallel_size=1."
-        )
-    if model.recompute_granularity is not None:
-        yield (
-            f"model.config.cpu_offloading=True with recompute_granularity={model.recompute_granularity!r}: "
-            "activations can be offloaded or recomputed, but not both. Set cpu_offloading=False, or set "
-            "recompute_granularity=None."
-        )
 
 
 def _recomputed(facts: Facts) -> Optional[int]:

@@ -7,6 +7,7 @@ from typing import Any
 from nemo2.checks import domains
 from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts
+from nemo2.checks.megatron import refusals
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
 from nemo2.config.factories import missing_arguments
@@ -102,15 +103,13 @@ def _schedule(facts: Facts) -> Iterator[str]:
     yield from told or facts.settled.refused("schedule-is-one-curve")
 
 
-@SETTINGS.rule(
+SETTINGS.settled(
     "checkpoints-are-kept-as-asked",
     says="The checkpoint callback must get a known mode and positive intervals.",
     otherwise="The callback raises an error on every rank.",
     broken="log.ckpt.save_top_k=-2",
     mended="log.ckpt.save_top_k=-1",
 )
-def _checkpoints(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("checkpoints-are-kept-as-asked")
 
 
 @SETTINGS.rule(
@@ -177,7 +176,7 @@ def _two_precisions(facts: Facts) -> Iterator[str]:
         )
 
 
-@AGREEMENT.rule(
+AGREEMENT.settled(
     "sizes-on-the-strategy",
     says="Parallel sizes must be set on the strategy, which copies them to the model configuration.",
     otherwise="The strategy raises an error on every rank, because the model would be built for one layout and run in "
@@ -185,11 +184,9 @@ def _two_precisions(facts: Facts) -> Iterator[str]:
     broken="model.config.tensor_model_parallel_size=4",
     mended=f"{TP}=4 {CP}=1",
 )
-def _sizes(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("sizes-on-the-strategy")
 
 
-@AGREEMENT.rule(
+AGREEMENT.settled(
     "one-switch-for-the-distributed-optimizer",
     says="`use_distributed_optimizer` is one switch. Set it on the optimizer or on the gradient buffers, or set both "
     "to the same value.",
@@ -197,19 +194,15 @@ def _sizes(facts: Facts) -> Iterator[str]:
     broken="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
     mended="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=True",
 )
-def _switch(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("one-switch-for-the-distributed-optimizer")
 
 
-@AGREEMENT.rule(
+AGREEMENT.settled(
     "one-precision",
     says="The model, the optimizer and the gradient buffers must not contradict the precision plugin.",
     otherwise="The strategy raises an error on every rank.",
     broken="trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False",
     mended="trainer.plugins.grad_reduce_in_fp32=True",
 )
-def _one_precision(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("one-precision")
 
 
 @AGREEMENT.rule(
@@ -231,12 +224,12 @@ def _main_params(facts: Facts) -> Iterator[str]:
 
 @LAST.rule(
     "megatron-core-agrees",
-    says="The installed Megatron-Core must accept the finished configuration. This rule reports errors that no other "
-    "rule covers.",
+    says="The installed Megatron-Core must accept the finished configuration of the model, the optimizer and the layout. The "
+    "message has Megatron-Core's own reason, the setting to change, and values that it accepts.",
     otherwise="Megatron-Core raises an error on every rank.",
     broken="model.config.rotary_interleaved=True model.config.multi_latent_attention=True",
     mended="model.config.rotary_interleaved=False",
     megatron_refuses=True,
 )
 def _megatron(facts: Facts) -> Iterator[str]:
-    yield from facts.settled.refused("megatron-core-agrees")
+    yield from refusals(facts)

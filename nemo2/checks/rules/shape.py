@@ -126,34 +126,19 @@ def _positions(facts: Facts) -> Iterator[str]:
 
 
 @SHAPE.rule(
-    "fused-activation-is-known",
-    says="`bias_activation_fusion` requires an activation with a fused kernel: gelu, gated silu (SwiGLU) or "
-    "quick_gelu.",
-    otherwise="Megatron-Core rejects the model configuration. With silu without a gate, the first step fails instead.",
-    recipe="nemotron3_4b",
-    broken="model.config.bias_activation_fusion=True",
-    mended="model.config.bias_activation_fusion=False",
-    megatron_refuses=True,
+    "fused-silu-has-a-gate",
+    says="`bias_activation_fusion` with silu requires a gate (SwiGLU).",
+    otherwise="The first step fails, because the fused kernel splits its input into two halves.",
+    broken="model.config.bias_activation_fusion=True model.config.gated_linear_unit=False",
+    mended="model.config.bias_activation_fusion=False model.config.gated_linear_unit=False",
 )
 def _fused_activation(facts: Facts) -> Iterator[str]:
     if not getattr(facts.model, "bias_activation_fusion", False):
         return
     import torch.nn.functional as F
-    from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
-    activation = facts.of_model("activation_func")
-    name = getattr(activation, "__name__", activation)
-    if activation not in (F.gelu, F.silu, quick_gelu):
-        yield (
-            f"model.config.bias_activation_fusion=True with activation_func={name}: Megatron-Core has fused kernels "
-            "for gelu, silu and quick_gelu only. Set bias_activation_fusion=False."
-        )
-    elif activation is F.gelu and not facts.of_model("gated_linear_unit") and not facts.of_model("add_bias_linear"):
-        yield (
-            "model.config.bias_activation_fusion=True with ungated gelu requires a bias. Set "
-            "bias_activation_fusion=False, or set add_bias_linear=True."
-        )
-    elif activation is F.silu and not facts.of_model("gated_linear_unit") and not _only_experts(facts):
+    silu = facts.of_model("activation_func") is F.silu
+    if silu and not facts.of_model("gated_linear_unit") and not _only_experts(facts):
         yield (
             "model.config.bias_activation_fusion=True with ungated silu: the fused kernel is SwiGLU's and requires a "
             "gate. Set gated_linear_unit=True, or set bias_activation_fusion=False."

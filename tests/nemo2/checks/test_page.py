@@ -11,7 +11,7 @@ from nemo2.checks import RULES
 from tools.rules import page as module
 
 PAGE = Path(__file__).parents[3] / "docs" / "checks.md"
-WORDS_OF_THE_VERSION = ("optimizer-is-known", "megatron-core-agrees", "layout-of-stages-fits")
+WORDS_OF_THE_VERSION = ("optimizer-is-known", "megatron-core-agrees")
 """Rules whose messages quote the installed Megatron-Core."""
 
 

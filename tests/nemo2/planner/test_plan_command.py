@@ -18,11 +18,11 @@ def commands(page: str) -> list[tuple[int, str]]:
     results = []
     for arguments in (
         ["llama_tiny", "--gpus", "H100x2", "--tokens", "1e9", "--cost-per-gpu-hour", "2", "--json"],
-        ["llama3_8b", "--gpus", "RTX4090x8", "--quick"],
+        ["llama3_8b", "--gpus", "RTX4090x8"],
         ["llama_tiny", "--gpus", "H100x8", "--search", "--limit", "2", "--global-batch", "64", "--html", page],
-        ["llama_tiny", "--gpus", "H100x2", "--tokens", "-1", "--quick"],
+        ["llama_tiny", "--gpus", "H100x2", "--tokens", "-1"],
         ["llama_tiny", "strategy.context_parallel_size=3", "--gpus", "H100x2"],
-        [*PLAN_EXAMPLE.removeprefix("Example: nemo2 plan ").split(), "--quick"],
+        [*PLAN_EXAMPLE.removeprefix("Example: nemo2 plan ").split()],
     ):
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -50,7 +50,12 @@ def test_the_figures_of_a_plan_agree_with_each_other(ran: Any) -> None:
 
 def test_a_job_that_does_not_fit_ends_with_1(ran: Any) -> None:
     code, text = ran[0][1]
-    assert code == 1 and "DOES NOT FIT" in text and "by formula" in text and "where the step's time goes" in text
+    assert (
+        code == 1
+        and "DOES NOT FIT" in text
+        and "counted by a rehearsal" in text
+        and "where the step's time goes" in text
+    )
 
 
 def test_a_search_tells_overrides_and_writes_its_page(ran: Any) -> None:

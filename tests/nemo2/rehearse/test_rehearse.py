@@ -76,7 +76,7 @@ def rehearse_all() -> dict[str, Any]:
     results["replicas"] = rehearse(
         small_recipe("strategy.tensor_model_parallel_size=1", "strategy.sequence_parallel=False"), gpus="H100x2"
     ).to_dict()
-    _, row, results["error"] = rehearse_one(("llama_tiny", "H100"))
+    _, row, _, results["error"] = rehearse_one(("llama_tiny", "H100"))
     results["table"] = table([row], "H100", 10.0, 2)
     pipelined = on_gpus(small_recipe(*PIPELINE), Machine(count=2))
     whole = rehearse(small_recipe(*PIPELINE), gpus="H100x2")

@@ -27,7 +27,7 @@ def check(recipe: Any) -> int:
 def plan(recipe: Any) -> int:
     from nemo2.planner.plan import plan
 
-    return plan(recipe, gpus="H100", rehearsed=False).gpus
+    return plan(recipe, gpus="H100").gpus
 
 
 def rehearse(recipe: Any) -> int:
