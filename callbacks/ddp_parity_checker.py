@@ -7,10 +7,11 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from nemo2 import ranks
 from nemo2.callbacks.steps import count_problems
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, RuntimeFault
-from nemo2.parallel.inspection import gathered, named_parameters
+from nemo2.parallel.inspection import named_parameters
 
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
@@ -67,7 +68,7 @@ def _compare(trainer: Any) -> None:
     }
     seen: dict[Any, tuple[Any, int]] = {}
     differing: dict[str, set[int]] = {}
-    for rank, found in enumerate(gathered(mine)):
+    for rank, found in enumerate(ranks.gather(mine)):
         for key, bits in found.items():
             first, where = seen.setdefault(key, (bits, rank))
             if first != bits:

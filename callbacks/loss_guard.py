@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch.distributed.tensor import DTensor
 
+from nemo2 import ranks
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
 from nemo2.errors import ConfigError, RuntimeFault
@@ -148,7 +149,4 @@ def _gradients_finite(trainer: pl.Trainer) -> bool:
     held = (gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients)
     flags = [gradient.isfinite().all() for gradient in held if gradient is not None]
     finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
-    worst = finite.to(dtype=torch.int32, device=trainer.strategy.root_device).reshape(1)
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MIN)
-    return bool(worst)
+    return not ranks.largest((~finite).to(dtype=torch.int32, device=trainer.strategy.root_device).reshape(1))

@@ -85,8 +85,7 @@ def _largest(figures: dict[str, float]) -> dict[str, float]:
     """The largest values over all ranks, with one all-reduce."""
     import torch
 
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return figures
+    from nemo2 import ranks
+
     values = torch.tensor(list(figures.values()), dtype=torch.float32, device=get_backend().device)
-    torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX)
-    return dict(zip(figures, values.tolist(), strict=True))
+    return dict(zip(figures, ranks.largest(values).tolist(), strict=True))

@@ -6,8 +6,9 @@ from collections import defaultdict
 import lightning.pytorch as pl
 import torch
 
+from nemo2 import ranks
 from nemo2.config.capture import configurable
-from nemo2.parallel.inspection import gathered, owned_gradients
+from nemo2.parallel.inspection import owned_gradients
 
 
 @configurable
@@ -32,7 +33,7 @@ class OptimizerMonitor(pl.Callback):
             if owned.gradient is not None
         }
         squares: dict[str, float] = defaultdict(float)
-        for found in gathered(mine):
+        for found in ranks.gather(mine):
             for name, square in found.items():
                 squares[name] += square
         for name, square in squares.items():

@@ -8,7 +8,6 @@ the network.
 
 import copy
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Optional, Self
 
+from nemo2.config.caller import line_of_caller
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
@@ -410,15 +410,11 @@ def as_stated(stated_at: tuple[str, int], name: str) -> Iterator[None]:
 
 def caller() -> tuple[str, int]:
     """The file and line that state the facts: the first frame outside this folder's machinery and dataclasses."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename in (*_MACHINERY, dataclasses.__file__) or frame.f_code.co_filename == "<string>"
-    ):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
+    return line_of_caller(_MACHINERY)
 
 
 _MACHINERY = [str(Path(__file__).with_name(name)) for name in ("_assembler.py", "_finetuning.py", "_vocabularies.py")]
+_MACHINERY += [dataclasses.__file__, "<string>"]  # the constructors that dataclasses write
 
 
 def _or(given: Any, stated: Any) -> Any:

@@ -74,3 +74,23 @@ def test_every_file_starts_with_its_licence_and_says_what_it_is_for() -> None:
         text = file.read_text()
         assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), file
         assert ast.get_docstring(ast.parse(text)), file
+
+
+@pytest.mark.parametrize(
+    ("names", "module"),
+    [
+        (("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"), "nemo2.ranks"),
+        (("_getframe", "currentframe", "f_back", "f_globals", "f_locals"), "nemo2.config.caller"),
+    ],
+)
+def test_one_module_exchanges_objects_between_ranks_and_one_looks_at_frames(
+    names: tuple[str, ...], module: str
+) -> None:
+    users = {
+        user
+        for user, file in rooms.modules().items()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute | ast.alias)
+        and (node.attr if isinstance(node, ast.Attribute) else node.name) in names
+    }
+    assert users == {module}

@@ -25,7 +25,7 @@ class Room:
     leans_on: tuple[str, ...] | None = None
 
 
-FLOOR = ("errors", "files", "names", "columns", "lazy", "deferred", "noise", "place")
+FLOOR = ("errors", "files", "names", "columns", "lazy", "deferred", "noise", "place", "ranks")
 """Rooms that every room may import."""
 
 ROOMS = (
@@ -69,6 +69,11 @@ ROOMS = (
         "place",
         "rank, world size and node of this process: the only reader of launchers' environment variables",
         (),
+    ),
+    Room(
+        "ranks",
+        "what ranks tell each other: every exchange of Python objects, and whether all of them succeeded",
+        ("errors",),
     ),
     Room(
         "gpus",

@@ -15,7 +15,6 @@ Differences that can be expressed as a layer or a setting are in `nemo2.models.l
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -71,20 +70,6 @@ def _to_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-def _type_as_megatron_expects(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `Tensor.type()` return `torch.cuda.FloatTensor` and similar names to Megatron, whose optimizers accept no
-    others."""
-
-    @functools.wraps(original)
-    def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        answer = original(self, *args, **kwargs)
-        if isinstance(answer, str) and sys._getframe(1).f_globals.get("__name__", "").startswith("megatron."):
-            return answer.replace("torch.", "torch.cuda.", 1)
-        return answer
-
-    return type_
-
-
 def _unchanged(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     del args, kwargs
     return self
@@ -117,89 +102,65 @@ def _set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
     torch.default_generator.set_state(new_state)
 
 
-_FACTORIES = (
-    "arange",
-    "asarray",
-    "as_tensor",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "eye",
-    "full",
-    "full_like",
-    "linspace",
-    "logspace",
-    "ones",
-    "ones_like",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "randperm",
-    "scalar_tensor",
-    "tensor",
-    "zeros",
-    "zeros_like",
-    "tril_indices",
-    "triu_indices",
-)
-_METHOD_FACTORIES = ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
+_FACTORIES = ("arange", "empty", "empty_like", "full", "ones", "rand", "tensor", "zeros", "Tensor.new_empty")
+"""Those that Megatron-Core's training path calls with a GPU's name."""
 
 _NO_CUDA = "raises without a GPU"
 _NO_DEVICE = "would put the tensor on a GPU"
 
 TORCH: tuple[Patch, ...] = (
     Patch(target="torch.cuda:current_device", replacement=lambda: 0, why="an index, as f'cuda:{...}' needs it"),
-    Patch(target="torch.cuda:set_device", replacement=_nothing(), why=_NO_CUDA),
     Patch(target="torch.cuda:synchronize", replacement=_nothing(), why=_NO_CUDA),
-    Patch(target="torch.cuda:device", replacement=NullContext, why=_NO_CUDA),
     Patch(target="torch.cuda:Stream", replacement=NullStream, why=_NO_CUDA),
     Patch(target="torch.cuda:Event", replacement=NullEvent, why=_NO_CUDA),
     Patch(target="torch.cuda:stream", replacement=NullContext, why=_NO_CUDA),
     Patch(target="torch.cuda:current_stream", replacement=lambda device=None: _THE_STREAM, why=_NO_CUDA),
     Patch(target="torch.cuda:default_stream", replacement=lambda device=None: _THE_STREAM, why=_NO_CUDA),
-    Patch(target="torch.cuda:set_stream", replacement=_nothing(), why=_NO_CUDA),
     Patch(target="torch.cuda:is_current_stream_capturing", replacement=lambda: False, why="there are no CUDA graphs"),
     Patch(target="torch.cuda.nvtx:range_push", replacement=lambda message: 0, why=_NO_CUDA),
     Patch(target="torch.cuda.nvtx:range_pop", replacement=lambda: 0, why=_NO_CUDA),
     Patch(target="torch.cuda.nvtx:range", replacement=NullContext, why=_NO_CUDA),
     Patch(target="torch.cuda:manual_seed", replacement=_manual_seed, why="only noted for later without a GPU"),
-    Patch(target="torch.cuda:manual_seed_all", replacement=_manual_seed, why="only noted for later without a GPU"),
     Patch(target="torch.cuda:get_rng_state", replacement=_get_rng_state, why=_NO_CUDA),
-    Patch(target="torch.cuda:set_rng_state", replacement=_set_rng_state, why=_NO_CUDA),
+    Patch(target="torch.cuda:set_rng_state", replacement=_set_rng_state, why="only noted for later without a GPU"),
     Patch(target="torch.cuda.random:get_rng_state", replacement=_get_rng_state, why=_NO_CUDA),
-    Patch(target="torch.cuda.random:set_rng_state", replacement=_set_rng_state, why=_NO_CUDA),
     *(Patch(target=f"torch:{name}", replacement=_on_cpu, wraps=True, why=_NO_DEVICE) for name in _FACTORIES),
-    *(
-        Patch(target=f"torch:Tensor.{name}", replacement=_on_cpu, wraps=True, why=_NO_DEVICE)
-        for name in _METHOD_FACTORIES
-    ),
     Patch(target="torch:Tensor.to", replacement=_to_on_cpu, wraps=True, why=_NO_DEVICE),
     Patch(target="torch:Tensor.cuda", replacement=_unchanged, why=_NO_CUDA),
     Patch(target="torch:Tensor.pin_memory", replacement=_unchanged, why=_NO_CUDA),
     Patch(target="torch:Tensor.record_stream", replacement=_nothing(), why="not implemented for CPU tensors"),
-    Patch(
-        target="torch:Tensor.type",
-        replacement=_type_as_megatron_expects,
-        wraps=True,
-        why="Megatron's optimizers refuse parameters whose type is not torch.cuda.*",
-    ),
 )
 
 
 # ----------------------------------------------------------------------------------------------------- Megatron-Core
 
 
-def _get_cuda_rng_state(device: Any = "cuda", clone: bool = False, graph_safe: bool = False) -> torch.Tensor:
-    del clone, graph_safe
-    return _get_rng_state(device)
-
-
 def _set_cuda_rng_state(new_state: torch.Tensor, device: Any = -1, graph_safe: bool = False) -> None:
     del graph_safe
     _set_rng_state(new_state, device)
+
+
+_TYPES_OF_A_GPU = {
+    torch.float32: "torch.cuda.FloatTensor",
+    torch.float16: "torch.cuda.HalfTensor",
+    torch.bfloat16: "torch.cuda.BFloat16Tensor",
+}
+
+
+def _with_types_of_a_gpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """While the function runs, `Tensor.type()` names types of a GPU, `torch.cuda.FloatTensor` and the like."""
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tensor: Any = torch.Tensor
+        type_of = tensor.type
+        tensor.type = lambda self: _TYPES_OF_A_GPU.get(self.dtype, "torch.cuda.Tensor")
+        try:
+            return original(*args, **kwargs)
+        finally:
+            tensor.type = type_of
+
+    return run
 
 
 def _split_sizes_as_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,23 +189,6 @@ def _gathered_evenly(original: Callable[..., torch.Tensor]) -> Callable[..., tor
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     return gather
-
-
-def _scattered_evenly(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """A reduce-scatter into shards of different lengths as one of equal shards, padded before and truncated
-    afterwards."""
-
-    @functools.wraps(original)
-    def reduce_scatter(
-        input_: torch.Tensor, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False
-    ) -> torch.Tensor:
-        if input_split_sizes is None or group.size() == 1:
-            return original(input_, group, input_split_sizes, use_global_buffer)
-        sizes = [int(size) for size in input_split_sizes]
-        parts = [_filled_up(part, max(sizes)) for part in input_.split(sizes)]
-        return original(torch.cat(parts), group)[: sizes[group.rank()]]
-
-    return reduce_scatter
 
 
 def _filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
@@ -320,20 +264,6 @@ def _one_thread(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _scaled_before_the_sum(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Scale the gradients before the sum, because gloo can't multiply while it sums as NCCL does."""
-
-    @functools.wraps(original)
-    def gradient_reduce_preprocessing(grad_data: torch.Tensor, scaling_factor: Any, ddp_config: Any) -> Any:
-        if scaling_factor is None or ddp_config.average_in_collective:
-            return original(grad_data, scaling_factor, ddp_config)
-        with torch.no_grad():
-            grad_data.mul_(scaling_factor)
-        return torch.distributed.ReduceOp.SUM
-
-    return gradient_reduce_preprocessing
-
-
 def _built_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
     """A constructor that is told to build on the CPU instead of a GPU."""
 
@@ -362,34 +292,22 @@ def _restored_by_copy(discarded: torch.Tensor, recomputed: torch.Tensor) -> None
     storage.copy_(source)
 
 
-def _mcore_writes_in_the_background(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Use Megatron-Core's own writer. Version 0.19 uses NVIDIA's resiliency extension by default, which needs a GPU."""
-
-    @functools.wraps(original)
-    def get_async_strategy(async_strategy: str = "mcore", module: str | None = None) -> Any:
-        return original("mcore" if async_strategy == "nvrx" else async_strategy, module)
-
-    return get_async_strategy
-
-
 def megatron_patches() -> tuple[Patch, ...]:
     """The second table. For a machine without a GPU, where Transformer Engine's kernels cannot run even if it is
     installed."""
     from nemo2.backend.results_queue import getter, results_queue
 
     rng, optimizer = "megatron.core.tensor_parallel.random", "megatron.core.optimizer"
-    mappings, uneven = "megatron.core.tensor_parallel.mappings", "gloo rejects shards of different lengths"
-    moe, te_absent = (
-        "megatron.core.transformer.moe.moe_utils",
-        "Megatron-Core would take a stand-in for Transformer Engine",
-    )
+    moe = "megatron.core.transformer.moe.moe_utils"
     files = "megatron.core.dist_checkpointing.strategies.filesystem_async"
     spawns = "the first save would spawn a process that imports the entry script again"
-    fsdp = "megatron.core.distributed.fsdp.src.megatron_fsdp"
     adam = "torch's AdamW cannot be loaded from a checkpoint of the distributed optimizer"
     return (
-        Patch(target=f"{rng}:_get_cuda_rng_state", replacement=_get_cuda_rng_state, why=_NO_CUDA),
-        Patch(target=f"{rng}:_set_cuda_rng_state", replacement=_set_cuda_rng_state, why=_NO_CUDA),
+        Patch(
+            target=f"{rng}:_set_cuda_rng_state",
+            replacement=_set_cuda_rng_state,
+            why="only noted for later without a GPU",
+        ),
         RECOMPUTES_WITHOUT_TE,
         Patch(
             target=f"{rng}:_get_share_storage",
@@ -403,17 +321,25 @@ def megatron_patches() -> tuple[Patch, ...]:
             wraps=True,
             why="all_to_all_single rejects split sizes that are tensors",
         ),
-        Patch(target=f"{mappings}:_gather_along_first_dim", replacement=_gathered_evenly, wraps=True, why=uneven),
         Patch(
-            target=f"{mappings}:_reduce_scatter_along_first_dim", replacement=_scattered_evenly, wraps=True, why=uneven
+            target="megatron.core.tensor_parallel.mappings:_gather_along_first_dim",
+            replacement=_gathered_evenly,
+            wraps=True,
+            why="gloo's gather rejects shards of different lengths",
         ),
         Patch(
             target=f"{moe}:te_general_gemm",
             replacement=None,
             may_be_absent=True,
+            versions="<0.19",
             why="0.16 uses the name without defining it",
         ),
-        Patch(target="megatron.core.transformer.multi_latent_attention:HAVE_TE", replacement=False, why=te_absent),
+        Patch(
+            target="megatron.core.transformer.multi_latent_attention:HAVE_TE",
+            replacement=False,
+            versions="<0.19",
+            why="Megatron-Core would take a stand-in for Transformer Engine",
+        ),
         Patch(
             target="megatron.core.models.common.embeddings.yarn_rotary_pos_embedding:YarnRotaryEmbedding.__init__",
             replacement=_built_on_cpu,
@@ -433,16 +359,24 @@ def megatron_patches() -> tuple[Patch, ...]:
             why="gloo's two threads may free one string twice if several coalesced collectives of a group are in flight",
         ),
         Patch(
-            target=f"{fsdp}.param_and_grad_buffer:gradient_reduce_preprocessing",
-            replacement=_scaled_before_the_sum,
-            wraps=True,
-            why="Megatron-FSDP would let NCCL scale gradients inside the reduction",
-        ),
-        Patch(
             target="megatron.core.distributed.fsdp.mcore_fsdp_adapter:TELinear",
             replacement=_NoSuchLayer,
             may_be_absent=True,
+            versions="<0.19",
             why="Megatron-FSDP compares layers with a class of Transformer Engine that doesn't exist here",
+        ),
+        *(
+            Patch(
+                target=f"{optimizer}.{name}",
+                replacement=_with_types_of_a_gpu,
+                wraps=True,
+                why="refuses tensors whose type() is not torch.cuda.*",
+            )
+            for name in (
+                "optimizer:Float16OptimizerWithFloat16Params.__init__",
+                "distrib_optimizer:DistributedOptimizer.__init__",
+                "clip_grads:clip_grad_by_total_norm_fp32",
+            )
         ),
         Patch(target=f"{optimizer}:Adam", replacement=FusedAdam, why=adam),
         Patch(target=f"{optimizer}:USING_PYTORCH_OPTIMIZER", replacement=False, why=adam),
@@ -455,12 +389,5 @@ def megatron_patches() -> tuple[Patch, ...]:
             replacement=_data_on_cpu,
             wraps=True,
             why="ranks that distribute the reading of a checkpoint would exchange tensors through GPU memory",
-        ),
-        Patch(
-            target="megatron.core.dist_checkpointing.strategies.torch:get_async_strategy",
-            replacement=_mcore_writes_in_the_background,
-            wraps=True,
-            versions=">=0.19",
-            why="an asynchronous save fails without nvidia-resiliency-ext",
         ),
     )

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from nemo2 import ranks
 from nemo2.errors import RuntimeFault
 
 _log = logging.getLogger(__name__)
@@ -38,30 +37,25 @@ def build_extensions(config: Any, *, local_rank: int) -> None:
     build = getattr(random, "_get_share_storage", None)
     if build is None or not discards_outputs(config):
         return
-    failed = ""
-    if local_rank == 0:
-        failed = _why_build_failed(build, "share_storage_ext")
-    torch.distributed.barrier()  # a rank that waits for a stale lock would load what nobody has built
-    failed = failed or _why_build_failed(build, None)
-    if failed:
+    first = local_rank == 0  # a rank that waited for a stale lock would load what nobody has built
+    try:
+        ranks.in_turn(lambda: _build(build, "share_storage_ext" if first else None), first=first, error=RuntimeFault)
+    except Exception as error:
+        reason = str(error) if isinstance(error, RuntimeFault) else f"{type(error).__name__}: {error}"
         raise RuntimeFault(
             f"model.config.recompute_modules={config.recompute_modules}: Megatron-Core restores discarded outputs by a C++ "
-            f"extension, whose compilation failed: {failed}. Install a C++ compiler and ninja on every node (`nemo2 doctor` "
-            f"looks for them), or list only {', '.join(sorted(_WHOLE))}."
-        )
+            f"extension, whose compilation failed: {reason.partition(chr(10))[0]}. Install a C++ compiler and ninja on "
+            f"every node (`nemo2 doctor` looks for them), or list only {', '.join(sorted(_WHOLE))}."
+        ) from error
 
 
-def _why_build_failed(build: Any, name: str | None) -> str:
-    """The reason as text. Empty: it didn't fail. ``name``: the extension whose lock may be stale."""
-    try:
-        if name is not None:
-            _remove_stale_lock(_folder(name) / "lock", name)
-            if not (_folder(name) / f"{name}.so").exists():
-                _log.warning("Compiling Megatron-Core's extension %s, which takes half a minute.", name)
-        build()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
-    return ""
+def _build(build: Any, name: str | None) -> None:
+    """``name``: the extension whose lock may be stale. None: another rank has built it."""
+    if name is not None:
+        _remove_stale_lock(_folder(name) / "lock", name)
+        if not (_folder(name) / f"{name}.so").exists():
+            _log.warning("Compiling Megatron-Core's extension %s, which takes half a minute.", name)
+    build()
 
 
 def _folder(name: str) -> Path:

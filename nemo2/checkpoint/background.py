@@ -23,6 +23,7 @@ from typing import Any, Optional
 
 import torch
 
+from nemo2 import ranks
 from nemo2.backend import get_backend
 from nemo2.checkpoint import writer_process
 
@@ -133,7 +134,7 @@ class BackgroundWrite:
     def _replace(self, trouble: str) -> None:
         who = "another process" if self._attempts < _PROCESSES else "this process"
         self.warnings.append(
-            f"{self.name}: on rank {_rank()}, the process that writes its files in the background {trouble}; {who} writes "
+            f"{self.name}: on rank {ranks.rank()}, the process that writes its files in the background {trouble}; {who} writes "
             "them now."
         )
         self._try_again()
@@ -146,7 +147,7 @@ class BackgroundWrite:
                 return
             except OSError as error:  # no memory or no process available: this process needs neither
                 self.warnings.append(
-                    f"{self.name}: on rank {_rank()}, the background process could not be started ({error})."
+                    f"{self.name}: on rank {ranks.rank()}, the background process could not be started ({error})."
                 )
                 self._attempts = _PROCESSES + 1
         self._attempt = _Thread(self.files, self.record)
@@ -313,16 +314,10 @@ class Saves:
 def _anywhere(pending: bool, write: BackgroundWrite) -> bool:
     """Whether the save is pending on any rank. Rank 0 reports the problems of all ranks."""
     told, write.warnings = write.warnings, []
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        _tell(told)
-        return pending
     flags = torch.tensor([pending, bool(told)], dtype=torch.int32, device=get_backend().device)
-    torch.distributed.all_reduce(flags, op=torch.distributed.ReduceOp.MAX)
-    anywhere, trouble = map(bool, flags.tolist())
+    anywhere, trouble = map(bool, ranks.largest(flags).tolist())
     if trouble:
-        everyones: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyones, told)
-        _tell([words for one in everyones for words in one])
+        _tell([words for one in ranks.gather(told) for words in one])
     return anywhere
 
 
@@ -331,7 +326,3 @@ def _tell(warnings: Sequence[str]) -> None:
 
     for words in warnings:
         rank_zero_info("warning: %s", words)
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

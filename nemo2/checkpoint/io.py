@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Optional, TypeVar, cast
 
-import torch
 from lightning.fabric.plugins import CheckpointIO
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
@@ -29,6 +28,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
+from nemo2 import ranks
 from nemo2.checkpoint.background import BackgroundWrite, Image, Saves
 from nemo2.checkpoint.directory import (
     MANIFEST,
@@ -67,7 +67,6 @@ from nemo2.errors import (
     CheckpointError,
     ConfigError,
     DamagedCheckpointError,
-    Nemo2Error,
     RuntimeFault,
     SaveFailed,
     SecurityError,
@@ -176,7 +175,7 @@ class MegatronCheckpointIO(CheckpointIO):
         """
         options = storage_options or {}
         self._publish_some(self._saves.make_room)
-        target, attempt = _agree((Path(path), uuid.uuid4().hex[:8]))
+        target, attempt = ranks.broadcast((Path(path), uuid.uuid4().hex[:8]))
         temporary = temporary_name(target, attempt)
         files: Optional[list[tuple[Image, str]]] = None
         try:
@@ -194,7 +193,7 @@ class MegatronCheckpointIO(CheckpointIO):
             for image, _ in files or ():
                 image.give_back(keep=0)
             reason = _known_reason(error)
-            if _is_rank_zero():
+            if ranks.is_rank_zero():
                 shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, CheckpointError):
                 raise
@@ -205,14 +204,16 @@ class MegatronCheckpointIO(CheckpointIO):
         if files is None:
             self._finish(temporary, target, options, writing.hashes, None)
             return
-        write = BackgroundWrite(target.name, files, self.save_timeout_seconds, str(_record(temporary, _rank())))
+        write = BackgroundWrite(target.name, files, self.save_timeout_seconds, str(_record(temporary, ranks.rank())))
 
         def publish_written() -> None:
             hashes = {os.path.basename(path): digest for path, digest in write.hashes.items()}
             error = None if write.error is None else with_reason(write.error, [path for _, path in write.files])
             self._finish(temporary, target, options, hashes, error)
 
-        self._saves.add(write, publish_written, functools.partial(_publish_alone, temporary, target, _world_size()))
+        self._saves.add(
+            write, publish_written, functools.partial(_publish_alone, temporary, target, ranks.world_size())
+        )
 
     def _describe(self, temporary: Path, target: Path, options: StorageOptions) -> None:
         """Write everything except the tensors on rank 0: ``context/``, and the manifest without the list of files. A
@@ -227,18 +228,16 @@ class MegatronCheckpointIO(CheckpointIO):
 
     def _prepare(self, temporary: Path, target: Path) -> None:
         """Create the temporary directory on rank 0. A failure raises on every rank."""
-        problem = None
-        if _is_rank_zero():
+
+        def create() -> None:
             try:
                 (temporary / WEIGHTS_PATH).mkdir(parents=True)
             except OSError as error:
-                problem = (
-                    f"Cannot write {target}: {error.strerror or error}. Make the directory writable, or set "
-                    "log.log_dir."
-                )
-        problem = _agree(problem)
-        if problem:
-            raise CheckpointError(problem)
+                raise CheckpointError(
+                    f"Cannot write {target}: {error.strerror or error}. Make the directory writable, or set log.log_dir."
+                ) from error
+
+        ranks.on_rank_zero(create, error=CheckpointError)
 
     def _plan(
         self, checkpoint: dict[str, Any], weights: Path, content_metadata: Optional[dict]
@@ -286,7 +285,7 @@ class MegatronCheckpointIO(CheckpointIO):
         self, temporary: Path, target: Path, options: StorageOptions, hashes: dict[str, str], error: Optional[str]
     ) -> None:
         """Publish a save. Every rank calls it, with the hashes of its files by name, or its error."""
-        outcomes = _all_gathered((_written(temporary, hashes), error))
+        outcomes = ranks.gather((_written(temporary, hashes), error))
         failed = [(rank, words) for rank, (_, words) in enumerate(outcomes) if words is not None]
         if failed:
             raise SaveFailed(
@@ -385,12 +384,10 @@ class MegatronCheckpointIO(CheckpointIO):
             SecurityError: an entry leads out of the checkpoint's folder.
         """
         begins = self.verify and checkpoint not in self._verified and checkpoint not in self._comparing
-        problem = _agree(_unreadable(checkpoint, hashes=begins) if _is_rank_zero() else None)
-        if problem is not None:
-            raise problem
+        ranks.on_rank_zero(lambda: _refuse_unreadable(checkpoint, hashes=begins), error=CheckpointError)
         if begins:
             manifest = read_manifest(checkpoint) or Manifest(step=0, consumed_samples=0, layout={})
-            share = shares(manifest, _world_size())[_rank()]
+            share = shares(manifest, ranks.world_size())[ranks.rank()]
             self._comparing[checkpoint] = comparing(checkpoint, manifest, share)
 
     def _compare(self, checkpoint: Path) -> None:
@@ -402,7 +399,7 @@ class MegatronCheckpointIO(CheckpointIO):
         differing = self._comparing.pop(checkpoint, None)
         if differing is None:
             return
-        found = [problem for part in _all_gathered(differing()) for problem in part]
+        found = [problem for part in ranks.gather(differing()) for problem in part]
         if found:
             raise DamagedCheckpointError(_damaged(checkpoint, found))
         self._verified.add(checkpoint)
@@ -430,7 +427,7 @@ class MegatronCheckpointIO(CheckpointIO):
             DamagedCheckpointError: on every rank, if one failed and some file differs from what was written.
             CheckpointError: on every rank, if one failed.
         """
-        told = _all_gathered(None if error is None else reason_of(error))
+        told = ranks.gather(None if error is None else reason_of(error))
         failed = [f"on rank {rank}, {words}" for rank, words in enumerate(told) if words is not None]
         if failed:
             self._compare(checkpoint)
@@ -462,7 +459,7 @@ class MegatronCheckpointIO(CheckpointIO):
         """The state that is not sharded over ranks."""
         weights = weights_dir(checkpoint)
         # From 0.19 on Megatron-Core stores it in a shard, and hashing a large shard takes long.
-        if not (weights / COMMON).is_file() and not all(_all_gathered(intact(weights, COMMON_OBJECT))):
+        if not (weights / COMMON).is_file() and not all(ranks.gather(intact(weights, COMMON_OBJECT))):
             self._compare(checkpoint)
         found, failure = {}, None
         try:
@@ -482,21 +479,23 @@ class MegatronCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: the checkpoint is incomplete, and there is no other.
         """
-        checkpoint = _agree(checkpoint)
+        checkpoint = ranks.broadcast(checkpoint)
         while True:
             try:
                 self.check(checkpoint)
                 found = read(checkpoint)
             except DamagedCheckpointError as error:
-                older = _agree(_before(checkpoint) if _is_rank_zero() and self.fall_back else None)
+                if not self.fall_back:
+                    raise
+                older = ranks.on_rank_zero(functools.partial(_before, checkpoint), error=CheckpointError)
                 if older is None:
                     raise
-                if _is_rank_zero():
+                if ranks.is_rank_zero():
                     where = f" It was renamed to {set_aside(checkpoint).name}." if holds(checkpoint.parent) else ""
                     _log.warning("%s%s Falling back to %s.", error, where, older)
                 checkpoint = older
             else:
-                if _is_rank_zero() and (lost := missing_context(checkpoint)):
+                if ranks.is_rank_zero() and (lost := missing_context(checkpoint)):
                     _log.warning(
                         "%s: %s. Training continues without it, but `generate` and `export` need it.",
                         checkpoint,
@@ -555,30 +554,34 @@ def _holds_tensors(name: str) -> bool:
     return name.endswith(".distcp")
 
 
-def _unreadable(checkpoint: Path, *, hashes: bool) -> Optional[Nemo2Error]:
-    """Why the checkpoint can't be read, judging by names and sizes, and with ``hashes`` by the contents of small
-    files."""
+def _refuse_unreadable(checkpoint: Path, *, hashes: bool) -> None:
+    """Check names and sizes, and with ``hashes`` the contents of small files.
+
+    Raises:
+        DamagedCheckpointError, SecurityError: the checkpoint can't be read.
+    """
     if not checkpoint.is_dir():
-        return DamagedCheckpointError(f"{checkpoint} is not a checkpoint directory.")
+        raise DamagedCheckpointError(f"{checkpoint} is not a checkpoint directory.")
     try:
         refuse_links(checkpoint)
         manifest = read_manifest(checkpoint)
+        weights = weights_dir(checkpoint)
         if manifest is not None:
             small = [name for name in manifest.hashes if not _holds_tensors(name) and is_loaded(name)]
             found = problems(checkpoint) or (comparing(checkpoint, manifest, small)() if hashes else [])
-            return DamagedCheckpointError(_damaged(checkpoint, found)) if found else None
-        weights = weights_dir(checkpoint)
-        if not (weights / "metadata.json").exists():
-            return DamagedCheckpointError(
+        elif (weights / "metadata.json").exists():
+            found = [why] if (why := weights_problem(weights)) else []
+        else:
+            raise DamagedCheckpointError(
                 f"{checkpoint} contains no Megatron-Core checkpoint (no metadata.json in this folder or its weights "
                 "folder)."
             )
-        why = weights_problem(weights)
-        return DamagedCheckpointError(_damaged(checkpoint, [why])) if why else None
     except SecurityError as error:
-        return SecurityError(f"{checkpoint} was not loaded. {error}")
+        raise SecurityError(f"{checkpoint} was not loaded. {error}") from error
     except CheckpointError as error:
-        return DamagedCheckpointError(str(error))
+        raise DamagedCheckpointError(str(error)) from error
+    if found:
+        raise DamagedCheckpointError(_damaged(checkpoint, found))
 
 
 def _record(temporary: Path, rank: int) -> Path:
@@ -616,7 +619,7 @@ def _known_reason(error: BaseException) -> str:
     """`reason_of` the error. Of Megatron-Core's errors, which every rank raises, some rank's that has a reason."""
     if not isinstance(error, CheckpointException):
         return reason_of(error)
-    reasons = _all_gathered(reason_of(error) if error.failures else None)
+    reasons = ranks.gather(reason_of(error) if error.failures else None)
     return next((reason for reason in reasons if reason is not None), reason_of(error))
 
 
@@ -670,53 +673,23 @@ def _room(target: Path) -> str:
     return f" ({free / 1e6:.1f} MB are free on this disk)" if free < _LITTLE_BYTES else ""
 
 
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-
-
-def _world_size() -> int:
-    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-
-
-def _is_rank_zero() -> bool:
-    return _rank() == 0
-
-
-def _agree(value: Any) -> Any:
-    """Rank 0's value, on every rank."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return value
-    box = [value]
-    torch.distributed.broadcast_object_list(box, src=0)
-    return box[0]
-
-
 def _on_rank_zero(action: Callable[[], None], target: Path) -> None:
     """Run a step of the publication of ``target`` on rank 0. Every rank calls it.
 
     Raises:
         SaveFailed: on every rank, if ``action`` failed.
     """
-    problem = None
-    if _is_rank_zero():
+
+    def act() -> None:
         try:
             action()
         except CheckpointError as error:
-            problem = str(error)
-        except Exception as error:  # any error: the other ranks wait for the result
+            raise SaveFailed(str(error)) from error
+        except Exception as error:
             reason = error.strerror if isinstance(error, OSError) else None
-            problem = f"Publishing {target} failed: {reason or error!r}."
-    problem = _agree(problem)
-    if problem:
-        raise SaveFailed(problem)
+            raise SaveFailed(f"Publishing {target} failed: {reason or error!r}.") from error
 
-
-def _all_gathered(value: Any) -> list[Any]:
-    """Every rank's value, on every rank."""
-    values = [value] * _world_size()
-    if _world_size() > 1:
-        torch.distributed.all_gather_object(values, value)
-    return values
+    ranks.on_rank_zero(act, error=SaveFailed)
 
 
 def _written(temporary: Path, hashes: dict[str, str]) -> dict[str, tuple[Optional[int], str]]:

@@ -25,6 +25,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
+from nemo2 import ranks
 from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError
 
@@ -96,8 +97,7 @@ def with_step_of_all(state: Any) -> Any:
     and the checkpoint stores the unsharded values of one rank only. (State for the same layout only is stored for each
     rank: its groups are a ``ShardedObject`` per rank, and stay unchanged.)
     """
-    counted: list[Any] = [(_counts_by_group(state), step_of(state))] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(counted, counted[0])
+    counted = ranks.gather((_counts_by_group(state), step_of(state)))
     by_group = any(whether for whether, _ in counted)
     # The value is compared without conversion, because torch counts in a tensor.
     step = max((one for _, one in counted if one is not None), key=int, default=None)

@@ -9,6 +9,7 @@ from typing import Any, Optional
 import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
+from nemo2 import ranks
 from nemo2.checkpoint.directory import WEIGHTS_PATH, sha256
 from nemo2.checkpoint.io import MegatronCheckpointIO, reason_of, weights_dir
 from nemo2.checkpoint.pieces import Piece, load_pieces, save_pieces
@@ -78,16 +79,13 @@ class _Writing:
         """The SHA-256 of each file that this rank wrote, by name."""
 
     def execute_sync(self) -> None:
-        rank = torch.distributed.get_rank()
-        problem: list[Any] = [None]
-        if rank == 0:
-            try:
-                torch.save(self.plain, self.weights / COMMON)
-                save_config(CheckpointingConfig("torch_dist", 1), str(self.weights))
-            except Exception as error:  # any error: the other ranks wait for the result
-                problem = [reason_of(error)]
-        torch.distributed.broadcast_object_list(problem, src=0)
-        if problem[0] is not None:
-            raise CheckpointError(f"{self.weights / COMMON} cannot be written: {problem[0]}.")
+        ranks.on_rank_zero(self._write_plain, error=CheckpointError)
         save_pieces(self.pieces, self.weights, self.objects)
-        self.hashes = {file.name: sha256(file) for file in self.weights.glob(f"__{rank}_*.distcp")}
+        self.hashes = {file.name: sha256(file) for file in self.weights.glob(f"__{ranks.rank()}_*.distcp")}
+
+    def _write_plain(self) -> None:
+        try:
+            torch.save(self.plain, self.weights / COMMON)
+            save_config(CheckpointingConfig("torch_dist", 1), str(self.weights))
+        except Exception as error:
+            raise CheckpointError(f"{self.weights / COMMON} cannot be written: {reason_of(error)}.") from error

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attributes of live objects: an unknown name raises an error at the line of the script that sets it.
+"""Attributes of live objects: an unknown name raises an error at the line that sets it, whoever sets it.
 
 Without this check, Python would store ``resume.resume_if_exist = True`` on a live object, and nothing would read it.
-Attributes set by libraries, nemo2 and the object's own methods are accepted. On models, data modules and trainers,
-where scripts keep their own state, only names that are almost those of an attribute are rejected.
+A class knows the parameters of its constructor, what its body declares (``trainer: Any``) and what the constructor has set.
+On models, data modules and trainers, where scripts keep their own state, only names that are almost those of an attribute
+are rejected.
 """
 
 import difflib
-import os
-import sys
 from collections.abc import Callable, Iterable
-from types import FrameType
 from typing import Any
 
 from nemo2.config.aliases import aliases_of, gone, parameter_names
@@ -21,9 +19,10 @@ _KEEP_STATE = {
     ("lightning.pytorch.core.datamodule", "LightningDataModule"),
     ("lightning.pytorch.trainer.trainer", "Trainer"),
 }
+_SET_BY_LIGHTNING = {"log", "log_dict"}
+"""What its trainer hangs on every callback without declaring it."""
 _ALMOST = 0.85
 """The required share of equal letters: one or two letters may differ, not a word."""
-_STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 def guard(cls: type, *, ready: Callable[[Any], bool], refusal: Callable[[type, str], Exception]) -> None:
@@ -39,7 +38,7 @@ def guard(cls: type, *, ready: Callable[[Any], bool], refusal: Callable[[type, s
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
         unknown = name not in self.__dict__ and _means_nothing(self, name)
-        if unknown and ready(self) and _of_a_script(sys._getframe(1), self):
+        if unknown and ready(self):
             raise refusal(type(self), name)
         original(self, name, value)
 
@@ -49,7 +48,12 @@ def guard(cls: type, *, ready: Callable[[Any], bool], refusal: Callable[[type, s
 
 def _means_nothing(obj: Any, name: str) -> bool:
     cls = type(obj)
-    if name.startswith("_") or not cls.__module__.startswith("nemo2.") or hasattr(cls, name):
+    if (
+        name.startswith("_")
+        or name in _SET_BY_LIGHTNING
+        or not cls.__module__.startswith("nemo2.")
+        or hasattr(cls, name)
+    ):
         return False
     registered = (obj.__dict__.get(kind, ()) for kind in ("_modules", "_parameters", "_buffers"))
     if any(name in names for names in registered) or name in (known := _known(cls)):
@@ -67,17 +71,3 @@ def _known(cls: type) -> set[str]:
 
 def _public(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.startswith("_")]
-
-
-def _of_a_script(frame: FrameType, obj: Any) -> bool:
-    """Whether this line belongs to the user's script: not to a library, nemo2 or a method of the object."""
-    code, file = frame.f_code, frame.f_code.co_filename
-    if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "nemo2":
-        return False
-    if (
-        "site-packages" in file
-        or "dist-packages" in file
-        or file.startswith((_STANDARD_LIBRARY, "<frozen", "<string>"))
-    ):
-        return False
-    return not (code.co_varnames[:1] == ("self",) and frame.f_locals.get("self") is obj)

@@ -12,13 +12,13 @@ import enum
 import functools
 import inspect
 import pathlib
-import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar, overload
 
 from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
 from nemo2.config.attributes import guard
+from nemo2.config.caller import line_of_caller
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.homes import homes_of
 from nemo2.config.provenance import note_own_changes
@@ -219,8 +219,7 @@ def _wrap_init(cls: type) -> None:
         if record is not None and record.arguments is None:
             init(self, *args, **kwargs)  # called by a subclass's constructor, whose arguments are recorded
             return
-        caller = sys._getframe(1)  # constructors are called from C, so this line made the object
-        record = _Record((caller.f_code.co_filename, caller.f_lineno))
+        record = _Record(line_of_caller())
         object.__setattr__(self, _RECORD, record)  # bypasses the __setattr__ of nn.Module and frozen dataclasses
         init(self, *args, **kwargs)
         arguments = _bind(signature, self, args, kwargs)

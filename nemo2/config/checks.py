@@ -8,7 +8,6 @@ from typing import Any
 import fiddle as fdl
 from fiddle._src.experimental import serialization
 
-from nemo2.config import wire
 from nemo2.config.tree import Config, Partial, refuse_changed_objects
 from nemo2.config.walk import children, who_set
 from nemo2.errors import ConfigError
@@ -75,7 +74,6 @@ def _trouble_with(value: Any) -> str | None:
             "nan is not equal to itself, so nemo-run treats the task as changed and rejects it. Remove the value, or "
             "set None."
         )
-    wire.register_constants(value)
     if _can_be_written(Config(list, [value], bind_args=False)):
         return None
     if callable(value) and isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):

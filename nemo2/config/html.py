@@ -79,8 +79,7 @@ def _who(node: Any, step: str) -> str:
 
 
 def _shown_in_ipython(node: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
-    """The text for IPython. IPython looks at ``__class__``, which is the target's, and would not find the `__repr__` of
-    a config."""
+    """The text and the tree for IPython."""
     return {"text/plain": render(node), "text/html": html_tree(node)}
 
 

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import os
 import re
-import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -229,15 +229,15 @@ class _Node:
         return value
 
 
-class _Impersonator:
-    """Apart from `_Node`, because a class body that names `__class__` can't use `super()`."""
+class _IsAlsoTarget:
+    """`isinstance` knows a config as its target too, so that one expression filters configs and live objects. Apart from
+    `_Node`, because a class body that names `__class__` can't use `super()`."""
 
     @property
     def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if sys._getframe(1).f_globals.get("__name__") in _WANT_THE_TYPE:
-            return type(self)
         target = self.__dict__.get("__fn_or_cls__")
-        return target if isinstance(target, type) and not issubclass(target, _PLAIN) else type(self)  # pyright: ignore
+        is_plain = not isinstance(target, type) or issubclass(target, _PLAIN)
+        return type(self) if is_plain else _kind(type(self), target)
 
     @__class__.setter
     def __class__(self, value: type) -> None:
@@ -249,11 +249,20 @@ class _Impersonator:
 _PLAIN = (type, bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, BaseException, fdl.Buildable)
 
 
-# These use `config.__class__` in place of `type(config)`, in code and pictures.
-_WANT_THE_TYPE = {"fiddle._src.codegen.legacy_codegen", "fiddle._src.graphviz", "IPython.lib.pretty"}
+@functools.cache
+def _kind(cls: type, target: type) -> type:
+    """The kind of ``target`` that its configs are: with the name and the text of a config for printers, which ask
+    ``__class__`` for both. ``cls`` itself if ``target`` can't have subclasses."""
+    names = ("__module__", "__qualname__", "__repr__")
+    try:
+        return types.new_class(
+            cls.__name__, (target,), exec_body=lambda body: body.update({n: getattr(cls, n) for n in names})
+        )
+    except TypeError:
+        return cls
 
 
-class Config(_Node, _Impersonator, run.Config[T], Generic[T]):
+class Config(_Node, _IsAlsoTarget, run.Config[T], Generic[T]):
     """Describe a call `Target(**arguments)` as an editable config, `Config(Target, **arguments)`. A launch builds it.
 
     Args:
@@ -574,11 +583,10 @@ def _represent_as_yaml(dumper: Any, node: Any) -> Any:
     return dumper.represent_data(plain(node))
 
 
-wire.register_types(roots=(Config, Partial))
 for _cls in (Config, Partial):
     serialization.register_node_traverser(
         _cls,
-        flatten_fn=wire.constant_registering(_flatten_strictly),
+        flatten_fn=wire.registering(_flatten_strictly),
         unflatten_fn=_cls.__unflatten__,
         path_elements_fn=lambda node: node.__path_elements__(),
     )

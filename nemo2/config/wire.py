@@ -20,52 +20,50 @@ from fiddle._src.experimental import serialization
 _CONSTANT_HOMES = ("torch.nn.functional", "torch", "torch.special")
 
 
-def register_types(roots: tuple[type, ...]) -> None:
-    """Register the types above with fiddle's serialization, for trees whose root is one of `roots`.
-
-    In other trees they remain unserializable, because nothing would make the reader import this module.
-    """
-
-    def text_of(to_text: Callable[[Any], tuple]) -> Callable[[Any], tuple[tuple, None]]:
-        def flatten(value: Any) -> tuple[tuple, None]:
-            serialising = sys._getframe(1).f_locals.get("self")
-            if isinstance(serialising, serialization.Serialization) and type(serialising._root) not in roots:
-                raise serialization.UnserializableValueError(
-                    f"Unserializable value {value!r} of {type(value)}: only a nemo2.config.Partial or Config can carry "
-                    "it to another process."
-                )
-            return to_text(value), None
-
-        return flatten
-
-    def register(cls: type, to_text: Callable[[Any], tuple], from_text: Callable[..., Any], parts: int = 1) -> None:
-        serialization.register_node_traverser(
-            cls,
-            flatten_fn=text_of(to_text),
-            unflatten_fn=lambda values, _: from_text(*values),
-            path_elements_fn=lambda _: (serialization.IdentityElement(),) * parts,
-        )
-
-    for path_type in (pathlib.PosixPath, pathlib.WindowsPath):
-        register(path_type, lambda path: (str(path),), pathlib.Path)
-    for path_type in (pathlib.PurePosixPath, pathlib.PureWindowsPath):
-        register(path_type, lambda path: (str(path),), path_type)
-    register(timedelta, lambda span: (span.days, span.seconds, span.microseconds), timedelta, parts=3)
-    if torch := sys.modules.get("torch"):
-        register(torch.device, lambda device: (str(device),), torch.device)
+_carried: dict[int, Any] = {}
+"""The values of registered types that nodes of ours have carried, by id. In other trees they remain unserializable, because
+nothing would make the reader import this module."""
 
 
-def register_constants(value: Any) -> None:
-    """Let fiddle write the torch dtypes and built-in functions in `value` by their public names.
+def _register_type(cls: type, to_text: Callable[[Any], tuple], from_text: Callable[..., Any], parts: int = 1) -> None:
+    def flatten(value: Any) -> tuple[tuple, None]:
+        if id(value) not in _carried:
+            raise serialization.UnserializableValueError(
+                f"Unserializable value {value!r} of {type(value)}: only a nemo2.config.Partial or Config can carry "
+                "it to another process."
+            )
+        return to_text(value), None
+
+    serialization.register_node_traverser(
+        cls,
+        flatten_fn=flatten,
+        unflatten_fn=lambda values, _: from_text(*values),
+        path_elements_fn=lambda _: (serialization.IdentityElement(),) * parts,
+    )
+
+
+_TYPES: list[type] = [pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath, pathlib.PureWindowsPath, timedelta]
+for _type in _TYPES[:4]:
+    _register_type(_type, lambda path: (str(path),), pathlib.Path if issubclass(_type, pathlib.Path) else _type)
+_register_type(timedelta, lambda span: (span.days, span.seconds, span.microseconds), timedelta, parts=3)
+if _torch := sys.modules.get("torch"):
+    _TYPES.append(_torch.device)
+    _register_type(_torch.device, lambda device: (str(device),), _torch.device)
+
+
+def register_values(value: Any) -> None:
+    """Let fiddle write the paths, time spans, devices, torch dtypes and built-in functions in `value`.
 
     Enters lists, tuples, dicts and the arguments of plain fiddle configs.
     """
     if isinstance(value, fdl.Buildable):
         for argument in value.__arguments__.values():
-            register_constants(argument)
+            register_values(argument)
     elif isinstance(value, list | tuple | dict):
         for item in value.values() if isinstance(value, dict) else value:
-            register_constants(item)
+            register_values(item)
+    elif type(value) in _TYPES:
+        _carried[id(value)] = value
     elif id(value) not in serialization._serialization_constants_by_id and (name := constant_name(value)):
         module, _, symbol = name.rpartition(".")
         serialization.register_constant(module, symbol, compare_by_identity=True)
@@ -86,13 +84,13 @@ def constant_name(value: Any) -> str | None:
     return None
 
 
-def constant_registering(flatten: Callable[[Any], tuple]) -> Callable[[Any], tuple]:
-    """A `flatten_fn` for serialising config nodes: `flatten`, after `register_constants` for all it returns."""
+def registering(flatten: Callable[[Any], tuple]) -> Callable[[Any], tuple]:
+    """A `flatten_fn` for serialising config nodes: `flatten`, after `register_values` for all it returns."""
 
     def flatten_for_wire(node: Any) -> tuple:
         values, metadata = flatten(node)
         for value in values:
-            register_constants(value)
+            register_values(value)
         return values, metadata
 
     return flatten_for_wire

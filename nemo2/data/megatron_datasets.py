@@ -17,9 +17,10 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import Dataset
 
+from nemo2 import ranks
 from nemo2.data.index_cache import guarded, rebuilding
 from nemo2.data.token_reader import read_by_position
-from nemo2.errors import DataError, Nemo2Error
+from nemo2.errors import DataError
 
 T = TypeVar("T")
 _SPLITS = ("train", "validation", "test")  # in the order of megatron.core.datasets.utils.Split
@@ -45,47 +46,15 @@ def build_datasets(
         with guarded(config.path_to_cache, by_hash=False):
             return build()
 
-    first = None
-    if _rank() == 0 or not _distributed():
-        first = on_all_ranks(lambda: _explained(lambda: rebuilding(build, config.path_to_cache), "built"))
-    else:
-        on_all_ranks(lambda: None)  # rank 0 is building; receive the outcome
-    datasets = on_all_ranks(lambda: first if first is not None else _explained(read, "read"))
+    def work() -> list[Any]:
+        if ranks.is_rank_zero():
+            return _explained(lambda: rebuilding(build, config.path_to_cache), "built")
+        return _explained(read, "read")
+
+    datasets = ranks.in_turn(work, first=ranks.is_rank_zero(), error=DataError)
     for dataset in datasets:
         read_by_position(dataset)
     return {split: dataset for split, dataset in zip(_SPLITS, datasets, strict=True) if dataset is not None}
-
-
-def on_all_ranks(work: Callable[[], T], *, on_rank_0_only: bool = False) -> T:
-    """Call `work` on every rank and return its result. If it fails on any rank, every rank raises the error of the
-    first failing rank.
-
-    With `on_rank_0_only`, the other ranks get rank 0's result, which must be picklable. Without a process group there
-    is one rank. nemo2's errors are raised unchanged on every rank. Another error is raised unchanged on its own rank,
-    and as a `DataError` on the others.
-    """
-    result: Any = None
-    error: Optional[Exception] = None
-    if not on_rank_0_only or _rank() == 0:
-        try:
-            result = work()
-        except Exception as caught:  # any error: the other ranks must receive it first
-            error = caught
-    if _distributed():
-        verdicts: list[Any] = [None] * dist.get_world_size()
-        sent = result if on_rank_0_only else None
-        failure = None if error is None else (type(error).__name__, str(error), isinstance(error, Nemo2Error))
-        dist.all_gather_object(verdicts, (failure, sent))
-        if error is None:
-            for rank, (failure, _) in enumerate(verdicts):
-                if failure is not None:
-                    name, text, ours = failure
-                    raise DataError(f"{text} (found by rank {rank})" if ours else f"Rank {rank} failed: {name}: {text}")
-        if on_rank_0_only:
-            result = verdicts[0][1]
-    if error is not None:
-        raise error
-    return result
 
 
 class _LocalBuilder(BlendedMegatronDatasetBuilder):
@@ -98,7 +67,7 @@ class _LocalBuilder(BlendedMegatronDatasetBuilder):
         synchronize_ranks: bool,
         *args: Any,
     ) -> Any:
-        if cls is BlendedDataset and not _distributed():
+        if cls is BlendedDataset and not dist.is_initialized():
             # Version 0.16 needs a process group to cache a blend. Without a group the blend isn't cached; building it
             # is quick.
             *rest, config = args
@@ -141,11 +110,3 @@ def _explained(build: Callable[[], T], verb: str) -> T:
             f"The sample index can't be {verb}: {error}{where}. Set index_mapping_dir to a directory with room, on a "
             "file system that all ranks share."
         ) from error
-
-
-def _distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
-
-
-def _rank() -> int:
-    return dist.get_rank() if _distributed() else 0

@@ -13,6 +13,7 @@ from typing import Any, Literal, Optional, Union
 
 from torch.utils.data import Dataset
 
+from nemo2 import ranks
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, MegatronDataModule
@@ -20,7 +21,7 @@ from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
 from nemo2.data.inputs import Input
-from nemo2.data.megatron_datasets import build_datasets, on_all_ranks
+from nemo2.data.megatron_datasets import build_datasets
 from nemo2.data.prepare import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
@@ -157,8 +158,8 @@ class PreTrainingDataModule(MegatronDataModule):
         wanted = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
         if not wanted:
             return dict.fromkeys(splits)
-        files = on_all_ranks(lambda: self._checked(wanted, tokenizer))
-        cache = on_all_ranks(lambda: self._cache_directory(files), on_rank_0_only=True)
+        files = ranks.together(lambda: self._checked(wanted, tokenizer), error=DataError)
+        cache = ranks.on_rank_zero(lambda: self._cache_directory(files), error=DataError)
         config = self.gpt_dataset_config
         config.path_to_cache = cache
         built = build_datasets(config, wanted, self.dataset_cls)

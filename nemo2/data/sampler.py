@@ -25,6 +25,8 @@ class DataSampler:
     """The interface between a strategy and a data module's ``data_sampler``. Subclass it to split batches in another
     way."""
 
+    trainer: Any
+
     def connect(self, trainer: Any) -> None:
         """Store `trainer`, whose ``global_step`` is the position of training."""
         self.trainer = trainer

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-import torch
-
+from nemo2 import ranks
+from nemo2.errors import RuntimeFault
 from nemo2.evaluation.replicas import shared
 from nemo2.files import open_to_write
 
@@ -35,10 +35,7 @@ class Answers:
         self.file = file
         self.chunk = _CHUNK * replicas
         self.on_progress = on_progress
-        known: list[Any] = [_read(file) if file is not None and _is_first() else {}]
-        if torch.distributed.is_initialized():
-            torch.distributed.broadcast_object_list(known)
-        self.known: dict[str, Any] = known[0]
+        self.known: dict[str, Any] = ranks.on_rank_zero(lambda: {} if file is None else _read(file), error=RuntimeFault)
         """The known answers, by the digest of the request."""
 
     def to(self, kind: str, requests: Sequence[Any], answer: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
@@ -54,12 +51,12 @@ class Answers:
 
     def forget(self) -> None:
         """Delete the file, because the evaluation is complete."""
-        if self.file is not None and _is_first():
+        if self.file is not None and ranks.is_rank_zero():
             self.file.unlink(missing_ok=True)
 
     def _keep(self, found: dict[str, Any]) -> None:
         self.known |= found
-        if self.file is not None and _is_first():
+        if self.file is not None and ranks.is_rank_zero():
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(self.file, "a", encoding="utf-8", opener=open_to_write) as lines:
                 lines.writelines(json.dumps([key, value]) + "\n" for key, value in found.items())
@@ -84,7 +81,3 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _key(kind: str, request: Any) -> str:
     return hashlib.sha256(json.dumps([kind, request], sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-def _is_first() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

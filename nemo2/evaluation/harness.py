@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from megatron.core import parallel_state
 
+from nemo2 import ranks
 from nemo2.errors import ConfigError
 from nemo2.evaluation import task_files
 from nemo2.evaluation.answers import Answers
@@ -83,11 +84,10 @@ def evaluate_tasks(
         )
     answers.forget()
     names = ("results", "versions", "n-shot", "n-samples")
-    told = [{name: found[name] for name in names if name in found} if found else None]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(told)  # lm-eval 0.4.13 and later return results on one rank per machine
-    assert told[0] is not None, "rank 0 has lm-eval's results"
-    return told[0]
+    # lm-eval 0.4.13 and later return results on one rank per machine.
+    told = ranks.broadcast({name: found[name] for name in names if name in found} if found else None)
+    assert told is not None, "rank 0 has lm-eval's results"
+    return told
 
 
 def require_lm_eval() -> None:

@@ -2,10 +2,11 @@
 """Distributes an evaluation's work over the data-parallel replicas of a model."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import torch
 from megatron.core import parallel_state
+
+from nemo2 import ranks
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -21,8 +22,5 @@ def shared(items: Sequence[_T], answer: Callable[[Sequence[_T]], Sequence[_R]]) 
         return list(answer(items)) if items else []
     rank = parallel_state.get_data_parallel_rank()
     mine = list(items[rank::replicas])
-    parts: list[Any] = [None] * replicas
-    found = list(answer(mine)) if mine else []
-    group: Any = parallel_state.get_data_parallel_group()
-    torch.distributed.all_gather_object(parts, found, group=group)
+    parts = ranks.gather(list(answer(mine)) if mine else [], group=parallel_state.get_data_parallel_group())
     return [parts[place % replicas][place // replicas] for place in range(len(items))]

@@ -9,12 +9,13 @@ cache.
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
 
+from nemo2 import ranks
 from nemo2.checkpoint.context import load_release
 from nemo2.checkpoint.digests import digest_of_checkpoint, digest_of_release
 from nemo2.checkpoint.pieces import Piece
@@ -186,22 +187,8 @@ def start_from(
         ConfigError: see `folder_of` and `open_released`.
         SecurityError: see `folder_of` and `open_released`.
     """
-    _together(lambda: folder_of(path) if downloads else None)
-    _together(lambda: fill(pieces, open_released(folder_of(path, local_files_only=True), config), also=also))
-
-
-def _together(work: Callable[[], Any]) -> None:
-    """Call ``work`` on every rank. If it fails on one rank, every rank raises, so that no rank waits for others."""
-    failure: Optional[Exception] = None
-    try:
-        work()
-    except Exception as error:
-        failure = error
-    if torch.distributed.is_initialized():
-        told: list[Optional[str]] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(told, None if failure is None else str(failure))
-        first = next(((rank, words) for rank, words in enumerate(told) if words is not None), None)
-        if failure is None and first is not None:
-            raise CheckpointError(f"on rank {first[0]}, {first[1]}")
-    if failure is not None:
-        raise failure
+    ranks.together(lambda: folder_of(path) if downloads else None, error=CheckpointError)
+    ranks.together(
+        lambda: fill(pieces, open_released(folder_of(path, local_files_only=True), config), also=also),
+        error=CheckpointError,
+    )

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from nemo2 import ranks
 from nemo2.backend import get_backend
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.data.mock import MockDataModule
@@ -144,11 +145,9 @@ def _hand_over(weights: dict[str, Tensor], parameters: dict[str, Tensor]) -> Non
     Every rank of the pipeline must call this. ``weights`` is emptied.
     """
     group: Any = parallel_state.get_pipeline_model_parallel_group()
-    ranks = torch.distributed.get_process_group_ranks(group)
-    held: list[Any] = [None] * len(ranks)
     mine = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
-    torch.distributed.all_gather_object(held, mine, group=group)
-    owners = {name: (rank, *form) for rank, theirs in zip(ranks, held, strict=True) for name, form in theirs.items()}
+    held = zip(torch.distributed.get_process_group_ranks(group), ranks.gather(mine, group=group), strict=True)
+    owners = {name: (rank, *form) for rank, theirs in held for name, form in theirs.items()}
     for name, (owner, shape, dtype) in sorted(owners.items()):
         if name in weights:
             tensor = weights.pop(name).contiguous()
@@ -173,7 +172,7 @@ def _samples(model: Any, data: Any, count: int) -> Iterator[Tensor]:
     dataset = data.train_dataloader().dataset
     first, replicas = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     places = range(first, min(count, len(dataset)), replicas)
-    shown = torch.distributed.get_rank() == 0 and is_terminal(sys.stderr)
+    shown = ranks.is_rank_zero() and is_terminal(sys.stderr)
     console = Console(stderr=True)
     for place in track(places, "measuring importances", console=console, transient=True, disable=not shown):
         yield torch.as_tensor(dataset[place]["tokens"])[None]

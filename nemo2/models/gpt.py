@@ -321,6 +321,8 @@ class GPTModel(FNMixin, pl.LightningModule):
 
     default_config: ClassVar[Optional[type[GPTConfig]]] = None
     """The class of the config if none is passed, as in NeMo. None: a config is required."""
+    module: Any
+    """Megatron-Core's model, once `configure_model` has built it."""
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's fully sharded data parallelism around a chunk, on GPUs and on CPUs."""
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from packaging.version import Version
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from nemo2 import ranks
 from nemo2.backend import get_backend
 from nemo2.config.provenance import adjust
 from nemo2.errors import ConfigError
@@ -38,6 +40,9 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         disable_bucketing: bool = False,
     ) -> None:
         _start_alike(module)
+        if get_backend().process_group_backend != "nccl":  # no other can multiply while it sums
+            ddp_config = copy.copy(ddp_config)
+            ddp_config.gradient_reduce_div_fusion = False
         described = stored_chunk(module)
         with _no_hooks_on_frozen_parameters(module):
             super().__init__(
@@ -82,8 +87,7 @@ def _first_rows(parameters: dict[str, Any]) -> dict[str, int]:
     for key, mesh in meshes.items():
         group = mesh.get_group("dp_cp")
         mine = {name: rows[name] for name, parameter in parameters.items() if id(parameter.device_mesh) == key}
-        everyone: list[Any] = [None] * group.size()
-        torch.distributed.all_gather_object(everyone, mine, group=group)
+        everyone = ranks.gather(mine, group=group)
         for name in mine:
             first[name] = sum(other[name] for other in everyone[: group.rank()])
     return first

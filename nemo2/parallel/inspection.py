@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
 
-import torch
 from torch import Tensor, nn
 
+from nemo2 import ranks
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.transform import full_parameter_names
@@ -44,7 +44,7 @@ def refuse_unknown_modules(trainer: Any, modules: list[str], *, of: str) -> None
     Raises:
         ConfigError: no rank has a parameter in one of the modules.
     """
-    names = sorted({name for found in gathered([name for name, _ in named_parameters(trainer)]) for name in found})
+    names = sorted({name for found in ranks.gather([name for name, _ in named_parameters(trainer)]) for name in found})
     known = {".".join(parts[:end]) for name in names for parts in [name.split(".")] for end in range(1, len(parts) + 1)}
     for module in modules:
         if not any(belongs_to(name, module) for name in names):
@@ -75,17 +75,7 @@ def owned_gradients(trainer: Any) -> Iterator[tuple[str, nn.Parameter, Owned]]:
             yield name, parameter, Owned(None, None)
             continue
         whole = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
-        first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-        yield name, parameter, Owned(whole.reshape(-1) if first else None, gradient)
-
-
-def gathered(value: Any) -> list[Any]:
-    """Every rank's value, on every rank."""
-    if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return [value]
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, value)
-    return found
+        yield name, parameter, Owned(whole.reshape(-1) if ranks.is_rank_zero() else None, gradient)
 
 
 def _shards(trainer: Any) -> dict[int, tuple[Tensor, Optional[Tensor]]]:

@@ -103,22 +103,6 @@ def _to(original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _typed(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or self.device.type != "meta":
-            return original(self, *args, **kwargs)
-        return _NAMES.get(self.dtype, "torch.cuda.Tensor")
-
-    return type_
-
-
-_NAMES = {
-    torch.float32: "torch.cuda.FloatTensor",
-    torch.float16: "torch.cuda.HalfTensor",
-    torch.bfloat16: "torch.cuda.BFloat16Tensor",
-}
-
 _NO_VALUE = "a tensor on meta has no value"
 _META_TENSORS = (
     Patch(target="torch:Tensor.item", replacement=_answered(0.0), wraps=True, why=_NO_VALUE),
@@ -127,7 +111,4 @@ _META_TENSORS = (
     Patch(target="torch:Tensor.__float__", replacement=_answered(0.0), wraps=True, why=_NO_VALUE),
     Patch(target="torch:Tensor.__int__", replacement=_answered(0), wraps=True, why=_NO_VALUE),
     Patch(target="torch:Tensor.cuda", replacement=_to, wraps=True, why="there is no GPU"),
-    Patch(
-        target="torch:Tensor.type", replacement=_typed, wraps=True, why="Megatron's optimizers ask for torch.cuda types"
-    ),
 )

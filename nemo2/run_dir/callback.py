@@ -5,9 +5,9 @@ import logging
 from pathlib import Path
 from typing import Any, Optional
 
-import torch
 from lightning.pytorch.callbacks import Callback
 
+from nemo2 import ranks
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.errors import CheckpointError, RuntimeFault
 from nemo2.run_dir.directory import RunDirectory, refuse_another_run, writing_to
@@ -45,10 +45,7 @@ class RunDirectoryCallback(Callback):
         Raises:
             RuntimeFault: the ranks chose different directories.
         """
-        if not torch.distributed.is_initialized():
-            return
-        chosen: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(chosen, str(self.directory.log_dir))
+        chosen = ranks.gather(str(self.directory.log_dir))
         other = next((rank for rank, directory in enumerate(chosen) if directory != chosen[0]), None)
         if other is not None:
             raise RuntimeFault(

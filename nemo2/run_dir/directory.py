@@ -314,10 +314,10 @@ def agree(value: str, meeting: Optional[Meeting] = None) -> str:
     """
     import torch.distributed as dist
 
-    if dist.is_available() and dist.is_initialized():
-        values = [value]
-        dist.broadcast_object_list(values, src=0)
-        return values[0]
+    if dist.is_initialized():
+        from nemo2 import ranks
+
+        return ranks.broadcast(value)
     number = _next_agreement()
     inherited = _inherited(number)
     if inherited is not None:

@@ -10,6 +10,7 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 import torch
 
+from nemo2 import ranks
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint, ends_now
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, Preempted
@@ -108,11 +109,7 @@ class PreemptionCallback(pl.Callback):
     def _agreed(self) -> Optional[int]:
         """The signal that some rank received, the same on all ranks. None: no rank received a signal."""
         heard = 0 if self._heard is None else int(self._heard)
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            flag = torch.tensor([heard], dtype=torch.int32)
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX, group=self._group)
-            heard = int(flag)
-        return heard or None
+        return int(ranks.largest(torch.tensor([heard], dtype=torch.int32), group=self._group)) or None
 
 
 def _default_signals() -> list[signal.Signals]:

@@ -12,6 +12,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from nemo2 import ranks
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import inputs_of, settings_of
 from nemo2.checkpoint.context import write_context
@@ -114,10 +115,7 @@ class Checkpoints(SteppingStrategy):
         ]
         flags = [value.isfinite() for pair in extremes for value in pair]
         finite = torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
-        worst = finite.to(dtype=torch.int32, device=self.root_device).reshape(1)
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(worst, op=torch.distributed.ReduceOp.MIN)
-        if not worst:
+        if ranks.largest((~finite).to(dtype=torch.int32, device=self.root_device).reshape(1)):
             raise RuntimeFault(
                 f"After step {self.trainer.global_step} some parameters aren't finite, so {ckpt_to_dir(filepath).name} "
                 "is not saved. Earlier checkpoints are kept. Resume from the last checkpoint with a lower learning "

@@ -8,8 +8,9 @@ Megatron-Core starts and stops them in its schedules and in its handling of grad
 import logging
 from typing import Any, Optional
 
-import torch
 from megatron.core import Timers
+
+from nemo2 import ranks
 
 _log = logging.getLogger(__name__)
 
@@ -27,8 +28,7 @@ def tell_timers(timers: Any, step: int) -> None:
     """
     if not isinstance(timers, Timers):
         return
-    names: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(names, list(timers._timers))  # stages time different parts
+    names = ranks.gather(list(timers._timers))  # stages time different parts
     told = timers.get_all_timers_string(list(dict.fromkeys(name for own in names for name in own)))
-    if torch.distributed.get_rank() == 0 and told:
+    if ranks.is_rank_zero() and told:
         _log.info("Up to step %d, %s", step, told)

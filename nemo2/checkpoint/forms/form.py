@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any, Literal, Optional, Protocol, Union
 
 import lightning.pytorch as pl
-import torch
 from torch import Tensor
 
+from nemo2 import ranks
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.digests import OF_RELEASE
 from nemo2.checkpoint.directory import Manifest, read_manifest
@@ -213,9 +213,7 @@ class Form(ABC):
         Raises:
             CheckpointError: on every rank, if the checkpoint has some of them.
         """
-        parts: list[frozenset[str]] = [self.added_keys()] * self.owner.world_size
-        torch.distributed.all_gather_object(parts, parts[0])
-        added = frozenset().union(*parts)
+        added = frozenset().union(*ranks.gather(self.added_keys()))
         there = {name.partition("/shard_")[0] for name in stored}
         lacking = added - there
         if lacking and lacking != added:
@@ -254,8 +252,7 @@ class Form(ABC):
                 ``model_transform`` has added.
         """
         there = {name.partition("/shard_")[0] for name in stored if name.startswith("module.")}
-        parts: list[Any] = [(set(here), self.added_keys())] * self.owner.world_size
-        torch.distributed.all_gather_object(parts, parts[0])
+        parts = ranks.gather((set(here), self.added_keys()))
         unknown = there - set().union(*(keys for keys, _ in parts))
         missing = set().union(*(added for _, added in parts)) - there
         for names, fault in (

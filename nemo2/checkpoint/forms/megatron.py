@@ -7,12 +7,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional, cast
 
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from torch import Tensor
 
+from nemo2 import ranks
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.forms.form import Form, Owner, paddings
 from nemo2.checkpoint.io import MegatronCheckpointIO, weights_dir
@@ -123,10 +123,8 @@ class MegatronForm(Form):
         """
         here: set[str] = set()
         self._of_chunks(model_state, lambda core, state: here.update(frozen_keys(state)))
-        everywhere: list[set[str]] = [set()] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everywhere, here)  # other stages hold layers of the same stack
-        stacked = {key for key in set().union(*everywhere) if any(_is_state_of(key, one) for one in stored)}
-        keys = set().union(*everywhere) - stacked
+        everywhere = set().union(*ranks.gather(here))  # other stages hold layers of the same stack
+        keys = {key for key in everywhere if not any(_is_state_of(key, one) for one in stored)}
         return self._of_chunks(model_state, lambda core, state: unstacked(state, keys)) if keys else model_state
 
     def _of_chunks(self, model_state: dict[str, Any], change: Callable[[Any, dict[str, Any]], Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, Optional
 import numpy as np
 from torch.utils.data import Dataset
 
+from nemo2 import ranks
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.finetuning.check import check_records
 from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
@@ -26,7 +27,6 @@ from nemo2.data.finetuning.sources import RecordFiles, Source
 from nemo2.data.finetuning.store import Samples, open_samples, path_of, write_samples
 from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, write_array
 from nemo2.data.inputs import Input
-from nemo2.data.megatron_datasets import on_all_ranks
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError, Nemo2Error
 from nemo2.parallel.cuda_graphs import kind_of
@@ -174,7 +174,7 @@ class SampleDataModule(MegatronDataModule):
         return list(self._sources.values())  # known on rank 0, which makes the samples
 
     def build_datasets(self, splits: Sequence[str]) -> dict[str, Optional[Dataset]]:
-        on_all_ranks(self._raise_failure, on_rank_0_only=True)
+        ranks.on_rank_zero(self._raise_failure, error=DataError)
         datasets = {split: self._dataset(split) for split in splits}
         self.collate_fn = self._collate()
         return datasets
@@ -185,11 +185,11 @@ class SampleDataModule(MegatronDataModule):
             raise failure
 
     def _dataset(self, split: str) -> Optional[Dataset]:
-        made = on_all_ranks(lambda: self._made(split), on_rank_0_only=True)
+        made = ranks.on_rank_zero(lambda: self._made(split), error=DataError)
         if made is None:
             return None
         folder, name, packs = made
-        samples = on_all_ranks(lambda: Samples(folder, name))
+        samples = ranks.together(lambda: Samples(folder, name), error=DataError)
         self.reports[split] = samples.report
         if packs is None:
             return SampleRows(samples)

@@ -4,12 +4,12 @@
 import functools
 import logging
 
-import torch
+from nemo2 import ranks
 
 _log = logging.getLogger(__name__)
 
 
 @functools.cache
 def say_once(message: str) -> None:
-    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+    if ranks.is_rank_zero():
         _log.warning("%s", message)

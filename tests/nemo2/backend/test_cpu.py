@@ -210,12 +210,12 @@ def devices() -> dict[str, set[str]]:
         "device": torch.tensor([1.0], device=torch.device("cuda")),
         "index": torch.arange(3, device=torch.cuda.current_device()),
         "pinned": torch.rand(2, device="cpu", pin_memory=True),
-        "like": torch.zeros_like(x, device="cuda"),
+        "like": torch.empty_like(x, device="cuda"),
         "to name": x.to("cuda", non_blocking=True),
         "to device": x.to(device=torch.device("cuda", 0)),
         "to index": x.to(torch.cuda.current_device()),
         "cuda()": x.cuda(),
-        "new": x.new_zeros(3, device="cuda"),
+        "new": x.new_empty(3, device="cuda"),
         "pin": x.pin_memory(),
         "module": torch.nn.Linear(2, 2).cuda().weight,
     }
@@ -224,7 +224,7 @@ def devices() -> dict[str, set[str]]:
         on_meta |= {"by context": torch.empty(2), "module by context": torch.nn.Linear(2, 2).weight}
     assert x.to(torch.float64).dtype == torch.float64
     assert x.to(torch.ones(1, dtype=torch.int32)).dtype == torch.int32
-    with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.device(0):
+    with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda.current_stream().wait_stream(torch.cuda.Stream())
         torch.cuda.synchronize()
         x.record_stream(torch.cuda.current_stream())

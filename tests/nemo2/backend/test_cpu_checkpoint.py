@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's distributed checkpoints on CPU: model and distributed optimizer, saved in one layout, resumed in another."""
 
+import inspect
 import os
 import time
 from pathlib import Path
@@ -69,9 +70,11 @@ class _Loop:
         from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
         queue = AsyncCallsQueue(persistent=False)
-        queue.schedule_async_request(
-            dist_checkpointing.save(self.state(loading=False), folder, async_sharded_save=True)
-        )
+        # The other strategy of 0.19 needs nvidia-resiliency-ext.
+        strategies = inspect.signature(dist_checkpointing.save).parameters.keys() & {"async_strategy"}
+        arguments: dict[str, Any] = {"async_sharded_save": True} | dict.fromkeys(strategies, "mcore")
+        request: Any = dist_checkpointing.save(self.state(loading=False), folder, **arguments)
+        queue.schedule_async_request(request)
         queue.maybe_finalize_async_calls(blocking=True)
         queue.close()
 
