@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick newest docs-site notebooks test-gpu test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures screenshots demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick newest docs-site notebooks test-gpu pretend-gpu nightly test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures screenshots demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -44,6 +44,17 @@ newest: ## what releases newer than constraints.txt break: the tests in an envir
 
 test-gpu: $(READY) ## run the tests that need a GPU; they fail where there is none
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+# Headers and libraries land in .pretend_gpu; support/pretend_gpu/README.md.
+pretend-gpu: $(READY) ## the CUDA path on GPUs that aren't there: build them, compare them with torch, train on them (four minutes)
+	@$(BIN)/python -m support.pretend_gpu.build
+	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m pretend_gpu tests/pretend_gpu
+	@$(BIN)/python -m support.pretend_gpu --gpus 2 $(BIN)/python -m tools.parity --again --folder .pretend_gpu/parity --rows \
+		'llama: DP 2' 'llama: TP 2 + SP' 'llama: PP 2 x VP 2' 'LoRA: TP 2' 'mixtral: EP 2, all-to-all' 'deepseek: FSDP2' --quick
+
+nightly: pretend-gpu ## that, and every layout and every recipe on them (hours)
+	@$(BIN)/python -m support.pretend_gpu --gpus 8 $(BIN)/python -m tools.parity --folder .pretend_gpu/parity
+	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m tools.pretend_gpu --write bench/results/pretend-gpu.md
 
 test-evaluate: $(READY) ## run the tests that need lm-eval; installs it
 	@$(BIN)/python -m pip install -q -e '.[evaluate]'

@@ -63,7 +63,7 @@ def _call(job):
         from datetime import timedelta
 
         torch.distributed.init_process_group(
-            "gloo",
+            "nccl" if torch.cuda.is_available() else "gloo",
             init_method=f"file://{job['store']}",
             rank=int(job["environment"]["RANK"]),
             world_size=int(job["environment"]["WORLD_SIZE"]),

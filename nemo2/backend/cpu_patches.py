@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from nemo2.backend.fused_adam import FusedAdam
 from nemo2.backend.null_cuda import NullContext, NullEvent, NullStream
 from nemo2.backend.patching import Patch
+from nemo2.backend.te_absent import adam_patches, recomputation_patch
 
 _CPU = torch.device("cpu")
 _THE_STREAM = NullStream()
@@ -197,26 +197,6 @@ def _filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
     return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
 
 
-def _fp8_only_if_asked(original: Callable[..., None]) -> Callable[..., None]:
-    """Read `fp8=False` as no FP8. Megatron reads this value, its own default, as a request for FP8 (`fp8 is not
-    None`)."""
-
-    @functools.wraps(original)
-    def __init__(self: Any, fp8: Any = None, *args: Any, **kwargs: Any) -> None:
-        original(self, fp8 or None, *args, **kwargs)
-
-    return __init__
-
-
-RECOMPUTES_WITHOUT_TE = Patch(
-    target="megatron.core.tensor_parallel.random:CheckpointWithoutOutput.__init__",
-    replacement=_fp8_only_if_asked,
-    wraps=True,
-    why="selective recomputation would call into Transformer Engine",
-)
-"""For GPUs too, where Transformer Engine isn't installed."""
-
-
 class _NoSuchLayer:
     """A class without instances, for `isinstance` checks that must fail."""
 
@@ -301,14 +281,13 @@ def megatron_patches() -> tuple[Patch, ...]:
     moe = "megatron.core.transformer.moe.moe_utils"
     files = "megatron.core.dist_checkpointing.strategies.filesystem_async"
     spawns = "the first save would spawn a process that imports the entry script again"
-    adam = "torch's AdamW cannot be loaded from a checkpoint of the distributed optimizer"
     return (
         Patch(
             target=f"{rng}:_set_cuda_rng_state",
             replacement=_set_cuda_rng_state,
             why="only noted for later without a GPU",
         ),
-        RECOMPUTES_WITHOUT_TE,
+        recomputation_patch(),
         Patch(
             target=f"{rng}:_get_share_storage",
             replacement=lambda: _restored_by_copy,
@@ -378,11 +357,7 @@ def megatron_patches() -> tuple[Patch, ...]:
                 "clip_grads:clip_grad_by_total_norm_fp32",
             )
         ),
-        Patch(target=f"{optimizer}:Adam", replacement=FusedAdam, why=adam),
-        Patch(target=f"{optimizer}:USING_PYTORCH_OPTIMIZER", replacement=False, why=adam),
-        Patch(target=f"{optimizer}.distrib_optimizer:Adam", replacement=FusedAdam, why=adam),
-        Patch(target=f"{optimizer}.distrib_optimizer:HAVE_APEX_OR_TE", replacement=True, why=adam),
-        Patch(target=f"{optimizer}.distrib_optimizer:USING_APEX_OPTIMIZER", replacement=True, why=adam),
+        *adam_patches(),
         Patch(target=f"{files}:{getter}", replacement=results_queue, why=spawns),
         Patch(
             target="megatron.core.dist_checkpointing.mapping:ShardedTensor.init_data",

@@ -31,10 +31,10 @@ class CudaBackend(Backend):
     def install(self) -> None:
         if self._patcher is not None or have_te():
             return
-        from nemo2.backend.cpu_patches import RECOMPUTES_WITHOUT_TE
+        from nemo2.backend.te_absent import gpu_patches
 
         self._patcher = Patcher(rebind_in=("megatron",))
-        self._patcher.apply([RECOMPUTES_WITHOUT_TE], version=importlib.import_module("megatron.core").__version__)
+        self._patcher.apply(gpu_patches(), version=importlib.import_module("megatron.core").__version__)
 
     def set_device(self, local_rank: int) -> None:
         torch.cuda.set_device(local_rank)

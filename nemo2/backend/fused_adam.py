@@ -38,9 +38,11 @@ class FusedAdam(torch.optim.Optimizer):
         capturable: bool = False,
     ):
         if capturable:
-            raise ValueError("capturable=True is for CUDA graphs, which do not exist on CPUs. Set capturable=False.")
+            raise ValueError(
+                "capturable=True is for CUDA graphs of the optimizer's step, which need Transformer Engine. Set capturable=False."
+            )
         if not bias_correction:
-            raise ValueError("bias_correction=False is not supported on CPUs. Set bias_correction=True.")
+            raise ValueError("bias_correction=False needs Transformer Engine. Set bias_correction=True.")
         if not all(0.0 <= beta < 1.0 for beta in betas):
             raise ValueError(f"betas={betas}: both must be at least 0 and less than 1.")
         if eps <= 0.0:
@@ -79,7 +81,7 @@ class FusedAdam(torch.optim.Optimizer):
             [self.state[p]["exp_avg_sq"] for p in params],
             [],
             # The functional form counts each of these up before it uses it.
-            list(torch.full((len(params),), float(group["step"] - 1)).unbind()),
+            list(torch.full((len(params),), float(group["step"] - 1), device=params[0].device).unbind()),
             fused=True,
             amsgrad=False,
             beta1=beta1,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
@@ -38,7 +39,8 @@ def random_state() -> ShardedObject:
 
 
 def load_random_state(state: dict[str, Any]) -> None:
-    """Set the streams to what `random_state` saved."""
+    """Set the streams to what `random_state` saved. The streams of a GPU have another form than those of a CPU: they restart from
+    the seed where the run goes on on the other kind of device."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
@@ -48,13 +50,17 @@ def load_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["device"])
     tracker = _tracker()
     current = tracker.get_states()
+    if any(name in current and not _fits(value, current[name]) for name, value in state["megatron"].items()):
+        rank_zero_info(
+            "The checkpoint was saved on another kind of device. Random streams of model-parallel ranks restart from the seed, "
+            "so dropout differs from here on."
+        )
+        return
     tracker.set_states({name: _like(value, current.get(name)) for name, value in state["megatron"].items()})
 
 
 def say_they_start_anew(checkpoint: Path) -> None:
     """Report once that a run that resumes in another layout draws other random numbers."""
-    from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
-
     rank_zero_info(
         f"The layout has changed since {checkpoint} was saved. Parameters, moments, schedule and the position in the "
         "data are restored. Random streams restart from the seed, so dropout differs from here on."
@@ -68,6 +74,10 @@ def _tracker() -> Any:
 def _as_tensor(value: Any) -> torch.Tensor:
     """The state of a stream, which is a tensor, or with CUDA graphs a generator."""
     return value.get_state() if isinstance(value, torch.Generator) else value
+
+
+def _fits(saved: torch.Tensor, current: Any) -> bool:
+    return saved.numel() == _as_tensor(current).numel()
 
 
 def _like(value: torch.Tensor, current: Any) -> Any:

@@ -8,6 +8,8 @@ point.
 """
 
 import inspect
+import logging
+import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Optional
@@ -20,6 +22,8 @@ from nemo2.overlap.tp_overlap_cfg import settings_per_mode, userbuffer_settings
 from nemo2.overlap.tp_switches import SWITCHES, contradictions
 from nemo2.overlap.userbuffer_limits import some_layers_in_16_bits, uncarried
 from nemo2.parallel.megatron_parallel import MegatronStep
+
+logger = logging.getLogger(__name__)
 
 _running: Optional[dict[str, Any]] = None
 """The arguments of the last `start_userbuffers`. None: no userbuffers run."""
@@ -60,12 +64,26 @@ def start_userbuffers(config: Any, data_sampler: Any) -> None:
     stop_userbuffers()
     from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
 
+    _exchange_without_multicast(base)
     try:
         base.initialize_ub(**wanted)
     except BaseException:
         base.destroy_ub()  # the remains of a failed start would make the next one fail
         raise
     _running = wanted
+
+
+def _exchange_without_multicast(base: Any) -> None:
+    """Let the buffers be shared by CUDA's handles of memory where the GPU, its driver or the toolkit has no multicast.
+    Transformer Engine would end the run and ask for the variable. A variable that is set stays."""
+    supported = getattr(getattr(base, "tex", None), "device_supports_multicast", None)
+    if supported is None or "UB_SKIPMC" in os.environ or supported():
+        return
+    os.environ["UB_SKIPMC"] = "1"
+    logger.warning(
+        "model.config.tp_comm_overlap=True: this GPU or its driver has no multicast, so UB_SKIPMC=1 is set, and ranks exchange "
+        "through memory handles. That is slower than multicast over NVLink."
+    )
 
 
 def stop_userbuffers() -> None:

@@ -86,7 +86,7 @@ def in_another_order(run: Run, reference_folder: str) -> dict[str, Any]:
 
 def gradients_in(reference_folder: Path) -> dict[gradients.Name, dict[str, Any]]:
     """Gradients of the first step that `reference` wrote, by name."""
-    return torch.load(reference_folder / GRADIENTS)
+    return torch.load(reference_folder / GRADIENTS, map_location="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _train(

@@ -60,3 +60,19 @@ def recompute_without_te() -> Any:
 def test_recomputation_without_transformer_engine_asks_for_no_fp8(run_on_ranks: Any) -> None:
     """Megatron-Core reads ``fp8=False`` as a request, and then a name that Transformer Engine defines."""
     assert run_on_ranks(recompute_without_te, 1, init_process_group=False) == [False]
+
+
+def optimizers_without_te() -> tuple[str, bool]:
+    """The class that Megatron-Core takes for Adam, and whether its optimizer would look for a step in each parameter's state."""
+    from megatron.core import optimizer
+    from megatron.core.optimizer import distrib_optimizer
+
+    cuda.have_te = lambda: False
+    CudaBackend().install()
+    return optimizer.Adam.__module__, distrib_optimizer.HAVE_APEX_OR_TE
+
+
+def test_a_run_without_transformer_engine_keeps_the_optimizer_that_a_checkpoint_can_be_loaded_into(
+    run_on_ranks: Any,
+) -> None:
+    assert run_on_ranks(optimizers_without_te, 1) == [("nemo2.backend.fused_adam", True)]

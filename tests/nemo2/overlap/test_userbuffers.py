@@ -74,6 +74,23 @@ def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             del sys.modules[name]
 
 
+@pytest.mark.parametrize(
+    ("multicast", "given", "expected"), [(True, None, None), (False, None, "1"), (False, "0", "0")], ids=str
+)
+def test_gpus_without_multicast_exchange_through_handles(
+    version: Any, monkeypatch: pytest.MonkeyPatch, multicast: bool, given: str | None, expected: str | None
+) -> None:
+    from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setenv("UB_SKIPMC", given or "")  # so that what the start sets is taken back
+    if given is None:
+        monkeypatch.delenv("UB_SKIPMC")
+    monkeypatch.setattr(base, "tex", SimpleNamespace(device_supports_multicast=lambda: multicast), raising=False)
+    start_userbuffers(a_config(), SAMPLER)
+    assert os.environ.get("UB_SKIPMC") == expected
+    stop_userbuffers()
+
+
 # --------------------------------------------------------------------------------- whole runs, with Megatron-Core's wrappers
 
 

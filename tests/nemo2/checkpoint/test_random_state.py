@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The random streams of a checkpoint, loaded on the device that saved them and on another."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nemo2.checkpoint import random_state
+
+
+class Tracker:
+    """Megatron-Core's, as far as states go."""
+
+    def __init__(self, state: torch.Tensor) -> None:
+        self.states: dict[str, Any] = {"model-parallel-rng": state}
+
+    def get_states(self) -> dict[str, Any]:
+        return dict(self.states)
+
+    def set_states(self, states: dict[str, Any]) -> None:
+        self.states = states
+
+
+def saved(stream: torch.Tensor) -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest],
+        "torch": torch.get_rng_state(),
+        "device": None,
+        "megatron": {"model-parallel-rng": stream},
+    }
+
+
+def test_streams_go_on_where_they_were_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = Tracker(torch.zeros(16, dtype=torch.uint8))
+    monkeypatch.setattr(random_state, "_tracker", lambda: tracker)
+    random_state.load_random_state(saved(torch.ones(16, dtype=torch.uint8)))
+    assert tracker.states["model-parallel-rng"].sum() == 16
+
+
+@pytest.mark.parametrize(("here", "there"), [(5056, 16), (16, 5056)], ids=["on a CPU", "on a GPU"])
+def test_streams_of_another_kind_of_device_start_anew(monkeypatch: pytest.MonkeyPatch, here: int, there: int) -> None:
+    """A GPU's state has 16 bytes, a CPU's 5056: neither can be set to the other's."""
+    tracker = Tracker(torch.zeros(here, dtype=torch.uint8))
+    monkeypatch.setattr(random_state, "_tracker", lambda: tracker)
+    state = saved(torch.ones(there, dtype=torch.uint8))
+    expected = torch.rand(1)
+    random_state.load_random_state(state)
+    assert tracker.states["model-parallel-rng"].numel() == here
+    assert torch.equal(torch.rand(1), expected)  # the other streams go on

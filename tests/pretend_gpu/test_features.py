@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Single features on pretend GPUs: packed sequences, graphs, experts' exchanges beside computation."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.pretend_gpu import runs
+from support.pretend_gpu.runs import CPU, ONE
+
+pytestmark = [pytest.mark.pretend_gpu, pytest.mark.timeout(280)]
+NAME = "llama3_8b"
+Run = Callable[..., dict[str, Any]]
+
+
+def test_packed_sequences_train(run: Run, tmp_path: Path) -> None:
+    for split in ("training", "validation", "test"):
+        lines = [json.dumps({"input": f"{number} times two is", "output": f"{2 * number}"}) for number in range(40)]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    overrides = [
+        "data=FineTuningDataModule",
+        f"data.dataset_root={tmp_path}",
+        "data.tokenizer=ByteTokenizer",
+        "data.seq_length=64",
+        "data.global_batch_size=2",
+        "data.micro_batch_size=1",
+        "data.num_workers=0",
+        "data.packed_sequence_specs=PackedSequenceSpecs",
+        "data.packed_sequence_specs.packed_sequence_size=64",
+        *ONE,
+        "trainer.devices=2",
+    ]
+    losses = {}
+    for name, env in {"gpu": None, "cpu": CPU}.items():
+        record = run(runs.train, 2, str(tmp_path / name), NAME, overrides=overrides, env=env, save=False)
+        losses[name] = record["losses"]
+    assert len(losses["gpu"]) == runs.STEPS
+
+
+@pytest.mark.parametrize("graphs", ["local", "full_iteration"])
+def test_graphs_train_as_without(run: Run, tmp_path: Path, graphs: str) -> None:
+    overrides = [*ONE, "trainer.devices=1", "strategy.ddp_config.check_for_nan_in_grad=False"]
+    captured = [f"model.config.cuda_graph_impl={graphs}", "model.config.cuda_graph_warmup_steps=1"]
+    plain, replayed = (
+        run(runs.train, 1, str(tmp_path), NAME, steps=4, overrides=[*overrides, *more], save=False)
+        for more in ([], captured)
+    )
+    assert replayed["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+
+
+def test_an_exchange_of_experts_beside_computation_trains_the_same(run: Run, tmp_path: Path) -> None:
+    overlapped = ["model.config.overlap_moe_expert_parallel_comm=True"]
+    name, overrides = "mixtral_8x7b", ["model.config.moe_token_dispatcher_type=alltoall"]
+    world = runs.shrunk(name).processes
+    plain, beside = (
+        run(runs.train, world, str(tmp_path), name, overrides=[*overrides, *more], save=False)
+        for more in ([], overlapped)
+    )
+    assert beside["losses"] == pytest.approx(plain["losses"], rel=1e-3)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every shipped recipe, shrunk, on pretend GPUs: `make nightly`.
+
+    python -m support.pretend_gpu --gpus 4 python -m tools.pretend_gpu --write bench/results/pretend-gpu.md
+
+A recipe is built, trains three steps, validates and saves. Two copies of the run go on for a step, one on pretend GPUs and one on
+CPUs, from the same weights and optimizer, so that their losses can be compared. Fine-tuning starts from the recipe's own
+pre-training. A recipe that is done is kept, and not run again by the next call.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from support import ranks
+from support.pretend_gpu import HOME, runs
+
+TOLERANCE = 2e-3
+"""Between losses of the same step, in bf16: 8 bits of a number."""
+KINDS: dict[str, dict[str, Any]] = {
+    "pretrain": {},
+    "lora": {"scheme": "lora"},
+    "performance": {"performance": True},
+    "full": {"scheme": "full"},
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="Recipes; none means all.")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--seconds", type=float, help="Start no recipe after so many seconds.")
+    parser.add_argument("--timeout", type=float, default=180.0, help="Seconds that one run may take.")
+    parser.add_argument("--write", type=Path, help="A Markdown page for the table.")
+    arguments = parser.parse_args()
+    if os.environ.get("PRETEND_GPU") != "1":
+        parser.error(
+            "start it by python -m support.pretend_gpu --gpus 4: without pretend GPUs all runs would be on CPUs"
+        )
+    ranks.prepare()
+    kept = HOME / "recipes"
+    kept.mkdir(parents=True, exist_ok=True)
+    ends = None if arguments.seconds is None else time.monotonic() + arguments.seconds
+
+    def row(case: tuple[str, str]) -> dict[str, Any] | None:
+        path = kept / f"{'.'.join(case)}.json"
+        if path.is_file() and "error" not in (stored := json.loads(path.read_text())):
+            return stored
+        if ends is not None and time.monotonic() > ends:
+            return None
+        found = measure(*case, timeout=arguments.timeout)
+        path.write_text(json.dumps(found))
+        print(found["recipe"], found["kind"], found.get("error") or found["verdict"], flush=True)
+        return found
+
+    with ThreadPoolExecutor(2) as workers:  # which wait for ranks
+        rows = [found for found in workers.map(row, cases(arguments.names, arguments.kinds)) if found]
+    if arguments.write:
+        arguments.write.write_text(page(rows))
+    return 1 if any("error" in found or found["verdict"] != "same" for found in rows) else 0
+
+
+def cases(names: list[str], kinds: list[str]) -> Iterator[tuple[str, str]]:
+    from nemo2 import recipes
+
+    for kind in kinds:
+        wanted = "finetune_recipe" if "scheme" in KINDS[kind] else "pretrain_recipe"
+        for name in names or recipes.names():
+            if hasattr(recipes.get(name), wanted):
+                yield name, kind
+
+
+def measure(name: str, kind: str, *, timeout: float) -> dict[str, Any]:
+    """One row of the table."""
+    options = dict(KINDS[kind])
+    found: dict[str, Any] = {"recipe": name, "kind": kind}
+    folder = Path(tempfile.mkdtemp(prefix="pretend-gpu-"))
+    started = time.monotonic()
+
+    def run(world: int, where: str, **more: Any) -> dict[str, Any]:
+        env = more.pop("env", None)
+        return ranks.run(
+            runs.train,
+            world,
+            str(folder / where),
+            name,
+            init_process_group=False,
+            quiet=True,
+            timeout=timeout,
+            env=env,
+            **more,
+        )[0]
+
+    try:
+        small = runs.shrunk(name, **options)
+        found |= {"gpus": small.processes, "notes": list(small.notes)}
+        if "scheme" in options:
+            run(runs.shrunk(name).processes, "base")
+            options["base"] = str(runs.checkpoint_of(str(folder / "base")))
+        found |= run(small.processes, "gpu", **options)
+        shutil.copytree(folder / "gpu", folder / "cpu")
+        for where, env in {"gpu": None, "cpu": runs.CPU}.items():
+            [found[f"next_on_{where}"]] = run(small.processes, where, steps=runs.STEPS + 1, env=env, **options)[
+                "losses"
+            ]
+        difference = abs(found["next_on_gpu"] / found["next_on_cpu"] - 1)
+        found |= {"difference": difference, "verdict": "same" if difference <= TOLERANCE else "differs"}
+    except Exception as error:  # whatever it is belongs to this row; the others still run
+        text = str(error)
+        found |= {
+            "error": next((line for line in reversed(text.splitlines()) if "Error" in line), text[-200:]),
+            "trace": text,
+        }
+    finally:
+        shutil.rmtree(folder)
+    return found | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The table as Markdown."""
+    done = [row for row in rows if "error" not in row]
+    same = sum(row["verdict"] == "same" for row in done)
+    lines = [
+        "# Shrunk recipes on pretend GPUs",
+        "",
+        f"{date.today():%d %B %Y}, Python {sys.version_info.major}.{sys.version_info.minor}, torch {version('torch')}, "
+        f"Megatron-Core {version('megatron-core')}, without Transformer Engine. Made by `python -m tools.pretend_gpu`.",
+        "",
+        f"{len(rows)} runs of {len({row['recipe'] for row in rows})} recipes: {len(done)} trained {runs.STEPS} steps, validated, "
+        f"saved and went on; {same} of these went on to the same loss on a CPU, within {TOLERANCE:g}.",
+        "",
+        "| recipe | kind | GPUs | losses | validation | next on GPUs | next on CPUs | difference |",
+        "|---|---|--:|---|--:|--:|--:|--:|",
+    ]
+    for row in sorted(rows, key=lambda row: (row["recipe"], list(KINDS).index(row["kind"]))):
+        start = f"| `{row['recipe']}` | {row['kind']} | {row.get('gpus', '')} |"
+        if "error" in row:
+            lines.append(f"{start} {row['error'].replace('|', '/')[:160]} | | | | |")
+        else:
+            losses = ", ".join(f"{loss:.4f}" for loss in row["losses"])
+            lines.append(
+                f"{start} {losses} | {row['validation'][-1]:.4f} | {row['next_on_gpu']:.4f} | {row['next_on_cpu']:.4f} | "
+                f"{row['difference']:.1e} |"
+            )
+    notes = sorted({note for row in rows for note in row.get("notes", ())})
+    return "\n".join([*lines, "", "What shrinking left out of some:", "", *(f"- {note}" for note in notes)]) + "\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
