@@ -40,7 +40,7 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
     recipe = facts.recipe
     model = SimpleNamespace(tokenizer=_built(getattr(getattr(recipe, "model", None), "tokenizer", None)))
     own = _built(getattr(facts.data, "tokenizer", None))
-    data = SimpleNamespace(tokenizer=own if own is not None else _made_by(facts.parts.get("data")))
+    data = SimpleNamespace(tokenizer=own if own is not None else known_by_size(facts.parts.get("data")))
     choice = "data" if _verb(recipe) == "pretrain" else getattr(recipe, "tokenizer", None)
     share_tokenizer(model, data, choice if choice is None or isinstance(choice, str) else _built(choice))
     restore = getattr(getattr(recipe, "resume", None), "restore_config", None)
@@ -59,8 +59,9 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
     return getattr(model if part == "model" else data, "tokenizer", None)
 
 
-def _made_by(data: Any) -> Any:
-    """The tokenizer that a data module made itself. One that is made on first use is known by its size only."""
+def known_by_size(data: Any) -> Any:
+    """The tokenizer that a data module made itself. One that is made on first use, from files that may not exist yet, is
+    known by its size only. None: it made none."""
     made = vars(data).get("tokenizer") if data is not None else None
     size = getattr(data, "vocab_size", None)
     on_first_use = isinstance(getattr(type(data), "tokenizer", None), property | cached_property)

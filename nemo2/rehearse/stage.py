@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import fiddle as fdl
 
+from nemo2.checks.tokenizers import known_by_size
 from nemo2.llm.connecting import connect_parts
 from nemo2.parallel.layout import Layout
 from nemo2.rehearse.counts import RankRehearsal
@@ -28,6 +29,8 @@ def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches:
     def parts() -> tuple[Any, Any, Any]:
         call = fdl.build(recipe).keywords
         model, data = call["model"], call["data"]
+        if (tokenizer := known_by_size(data)) is not None:  # otherwise the data module would prepare its files now
+            data.tokenizer = tokenizer
         connect_parts(
             model,
             data,

@@ -116,6 +116,12 @@ def test_a_changed_recipe_is_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert first.needed < peak_of(rehearsed()["llama3_8b"]["ranks"])
 
 
+def test_a_rehearsal_prepares_no_data(tmp_path: Path) -> None:
+    made = fit_of(recipe("llama_tiny", "model.config.num_layers=1"), H100)
+    assert made is not None and made.why == ""
+    assert {one.name for one in tmp_path.iterdir()} == {"rehearsed"}
+
+
 def test_a_process_that_sees_gpus_rehearses_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
     small = recipe("llama3_8b", "model.config.num_layers=1")
     here = fit.rehearse_ranks(small)
