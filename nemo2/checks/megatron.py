@@ -51,25 +51,25 @@ def refused(facts: Facts) -> list[str]:
 def refusals(facts: Facts) -> Iterator[str]:
     """Messages for the settings that the installed Megatron-Core refuses, also for those behind its first refusal."""
     for _ in range(MOST_ROUNDS):
-        if not (told := refused(facts)):
+        if not (reasons := refused(facts)):
             return
-        changes = _accepted_changes(facts, told[0])
-        yield _message(facts, told[0], [setting for setting, _ in changes])
+        changes = _accepted_changes(facts, reasons[0])
+        yield _message(facts, reasons[0], [setting for setting, _ in changes])
         if not changes:
             return
         facts = changes[0][1]
 
 
-def _accepted_changes(facts: Facts, told: str) -> list[tuple[Setting, Facts]]:
+def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
     """Single changes with which Megatron-Core accepts the recipe, or with which it at least doesn't say this."""
     accepted: list[tuple[Setting, Facts]] = []
     others: list[tuple[Setting, Facts]] = []
     changed_by_user = False
-    for setting in _settings(facts, told):
+    for setting in _settings(facts, reason):
         by_user = _by_user(facts, setting)
         if len(accepted) == MOST_CHANGES or (accepted and changed_by_user and not by_user):
             break
-        for changed in _other_values(facts, setting, told):
+        for changed in _other_values(facts, setting, reason):
             recipe = copy.deepcopy(facts.recipe)
             setattr(_node(recipe, changed.path), changed.name, changed.value)
             after = read_facts(recipe, machine=facts.machine, environment=facts.environment)
@@ -78,12 +78,12 @@ def _accepted_changes(facts: Facts, told: str) -> list[tuple[Setting, Facts]]:
                 accepted.append((changed, after))
                 changed_by_user |= by_user
                 break
-            if told not in now:
+            if reason not in now:
                 others.append((changed, after))
     return accepted or others[:1]
 
 
-def _settings(facts: Facts, told: str) -> list[Setting]:
+def _settings(facts: Facts, reason: str) -> list[Setting]:
     """The settings of the recipe: those first that the message names, then those that the user set."""
     settings = [
         Setting(path, str(name), value)
@@ -92,13 +92,13 @@ def _settings(facts: Facts, told: str) -> list[Setting]:
         for name, value in node.__arguments__.items()
         if not isinstance(value, fdl.Buildable)
     ]
-    names = _names(told)
+    names = _names(reason)
     return sorted(settings, key=lambda one: (not _by_user(facts, one), one.name not in names))
 
 
-def _other_values(facts: Facts, setting: Setting, told: str) -> Iterator[Setting]:
+def _other_values(facts: Facts, setting: Setting, reason: str) -> Iterator[Setting]:
     """The default of a setting, and for a number that the message names the nearest numbers."""
-    if is_count(setting.value) and setting.name in _names(told):
+    if is_count(setting.value) and setting.name in _names(reason):
         near = (setting.value + sign * step for step in range(1, FURTHEST + 1) for sign in (-1, 1))
         yield from (setting._replace(value=value) for value in near if value >= 1)
     node = copy.copy(_node(facts.recipe, setting.path))
@@ -112,31 +112,31 @@ def _by_user(facts: Facts, setting: Setting) -> bool:
     return bool(setters) and not setters[-1][0].startswith(_OWN)
 
 
-def _names(told: str) -> set[str]:
-    return set(re.findall(r"\w+", told))
+def _names(reason: str) -> set[str]:
+    return set(re.findall(r"\w+", reason))
 
 
 def _node(recipe: Any, path: str) -> Any:
     return reduce(lambda node, name: getattr(node, name, None), path.split("."), recipe)
 
 
-def _message(facts: Facts, told: str, accepted: list[Setting]) -> str:
-    said = told if told.endswith((".", "!", "?")) else f"{told}."
+def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
+    sentence = reason if reason.endswith((".", "!", "?")) else f"{reason}."
     rejects = (
         f"Megatron-Core {facts.machine.megatron_core} rejects the model in this layout ({facts.layout.describe()})"
     )
     if not accepted:
         named = [
             f"model.config.{name}={getattr(facts.model, name)!r}"
-            for name in sorted(_names(told))
+            for name in sorted(_names(reason))
             if hasattr(facts.model, name)
         ]
-        return f"{', '.join(named) or 'model.config'}: {rejects}: {said}"
+        return f"{', '.join(named) or 'model.config'}: {rejects}: {sentence}"
     first = accepted[0]
     node = _node(facts.recipe, first.path)
     setters = who_set(node, first.name)
     place = f" (set at {setters[-1][0]}:{setters[-1][1]})" if setters and _by_user(facts, first) else ""
     return (
-        f"{first._replace(value=getattr(node, first.name))}{place}: {rejects}: {said} "
+        f"{first._replace(value=getattr(node, first.name))}{place}: {rejects}: {sentence} "
         f"It accepts {', or '.join(map(str, accepted))}."
     )

@@ -53,10 +53,10 @@ def serve(
     Exports the model once, then starts vLLM's or transformers' server.
     """
     path = named_weights(checkpoint, source)
-    from nemo2.llm.engines import Asked
+    from nemo2.llm.engines import ServingOptions
     from nemo2.llm.serving import plan_serving
 
-    asked = Asked(
+    options = ServingOptions(
         host=host,
         port=port,
         tensor_parallel_size=tensor_parallel,
@@ -65,7 +65,7 @@ def serve(
         model_name=name,
         further=also or (),
     )
-    serving = plan_serving(path, asked, engine=engine, merge=merge, print_only=print_only)
+    serving = plan_serving(path, options, engine=engine, merge=merge, print_only=print_only)
     for note in serving.notes:
         print(note, file=sys.stderr)
     if print_only:

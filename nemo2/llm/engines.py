@@ -25,7 +25,7 @@ _OLDEST_TRANSFORMERS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ServingOptions:
     """The requested settings of a server."""
 
     host: str = "127.0.0.1"
@@ -79,41 +79,41 @@ def chosen(engine: Optional[str], *, print_only: bool = False) -> Engine:
 
 
 def vllm_command(
-    model: str, asked: Asked, *, dtype: str, length: int, name: str, adapters: Optional[Adapters]
+    model: str, options: ServingOptions, *, dtype: str, length: int, name: str, adapters: Optional[Adapters]
 ) -> list[str]:
     """``vllm serve`` for a model's folder. With ``adapters`` these answer as ``name``, and the base model as
     ``name-base``."""
     command = [
-        *(_program("vllm"), "serve", model, "--host", asked.host, "--port", str(asked.port)),
+        *(_program("vllm"), "serve", model, "--host", options.host, "--port", str(options.port)),
         *("--served-model-name", name if adapters is None else f"{name}-base"),
         *("--dtype", torch_name(dtype), "--max-model-len", str(length)),
     ]
-    if asked.tensor_parallel_size > 1:
-        command += ["--tensor-parallel-size", str(asked.tensor_parallel_size)]
-    if asked.pipeline_parallel_size > 1:
-        command += ["--pipeline-parallel-size", str(asked.pipeline_parallel_size)]
+    if options.tensor_parallel_size > 1:
+        command += ["--tensor-parallel-size", str(options.tensor_parallel_size)]
+    if options.pipeline_parallel_size > 1:
+        command += ["--pipeline-parallel-size", str(options.pipeline_parallel_size)]
     if adapters is not None:
         rank = next(one for one in _LORA_RANKS if one >= adapters.rank)
         module = {"name": name, "path": str(adapters.folder), "base_model_name": f"{name}-base"}
         command += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", json.dumps(module)]
-    return [*command, *asked.further]
+    return [*command, *options.further]
 
 
-def transformers_command(model: str, asked: Asked, *, dtype: str) -> list[str]:
+def transformers_command(model: str, options: ServingOptions, *, dtype: str) -> list[str]:
     """``transformers serve`` for a model's folder. Requests address the model by this path.
 
     Raises:
         ConfigError: a requested setting has no argument.
     """
-    default = Asked()
+    default = ServingOptions()
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "max_length"):
-        if (value := getattr(asked, name)) != getattr(default, name):
+        if (value := getattr(options, name)) != getattr(default, name):
             raise ConfigError(
                 f"{name}={value}: `transformers serve` has no such argument. Remove it, or serve with vLLM "
                 f"({_INSTALL['vllm']})."
             )
-    where = "--host", asked.host, "--port", str(asked.port)
-    return [_program("transformers"), "serve", model, "--dtype", torch_name(dtype), *where, *asked.further]
+    where = "--host", options.host, "--port", str(options.port)
+    return [_program("transformers"), "serve", model, "--dtype", torch_name(dtype), *where, *options.further]
 
 
 def why_vllm_takes_no_adapters(model: Any) -> Optional[str]:

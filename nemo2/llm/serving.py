@@ -19,7 +19,7 @@ from nemo2.config.notices import warn_without_effect
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.llm import engines
-from nemo2.llm.engines import Adapters, Asked, Engine
+from nemo2.llm.engines import Adapters, Engine, ServingOptions
 from nemo2.llm.exported import Form, dtype_of, exports_cache, own_dtype, tokenizer_trouble
 from nemo2.llm.signatures import only_defaults
 from nemo2.models.conversion.families import conversion_of
@@ -73,7 +73,7 @@ class Serving:
 
 
 def plan_serving(
-    path: str, asked: Asked, *, engine: Optional[str] = None, merge: bool = False, print_only: bool = False
+    path: str, options: ServingOptions, *, engine: Optional[str] = None, merge: bool = False, print_only: bool = False
 ) -> Serving:
     """Decide the form and the command line with which an engine serves a checkpoint. Nothing is written or started.
 
@@ -89,22 +89,22 @@ def plan_serving(
         CheckpointError: the checkpoint is missing or doesn't describe its model.
         ConfigError: no engine is installed, or the engine doesn't support the request.
     """
-    asked = replace(asked, model_name=asked.model_name or name_of_weights(path))
+    options = replace(options, model_name=options.model_name or name_of_weights(path))
     checkpoint = Checkpoint.open(path)
     model, chosen = checkpoint.model(), engines.chosen(engine, print_only=print_only)
-    dtype = asked.dtype or dtype_of(checkpoint)
+    dtype = options.dtype or dtype_of(checkpoint)
     if checkpoint.is_release:  # served as it is
-        return _serving(model, asked, chosen, dtype, folder=checkpoint.path)
+        return _serving(model, options, chosen, dtype, folder=checkpoint.path)
     if (trouble := tokenizer_trouble(model)) is not None:
         raise ConfigError(
             f"{checkpoint.path}: {trouble}, but a server receives text and needs a tokenizer. `nemo2 generate` completes "
             "prompts without one."
         )
     if (why := _why_whole(checkpoint, model, chosen, merge=merge)) is None:
-        return _beside_the_base(checkpoint, model, asked, dtype)
+        return _beside_the_base(checkpoint, model, options, dtype)
     form = Form(checkpoint=checkpoint.require_nemo2().path, kind="merged" if why else "model", dtype=dtype)
     notes = (f"The adapters are merged into the weights, because {why}.",) if why else ()
-    return _serving(model, asked, chosen, dtype, folder=form.folder, forms=(form,), notes=notes)
+    return _serving(model, options, chosen, dtype, folder=form.folder, forms=(form,), notes=notes)
 
 
 @configurable
@@ -198,7 +198,7 @@ def deploy(
     run_length = Checkpoint.open(nemo_checkpoint).model().config.seq_length
     engine = None if backend == "in-framework" else backend
     vllm = engines.chosen(engine) == "vllm"
-    asked = Asked(
+    options = ServingOptions(
         host=fastapi_http_address,
         port=fastapi_port,
         tensor_parallel_size=tensor_parallelism_size,
@@ -207,14 +207,14 @@ def deploy(
         max_length=min(max_input_len + max_output_len, run_length) if vllm else None,
         model_name=triton_model_name if triton_model_name != "triton_model" else None,
     )
-    serving = plan_serving(nemo_checkpoint, asked, engine=engine)
+    serving = plan_serving(nemo_checkpoint, options, engine=engine)
     serving.prepare()
     subprocess.run(serving.command, check=True, cwd=serving.directory)
 
 
 def _serving(
     model: Any,
-    asked: Asked,
+    options: ServingOptions,
     engine: Engine,
     dtype: str,
     *,
@@ -223,25 +223,25 @@ def _serving(
     notes: tuple[str, ...] = (),
 ) -> Serving:
     if engine == "transformers":
-        return _by_transformers(asked, dtype, forms=forms, folder=folder, notes=notes)
-    return _by_vllm(model, asked, dtype, forms=forms, place=str(folder), notes=notes)
+        return _by_transformers(options, dtype, forms=forms, folder=folder, notes=notes)
+    return _by_vllm(model, options, dtype, forms=forms, place=str(folder), notes=notes)
 
 
 def _by_transformers(
-    asked: Asked, dtype: str, *, forms: tuple[Form, ...], folder: Path, notes: tuple[str, ...]
+    options: ServingOptions, dtype: str, *, forms: tuple[Form, ...], folder: Path, notes: tuple[str, ...]
 ) -> Serving:
     """The model answers by the path that ``transformers serve`` is given, so that is a link of its name.
 
     Raises:
         ConfigError: a setting has no argument, or the name is no path below a directory.
     """
-    name = asked.model_name or folder.name
+    name = options.model_name or folder.name
     if Path(name).is_absolute() or ".." in Path(name).parts or str(Path(name)) != name:
         raise ConfigError(
             f"model_name={name!r}: `transformers serve` needs a name such as 'mine' or 'organisation/mine'."
         )
     digest = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-    command = engines.transformers_command(name, asked, dtype=dtype)
+    command = engines.transformers_command(name, options, dtype=dtype)
     link = exports_cache() / "served" / digest / name
     return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes, link=link, folder=folder)
 
@@ -257,9 +257,9 @@ def _why_whole(checkpoint: Checkpoint, model: Any, engine: Engine, *, merge: boo
     return engines.why_vllm_takes_no_adapters(model)
 
 
-def _beside_the_base(checkpoint: Checkpoint, model: Any, asked: Asked, dtype: str) -> Serving:
+def _beside_the_base(checkpoint: Checkpoint, model: Any, options: ServingOptions, dtype: str) -> Serving:
     adapters = Form(checkpoint=checkpoint.path, kind="adapters", dtype=dtype)
-    name = asked.model_name
+    name = options.model_name
     notes = (f"{name} is the base with its adapters, and {name}-base is the base alone.",)
     base = Checkpoint.open(checkpoint.base or "")
     forms: tuple[Form, ...] = (adapters,)
@@ -267,12 +267,12 @@ def _beside_the_base(checkpoint: Checkpoint, model: Any, asked: Asked, dtype: st
         forms = (Form(checkpoint=base.require_nemo2().path, kind="model", dtype=dtype), adapters)
     place = base.path if base.is_release else forms[0].folder
     loaded = Adapters(folder=adapters.folder, rank=model.model_transform.dim)
-    return _by_vllm(model, asked, dtype, forms=forms, place=str(place), notes=notes, adapters=loaded)
+    return _by_vllm(model, options, dtype, forms=forms, place=str(place), notes=notes, adapters=loaded)
 
 
 def _by_vllm(
     model: Any,
-    asked: Asked,
+    options: ServingOptions,
     dtype: str,
     *,
     forms: tuple[Form, ...],
@@ -280,15 +280,15 @@ def _by_vllm(
     notes: tuple[str, ...],
     adapters: Optional[Adapters] = None,
 ) -> Serving:
-    engines.refuse_uneven_heads(model, asked.tensor_parallel_size)
-    _refuse_too_long(model.config, asked.max_length)
-    length, name = asked.max_length or model.config.seq_length, asked.model_name or ""
-    if asked.max_length is None:
+    engines.refuse_uneven_heads(model, options.tensor_parallel_size)
+    _refuse_too_long(model.config, options.max_length)
+    length, name = options.max_length or model.config.seq_length, options.model_name or ""
+    if options.max_length is None:
         notes = (
             *notes,
             f"At most {length} tokens, the sequence length of the model. To change this, pass --max-length.",
         )
-    command = engines.vllm_command(place, asked, dtype=dtype, length=length, name=name, adapters=adapters)
+    command = engines.vllm_command(place, options, dtype=dtype, length=length, name=name, adapters=adapters)
     return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes)
 
 

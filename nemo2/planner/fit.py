@@ -25,6 +25,7 @@ from nemo2.config.serialize import to_json
 from nemo2.data.home import nemo_home
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.gpus import DEFAULT, GIB, GPU, HEADROOM, Answer, answer_of, gpu
+from nemo2.place import OF_A_RANK
 from nemo2.planner.memory import predict_memory
 from nemo2.planner.peaks import Ranks, parts_of, peak_of, rehearsed_by_key
 from nemo2.planner.recipe import read_recipe
@@ -173,7 +174,7 @@ print("\\n" + json.dumps(ranks))
 def _rehearse_elsewhere(recipe: Any) -> Ranks:
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
-    hidden = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    hidden = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
     done = subprocess.run(
         [sys.executable, "-c", _ELSEWHERE],
         input=ZlibJSONSerializer().serialize(recipe),

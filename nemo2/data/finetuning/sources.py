@@ -127,11 +127,11 @@ class Part:
         Raises:
             ConfigError: the text has another form.
         """
-        if not (found := _PART.fullmatch(text)):
+        if not (match := _PART.fullmatch(text)):
             raise ConfigError(
                 f"data.split={text!r}: write a split's name, such as 'train', 'train[:100]' or 'train[5%:10%]'."
             )
-        return cls(*found.groups())
+        return cls(*match.groups())
 
     def of(self, source: Source) -> Source:
         """These records of the split in ``source``."""

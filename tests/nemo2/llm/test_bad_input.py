@@ -141,11 +141,13 @@ def test_what_is_there_to_write_to_and_to_read_is_looked_at_first(checkpoint: Pa
 
 
 def test_a_server_is_not_asked_for_more_than_the_model_reads(checkpoint: Path) -> None:
-    from nemo2.llm.engines import Asked
+    from nemo2.llm.engines import ServingOptions
     from nemo2.llm.serving import plan_serving
 
     def plan(length: int) -> Any:
-        return plan_serving(str(checkpoint), Asked(max_length=length, dtype="bf16"), engine="vllm", print_only=True)
+        return plan_serving(
+            str(checkpoint), ServingOptions(max_length=length, dtype="bf16"), engine="vllm", print_only=True
+        )
 
     assert str(LENGTH) in plan(LENGTH).command
     with pytest.raises(ConfigError, match=f"max_length={LENGTH + 1}: the model reads only {LENGTH} tokens"):

@@ -22,7 +22,7 @@ def planned(directory: str) -> dict[str, Any]:
     from nemo2.cli import main
     from nemo2.hugging_face.checkpoint import find_checkpoint
     from nemo2.llm import peft
-    from nemo2.llm.engines import Asked
+    from nemo2.llm.engines import ServingOptions
     from nemo2.llm.serving import plan_serving
 
     os.environ["NEMO2_EXPORTS_CACHE"] = f"{directory}/exports"
@@ -73,7 +73,9 @@ def planned(directory: str) -> dict[str, Any]:
         with contextlib.redirect_stderr(told):
             assert main(["serve", *arguments]) == 2
         found["errors"][name] = told.getvalue()
-    served = {kind: plan_serving(path, Asked(), engine="vllm", print_only=True) for kind, path in adapted.items()}
+    served = {
+        kind: plan_serving(path, ServingOptions(), engine="vllm", print_only=True) for kind, path in adapted.items()
+    }
     for one in served.values():
         one.prepare()
     found["folders"] = {kind: [str(form.folder) for form in one.forms] for kind, one in served.items()}

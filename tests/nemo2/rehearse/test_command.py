@@ -16,9 +16,10 @@ def commands(page: str) -> list[tuple[int, str]]:
     results = []
     for arguments in (
         ["llama_tiny", "--gpus", "H100x2", "--json", "--html", page],
-        ["llama_tiny", "model.config.hidden_size=8192", "--gpus", "RTX4090x2", "--headroom", "0.9", "--no-advice"],
+        ["llama_tiny", "model.config.hidden_size=16384", "--gpus", "RTX4090x2", "--no-advice"],
         ["llama_tiny", "--gpus", "H1000"],
         ["llama_tiny", "strategy.context_parallel_size=3", "--gpus", "H100x2"],
+        ["llama_tiny", "model.config.hidden_size=8192", "--gpus", "RTX4090x2", "--headroom", "0.9", "--no-advice"],
     ):
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -42,10 +43,12 @@ def test_a_job_that_fits_ends_with_0_and_its_json_is_all_that_is_printed(ran: An
 def test_a_job_that_does_not_fit_ends_with_1(ran: Any) -> None:
     code, text = ran[0][1]
     assert code == 1 and "DOES NOT FIT on RTX4090" in text
+    code, text = ran[0][4]
+    assert code == 1 and "TIGHT on RTX4090" in text, "it fits, but not with so much left free"
 
 
 def test_bad_input_ends_with_2_and_says_what_is_wrong(ran: Any) -> None:
-    (first, gpu), (second, layout) = ran[0][2:]
+    (first, gpu), (second, layout) = ran[0][2:4]
     assert first == 2 and "must be one of" in gpu
     assert second == 2 and "context_parallel_size" in layout
 
