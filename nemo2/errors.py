@@ -5,7 +5,7 @@ Every error that nemo2 raises on purpose is a `Nemo2Error`. The command line pri
 tracebacks for unexpected errors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 EXIT_PREEMPTED = 143
@@ -27,11 +27,13 @@ class ConfigError(Nemo2Error, ValueError):
 
     Args:
         rule: The rule's name in the table of rules (`nemo2.checks`). None: no rule of the table covers this place.
+        rules: The rule of each line of the message. Empty: ``rule`` is that of all lines.
     """
 
-    def __init__(self, *message: object, rule: str | None = None) -> None:
+    def __init__(self, *message: object, rule: str | None = None, rules: Sequence[str] = ()) -> None:
         super().__init__(*message)
-        self.rule = rule
+        self.rule = rules[0] if rules else rule
+        self.rules = rules
 
 
 class UnknownNameError(ConfigError, AttributeError, TypeError):

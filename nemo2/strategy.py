@@ -52,7 +52,8 @@ from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.transform import transform_of
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
-from nemo2.settle.settling import RunSettings, settle_run
+from nemo2.settle.run_settings import RunSettings
+from nemo2.settle.settling import settle_run
 from nemo2.strategies.checkpoints import Checkpoints
 from nemo2.strategies.live_settings import LiveSettings
 from nemo2.strategies.megatron_config import (

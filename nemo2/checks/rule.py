@@ -164,13 +164,10 @@ class Topic:
 
         return add
 
-    def settled(self, name: str, *, unless: Callable[["Facts"], bool] = lambda _: False, **fields: Any) -> None:
-        """Add a rule that `nemo2.settle` applies: a refusal there carries the rule's name. ``fields`` are those of `rule`.
-
-        ``unless`` tells that the refusal doesn't hold for a recipe.
-        """
+    def settled(self, name: str, **fields: Any) -> None:
+        """Add a rule that `nemo2.settle` applies: a refusal there carries the rule's name. ``fields`` are those of
+        `rule`."""
 
         @self.rule(name, **fields)
         def _refused(facts: "Facts") -> Iterator[str]:
-            if not unless(facts):
-                yield from facts.settled.refused(name)
+            yield from facts.settled.refused(name)

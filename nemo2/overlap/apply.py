@@ -7,6 +7,7 @@ The overlap callback calls this before a run. ``nemo2 explain`` calls it on copi
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Optional
 
+from nemo2.config.derivations import Setting
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_values, where_set
 from nemo2.config.walk import class_of
@@ -19,7 +20,6 @@ from nemo2.overlap.settings import (
     OPTIMIZER_FIELDS,
     SWITCH_FIELDS,
     Decision,
-    Setting,
 )
 from nemo2.overlap.tp_switches import left_out
 from nemo2.parallel.layout import Layout

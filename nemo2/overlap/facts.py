@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, Optional
 
+from nemo2.config.derivations import Setting
 from nemo2.config.requested import explicit_values, where_set
 from nemo2.overlap.settings import (
     CALLBACK,
@@ -13,7 +14,6 @@ from nemo2.overlap.settings import (
     OPTIMIZER_FIELDS,
     SWITCH_FIELDS,
     OverlapFacts,
-    Setting,
 )
 from nemo2.overlap.userbuffer_limits import without_buffers
 from nemo2.parallel.layout import Layout

@@ -14,12 +14,14 @@ contradict each other are an error that names both. Overlap that the layout can'
 | context parallel | CP ≥ 2: the ring exchanges the next block while it attends over this one | a ring (``cp_comm_type``) |
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Optional
 
+from nemo2.config.derivations import Setting
 from nemo2.errors import ConfigError
+from nemo2.overlap.conflicts import BETWEEN_STAGES, PAIRS, RULE
 from nemo2.overlap.presets import choose_userbuffers
-from nemo2.overlap.settings import Decision, OverlapFacts, Setting, Settings
+from nemo2.overlap.settings import Decision, OverlapFacts, Requested
 from nemo2.overlap.tp_switches import SWITCHES, switches_of, unswitchable
 from nemo2.overlap.tp_switches import contradictions as switch_contradictions
 
@@ -43,20 +45,14 @@ def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Deci
         ConfigError: settings contradict each other. The message lists all contradictions, with both settings and their
             lines.
     """
-    settings = Settings(given)
-    problems = [*settings.clashes, *_exclusions(facts, settings)]
-    if problems:
-        raise ConfigError("\n".join(problems))
-    decided = {setting.name: Decision(setting.value, f"set: {setting}", by_user=True) for setting in settings}
+    given = list(given)
+    refuse_conflicts(facts, given)
+    decided: Decisions = {}
+    for setting in given:
+        decided.setdefault(setting.name, Decision(setting.value, f"set: {setting}", by_user=True))
     for rules in (_tensor_parallel, _pipeline, _embedding_gradient, _gradients, _parameters, _context_parallel):
         rules(facts, decided)
     return decided
-
-
-def contradictions(facts: OverlapFacts, given: Iterable[Setting]) -> list[str]:
-    """The errors of `decide`, one sentence each."""
-    settings = Settings(given)
-    return [*settings.clashes, *_exclusions(facts, settings)]
 
 
 def ineffective(decided: dict[str, Decision], given: Iterable[Setting]) -> list[tuple[Setting, Decision]]:
@@ -72,78 +68,33 @@ def ineffective(decided: dict[str, Decision], given: Iterable[Setting]) -> list[
 # ------------------------------------------------------------------------------------------- what excludes each other
 
 
-def _exclusions(facts: OverlapFacts, settings: Settings) -> list[str]:
-    """Pairs of settings of different fields that exclude each other. The reasons are Megatron-LM's (arguments.py)."""
-    pairs = (
-        (
-            ("overlap_p2p_comm", True),
-            ("batch_p2p_comm", True),
-            "a rank cannot wait for batched sends and receives one by one",
-        ),
-        (
-            ("overlap_param_gather", True),
-            ("overlap_grad_reduce", False),
-            "without overlapped reduction there is only one bucket, so no bucket can be gathered ahead",
-        ),
-        (
-            ("overlap_param_gather", True),
-            ("use_distributed_optimizer", False),
-            "only the distributed optimizer has parameters to gather",
-        ),
-        (
-            ("align_param_gather", True),
-            ("overlap_param_gather", False),
-            "there is no overlapped gather to align",
-        ),
-        (
-            ("overlap_param_gather_with_optimizer_step", True),
-            ("overlap_param_gather", False),
-            "there is no overlapped gather to combine with the optimizer step",
-        ),
-        (
-            ("overlap_param_gather_with_optimizer_step", True),
-            ("use_distributed_optimizer", False),
-            "only the distributed optimizer has parameters to gather",
-        ),
-    )
-    found = []
-    for (first, value), (second, other), why in pairs:
-        one, two = settings.get(first), settings.get(second)
-        if one is not None and two is not None and one.value is value and two.value is other:
-            found.append(f"{one} contradicts {two}: {why}. Remove one of them.")
-    overlapped = settings.get("overlap_p2p_comm")
-    if overlapped is not None and overlapped.value and facts.pipeline_parallel > 1 and not facts.interleaved:
-        found.append(
-            f"{overlapped} requires virtual pipeline stages, but "
-            f"strategy.pipeline_model_parallel_size={facts.pipeline_parallel} has none. Set "
-            "strategy.virtual_pipeline_model_parallel_size, or leave overlap_p2p_comm unset."
-        )
-    for name in facts.always_overlapped:
-        off = settings.get(name)
-        if off is not None and off.value is False:
-            found.append(
-                f"{off} contradicts strategy.fsdp='megatron', which always overlaps this communication. Remove {off.name}."
-            )
-    asked = settings.get("overlap_grad_reduce")
-    if facts.not_overlapped and asked is not None and asked.value:
-        found.append(f"{asked} contradicts strategy.fsdp='megatron': {facts.not_overlapped}. Remove {asked.name}.")
-    bucket_size, num_buckets = settings.get("bucket_size"), settings.get("num_buckets")
+def refuse_conflicts(facts: OverlapFacts, given: Iterable[Setting]) -> None:
+    """Refuse settings that contradict each other or the layout.
+
+    Raises:
+        ConfigError: there are some. The message has a sentence for each.
+    """
+    requested = Requested(facts, given)
+    problems = [(RULE, clash) for clash in requested.clashes]
+    problems += [(row.rule, problem) for row in (*PAIRS, *BETWEEN_STAGES) if (problem := row.problem(requested))]
+    problems += [(RULE, sentence) for sentence in _with_megatron_fsdp(facts, requested)]
+    bucket_size, num_buckets = requested.get("bucket_size"), requested.get("num_buckets")
     if bucket_size is not None and num_buckets is not None and None not in (bucket_size.value, num_buckets.value):
-        found.append(
-            f"{bucket_size} contradicts {num_buckets}, because each of them determines the other. Remove one of them."
+        problems.append(
+            (RULE, f"{bucket_size} contradicts {num_buckets}: each of them determines the other. Remove one of them.")
         )
-    if facts.interleaved and facts.pipeline_parallel == 2:
-        off = settings.get("overlap_p2p_comm")
-        batched = settings.get("batch_p2p_comm")
-        wrong = off if off is not None and off.value is False else batched if batched and batched.value else None
-        if wrong is not None:
-            found.append(
-                f"{wrong} contradicts strategy.virtual_pipeline_model_parallel_size={facts.virtual_pipeline} with "
-                "pipeline_model_parallel_size=2: two interleaved stages exchange two messages, and only overlapped "
-                f"messages keep their order. Remove {wrong.name}, use more stages, or leave "
-                "virtual_pipeline_model_parallel_size unset."
-            )
-    return found
+    if problems:
+        raise ConfigError("\n".join(sentence for _, sentence in problems), rules=[rule for rule, _ in problems])
+
+
+def _with_megatron_fsdp(facts: OverlapFacts, requested: Requested) -> Iterator[str]:
+    for name in facts.always_overlapped:
+        off = requested.get(name)
+        if off is not None and off.value is False:
+            yield f"{off} contradicts strategy.fsdp='megatron', which always overlaps this communication. Remove {name}."
+    reduced = requested.get("overlap_grad_reduce")
+    if facts.not_overlapped and reduced is not None and reduced.value:
+        yield f"{reduced} contradicts strategy.fsdp='megatron': {facts.not_overlapped}. Remove overlap_grad_reduce."
 
 
 # --------------------------------------------------------------------------------------------------------------- rules

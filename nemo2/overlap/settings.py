@@ -2,9 +2,10 @@
 """The input and output of the overlap rules: the user's settings, the run's facts, the decisions."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
 
+from nemo2.config.derivations import Setting
 from nemo2.overlap.tp_switches import SWITCHES
 
 CALLBACK = "MegatronCommOverlapCallback"
@@ -73,24 +74,6 @@ class OverlapFacts:
         return self.pipeline_parallel > 1 and (self.virtual_pipeline or 1) > 1
 
 
-class Setting(NamedTuple):
-    """An explicit value: its field, its place in the recipe ("strategy.ddp_config"), the value and its line."""
-
-    name: str
-    owner: str
-    value: Any
-    line: Optional[str] = None
-
-    @property
-    def place(self) -> str:
-        if self.owner == CALLBACK:
-            return f"{CALLBACK}({self.name}={self.value!r})"
-        return f"{self.owner}.{self.name}={self.value!r}"
-
-    def __str__(self) -> str:
-        return f"{self.place} ({self.line})" if self.line else self.place
-
-
 class Decision(NamedTuple):
     """The value of a field, and the reason. ``by_user`` tells whether the value is the user's rather than a default."""
 
@@ -99,13 +82,19 @@ class Decision(NamedTuple):
     by_user: bool = False
 
 
-class Settings:
-    """All explicit settings, by field. Two equal settings of one field count as one.
+class Requested:
+    """The user's settings by field, as the rows of `nemo2.overlap.conflicts` read them, with the facts of the run. Two
+    equal settings of one field count as one.
 
     ``clashes`` has a sentence for each pair that differs.
     """
 
-    def __init__(self, given: Iterable[Setting]) -> None:
+    def __init__(self, facts: OverlapFacts, given: Iterable[Setting]) -> None:
+        self.pipeline_parallel, self.interleaved = facts.pipeline_parallel, facts.interleaved
+        self._sizes = {
+            "pipeline_model_parallel_size": facts.pipeline_parallel,
+            "virtual_pipeline_model_parallel_size": facts.virtual_pipeline,
+        }
         self._by_name: dict[str, Setting] = {}
         self.clashes: list[str] = []
         for setting in given:
@@ -116,14 +105,15 @@ class Settings:
                     "to the same value."
                 )
 
-    def __getitem__(self, name: str) -> Setting:
-        return self._by_name[name]
+    def requested(self, field: str) -> Optional[Setting]:
+        """The setting of a field ("model.config.overlap_p2p_comm"), wherever it was set."""
+        return self._by_name.get(field.rpartition(".")[2])
 
-    def get(self, name: str) -> Optional[Setting]:
-        return self._by_name.get(name)
+    get = requested
 
-    def __iter__(self) -> Iterator[Setting]:
-        return iter(self._by_name.values())
+    def in_force(self, field: str) -> Setting:
+        owner, _, name = field.rpartition(".")
+        return Setting(name, owner, self._sizes[name])
 
 
 def same(left: Any, right: Any) -> bool:

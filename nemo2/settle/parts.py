@@ -64,8 +64,10 @@ def refusals_of(error: Exception, rule: str, path: str = "") -> list[Refusal]:
     cause = _cause(error)
     text = str(cause).partition("\n\nFiddle context:")[0].strip() or type(cause).__name__
     paragraphs = text.splitlines() if isinstance(cause, ConfigError) else [text]
-    rule = getattr(cause, "rule", None) or rule
-    return [Refusal(rule, " ".join(paragraph.split()), path, cause) for paragraph in paragraphs]
+    rules = getattr(cause, "rules", None) or [getattr(cause, "rule", None) or rule] * len(paragraphs)
+    return [
+        Refusal(one, " ".join(paragraph.split()), path, cause) for one, paragraph in zip(rules, paragraphs, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

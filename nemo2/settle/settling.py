@@ -10,85 +10,30 @@ note on each changed field (`nemo2.config.provenance`), and the run's refusals.
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Optional
 
 import fiddle as fdl
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from nemo2.config.provenance import Step, adjust, adjust_to, adjustments
-from nemo2.config.requested import explicit_fields
+from nemo2.backend.te_version import megatron_finds
+from nemo2.config.derivations import apply
+from nemo2.config.provenance import Step, adjust_to, adjusting, adjustments
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import leave_one_bucket, overlap, overlap_callbacks
+from nemo2.overlap.conflicts import RULE
 from nemo2.overlap.settings import Decision
 from nemo2.overlap.userbuffer_limits import uncarried
-from nemo2.parallel.ddp_config import DistributedDataParallelConfig
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.settle.agreement import (
-    add_gradients_apart,
-    align_distributed_optimizer,
-    follow_the_data,
-    keep_gradients_in_fp32,
-    keep_no_history_beside_pieces,
-    keep_states_in_the_only_memory,
-    leave_overflows_to_the_scaler,
-    prepare_graphs,
-    send_what_stages_hold,
-    sum_gradients_where_tokens_count,
-    write_parallelism,
-)
+from nemo2.settle import rows
+from nemo2.settle.agreement import follow_the_data
 from nemo2.settle.machine import Machine
 from nemo2.settle.parts import Parts, Refusal, build_parts, quietly, refusals_of
+from nemo2.settle.run_settings import RunSettings
 from nemo2.settle.te_needs import refuse_an_older_transformer_engine
 from nemo2.settle.world import World, world_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """The objects of a run whose settings depend on each other.
-
-    ``optimizer_config``, ``model_config`` and ``precision`` may be None or of classes that are neither Megatron-Core's
-    nor nemo2's. Such objects are left unchanged. ``explicit_ddp`` are the fields of ``ddp_config`` that the user set.
-    """
-
-    parallelism: ParallelismConfig
-    layout: Layout
-    ddp_config: DistributedDataParallelConfig
-    explicit_ddp: frozenset[str]
-    optimizer_config: Any
-    model_config: Any
-    precision: Any
-
-    def copied(self) -> "RunSettings":
-        precision = self.precision
-        if isinstance(precision, MegatronMixedPrecision):
-            precision = copy.copy(precision)
-            precision.dtype_config = copy.copy(precision.dtype_config)
-        return replace(
-            self,
-            parallelism=copy.copy(self.parallelism),
-            ddp_config=copy.copy(self.ddp_config),
-            optimizer_config=_copied(self.optimizer_config),
-            model_config=_copied(self.model_config),
-            precision=precision,
-        )
-
-    def objects(self) -> dict[str, Any]:
-        """The configurations by their path in a recipe."""
-        found = {
-            "trainer.strategy": self.parallelism,
-            "trainer.strategy.ddp": self.ddp_config,
-            "optim.config": self.optimizer_config,
-            "model.config": self.model_config,
-            "trainer.plugins": getattr(self.precision, "dtype_config", None),
-        }
-        return {path: config for path, config in found.items() if is_dataclass(config)}
-
-
-def _copied(config: Any) -> Any:
-    return copy.copy(config) if is_dataclass(config) else config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,9 +124,9 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         size = world.size if world is not None else laid.model_parallel_size
         decisions = None
         if not settled.refused("one-switch-for-the-distributed-optimizer"):  # else the callback would tell it again
-            decisions = done.attempt(
-                "overlap-is-asked-for-once", lambda: _decide(recipe, settled.objects, laid, size, machine, done)
-            )
+            decisions = done.attempt(RULE, lambda: _decide(recipe, settled.objects, laid, size, machine, done))
+        # The callback repeats the conflicts that need no callback.
+        done.refusals = [one for one in done.refusals if one.rule == RULE or not settled.refused(one.rule)]
         done.refusals += _uncarried(settled.objects.get("model.config"), getattr(recipe, "data", None), machine)
     objects = dict(settled.objects)
     if "trainer.plugins" in objects:
@@ -197,32 +142,27 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
 
 def settle_run(run: RunSettings, machine: Machine) -> Settled:
     """Settle copies of the configurations of a run, in the steps that a strategy applies when it connects."""
-    done, again = _Attempts(), run.copied()
-    run = run.copied()
+    done, again = _Attempts(), run.copied(machine)
+    run = run.copied(machine)
     model = run.model_config if isinstance(run.model_config, TransformerConfig) else None
     changed = adjust_to(model, machine.overrides) if model is not None else {}
-    done.attempt(
-        "one-switch-for-the-distributed-optimizer",
-        lambda: align_distributed_optimizer(run.optimizer_config, run.ddp_config, run.explicit_ddp),
-    )
-    keep_states_in_the_only_memory(run.optimizer_config, machine)
+    if run.optimizer_config is not None:
+        done.attempt("one-switch-for-the-distributed-optimizer", lambda: apply(rows.OPTIMIZER, run))
+    if machine.accelerator == "cpu":
+        apply(rows.ON_CPU, run)
     if model is not None:
-        sum_gradients_where_tokens_count(model, run.ddp_config)
+        apply(rows.LOSS, run)
     in_agreement = done.attempt("one-precision", lambda: _apply_precision(run) or True)
-    done.attempt("scales-go-into-the-checkpoint", lambda: keep_no_history_beside_pieces(run.precision, run.ddp_config))
+    done.attempt("scales-go-into-the-checkpoint", lambda: apply(rows.FP8, run))
     if in_agreement:
-        done.attempt(
-            "graphs-go-with-the-rest",
-            lambda: prepare_graphs(
-                run.model_config, run.optimizer_config, run.ddp_config, run.explicit_ddp, run.parallelism, machine
-            ),
-        )
+        done.attempt("graphs-go-with-the-rest", lambda: apply(rows.GRAPHS, run))
     elif model is not None:
         # Megatron-Core's errors about the model are wanted all the same.
         adjust_to(again.model_config, machine.overrides)
         model = _Attempts().attempt("one-precision", lambda: _in_precision(again.model_config, again.precision))
     if model is not None:
-        done.attempt("megatron-core-agrees", lambda: _finish(model, run, machine))
+        finished = replace(run, model_config=model)
+        done.attempt("megatron-core-agrees", lambda: _finish(finished))
         changed = {name: value for name, value in changed.items() if getattr(model, name) == value[0]}
     return Settled(
         machine=machine,
@@ -231,6 +171,29 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
         machine_decides=changed,
         refusals=tuple(done.refusals),
     )
+
+
+def write_parallelism(run: RunSettings) -> None:
+    """Write the strategy's sizes into the model's configuration, so that both agree. Settings that the machine doesn't
+    support are left out, and Megatron-Core derives the rest.
+
+    Raises:
+        ConfigError: the user set the model's own field to another value, or Megatron-Core rejects the result.
+    """
+    config, machine = run.model_config, run.machine
+    apply(rows.SIZES, run)
+    adjust_to(config, machine.overrides)
+    # Run Megatron-Core's derivations and checks again, for the new sizes.
+    try:
+        with (
+            megatron_finds(machine.transformer_engine),
+            adjusting(config, why="derived by Megatron-Core from the other fields"),
+        ):
+            config.__post_init__()
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(
+            f"Megatron-Core rejects this model with this layout ({run.layout.describe()}): {error}"
+        ) from error
 
 
 class _Attempts:
@@ -256,7 +219,7 @@ def _apply_precision(run: RunSettings) -> None:
     if isinstance(run.model_config, TransformerConfig):
         configs["model.config"] = run.model_config
     run.precision.apply_to_all({path: config for path, config in configs.items() if config is not None})
-    leave_overflows_to_the_scaler(run.ddp_config, run.precision)
+    apply(rows.LOSS_SCALING, run)
 
 
 def _in_precision(model: TransformerConfig, precision: MegatronMixedPrecision) -> TransformerConfig:
@@ -264,18 +227,13 @@ def _in_precision(model: TransformerConfig, precision: MegatronMixedPrecision) -
     return model
 
 
-def _finish(model: TransformerConfig, run: RunSettings, machine: Machine) -> None:
+def _finish(run: RunSettings) -> None:
     """Set the sizes, apply Megatron-Core's derived values, and collect its errors about the layers of every chunk."""
-    send_what_stages_hold(model, run.parallelism)
-    write_parallelism(model, run.parallelism, run.layout, machine)
-    keep_gradients_in_fp32(model)
-    if run.layout.cp > 1 and model.cp_comm_type is None and machine.te_missing is None:
-        adjust(model, "cp_comm_type", "p2p", why="Transformer Engine's attention exchanges keys and values in a ring")
-    if run.ddp_config.use_megatron_fsdp and "gradient_accumulation_fusion" not in explicit_fields(model):
-        # Possible from Transformer Engine 2.10 on. Megatron-LM asks its users to verify it.
-        add_gradients_apart(model, why="Megatron-FSDP keeps gradients in pieces")
-    refuse_an_older_transformer_engine(model, run.ddp_config, machine.transformer_engine)
-    _count_layers(model)
+    apply(rows.ACTIVATIONS, run)
+    write_parallelism(run)
+    apply(rows.LAYERS, run)
+    refuse_an_older_transformer_engine(run.model_config, run.ddp_config, run.machine.transformer_engine)
+    _count_layers(run.model_config)
 
 
 def _count_layers(config: Any) -> None:
@@ -297,10 +255,7 @@ def _decide(
     ddp_config, data = objects["trainer.strategy.ddp"], getattr(recipe, "data", None)
     asking = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
     built = (
-        done.attempt(
-            "overlap-is-asked-for-once", lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one
-        )
-        for one in asking
+        done.attempt(RULE, lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one) for one in asking
     )
     callbacks = [callback for callback in built if callback is not None]
     decisions = {}

@@ -26,6 +26,7 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.dtensors import DTensorForm
 from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.config.derivations import apply
 from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjust_to
 from nemo2.config.requested import at
@@ -41,8 +42,10 @@ from nemo2.parallel.sharded_chunk import ShardedChunk, keep_masters_in_fp32, sta
 from nemo2.parallel.stored_names import stored_chunk
 from nemo2.parallel.transform import record_of, refuse_reading_weights, transform_of
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.settle.agreement import add_gradients_apart, keep_gradients_in_fp32, write_parallelism
 from nemo2.settle.machine import Machine
+from nemo2.settle.rows import without_gradient_buffers
+from nemo2.settle.run_settings import RunSettings
+from nemo2.settle.settling import write_parallelism
 from nemo2.strategies.checkpoints import Checkpoints
 from nemo2.strategies.world import collective_timeout
 
@@ -157,9 +160,11 @@ class TorchShardedStrategy(Checkpoints):
                 configs["model.config"] = config
             precision.apply_to_all({path: one for path, one in configs.items() if one is not None})
         if isinstance(config, TransformerConfig):
-            write_parallelism(config, _parallelism(self.layout), self.layout, machine)
-            keep_gradients_in_fp32(config)
-            add_gradients_apart(config, why=f"{type(self).__name__} has no gradient buffers")
+            run = RunSettings(
+                parallelism=_parallelism(self.layout), layout=self.layout, model_config=config, machine=machine
+            )
+            write_parallelism(run)
+            apply(without_gradient_buffers(type(self).__name__), run)
         if isinstance(optim, OptimizerModule):
             self._register(optim, optim.lr_scheduler)
         if self.replace_progress_bar:

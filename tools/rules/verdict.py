@@ -55,7 +55,8 @@ def _build(recipe: Any, machine: Any) -> None:
     import fiddle as fdl
 
     from nemo2.config.provenance import adjust_to
-    from nemo2.settle.agreement import write_parallelism
+    from nemo2.settle.run_settings import RunSettings
+    from nemo2.settle.settling import write_parallelism
 
     trainer = recipe.trainer
     config: Any = fdl.build(recipe.model.config)
@@ -72,7 +73,9 @@ def _build(recipe: Any, machine: Any) -> None:
     for rank in sorted({0, world - 1}):
         with _world(rank, world, strategy):
             cut = copy.copy(config)
-            write_parallelism(cut, parallelism, strategy.layout, machine)
+            write_parallelism(
+                RunSettings(parallelism=parallelism, layout=strategy.layout, model_config=cut, machine=machine)
+            )
             _chunks(cut, recipe)
             _micro_batches(recipe.data, rank)
 

@@ -182,7 +182,6 @@ PIPELINE.settled(
     "activations, without an error.",
     broken=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False",
     mended=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
-    unless=lambda facts: facts.asks_for_overlap,  # the callback decides
 )
 
 
@@ -192,7 +191,6 @@ PIPELINE.settled(
     otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 model.config.overlap_p2p_comm=True",
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True",
-    unless=lambda facts: facts.asks_for_overlap,  # the callback decides
 )
 
 
@@ -202,7 +200,6 @@ PIPELINE.settled(
     otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=True",
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
-    unless=lambda facts: facts.asks_for_overlap,  # the callback decides
 )
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from nemo2.callbacks import megatron_comm_overlap
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
+from nemo2.config.derivations import Setting
 from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
 from nemo2.overlap.facts import facts_of_run
 from nemo2.overlap.rules import DEFAULT_BUCKET_SIZE, decide, ineffective
-from nemo2.overlap.settings import Decision, OverlapFacts, Setting
+from nemo2.overlap.settings import Decision, OverlapFacts
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 from nemo2.parallel.layout import Layout
 from nemo2.settle import Machine
@@ -375,9 +376,10 @@ def test_overlapped_messages_without_virtual_stages_are_refused_as_megatron_core
 ) -> None:
     trainer, module = a_run("dp8 pp4")
     with pytest.raises(
-        ConfigError, match=r"overlap_p2p_comm=True\) \(.*:\d+\) requires virtual pipeline stages, but .*size=4"
-    ):
+        ConfigError, match=r"overlap_p2p_comm=True\) \(.*:\d+\) contradicts strategy\.pipeline_model_parallel_size=4"
+    ) as refused:
         MegatronCommOverlapCallback(**parsed(asked)).setup(trainer, module, "fit")
+    assert refused.value.rule == "overlapped-messages-are-between-chunks"
 
 
 def test_a_number_of_buckets_is_not_contradicted_by_a_default_size() -> None:

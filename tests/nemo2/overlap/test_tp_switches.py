@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from nemo2.config.derivations import Setting
 from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
 from nemo2.overlap.presets import PRESETS, preset
 from nemo2.overlap.rules import decide
-from nemo2.overlap.settings import OverlapFacts, Setting
+from nemo2.overlap.settings import OverlapFacts
 from nemo2.overlap.tp_overlap_cfg import BulkOverlapCfg, PipelineOverlapCfg, RingExchangeOverlapCfg
 from nemo2.overlap.tp_switches import SWITCHES, contradictions, switches_of, unswitchable
 

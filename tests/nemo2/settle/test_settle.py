@@ -18,7 +18,8 @@ from nemo2.models.llama import LlamaConfig
 from nemo2.recipes import deepseek_v2_lite, llama3_8b, llama3_70b, mixtral_8x7b, nemotronh_8b
 from nemo2.settle import Machine, settle
 from nemo2.settle.parts import RULE_OF
-from nemo2.settle.settling import RunSettings, settle_run
+from nemo2.settle.run_settings import RunSettings
+from nemo2.settle.settling import settle_run
 
 H100 = Machine.named("H100")
 RECIPES = [llama3_8b, llama3_70b, mixtral_8x7b, deepseek_v2_lite, nemotronh_8b]

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a table by which settings follow from each other, or exclude each other.
+
+`nemo2.settle.rows` and `nemo2.overlap.conflicts` have the rows. `apply` takes them in order, on a view of a run's
+settings, so that a row sees what the rows before it derived.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Optional, Protocol, Union
+
+from nemo2.errors import ConfigError
+
+
+class Setting(NamedTuple):
+    """A value of a field, and the line that set it."""
+
+    name: str
+    owner: str
+    """The configuration's path in the recipe ("strategy.ddp_config"), or the class of a callback."""
+    value: Any
+    line: Optional[str] = None
+
+    @property
+    def place(self) -> str:
+        if self.owner[0].isupper():
+            return f"{self.owner}({self.name}={self.value!r})"
+        return f"{self.owner}.{self.name}={self.value!r}"
+
+    def __str__(self) -> str:
+        return f"{self.place} ({self.line})" if self.line else self.place
+
+
+class Requests(Protocol):
+    """The settings of a run, as conflicts read them. Its other attributes are for the rows' conditions."""
+
+    def requested(self, field: str) -> Optional[Setting]:
+        """The user's setting of a field, if it is in force. None: there is none."""
+        ...
+
+    def in_force(self, field: str) -> Setting:
+        """A field's value, whoever set it."""
+        ...
+
+
+class View(Requests, Protocol):
+    """The settings of a run, as rows read and change them."""
+
+    def adjust(self, field: str, value: Any, why: str) -> None:
+        """Set a field, with the reason."""
+        ...
+
+
+Text = Union[str, Callable[[Any], str]]
+
+
+OF_SOURCE: Any = object()
+"""Stands for the value of the field that another follows from."""
+
+
+def _always(view: Any) -> bool:
+    return True
+
+
+class Conflict(NamedTuple):
+    """Settings that exclude each other. A run with all of them is refused."""
+
+    rule: str
+    """The rule's id (`nemo2.checks`)."""
+    settings: tuple[Union[str, tuple[str, Any]], ...]
+    """The fields that the error names. A field with a value excludes the others only if the user set it to this value."""
+    why: Text
+    fix: Text
+    """Sentences that say what to change."""
+    when: Callable[[Any], bool] = _always
+    """The other conditions of the conflict."""
+
+    def problem(self, view: Any) -> Optional[str]:
+        """The error's sentences. None: there is no conflict."""
+        named = []
+        for one in self.settings:
+            if isinstance(one, str):
+                named.append(one)
+                continue
+            setting = view.requested(one[0])
+            if setting is None or type(setting.value) is not type(one[1]) or setting.value != one[1]:
+                return None
+            named.append(setting)
+        if not self.when(view):
+            return None
+        settings = " contradicts ".join(str(view.in_force(one) if isinstance(one, str) else one) for one in named)
+        return f"{settings}: {_text(self.why, view)}. {_text(self.fix, view)}"
+
+
+class Derivation(NamedTuple):
+    """A field whose value follows from others."""
+
+    field: str
+    source: str
+    """The field that it follows from. Its path is the reason where ``why`` has none."""
+    value: Any = OF_SOURCE
+    """The value, or a function of the view."""
+    why: Text = ""
+    when: Callable[[Any], bool] = _always
+    rule: Optional[str] = None
+    """The rule's id under which another value of the user's is refused. None: the derived value replaces it."""
+    fix: Text = ""
+
+    def take(self, view: View) -> None:
+        """Derive the value.
+
+        Raises:
+            ConfigError: the user set another value, and the row has a rule.
+        """
+        if not self.when(view):
+            return
+        source = view.in_force(self.source)
+        value = self.value(view) if callable(self.value) else source.value if self.value is OF_SOURCE else self.value
+        requested = view.requested(self.field) if self.rule else None
+        if requested is not None and requested.value != value:
+            raise ConfigError(f"{requested} contradicts {source}. {_text(self.fix, view)}", rule=self.rule)
+        view.adjust(self.field, value, _text(self.why, view) or self.source)
+
+
+Row = Union[Conflict, Derivation]
+
+
+def apply(rows: Iterable[Row], view: View) -> None:
+    """Apply the rows in order.
+
+    Raises:
+        ConfigError: the first conflict.
+    """
+    for row in rows:
+        if isinstance(row, Derivation):
+            row.take(view)
+        elif problem := row.problem(view):
+            raise ConfigError(problem, rule=row.rule)
+
+
+def _text(text: Text, view: Any) -> str:
+    return text if isinstance(text, str) else text(view)
