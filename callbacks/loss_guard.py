@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from nemo2 import ranks
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
+from nemo2.config.requested import explicit_fields
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.names import did_you_mean
 
@@ -85,7 +86,7 @@ class LossGuard(pl.Callback):
         if self.on_nonfinite != "skip" or not getattr(ddp, "check_for_nan_in_grad", False):
             return
         # The strategy's default turns the check on, so only an explicit setting of the user contradicts this callback.
-        if "check_for_nan_in_grad" in getattr(trainer.strategy, "explicit_ddp_fields", ()):
+        if "check_for_nan_in_grad" in explicit_fields(ddp):
             raise ConfigError(
                 "LossGuard.on_nonfinite='skip' contradicts strategy.ddp_config.check_for_nan_in_grad=True, which ends "
                 "the run at the first gradient that is not finite. Set check_for_nan_in_grad=False, or set "

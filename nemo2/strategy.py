@@ -38,7 +38,7 @@ from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjusting, note_explicit_fields
-from nemo2.config.requested import explicit_fields, refuse_silent_changes
+from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
@@ -253,8 +253,6 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             # tell which fields the user set.
             note_explicit_fields(self.parallelism, {"pipeline_dtype": pipeline_dtype})
         self.ddp_config = ddp_config_of(ddp)
-        self.explicit_ddp_fields: frozenset[str] = explicit_fields(self.ddp_config)
-        """Fields of ``ddp_config`` that the user set. Callbacks and precision don't change them."""
         self.fsdp = fsdp
         if fsdp and pipeline_model_parallel_size > 1:
             raise ConfigError(
@@ -264,14 +262,14 @@ class MegatronStrategy(LiveSettings, Checkpoints):
                 "(optim.config.use_distributed_optimizer=True)."
             )
         if fsdp == "megatron":
-            turn_on(self.ddp_config, self.explicit_ddp_fields, why="strategy.fsdp='megatron'")
+            turn_on(self.ddp_config, why="strategy.fsdp='megatron'")
         elif fsdp is not None:
             raise ConfigError(
                 f"strategy.fsdp={fsdp!r}: must be 'megatron' or None. To use torch's fully_shard, replace "
                 "MegatronStrategy with FSDP2Strategy."
             )
         num_distributed_optimizer_instances = one_number_of_instances(
-            num_distributed_optimizer_instances, self.ddp_config, self.explicit_ddp_fields
+            num_distributed_optimizer_instances, self.ddp_config
         )
         self._compared = False
         self.data_sampler = data_sampler
@@ -327,15 +325,6 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             parallel_load=ckpt_parallel_load,
         )
 
-    @property
-    def decided_ddp_fields(self) -> frozenset[str]:
-        """`explicit_ddp_fields` and the fields that ``fsdp`` decides.
-
-        Megatron-FSDP always uses the distributed optimizer, even where the optimizer's configuration leaves the field
-        unset.
-        """
-        return self.explicit_ddp_fields | ({"use_distributed_optimizer"} if self.fsdp else frozenset())
-
     def _check_world(self, world_size: int) -> None:
         super()._check_world(world_size)
         module: Any = self.lightning_module
@@ -365,7 +354,6 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             parallelism=self.parallelism,
             layout=self.layout,
             ddp_config=self.ddp_config,
-            explicit_ddp=self.decided_ddp_fields,
             optimizer_config=getattr(getattr(model, "optim", None), "config", None),
             model_config=getattr(model, "config", None),
             precision=self.precision_plugin,

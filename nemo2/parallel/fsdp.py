@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from nemo2 import ranks
 from nemo2.backend import get_backend
 from nemo2.config.provenance import adjust
+from nemo2.config.requested import explicit_fields
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.stored_names import stored_chunk
@@ -176,12 +177,13 @@ def not_overlapped(sharding_strategy: str, version: str = _installed) -> str | N
     )
 
 
-def turn_on(ddp_config: DistributedDataParallelConfig, explicit: frozenset[str], *, why: str) -> None:
+def turn_on(ddp_config: DistributedDataParallelConfig, *, why: str) -> None:
     """Switch Megatron-FSDP on. It shards everything unless the user has selected what to shard.
 
     Raises:
         ConfigError: settings that Megatron-FSDP doesn't support.
     """
+    explicit = explicit_fields(ddp_config)
     if "data_parallel_sharding_strategy" not in explicit:
         adjust(ddp_config, "data_parallel_sharding_strategy", "optim_grads_params", why=why)
     problems = []

@@ -19,20 +19,24 @@ from nemo2.settle.run_settings import DDP, MODEL, OPTIM, STRATEGY, RunSettings
 
 _OPTIM_SWITCH, _DDP_SWITCH = f"{OPTIM}.use_distributed_optimizer", f"{DDP}.use_distributed_optimizer"
 
+
+def _decided_by_buffers(run: RunSettings) -> bool:
+    """Megatron-FSDP always uses the distributed optimizer."""
+    return run.explicit(_DDP_SWITCH) or bool(run[f"{DDP}.use_megatron_fsdp"])
+
+
 OPTIMIZER: tuple[Row, ...] = (
     Conflict(
         "one-switch-for-the-distributed-optimizer",
         (_OPTIM_SWITCH, _DDP_SWITCH),
         "both are the same switch",
         "Remove one of them, or set both to the same value.",
-        lambda run: (
-            run.explicit(_OPTIM_SWITCH) and run.explicit(_DDP_SWITCH) and run[_OPTIM_SWITCH] != run[_DDP_SWITCH]
-        ),
+        lambda run: run.explicit(_OPTIM_SWITCH) and _decided_by_buffers(run) and run[_OPTIM_SWITCH] != run[_DDP_SWITCH],
     ),
     Derivation(
         _OPTIM_SWITCH,
         _DDP_SWITCH,
-        when=lambda run: run.explicit(_DDP_SWITCH) and not run.explicit(_OPTIM_SWITCH),
+        when=lambda run: _decided_by_buffers(run) and not run.explicit(_OPTIM_SWITCH),
     ),
     Derivation(_DDP_SWITCH, _OPTIM_SWITCH),
     Derivation(

@@ -28,14 +28,12 @@ class RunSettings:
     Objects may be None, or of classes that are neither Megatron-Core's nor nemo2's. Such objects are left unchanged.
 
     Attributes:
-        explicit_ddp: the fields of ``ddp_config`` that the user set.
         machine: the machine of the run.
     """
 
     parallelism: ParallelismConfig
     layout: Layout
     ddp_config: Any = None
-    explicit_ddp: frozenset[str] = frozenset()
     optimizer_config: Any = None
     model_config: Any = None
     precision: Any = None
@@ -75,8 +73,6 @@ class RunSettings:
     def explicit(self, field: str) -> bool:
         """Whether the user set a field."""
         config, name = self._at(field)
-        if config is self.ddp_config:
-            return name in self.explicit_ddp
         return name in (self._explicit_of_model if config is self.model_config else explicit_fields(config))
 
     def in_force(self, field: str) -> Setting:

@@ -114,7 +114,6 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         parallelism=_resized(strategy.parallelism, laid),
         layout=laid,
         ddp_config=strategy.ddp_config,
-        explicit_ddp=strategy.decided_ddp_fields,
         optimizer_config=parts.get("optim.config"),
         model_config=_following_the_data(parts.get("model.config"), getattr(recipe, "data", None)),
         precision=parts.get("trainer.plugins"),

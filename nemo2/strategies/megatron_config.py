@@ -7,6 +7,7 @@ from megatron.core.dist_checkpointing.validation import StrictHandling
 
 from nemo2.config.aliases import register_gone, register_text_form
 from nemo2.config.provenance import adjust
+from nemo2.config.requested import explicit_fields
 from nemo2.config.tree import Config
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
@@ -91,16 +92,14 @@ def ddp_config_of(ddp: Any) -> DistributedDataParallelConfig:
     )
 
 
-def one_number_of_instances(
-    instances: int, ddp_config: DistributedDataParallelConfig, explicit_ddp: frozenset[str]
-) -> int:
+def one_number_of_instances(instances: int, ddp_config: DistributedDataParallelConfig) -> int:
     """Unify the strategy's and the buffers' number of optimizer instances, by which groups are created.
 
     1, the strategy's default, means the value of ``ddp_config``.
     """
     name = "num_distributed_optimizer_instances"
     theirs = ddp_config.num_distributed_optimizer_instances
-    if name in explicit_ddp and theirs != instances:
+    if name in explicit_fields(ddp_config) and theirs != instances:
         if instances != 1:
             raise ConfigError(
                 f"strategy.{name}={instances} contradicts strategy.ddp_config.{name}={theirs}. Both control the same "

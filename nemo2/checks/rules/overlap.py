@@ -9,6 +9,7 @@ from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.pipeline import VP
 from nemo2.checks.rules.world import CP, PP, TP
+from nemo2.config.requested import explicit_fields
 
 OVERLAP = Topic("Overlapped communication")
 _SP = "strategy.sequence_parallel=True"
@@ -34,11 +35,10 @@ OVERLAP.settled(
     mended="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
 )
 def _hooks(facts: Facts) -> Iterator[str]:
-    strategy = facts.parts.get("trainer.strategy")
-    if strategy is None or facts.ddp is None or facts.asks_for_overlap:
+    ddp = facts.ddp
+    if ddp is None or facts.asks_for_overlap:
         return  # the callback turns the gather off and logs that
-    ddp, explicit = facts.ddp, strategy.explicit_ddp_fields
-    if ddp.overlap_param_gather and not ddp.overlap_grad_reduce and "overlap_param_gather" in explicit:
+    if ddp.overlap_param_gather and not ddp.overlap_grad_reduce and "overlap_param_gather" in explicit_fields(ddp):
         yield (
             "strategy.ddp_config.overlap_param_gather=True with overlap_grad_reduce=False: Megatron-Core starts the "
             "gathers from the hooks of the overlapped gradient reduction. Set strategy.ddp.overlap_grad_reduce=True, "

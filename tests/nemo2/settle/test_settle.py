@@ -39,7 +39,6 @@ def run_of(recipe: Any) -> RunSettings:
         parallelism=strategy.parallelism,
         layout=strategy.layout,
         ddp_config=strategy.ddp_config,
-        explicit_ddp=strategy.decided_ddp_fields,
         optimizer_config=optim.config,
         model_config=model,
         precision=fdl.build(recipe.trainer.plugins),
