@@ -89,11 +89,9 @@ LOSS_SCALING: tuple[Row, ...] = (
 FP8: tuple[Row, ...] = (
     Conflict(
         "scales-go-into-the-checkpoint",
-        (f"{DDP}.use_megatron_fsdp",),
-        lambda run: (
-            f"with trainer.plugins.fp8={run.dtypes.fp8!r} and fp8_recipe='delayed', checkpoints of Megatron-FSDP do not "
-            "contain the history of scales, so a resumed run would compute different values"
-        ),
+        ("trainer.plugins.fp8",),
+        "with fp8_recipe='delayed' and strategy.fsdp='megatron', checkpoints do not contain the history of scales, so a "
+        "resumed run would compute different values",
         "Set fp8_recipe='tensorwise', which has no history, or set strategy.fsdp=None to shard only the optimizer state.",
         lambda run: (
             run[f"{DDP}.use_megatron_fsdp"]
