@@ -235,9 +235,9 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             timeout=collective_timeout(),
         )
         given = locals()
-        self.layout = Layout(**{short: given[name] for short, name in LAYOUT_FIELDS.items()})
+        layout = Layout(**{short: given[name] for short, name in LAYOUT_FIELDS.items()})
         self.parallelism = ParallelismConfig(
-            **self.layout.fields(),
+            **layout.fields(),
             pipeline_dtype=pipeline_dtype,
             microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
             num_layers_in_first_pipeline_stage=num_layers_in_first_pipeline_stage,
@@ -352,7 +352,6 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         buffers."""
         run = RunSettings(
             parallelism=self.parallelism,
-            layout=self.layout,
             ddp_config=self.ddp_config,
             optimizer_config=getattr(getattr(model, "optim", None), "config", None),
             model_config=getattr(model, "config", None),

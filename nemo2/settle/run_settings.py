@@ -32,7 +32,6 @@ class RunSettings:
     """
 
     parallelism: ParallelismConfig
-    layout: Layout
     ddp_config: Any = None
     optimizer_config: Any = None
     model_config: Any = None
@@ -86,6 +85,10 @@ class RunSettings:
         config, name = self._at(field)
         if hasattr(config, name):
             adjust(config, name, value, why=why)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self.parallelism)
 
     @property
     def dtypes(self) -> Any:

@@ -112,7 +112,6 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
     laid: Layout = layout or strategy.layout
     run = RunSettings(
         parallelism=_resized(strategy.parallelism, laid),
-        layout=laid,
         ddp_config=strategy.ddp_config,
         optimizer_config=parts.get("optim.config"),
         model_config=_following_the_data(parts.get("model.config"), getattr(recipe, "data", None)),

@@ -37,10 +37,9 @@ _SIZES = frozenset(ParallelismConfig.__annotations__) - {"pipeline_model_paralle
 
 
 class LiveSettings:
-    """The settings of a live strategy with a ``parallelism``, a ``layout`` and captured arguments."""
+    """The settings of a live strategy with a ``parallelism`` and captured arguments."""
 
     parallelism: ParallelismConfig
-    layout: Layout
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "parallelism" not in self.__dict__:
@@ -87,10 +86,15 @@ class LiveSettings:
         sizes = {short: getattr(self.parallelism, full) for short, full in LAYOUT_FIELDS.items()}
         short = next((short for short, full in LAYOUT_FIELDS.items() if full == name), None)
         if short is not None:
-            self.layout = Layout(**(sizes | {short: value}))
+            Layout(**(sizes | {short: value}))  # refuses a wrong size
         setattr(self.parallelism, name, value)
         if name == "pipeline_dtype":
             note_explicit_fields(self.parallelism, {name: value})
+
+    @property
+    def layout(self) -> Layout:
+        """The parallel sizes."""
+        return Layout.of(self.parallelism)
 
     @property
     def use_te_rng_tracker(self) -> bool:

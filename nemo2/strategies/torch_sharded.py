@@ -160,9 +160,7 @@ class TorchShardedStrategy(Checkpoints):
                 configs["model.config"] = config
             precision.apply_to_all({path: one for path, one in configs.items() if one is not None})
         if isinstance(config, TransformerConfig):
-            run = RunSettings(
-                parallelism=_parallelism(self.layout), layout=self.layout, model_config=config, machine=machine
-            )
+            run = RunSettings(parallelism=_parallelism(self.layout), model_config=config, machine=machine)
             write_parallelism(run)
             apply(without_gradient_buffers(type(self).__name__), run)
         if isinstance(optim, OptimizerModule):

@@ -73,9 +73,7 @@ def _build(recipe: Any, machine: Any) -> None:
     for rank in sorted({0, world - 1}):
         with _world(rank, world, strategy):
             cut = copy.copy(config)
-            write_parallelism(
-                RunSettings(parallelism=parallelism, layout=strategy.layout, model_config=cut, machine=machine)
-            )
+            write_parallelism(RunSettings(parallelism=parallelism, model_config=cut, machine=machine))
             _chunks(cut, recipe)
             _micro_batches(recipe.data, rank)
 

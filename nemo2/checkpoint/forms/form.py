@@ -33,12 +33,13 @@ Part = Union[Literal["trained"], Callable[[str], bool]]
 class Owner(Protocol):
     """The attributes of a strategy that its form reads."""
 
-    layout: Layout
     restore_config: Optional[RestoreConfig]
     trainer: pl.Trainer
     optimizers: list[Any]
     megatron_parallel: Optional[MegatronParallel]
 
+    @property
+    def layout(self) -> Layout: ...
     @property
     def num_ranks(self) -> int: ...
     @property

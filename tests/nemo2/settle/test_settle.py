@@ -37,7 +37,6 @@ def run_of(recipe: Any) -> RunSettings:
         model.seq_length = recipe.data.seq_length
     return RunSettings(
         parallelism=strategy.parallelism,
-        layout=strategy.layout,
         ddp_config=strategy.ddp_config,
         optimizer_config=optim.config,
         model_config=model,
