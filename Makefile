@@ -82,20 +82,20 @@ test-trackers: $(READY) ## run the tests of W&B, MLflow and Comet, offline; brin
 	@[ -d .trackers/wandb ] || $(BIN)/python -m pip install -q --target .trackers wandb mlflow comet_ml
 	@PYTHONPATH="$(CURDIR)/.trackers:$(CURDIR)" $(BIN)/python -m pytest -q -m trackers tests/trackers
 
-check: $(READY) ## formatting, lint, types
+check: $(READY) ## formatting, lint, types, which room imports which
 	@echo "==> ruff format"
 	@$(BIN)/ruff format --check .
 	@echo "==> ruff check"
 	@$(BIN)/ruff check .
+	@echo "==> lint-imports"
+	@$(BIN)/lint-imports
 	@echo "==> pyright"
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 fmt: $(READY) ## format, fix what ruff can fix, and write what is written from the code
 	@$(BIN)/python -m tools.recipe_stub
-	@$(BIN)/python -m tools.rooms
 	@$(BIN)/python -m tools.hugging_face
 	@$(BIN)/python -m tools.te_calls
-	@$(BIN)/python -m tools.promises
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

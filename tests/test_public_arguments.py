@@ -11,7 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from tools import rooms
+from support.modules import imported_by, modules
 
 DOORS = ("nemo2", "nemo2.callbacks", "nemo2.data", "nemo2.llm", "nemo2.models", "nemo2.overlap")
 WHOLE = "Transformer Engine gets the class's fields whole (`tp_overlap_cfg._fields`)"
@@ -56,7 +56,7 @@ def test_every_public_argument_has_a_reader_or_a_refusal() -> None:
 def public() -> list[Any]:
     """Functions and classes of ours that the front doors name, and every configurable class beside them."""
     found = {name: getattr(import_module(door), name) for door in DOORS for name in import_module(door).__all__}
-    for module, file in rooms.modules().items():
+    for module, file in modules().items():
         if "@configurable" in file.read_text():
             found |= {name: value for name, value in vars(import_module(module)).items() if _is_configurable(value)}
     ours = [value for value in found.values() if str(getattr(value, "__module__", "")).startswith("nemo2.")]
@@ -167,10 +167,7 @@ def _reached(module: str) -> frozenset[str]:
 
 @cache
 def _graph() -> dict[str, frozenset[str]]:
-    graph: dict[str, set[str]] = {}
-    for one in rooms.imports():
-        graph.setdefault(one.importer, set()).add(one.module)
-    return {module: frozenset(imported) for module, imported in graph.items()}
+    return {module: frozenset(imported_by(file) & modules().keys()) for module, file in modules().items()}
 
 
 @cache
@@ -182,7 +179,7 @@ def reads() -> dict[str, set[Read]]:
     found: dict[str, set[Read]] = {}
     files = {
         module: ast.parse(file.read_text())
-        for module, file in rooms.modules().items()
+        for module, file in modules().items()
         if not module.startswith(("nemo2.recipes", "nemo2.checks.domains"))
     }
     ours = {node.name for tree in files.values() for node in ast.walk(tree) if _is_concrete(node)}

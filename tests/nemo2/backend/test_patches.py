@@ -15,7 +15,7 @@ import torch
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from tools import rooms
+from support.modules import modules
 
 OTHERS = {
     "nemo2.checkpoint.reading": {"megatron.core.dist_checkpointing.strategies.torch._get_filesystem_reader"},
@@ -236,5 +236,5 @@ def replaced_by(file: Path) -> Iterator[str]:
 
 
 def test_nobody_else_replaces_anything() -> None:
-    found = {module: set(replaced_by(file)) for module, file in rooms.modules().items()}
+    found = {module: set(replaced_by(file)) for module, file in modules().items()}
     assert {module: names for module, names in found.items() if names} == OTHERS
