@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONSTRAINTS = (ROOT / "constraints.txt").read_text()
 PYTHONS = ((3, 11), (3, 12), (3, 13))
-EXTRAS = ("hf", "data", "test", "site", "docs")
+EXTRAS = ("hf", "data", "test", "site")
 """The extras that the tried environments hold."""
 TEXTS = [*PROJECT["dependencies"], *(text for name in EXTRAS for text in PROJECT["optional-dependencies"][name])]
 REQUIREMENTS = [Requirement(text) for text in TEXTS if not text.startswith("nemo2[")]

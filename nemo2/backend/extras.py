@@ -23,7 +23,6 @@ _HOW_TO_GET = {
     "apex": "nemo2 does not use Apex: what it offers has a counterpart in PyTorch or Transformer Engine",
     "transformers": "install nemo2's extra `hf` (pip install 'nemo2[hf]')",
     "safetensors": "install nemo2's extra `hf` (pip install 'nemo2[hf]')",
-    "matplotlib": "install nemo2's extra `docs` (pip install 'nemo2[docs]')",
     "datasets": "install nemo2's extra `data` (pip install 'nemo2[data]')",
     "psutil": "pip install psutil",
     "nvidia_resiliency_ext": "pip install nvidia-resiliency-ext (Linux with NVIDIA GPUs)",

@@ -123,9 +123,7 @@ def show(
     recipe_json: Annotated[
         bool, typer.Option("--recipe-json", help="Print JSON that every command accepts as a recipe.")
     ] = False,
-    graph: Annotated[
-        Optional[Path], typer.Option(help="Draw the recipe to a file: .svg, .html or .dot; .png or .pdf with Graphviz.")
-    ] = None,
+    graph: Annotated[Optional[Path], typer.Option(help="Draw the recipe to a file: .svg or .html.")] = None,
     gpus: Gpus = None,
     nodes: Nodes = None,
     devices: Devices = None,

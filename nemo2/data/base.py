@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base class of nemo2's data modules: the sampler, the loaders and the position in the data."""
 
+import inspect
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,12 @@ from nemo2.errors import ConfigError, DataError, Nemo2Error, RuntimeFault
 _log = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 _NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
+
+
+def arguments_of(base: type, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a base class's ``__init__`` among the ``locals()`` of a subclass's, which has the same names for
+    them."""
+    return {name: scope[name] for name in inspect.signature(base).parameters if name in scope}
 
 
 @contextmanager

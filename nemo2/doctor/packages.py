@@ -52,12 +52,6 @@ PARTS: tuple[Part, ...] = (
     Part(package="safetensors", costs="no import from and export to Hugging Face", fix="pip install 'nemo2[hf]'"),
     Part(package="wandb", costs="no logging to Weights & Biases (log.wandb)", fix="pip install wandb"),
     Part(
-        package="matplotlib",
-        costs="no plots in the notebooks; reports don't need it",
-        fix="pip install 'nemo2[docs]'",
-    ),
-    Part(package="graphviz", costs="no drawings of config trees with fiddle", fix="pip install graphviz"),
-    Part(
         package="mamba-ssm",
         costs="Mamba layers run on plain PyTorch: correct but slow, and without context parallelism",
         fix="pip install mamba-ssm causal-conv1d on a machine with an NVIDIA GPU",
@@ -127,15 +121,6 @@ def optional() -> Iterator[Finding]:
 
 def commands() -> Iterator[Finding]:
     """Programs and accounts besides Python packages. Secrets are only searched for, never printed."""
-    dot = shutil.which("dot")
-    yield Finding(
-        topic="Optional",
-        name="dot (Graphviz)",
-        state="ok" if dot else "absent",
-        value=dot or "not installed",
-        costs="" if dot else "no drawings of config trees with fiddle",
-        fix="" if dot else "apt-get install graphviz, or your system's package manager",
-    )
     tools = {name: shutil.which(name) for name in ("c++", "ninja")}
     absent = [name for name, path in tools.items() if path is None]
     yield Finding(

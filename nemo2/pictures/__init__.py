@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures as text: SVG and HTML without a plotting library, a server, a script or anything loaded from elsewhere."""
 
-from nemo2.pictures.bars import Bar, Limit, stacked_bars
-from nemo2.pictures.lines import Mark, Series, line_chart
+from nemo2.pictures.charts import Bar, Limit, Mark, Point, Series, line_chart, scatter_chart, stacked_bars
 from nemo2.pictures.page import page
-from nemo2.pictures.scatter import Point, scatter_chart
 from nemo2.pictures.svg import Canvas, standalone
 
 __all__ = [

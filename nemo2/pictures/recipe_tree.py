@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a recipe: a box for each config with the fields that it sets, joined to the configs inside it.
+"""Draws a recipe: a box for each config with the fields that it sets, joined to the configs inside it."""
 
-SVG and HTML need no other program. ``.dot`` is input for Graphviz, and ``.png`` and ``.pdf`` need Graphviz's ``dot``.
-"""
-
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,7 +13,7 @@ from nemo2.errors import ConfigError
 from nemo2.pictures.page import figure, page
 from nemo2.pictures.svg import Canvas, standalone, text_width
 
-SUFFIXES = (".svg", ".html", ".dot", ".png", ".pdf")
+SUFFIXES = (".svg", ".html")
 
 _LINE, _HEAD, _PAD, _GAP, _BETWEEN, _EDGE = 17, 24, 9, 14, 54, 16
 """Heights of a row and of a title, and distances, in pixels."""
@@ -61,29 +55,19 @@ def write_picture(recipe: Any, path: Path, *, title: str, defaults: bool = False
     With ``defaults`` the picture also shows unset fields.
 
     Raises:
-        ConfigError: the suffix is unknown, or needs Graphviz, which isn't installed.
+        ConfigError: the suffix is unknown.
     """
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: the suffix of a picture must be one of {', '.join(SUFFIXES)}.")
-    command = shutil.which("dot") if path.suffix in (".png", ".pdf") else None
-    if path.suffix in (".png", ".pdf") and command is None:
-        raise ConfigError(
-            f"{path}: {path.suffix} needs Graphviz's `dot`, which is not installed: apt-get install graphviz, or use .svg or "
-            ".html."
-        )
-    root = boxes(recipe, defaults=defaults)
+    picture = draw(boxes(recipe, defaults=defaults), title).render()
+    caption = "Each box is a config with the fields that it sets."
     path.parent.mkdir(parents=True, exist_ok=True)
-    if command is not None:
-        subprocess.run([command, f"-T{path.suffix[1:]}", "-o", path], input=dot(root, title), text=True, check=True)
-    elif path.suffix == ".dot":
-        path.write_text(dot(root, title), encoding="utf-8")
-    elif path.suffix == ".svg":
-        path.write_text(standalone(draw(root, title).render()), encoding="utf-8")
-    else:
-        drawn = figure(
-            draw(root, title).render(), "Each box is a config with the fields that it sets.", natural_size=True
-        )
-        path.write_text(page(title, drawn, wide=True), encoding="utf-8")
+    path.write_text(
+        standalone(picture)
+        if path.suffix == ".svg"
+        else page(title, figure(picture, caption, natural_size=True), wide=True),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -159,42 +143,6 @@ def draw(root: Box, title: str) -> Canvas:
     return canvas
 
 
-def dot(root: Box, title: str) -> str:
-    """The boxes as a graph in Graphviz' language."""
-    lines = [
-        "digraph recipe {",
-        f"  label={_quoted(title)}; rankdir=LR; ranksep=0.6;",
-        '  node [shape=plain, fontname="Helvetica", fontsize=11];',
-        '  edge [color="#59636e", arrowsize=0.6];',
-    ]
-    numbers: dict[int, int] = {}
-
-    def visit(box: Box) -> None:
-        own = numbers[id(box)] = len(numbers)
-        rows = [f'<tr><td bgcolor="{_FILLS[box.part]}"><b>{escape(box.title)}</b></td></tr>']
-        for index, row in enumerate(box.rows):
-            text = row.label if row.child else f"{row.label}: {_cut(row.value)}"
-            rows.append(f'<tr><td port="r{index}" align="left">{escape(text)}</td></tr>')
-        table = f'<<table border="0" cellborder="1" cellspacing="0" cellpadding="4">{"".join(rows)}</table>>'
-        lines.append(f"  n{own} [label={table}];")
-        for index, row in enumerate(box.rows):
-            if row.child is not None:
-                visit(row.child)
-                lines.append(f"  n{own}:r{index}:e -> n{numbers[id(row.child)]}:w;")
-
-    visit(root)
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-_FILLS = dict(
-    zip(
-        range(-1, 7),
-        ("#c9ced4", "#9ec9f5", "#b5dea6", "#f7c38f", "#d3bff2", "#f2b3c5", "#94dbd3", "#efdf86"),
-        strict=True,
-    )
-)
-
-
 def _fields(node: Any, defaults: bool) -> Iterator[tuple[str, Any, bool]]:
     """The fields of a config as ``(label, value, whether it is unset)``. Lists and dicts with configs yield their items."""
     given = {step for step, _ in effective_children(node, defaults=False)}
@@ -247,8 +195,3 @@ def _height(box: Box) -> float:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

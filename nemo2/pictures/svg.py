@@ -6,7 +6,9 @@ A picture is a string for an HTML page, whose style comes from `nemo2.pictures.p
 """
 
 import math
+from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 from typing import Literal
 
 COLOURS = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
@@ -17,49 +19,28 @@ Anchor = Literal["start", "middle", "end"]
 SMALLEST_TEXT = 11
 """The smallest size of text, in CSS pixels. A page that is too narrow for a picture scrolls it instead of shrinking it."""
 
-STYLE = """
-.chart,.picture{--ink:#1f2328;--soft:#59636e;--grid:#e1e5ea;--card:#e9ecf0;--a:#0b6bcb;--b:#c2410c;--bad:#b3261e;
---c0:#9ec9f5;--c1:#b5dea6;--c2:#f7c38f;--c3:#d3bff2;--c4:#f2b3c5;--c5:#94dbd3;--c6:#efdf86;--c7:#c9ced4;
-font:12px system-ui,-apple-system,"Segoe UI","DejaVu Sans",sans-serif}
-.picture .halo{paint-order:stroke;stroke:var(--ground,#fff);stroke-width:3px;stroke-linejoin:round}
-.chart .mark{stroke:var(--soft);stroke-width:1;stroke-dasharray:4 3}.chart .again{fill:var(--soft);fill-opacity:.12}
-@media(prefers-color-scheme:dark){.chart,.picture{--ink:#e6e8eb;--soft:#9aa4af;--grid:#323941;--card:#2a3038;--a:#63b3ff;
---b:#ff9d66;--bad:#ff8a80;--c0:#24588f;--c1:#3a6b33;--c2:#8f5217;--c3:#5d4696;--c4:#8a3554;--c5:#1d6a66;--c6:#75671a;
---c7:#505760}}
-.chart text{fill:var(--soft)}.chart .label{font-weight:600}
-.chart .grid{stroke:var(--grid);stroke-width:1}.chart .axis{stroke:var(--soft);stroke-width:1}
-.chart .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.chart .raw{stroke-width:1;opacity:.35}
-.chart .s0{stroke:var(--a)}.chart .s1{stroke:var(--b)}.chart text.s0{fill:var(--a);stroke:none}
-.chart text.s1{fill:var(--b);stroke:none}.chart circle.s0{fill:var(--a)}.chart circle.s1{fill:var(--b)}
-.chart .hit{fill:transparent}.chart .hit:hover{fill:var(--soft);fill-opacity:.14}
-.picture .c0{fill:var(--c0)}.picture .c1{fill:var(--c1)}.picture .c2{fill:var(--c2)}.picture .c3{fill:var(--c3)}
-.picture .c4{fill:var(--c4)}.picture .c5{fill:var(--c5)}.picture .c6{fill:var(--c6)}.picture .c7{fill:var(--c7)}
-.picture .ink{fill:var(--ink)}.picture .soft{fill:var(--soft)}.picture .card{fill:var(--card)}.picture .grid{fill:var(--grid)}
-.picture .accent{fill:var(--a)}.picture .bad{fill:var(--bad)}.picture .none{fill:none}
-.picture .tint{fill:var(--bad);fill-opacity:.16}
-.picture .edge{stroke:var(--soft);stroke-width:1}.picture .frame{stroke:var(--ink);stroke-width:1.6}
-.picture line{stroke:var(--grid);stroke-width:1}.picture line.soft{stroke:var(--soft)}.picture line.ink{stroke:var(--ink)}
-.picture line.bad{stroke:var(--bad);stroke-width:1.6}.picture line.accent{stroke:var(--a);stroke-width:1.6}
-.picture .strong{font-weight:600}.picture .dark{filter:brightness(.82) saturate(1.25)}
-.picture rect:hover,.picture circle:hover{fill-opacity:.75}
-"""
+STYLE = Path(__file__).with_name("picture.css").read_text(encoding="utf-8")
+"""The style of all pictures, by the names of fills, tones and words."""
 
 
 class Canvas:
     """A picture that is drawn piece by piece. Later pieces cover earlier ones.
 
     Lengths are in CSS pixels at the picture's natural size. Fills are the names in `COLOURS`, or
-    ``ink soft card grid accent bad tint none``.
+    ``ink soft card grid accent bad tint shade hit none``.
 
     Args:
         width, height: The size of the whole picture. ``height`` may be set again before `render`.
         title: The subject of the picture, which is also its accessible name.
         description: A longer description for screen readers.
+        smallest: The size of its smallest text.
     """
 
-    def __init__(self, width: float, height: float, *, title: str, description: str = "") -> None:
+    def __init__(
+        self, width: float, height: float, *, title: str, description: str = "", smallest: float = SMALLEST_TEXT
+    ) -> None:
         self.width, self.height = width, height
-        self.title, self.description = title, description
+        self.title, self.description, self.smallest = title, description, smallest
         self._parts: list[str] = []
 
     def rect(
@@ -76,26 +57,28 @@ class Canvas:
         dark: bool = False,
     ) -> None:
         """Draw a rectangle. ``tip`` is shown under the pointer. The outline "edge" is thin and soft, "frame" thick and dark."""
-        names = " ".join(filter(None, (fill, outline, "dark" if dark else "")))
-        rounded = f' rx="{_number(radius)}"' if radius else ""
-        self._parts.append(
-            f'<rect class="{names}" x="{_number(x)}" y="{_number(y)}" width="{_number(max(width, 0))}" '
-            f'height="{_number(max(height, 0))}"{rounded}{_close("rect", tip)}'
-        )
+        names, w, h = (fill, outline, "dark" if dark else ""), max(width, 0), max(height, 0)
+        self._draw("rect", *names, tip=tip, x=x, y=y, width=w, height=h, rx=radius or None)
 
     def circle(
         self, x: float, y: float, radius: float, fill: str = "c0", *, tip: str = "", outline: bool = False
     ) -> None:
-        names = f"{fill} edge" if outline else fill
-        self._parts.append(
-            f'<circle class="{names}" cx="{_number(x)}" cy="{_number(y)}" r="{_number(radius)}"{_close("circle", tip)}'
-        )
+        self._draw("circle", fill, "edge" if outline else "", tip=tip, cx=x, cy=y, r=radius)
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, tone: str = "grid", *, dashed: bool = False) -> None:
+    def line(
+        self, x1: float, y1: float, x2: float, y2: float, tone: str = "grid", *, dashed: bool = False, tip: str = ""
+    ) -> None:
         """Draw a line in one of the tones ``grid soft ink accent bad``."""
-        dashes = ' stroke-dasharray="4 3"' if dashed else ""
-        points = f'x1="{_number(x1)}" y1="{_number(y1)}" x2="{_number(x2)}" y2="{_number(y2)}"'
-        self._parts.append(f'<line class="{tone}" {points}{dashes}/>')
+        self._draw("line", tone, tip=tip, x1=x1, y1=y1, x2=x2, y2=y2, stroke_dasharray="4 3" if dashed else None)
+
+    def path(self, points: Iterable[tuple[float, float]], tone: str, *, raw: bool = False) -> None:
+        """Draw a curve in a tone ``s0`` to ``s7``, thin and pale if ``raw``. A point that isn't finite leaves a gap."""
+        commands, pen = "", "M"
+        for x, y in points:
+            if math.isfinite(y):
+                commands += f"{pen}{x:.1f} {y:.1f}"
+            pen = "L" if math.isfinite(y) else "M"
+        self._draw("path", tone, "raw" if raw else "", d=commands)
 
     def arrow(self, x1: float, y1: float, x2: float, y2: float, tone: str = "soft", *, dashed: bool = False) -> None:
         """Draw a line with an arrowhead at its end. For two equal points, draw nothing."""
@@ -107,8 +90,7 @@ class Canvas:
         stem = (x2 - along[0] * back, y2 - along[1] * back)
         self.line(x1, y1, *stem, tone, dashed=dashed)
         corners = [(x2, y2), *((stem[0] + across[0] * side, stem[1] + across[1] * side) for side in (3.5, -3.5))]
-        points = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
-        self._parts.append(f'<polygon class="{tone}" points="{points}"/>')
+        self._draw("polygon", tone, points=" ".join(f"{_number(x)},{_number(y)}" for x, y in corners))
 
     def text(
         self,
@@ -125,13 +107,21 @@ class Canvas:
     ) -> None:
         """Draw words whose baseline starts, is centered or ends at ``(x, y)``. With ``halo`` a gap separates them from lines
         below."""
-        names = " ".join(filter(None, (tone, "strong" if strong else "", "halo" if halo else "")))
-        placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        sized = "" if size == 12 else f' font-size="{_number(size)}"'
-        title = f"<title>{escape(tip)}</title>" if tip else ""
-        self._parts.append(
-            f'<text class="{names}" x="{_number(x)}" y="{_number(y)}"{placed}{sized}>{title}{escape(str(words))}</text>'
+        names = tone, "strong" if strong else "", "halo" if halo else ""
+        anchored = None if anchor == "start" else anchor
+        sized = None if size == 12 else size
+        self._draw("text", *names, tip=tip, words=str(words), x=x, y=y, text_anchor=anchored, font_size=sized)
+
+    def _draw(self, tag: str, *names: str, tip: str = "", words: str = "", **attributes: float | str | None) -> None:
+        """Add an element. An attribute that is None is left out."""
+        given = "".join(
+            f' {name.replace("_", "-")}="{value if isinstance(value, str) else _number(value)}"'
+            for name, value in attributes.items()
+            if value is not None
         )
+        inside = (f"<title>{escape(tip)}</title>" if tip else "") + escape(words)
+        start = f'<{tag} class="{" ".join(filter(None, names))}"{given}'
+        self._parts.append(f"{start}>{inside}</{tag}>" if inside else f"{start}/>")
 
     def place(self, picture: "Canvas", x: float, y: float) -> None:
         """Draw another picture at its natural size with its upper left corner at ``(x, y)``."""
@@ -139,20 +129,15 @@ class Canvas:
 
     def render(self) -> str:
         """The picture as an ``<svg class="picture">`` element."""
+        # A page may enlarge the picture, or shrink it until its smallest text has 11 px.
+        least = math.ceil(self.width * SMALLEST_TEXT / self.smallest)
+        width, height = _number(self.width), _number(self.height)
         described = f"<desc>{escape(self.description)}</desc>" if self.description else ""
         return (
-            f'<svg class="picture" xmlns="http://www.w3.org/2000/svg" {natural_size(self.width, self.height)} role="img" '
-            f'aria-label="{escape(self.title)}"><title>{escape(self.title)}</title>'
-            f"{described}{''.join(self._parts)}</svg>"
+            f'<svg class="picture" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" style="min-width:{least}px" role="img" aria-label="{escape(self.title)}">'
+            f"<title>{escape(self.title)}</title>{described}{''.join(self._parts)}</svg>"
         )
-
-
-def natural_size(width: float, height: float, *, smallest: float = SMALLEST_TEXT) -> str:
-    """The attributes of a picture's size. A page may enlarge the picture, or shrink it until text of ``smallest`` px has
-    11 px."""
-    least = math.ceil(width * SMALLEST_TEXT / smallest)
-    w, h = _number(width), _number(height)
-    return f'viewBox="0 0 {w} {h}" width="{w}" height="{h}" style="min-width:{least}px"'
 
 
 def legend(canvas: Canvas, x: float, y: float, entries: list[tuple[str, str]], *, gap: float = 18) -> float:
@@ -239,7 +224,3 @@ def _scientific(value: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
-
-
-def _close(tag: str, tip: str) -> str:
-    return f"><title>{escape(tip)}</title></{tag}>" if tip else "/>"

@@ -7,7 +7,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any, Optional
 
-from nemo2.pictures.page import figures, page, section, table
+from nemo2.pictures.page import figures, note, page, section, table
 from nemo2.run_dir.records import METRICS_FILE, series
 from nemo2.run_dir.run_folder import TRAINING_LOSS, VALIDATION_LOSS, RunFolder, curves
 
@@ -91,9 +91,7 @@ def comparison_page(runs: Sequence[RunFolder], changes: Sequence[tuple[str, list
             wide = metric == TRAINING_LOSS
             charts.append((title, curves(lines, title=title, width=760 if wide else 520), wide))
     told = [[path, *map(format_value, values)] for path, values in changes]
-    differ = (
-        table(["setting", *names], told) if told else f"<p class='sub'>{without or 'The recipes are identical.'}</p>"
-    )
+    differ = table(["setting", *names], told) if told else note(without or "The recipes are identical.")
     return page(
         "Runs compared",
         section("Figures", table(["run", *COLUMNS], rows)),

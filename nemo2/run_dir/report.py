@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from html import escape
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,8 +17,8 @@ from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.foreign_files import read_json, read_yaml
 from nemo2.errors import CheckpointError, DataError
 from nemo2.parallel.layout import LAYOUT_FIELDS
-from nemo2.pictures.lines import SMOOTH_FROM, Mark, Series, line_chart, running_median
-from nemo2.pictures.page import cards, figures, page
+from nemo2.pictures.charts import Mark, Series, line_chart
+from nemo2.pictures.page import cards, details, figures, listing, note, page, pairs, section, table
 from nemo2.pictures.svg import standalone
 from nemo2.run_dir.bar import short_number
 from nemo2.run_dir.records import (
@@ -36,11 +35,10 @@ from nemo2.run_dir.records import (
 
 REPORT_FILE = "report.html"
 CURVE_FILE = "loss_curve.svg"
-CURVE_PICTURE = "loss_curve.png"
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Write ``report.html`` and ``loss_curve.svg``, and a ``.png`` if matplotlib is installed. Returns the page's path.
+    """Write ``report.html`` and ``loss_curve.svg``. Returns the page's path.
 
     Args:
         run_dir: The run directory.
@@ -52,9 +50,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     if not directory.is_dir():
         raise DataError(f"{directory} is not a directory. Give the run directory, which contains {METRICS_FILE}.")
     records = [*read_metrics(directory), *_evaluations(directory)]
-    losses, marks = _loss_series(records), resumed_marks(directory)
-    write_text(directory / CURVE_FILE, standalone(line_chart("loss", losses, y_label="loss", marks=marks)))
-    _write_picture(directory / CURVE_PICTURE, losses, marks)
+    curve = line_chart("loss", _loss_series(records), y_label="loss", marks=resumed_marks(directory))
+    write_text(directory / CURVE_FILE, standalone(curve))
     return write_text(directory / REPORT_FILE, render_report(directory, records))
 
 
@@ -62,28 +59,29 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
     """The page as text."""
     effective = _load(directory / "effective_config.yaml", read_yaml)
     environment = _load(directory / "environment.json", read_json)
-    sections = [
-        _cards(records, effective, finished_steps(directory, records)),
-        "<h2>Curves</h2>",
-        _charts(records, resumed_marks(directory)),
-        "<h2>Settings</h2>",
-        _settings(effective),
-        _changes(_load(directory / CHANGES_FILE, read_json)),
-        "<h2>Checkpoints</h2>",
-        _checkpoints(directory / "checkpoints"),
-        "<h2>Environment</h2>",
-        _environment(environment),
-        _file_details(directory, "effective_config.yaml", "Effective configuration"),
-        _file_details(directory, "recipe.json", "Recipe"),
+    files = [("effective_config.yaml", "Effective configuration"), ("recipe.json", "Recipe")]
+    shown = [
+        details(title, file, (directory / file).read_text(encoding="utf-8", errors="replace"))
+        for file, title in files
+        if (directory / file).is_file()
     ]
-    return page(_title(directory), *sections, subtitle=str(directory.absolute()))
+    return page(
+        _title(directory),
+        _cards(records, effective, finished_steps(directory, records)),
+        section("Curves", _charts(records, resumed_marks(directory))),
+        section("Settings", _settings(effective)),
+        *_changes(_load(directory / CHANGES_FILE, read_json)),
+        section("Checkpoints", _checkpoints(directory / "checkpoints")),
+        section("Environment", _environment(environment), *shown),
+        subtitle=str(directory.absolute()),
+    )
 
 
-def _changes(found: Mapping[str, Any]) -> str:
-    """The list of recipe changes that the last resume found, the most serious first. "": no changes."""
+def _changes(found: Mapping[str, Any]) -> list[str]:
+    """The list of recipe changes that the last resume found, the most serious first. Empty without changes."""
     kinds = (("unfit", "doesn't fit the checkpoint"), ("result", "changes the result"), ("harmless", "harmless"))
-    lines = [f"<li>{words}: {escape(str(line))}</li>" for kind, words in kinds for line in found.get(kind) or ()]
-    return f"<h2>Recipe changes since the checkpoint</h2><ul>{''.join(lines)}</ul>" if lines else ""
+    lines = [f"{words}: {line}" for kind, words in kinds for line in found.get(kind) or ()]
+    return [section("Recipe changes since the checkpoint", listing(lines))] if lines else []
 
 
 def _title(directory: Path) -> str:
@@ -183,7 +181,7 @@ def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any], done: in
 
 def _settings(effective: Mapping[str, Any]) -> str:
     if not effective:
-        return "<p class='sub'>effective_config.yaml is written at the first step.</p>"
+        return note("effective_config.yaml is written at the first step.")
     chosen = {
         "model": ("class", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
         "data": ("class", "seq_length", "micro_batch_size", "global_batch_size"),
@@ -194,31 +192,31 @@ def _settings(effective: Mapping[str, Any]) -> str:
         "lr_scheduler": ("class", "max_steps", "warmup_steps", "constant_steps", "min_lr"),
     }
     tables = []
-    for section, names in chosen.items():
-        values = effective.get(section) or {}
-        rows = [(name, values[name]) for name in names if values.get(name) is not None]
+    for part, names in chosen.items():
+        values = effective.get(part) or {}
+        rows = [(name, _text(values[name])) for name in names if values.get(name) is not None]
         if rows:
-            tables.append(f"<div>{_table([(section, ''), *rows], heading=True)}</div>")
-    return f"<div class='tables'>{''.join(tables)}</div>"
+            tables.append((part, rows))
+    return pairs(tables)
 
 
 def _checkpoints(directory: Path) -> str:
-    checkpoints = finished(directory)
-    if not checkpoints:
-        return "<p class='sub'>No finished checkpoint.</p>"
-    rows = "".join(
-        f"<tr><td>{escape(path.name)}</td><td class='number'>{manifest.step:,}</td>"
-        f"<td class='number'>{manifest.consumed_samples:,}</td><td class='number'>{_size(manifest.files.values())}</td>"
-        f"<td class='number'>{datetime.fromtimestamp(manifest.saved_at):%Y-%m-%d %H:%M:%S}</td></tr>"
-        for path, manifest in checkpoints
-    )
-    heads = "".join(f"<th>{name}</th>" for name in ("name", "steps", "samples", "size", "written"))
-    return f"<table class='plain'><tr>{heads}</tr>{rows}</table>"
+    rows = [
+        (
+            path.name,
+            manifest.step,
+            manifest.consumed_samples,
+            _size(manifest.files.values()),
+            f"{datetime.fromtimestamp(manifest.saved_at):%Y-%m-%d %H:%M:%S}",
+        )
+        for path, manifest in finished(directory)
+    ]
+    return table(("name", "steps", "samples", "size", "written"), rows) if rows else note("No finished checkpoint.")
 
 
 def _environment(environment: Mapping[str, Any]) -> str:
     if not environment:
-        return "<p class='sub'>environment.json is missing.</p>"
+        return note("environment.json is missing.")
     git = environment.get("git")
     rows = [
         ("command", " ".join(environment.get("command_line") or [])),
@@ -232,30 +230,11 @@ def _environment(environment: Mapping[str, Any]) -> str:
         ),
     ]
     versions = [(name, value) for name, value in (environment.get("versions") or {}).items() if value]
-    rows = [(name, value) for name, value in rows if value not in (None, "")]
-    return f"<div class='tables'><div>{_table(rows)}</div><div>{_table(versions)}</div></div>"
-
-
-def _table(rows: list[tuple[str, Any]], *, heading: bool = False) -> str:
-    body = ""
-    for number, (name, value) in enumerate(rows):
-        if heading and number == 0:
-            body += f"<tr><th colspan='2'>{escape(name)}</th></tr>"
-        else:
-            body += f"<tr><td>{escape(name)}</td><td>{escape(_text(value))}</td></tr>"
-    return f"<table>{body}</table>"
+    return pairs([("", [(name, value) for name, value in rows if value not in (None, "")]), ("", versions)])
 
 
 def _text(value: Any) -> str:
     return value.rsplit(".", 1)[-1] if isinstance(value, str) and value.startswith("nemo2.") else str(value)
-
-
-def _file_details(directory: Path, file: str, title: str) -> str:
-    path = directory / file
-    if not path.is_file():
-        return ""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return f"<details><summary>{title} <small>({file})</small></summary><pre>{escape(text)}</pre></details>"
 
 
 def _size(sizes: Iterable[int]) -> str:
@@ -273,30 +252,3 @@ def _load(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:
     except CheckpointError:
         return {}
     return loaded if isinstance(loaded, dict) else {}
-
-
-def _write_picture(path: Path, losses: list[Series], marks: list[Mark]) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    figure = Figure(figsize=(7.6, 3.6), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    for one, colour in zip(losses, ("#0b6bcb", "#c2410c"), strict=True):
-        if one.points:
-            steps, values = zip(*one.points, strict=True)
-            if smooth := one.smooth and len(one.points) >= SMOOTH_FROM:
-                axes.plot(steps, values, color=colour, alpha=0.35, linewidth=0.7)
-                values = [value for _, value in running_median(one.points)]
-            marker = "o" if one.markers and not smooth else None
-            axes.plot(steps, values, color=colour, label=one.name, marker=marker, markersize=3)
-    for mark in marks:
-        axes.axvline(mark.x, color="#59636e", linestyle="--", linewidth=0.8)
-        if mark.until is not None:
-            axes.axvspan(mark.x, mark.until, color="#59636e", alpha=0.12)
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss")
-    axes.grid(alpha=0.25)
-    if any(one.points for one in losses):
-        axes.legend(frameon=False)
-    figure.savefig(path)

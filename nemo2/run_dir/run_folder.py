@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from nemo2.checkpoint.directory import Manifest, finished
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.errors import CheckpointError, DataError
-from nemo2.pictures.lines import Series, line_chart
+from nemo2.pictures.charts import Series, line_chart
 from nemo2.pictures.svg import standalone
 from nemo2.run_dir.records import METRICS_FILE, by_step_done, read_metrics, series
 from nemo2.run_dir.report import REPORT_FILE, finished_steps, resumed_marks, write_report

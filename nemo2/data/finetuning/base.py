@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from nemo2 import ranks
-from nemo2.data.base import MegatronDataModule
+from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
 from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
 from nemo2.data.finetuning.identity import key_of
@@ -65,17 +65,7 @@ class SampleDataModule(MegatronDataModule):
         packed_sequence_specs: Optional[PackedSequenceSpecs],
         dataset_kwargs: Optional[Mapping[str, Any]],
     ) -> None:
-        super().__init__(
-            seq_length=seq_length,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            dataloader_type="cyclic",
-            seed=seed,
-        )
+        super().__init__(dataloader_type="cyclic", **arguments_of(MegatronDataModule, locals()))
         self.tokenizer = tokenizer
         self.seed = seed
         self.memmap_workers = memmap_workers

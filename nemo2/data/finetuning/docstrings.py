@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
+from nemo2.data.base import arguments_of
+from nemo2.data.finetuning.module import FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.finetuning.published import PublishedDataModule, Splits
-from nemo2.data.home import datasets_home
 from nemo2.data.stdlib import python_stdlib_corpus
 from nemo2.data.tokenizer import Tokenizer
 
@@ -55,22 +56,7 @@ class StdlibDocstringDataModule(PublishedDataModule):
         packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
         dataset_kwargs: Optional[dict[str, Any]] = None,
     ) -> None:
-        super().__init__(
-            dataset_root=datasets_home() / self.folder if dataset_root is None else dataset_root,
-            seq_length=seq_length,
-            tokenizer=tokenizer,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            seed=seed,
-            memmap_workers=memmap_workers,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            packed_sequence_specs=packed_sequence_specs,
-            dataset_kwargs=dataset_kwargs,
-        )
-        self.force_redownload = force_redownload
+        super().__init__(force_redownload, False, **arguments_of(FineTuningDataModule, locals()))
 
     def check_download(self) -> None:
         """Nothing is downloaded."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional, Union
 from torch.utils.data import Dataset
 
 from nemo2.config.capture import configurable
-from nemo2.data.base import SPLITS
+from nemo2.data.base import SPLITS, arguments_of
 from nemo2.data.documents import BadInput
 from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.finetuning.open import ALIASES, datasets_package, on_hub, open_split
@@ -86,20 +86,7 @@ class HFDatasetDataModule(SampleDataModule):
         dataset_kwargs: Optional[dict[str, Any]] = None,
         streaming: bool = False,
     ) -> None:
-        super().__init__(
-            seq_length=seq_length,
-            tokenizer=tokenizer,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=None,
-            seed=seed,
-            memmap_workers=memmap_workers,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            packed_sequence_specs=packed_sequence_specs,
-            dataset_kwargs=dataset_kwargs,
-        )
+        super().__init__(rampup_batch_size=None, **arguments_of(SampleDataModule, locals()))
         if use_dist_sampler:
             raise ConfigError(
                 "use_dist_sampler=True: this data module's own sampler already distributes samples over replicas. Set "

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
+from nemo2.data.base import arguments_of
 from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
@@ -62,20 +63,7 @@ class FineTuningDataModule(SampleDataModule):
         packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
         dataset_kwargs: Optional[dict[str, Any]] = None,
     ) -> None:
-        super().__init__(
-            seq_length=seq_length,
-            tokenizer=tokenizer,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            seed=seed,
-            memmap_workers=memmap_workers,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            packed_sequence_specs=packed_sequence_specs,
-            dataset_kwargs=dataset_kwargs,
-        )
+        super().__init__(**arguments_of(SampleDataModule, locals()))
         self.dataset_root = str(dataset_root)
 
     @cached_property
@@ -149,21 +137,7 @@ class ChatDataModule(FineTuningDataModule):
         dataset_kwargs: Optional[dict[str, Any]] = None,
         use_hf_tokenizer_chat_template: bool = False,
     ) -> None:
-        super().__init__(
-            dataset_root=dataset_root,
-            seq_length=seq_length,
-            tokenizer=tokenizer,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            seed=seed,
-            memmap_workers=memmap_workers,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            packed_sequence_specs=packed_sequence_specs,
-            dataset_kwargs=dataset_kwargs,
-        )
+        super().__init__(**arguments_of(FineTuningDataModule, locals()))
         self.use_hf_tokenizer_chat_template = use_hf_tokenizer_chat_template
 
     def encoder(self) -> Encoder:

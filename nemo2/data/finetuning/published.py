@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Optional, Union
 import numpy as np
 
 from nemo2.config.capture import configurable
+from nemo2.data.base import arguments_of
 from nemo2.data.finetuning import open as opening
 from nemo2.data.finetuning.module import FILES, FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
@@ -34,9 +35,14 @@ class PublishedDataModule(FineTuningDataModule):
     hub: ClassVar[str]
     folder: ClassVar[str]
     """The set's folder in `nemo2.data.home.datasets_home`."""
-    force_redownload: bool
-    delete_raw: bool = False
     seed: int
+
+    def __init__(
+        self, force_redownload: bool, delete_raw: bool, *, dataset_root: Optional[Union[str, Path]], **others: Any
+    ) -> None:
+        super().__init__(datasets_home() / self.folder if dataset_root is None else dataset_root, **others)
+        self.force_redownload = force_redownload
+        self.delete_raw = delete_raw
 
     @property
     def _fetched(self) -> bool:
@@ -137,23 +143,7 @@ class SquadDataModule(PublishedDataModule):
         packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
         dataset_kwargs: Optional[dict[str, Any]] = None,
     ) -> None:
-        super().__init__(
-            dataset_root=datasets_home() / self.folder if dataset_root is None else dataset_root,
-            seq_length=seq_length,
-            tokenizer=tokenizer,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            seed=seed,
-            memmap_workers=memmap_workers,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            packed_sequence_specs=packed_sequence_specs,
-            dataset_kwargs=dataset_kwargs,
-        )
-        self.force_redownload = force_redownload
-        self.delete_raw = delete_raw
+        super().__init__(force_redownload, delete_raw, **arguments_of(FineTuningDataModule, locals()))
 
     def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
         train, validation = self._shares(held["train"], 0.95)
@@ -185,23 +175,7 @@ class _InstructionDataModule(PublishedDataModule):
         dataset_kwargs: Optional[dict[str, Any]] = None,
         dataset_root: Optional[Union[str, Path]] = None,
     ) -> None:
-        super().__init__(
-            dataset_root=datasets_home() / self.folder if dataset_root is None else dataset_root,
-            seq_length=seq_length,
-            tokenizer=tokenizer,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            seed=seed,
-            memmap_workers=memmap_workers,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            packed_sequence_specs=packed_sequence_specs,
-            dataset_kwargs=dataset_kwargs,
-        )
-        self.force_redownload = force_redownload
-        self.delete_raw = delete_raw
+        super().__init__(force_redownload, delete_raw, **arguments_of(FineTuningDataModule, locals()))
 
     def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
         train, validation, test = self._shares(held["train"], 0.80, 0.15)

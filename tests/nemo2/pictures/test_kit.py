@@ -2,15 +2,18 @@
 """The kit of pictures: well-formed, escaped, true to the numbers, nothing from elsewhere."""
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from nemo2 import pictures
 from nemo2.pictures import Bar, Canvas, Limit, Point, Series, line_chart, scatter_chart, stacked_bars, standalone
-from nemo2.pictures.page import PAGE_STYLE, cards, figure, figures, page, paragraph, section, table
+from nemo2.pictures.page import cards, figure, figures, page, paragraph, section, table
 from nemo2.pictures.svg import STYLE, stack, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
+PAGE_STYLE = Path(pictures.__file__).with_name("page.css")
 HOSTILE = "<script>alert('&')</script>\""
 
 
@@ -85,23 +88,20 @@ def test_totals_stand_in_a_column_that_no_line_crosses():
     assert all(box["x"] + box["width"] < left for box in rects(chart, "c0"))
 
 
-def test_labels_lie_on_no_dot_line_or_other_label():
-    near = [Point(x=1 + place / 40, y=5 - place / 9, label=str(place)) for place in range(6)]
+def test_labels_lie_beside_the_plot_and_apart_with_a_line_to_their_dots():
+    near = [Point(x=1 + place / 40, y=5 - place / 90, label=str(place)) for place in range(6)]
     others = [Point(x=1 + (place % 7) / 30, y=5 - (place % 5) / 8) for place in range(30)]
     chart = drawn(scatter_chart("p", [*near, *others, Point(x=9, y=9)], x_label="GB", y_label="s", frontier=True))
-    labels = [one for one in chart.iter(f"{SVG}text") if "halo" in one.attrib["class"].split()]
+    dots = [(one.attrib["cx"], one.attrib["cy"]) for one in chart.iter(f"{SVG}circle")]
+    labels = [one for one in chart.iter(f"{SVG}text") if "strong" in one.attrib["class"].split()]
     assert {one.text for one in labels} == set("012345")
-    boxes = [
-        (float(one.attrib["x"]), float(one.attrib["y"]) - 9, float(one.attrib["x"]) + 7, float(one.attrib["y"]))
-        for one in labels
+    assert all(float(one.attrib["x"]) > max(float(x) for x, _ in dots) + 5 for one in labels)
+    heights = sorted(float(one.attrib["y"]) for one in labels)
+    assert all(other - one >= 14.9 for one, other in zip(heights, heights[1:], strict=False))
+    joined = [
+        (one.attrib["x1"], one.attrib["y1"]) for one in chart.iter(f"{SVG}line") if "stroke-dasharray" in one.attrib
     ]
-    for left, top, right, bottom in boxes:
-        for dot in chart.iter(f"{SVG}circle"):
-            x, y = float(dot.attrib["cx"]), float(dot.attrib["cy"])
-            assert not (left < x < right and top < y < bottom)
-    for index, one in enumerate(boxes):
-        for other in boxes[index + 1 :]:
-            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+    assert sorted(joined) == sorted(dots[: len(near)])
 
 
 def test_points_are_placed_by_value_and_the_frontier_joins_only_what_nothing_beats():
@@ -150,7 +150,7 @@ def test_columns_of_numbers_stand_right_also_with_their_units_and_have_the_same_
 def style_at(width: int) -> dict[str, dict[str, str]]:
     """Properties of a page by selector on a screen of this width, later rules over earlier ones."""
     blocks = re.compile(r"@media\(([^{]*)\)\{((?:[^{}]*\{[^{}]*\})*)\}")
-    text = re.sub(r"/\*.*?\*/", "", PAGE_STYLE, flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/", "", PAGE_STYLE.read_text(), flags=re.DOTALL)
     rules = blocks.sub("", text)
     for condition, inside in blocks.findall(text):
         name, _, limit = condition.partition(":")

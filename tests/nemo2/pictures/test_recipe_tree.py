@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe drawn: every config is a box, every value is there, nothing overlaps, and Graphviz is a luxury."""
+"""A recipe drawn: every config is a box, every value is there, and nothing overlaps."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +14,7 @@ from nemo2.config import Config
 from nemo2.config.show import flatten
 from nemo2.config.walk import iterate_nodes
 from nemo2.errors import ConfigError
-from nemo2.pictures.recipe_tree import Box, boxes, dot, draw, write_picture
+from nemo2.pictures.recipe_tree import Box, boxes, draw, write_picture
 
 
 def recipe() -> Any:
@@ -103,37 +101,9 @@ def test_the_picture_is_well_formed_whatever_the_values_say(tmp_path: Path) -> N
     assert "DeepSeekV3Config" in write_picture(tree, tmp_path / "a.html", title="a < b").read_text()
 
 
-def test_graphviz_gets_a_graph_that_it_can_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = recipe()
-    tree.log.name = '<&">'
-    graph = dot(boxes(tree), 'say "a\\b"')
-    assert (
-        graph.count("[label=<") == len(list(iterate_nodes(tree))) and graph.count(" -> ") == graph.count("[label=<") - 1
-    )
-    assert "&lt;&amp;&quot;&gt;" in graph
-    made = tmp_path / "bin" / "dot"
-    made.parent.mkdir()
-    made.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && out="$2"; shift; done\ncat > "$out"\n')
-    made.chmod(0o755)
-    monkeypatch.setattr(shutil, "which", lambda name: str(made))
-    assert write_picture(tree, tmp_path / "a.png", title="t").read_text() == dot(boxes(tree), "t")
-    monkeypatch.undo()
-    if real := shutil.which("dot"):  # where it is installed, it reads ours
-        done = subprocess.run([real, "-Tsvg"], input=graph, capture_output=True, text=True)
-        assert done.returncode == 0 and "MegatronStrategy" in done.stdout and done.stderr == ""
-
-
-@pytest.mark.parametrize("ending", [".png", ".pdf"])
-def test_without_graphviz_one_is_told_what_needs_nothing(
-    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"Graphviz's `dot`, which is not installed: apt-get install graphviz, or use .svg or .html"
-    ):
-        write_picture(recipe(), tmp_path / f"a{ending}", title="t")
-    with pytest.raises(ConfigError, match=r"the suffix of a picture must be one of .svg, .html, .dot, .png, .pdf"):
-        write_picture(recipe(), tmp_path / "a.jpeg", title="t")
+def test_a_picture_in_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the suffix of a picture must be one of .svg, .html"):
+        write_picture(recipe(), tmp_path / "a.png", title="t")
     assert list(tmp_path.iterdir()) == []
 
 

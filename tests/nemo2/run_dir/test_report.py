@@ -12,7 +12,7 @@ import yaml
 
 from nemo2.checkpoint.directory import Manifest
 from nemo2.errors import DataError
-from nemo2.pictures.lines import TOP, WIDTH, Mark, Series, line_chart, running_median, thin_out
+from nemo2.pictures.charts import TOP, WIDTH, Mark, Series, line_chart, running_median, thin_out
 from nemo2.pictures.svg import nice_ticks, standalone, text_width
 from nemo2.run_dir.report import write_report
 
@@ -98,15 +98,15 @@ def test_the_curve_marks_where_the_run_was_stopped_and_resumed_and_counts_steps_
     page = write_report(run_dir).read_text()
     root = ElementTree.fromstring((run_dir / "loss_curve.svg").read_text())
     space = "{http://www.w3.org/2000/svg}"
-    marks = [one for one in root.iter(f"{space}line") if one.attrib["class"] == "mark"]
-    (again,) = [one for one in root.iter(f"{space}rect") if one.attrib["class"] == "again"]
+    marks = [one for one in root.iter(f"{space}line") if "stroke-dasharray" in one.attrib]
+    (again,) = [one for one in root.iter(f"{space}rect") if one.attrib["class"] == "shade"]
     assert len(marks) == 3 and "stopped at step 75, resumed at 60" in page and "stopped and resumed at step 90" in page
     at = {
         float(one.text): float(one.attrib["x"]) for one in root.iter(f"{space}text") if one.text in ("20", "40", "60")
     }
     assert float(marks[0].attrib["x1"]) == pytest.approx(at[60], abs=0.2)
     assert float(again.attrib["width"]) == pytest.approx((at[60] - at[40]) * 15 / 20, abs=0.2)
-    assert root.find(f".//{space}path[@class='line raw s0']") is not None, "the points beneath their median"
+    assert root.find(f".//{space}path[@class='s0 raw']") is not None, "the points beneath their median"
     assert "step 100: train" in page and "step 0:" not in page
 
 
@@ -116,13 +116,13 @@ def test_words_of_marks_stand_above_the_plot_and_over_no_others():
         line_chart("t", [Series(name="a", points=[(x, float(x)) for x in range(1, 101)])], y_label="loss", marks=marks)
     )
     space = "{http://www.w3.org/2000/svg}"
-    shown = [one for one in chart.iter(f"{space}text") if (one.text or "").startswith("stopped")]
-    assert [one.text for one in shown] == [f"stopped and resumed at step {x}" for x in (10, 40, 100)]
-    ends = [(float(one.attrib["x"]), float(one.attrib["x"]) + text_width(one.text or "")) for one in shown]
+    shown = {one[0].tail or "": one for one in chart.iter(f"{space}text") if len(one)}
+    assert list(shown) == [f"stopped and resumed at step {x}" for x in (10, 40, 100)]
+    ends = [(float(one.attrib["x"]), float(one.attrib["x"]) + text_width(words)) for words, one in shown.items()]
     assert ends[0][0] > text_width("loss") and all(
         one[1] < other[0] for one, other in zip(ends, ends[1:], strict=False)
     )
-    assert ends[-1][1] < WIDTH and all(float(one.attrib["y"]) < TOP for one in shown)
+    assert ends[-1][1] < WIDTH and all(float(one.attrib["y"]) < TOP for one in shown.values())
 
 
 def test_a_report_of_no_run_is_a_plain_error(tmp_path):
@@ -144,7 +144,7 @@ def test_points_lie_where_the_axes_say():
 
 def test_gaps_stay_gaps_and_an_empty_chart_says_so():
     chart = line_chart("t", [Series(name="a", points=[(0, 1.0), (1, math.nan), (2, 3.0)])], y_label="y")
-    (path,) = re.findall(r'<path class="line s0" d="([^"]*)"', chart)
+    (path,) = re.findall(r'<path class="s0" d="([^"]*)"', chart)
     assert path.count("M") == 2 and path.count("L") == 0
     assert "no values of y" in line_chart("t", [Series(name="a", points=[(0, math.nan)])], y_label="y")
     ElementTree.fromstring(standalone(chart))

@@ -189,10 +189,7 @@ def test_the_command_compares(made: Make, capsys: pytest.CaptureFixture[str], tm
     assert line.split()[1:] == ["300", "7", "300"]
     page = (tmp_path / "page.html").read_text()
     assert (
-        "<h2>Curves</h2>" in page
-        and "trainer.max_steps" in page
-        and 'class="line s2"' in page
-        and ".chart .s2{" in page
+        "<h2>Curves</h2>" in page and "trainer.max_steps" in page and 'class="s2"' in page and ".picture .s2{" in page
     )
     assert main(["runs", "compare", "first", "second", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
