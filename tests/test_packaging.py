@@ -106,8 +106,8 @@ def test_a_bare_import_from_a_checkout_fails_with_the_right_import(folder: str) 
 
 
 def sources(folder: Path) -> list[Path]:
-    """Python files below `folder`, their stubs, and the figures that one of them reads, links to other folders aside."""
-    files = [*folder.rglob("*.py"), *folder.rglob("*.pyi"), *folder.rglob("*.json")]
+    """Python files below `folder`, their stubs, and what they read, links to other folders aside."""
+    files = [file for ending in ("py", "pyi", "json", "css", "html") for file in folder.rglob(f"*.{ending}")]
     return [file for file in files if not any(parent.is_symlink() for parent in file.parents)]
 
 
