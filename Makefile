@@ -88,7 +88,7 @@ check: $(READY) ## formatting, lint, types, which room imports which
 	@echo "==> ruff check"
 	@$(BIN)/ruff check .
 	@echo "==> lint-imports"
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-cache
 	@echo "==> pyright"
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
