@@ -119,7 +119,7 @@ def test_one_switch_set_in_two_places_is_refused_with_both_lines() -> None:
     [refusal] = settle(recipe, Machine.named("h100")).messages
     line = rf"\({re.escape(__file__)}:\d+\)"
     assert re.search(
-        rf"optim\.config\.use_distributed_optimizer=True {line} contradicts .*=False {line}\. Both", refusal
+        rf"optim\.config\.use_distributed_optimizer=True {line} contradicts .*=False {line}: both", refusal
     )
 
 
