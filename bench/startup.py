@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[list[str], float]] = {
     "TAB after trainer.max_s": (["bash", "-c", TAB], 0.3),
     "nemo2 show llama3_8b": ([NEMO2, "show", "llama3_8b"], 4.0),
     "nemo2 check llama3_8b": ([NEMO2, "check", "llama3_8b"], 4.0),
-    "nemo2 explain llama3_8b": ([NEMO2, "explain", "llama3_8b"], 6.0),
+    "nemo2 show llama3_8b --explain all": ([NEMO2, "show", "llama3_8b", "--explain", "all"], 6.0),
 }
 FIRST_OUTPUT: dict[str, tuple[list[str], float]] = {
     f"first output of {' '.join(words)}": ([NEMO2, *words], 1.0)

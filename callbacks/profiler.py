@@ -18,7 +18,7 @@ _OWNER = "PytorchProfilerCallback"
 
 @configurable
 class PytorchProfilerCallback(pl.Callback):
-    """Write ``rank-N.json`` for every rank, a trace for `nemo2 trace`, chrome://tracing or Perfetto.
+    """Write ``rank-N.json`` for every rank, a trace for `nemo2 runs trace`, chrome://tracing or Perfetto.
 
     Hooks: start and end of each training batch, and the end of training. Profiled steps are several times slower. Other
     steps cost two comparisons. On CPU ranks torch's profiler doesn't record the group of a collective, so the callback

@@ -23,7 +23,7 @@ _OFTEN_CHANGED = (
 
 _OF_FACTS = '''"""{name}: {parent}, but for what is said here.
 
-`nemo2 diff {parent} ./{name}.py` shows what that comes to.
+`nemo2 show ./{name}.py --diff {parent}` shows what that comes to.
 """
 
 {imports}
@@ -41,7 +41,7 @@ model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_
 
 _OF_A_FUNCTION = '''"""{name}: {parent}, but for what is set here.
 
-`nemo2 diff {parent} ./{name}.py` shows what that comes to.
+`nemo2 show ./{name}.py --diff {parent}` shows what that comes to.
 """
 
 from nemo2 import Partial, recipes

@@ -53,7 +53,7 @@ def main() -> None:
 
     say("What does it answer, before and after?")
     merged, exported = PLACE / "merged", PLACE / "hugging_face"
-    run(f"nemo2 merge {tuned} --output {merged}")
+    run(f"nemo2 export {tuned} --merge --to checkpoint --output {merged}")
     before, after = answers(f"{base}"), answers(f"{merged}")
     for question in QUESTIONS:
         print(f"  {question}\n    before: {before[question]!r}\n    after:  {after[question]!r}")

@@ -192,13 +192,13 @@ PAGES: dict[str, Callable[[Path], None]] = {
     "rehearse_fits": command("rehearse", "llama3_8b", "--html", "{}"),
     "rehearse_does_not_fit": command("rehearse", "llama3_70b", "--no-advice", "--html", "{}"),
     "plan": command("plan", "llama3_8b", "--gpus", "H100x64", "--search", "--html", "{}"),
-    "layout": command("show-layout", "llama3_70b", "--gpus", "H100x1152", "--output", "{}"),
-    "layout_experts": command("show-layout", "deepseek_v3", "--output", "{}"),
+    "layout": command("show", "llama3_70b", "--layout", "--gpus", "H100x1152", "--output", "{}"),
+    "layout_experts": command("show", "deepseek_v3", "--layout", "--output", "{}"),
     "layout_small": command(
-        "show-layout", "llama_tiny", "strategy.pipeline_model_parallel_size=2", "--devices", "4", "-o", "{}"
+        "show", "llama_tiny", "--layout", "strategy.pipeline_model_parallel_size=2", "--devices", "4", "-o", "{}"
     ),
-    "recipe": command("show", "llama3_8b", "--graph", "{}"),
-    "recipe_experts": command("show", "deepseek_v3", "--performance", "--graph", "{}"),
+    "recipe": command("show", "llama3_8b", "--output", "{}"),
+    "recipe_experts": command("show", "deepseek_v3", "--performance", "--output", "{}"),
     "notebook": notebook,
     **{f"figure_{name}": partial(figure, name) for name in FIGURES},
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the figures of the documentation into docs/figures: `make figures`; `python -m tools.figures --check` compares them.
 
-They come from Megatron-Core's rank generator, layer helpers and schedule tables, like `nemo2 show-layout`; those that explain a
+They come from Megatron-Core's rank generator, layer helpers and schedule tables, like `nemo2 show --layout`; those that explain a
 parallelism (`tools/explained`) also from its layers, torch's and ours, run on one rank of a silent world.
 """
 

@@ -150,7 +150,7 @@ def _ours(path: Path, verify: bool) -> Identified:
     if not found.problems:
         found.commands = [
             f"nemo2 generate {path} --prompt TEXT",
-            f"nemo2 validate RECIPE --checkpoint {path}",
+            f"nemo2 evaluate {path} --recipe RECIPE",
             f"nemo2 export {path} --output FOLDER  # for Hugging Face's libraries",
             f"nemo2 pretrain RECIPE resume.resume_from_path={path}  # resume this run"
             if not manifest.weights_only

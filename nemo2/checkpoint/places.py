@@ -45,7 +45,7 @@ def _no_weights(folder: Path) -> Optional[str]:
         return None
     if (folder / "config.json").is_file():
         return f"this folder contains a Hugging Face release. Write it as {HUGGING_FACE}{folder.absolute()}."
-    return f"this folder contains no finished checkpoint. `nemo2 inspect {folder}` shows what it contains."
+    return f"this folder contains no finished checkpoint. `nemo2 show {folder} --checkpoint` shows what it contains."
 
 
 def newest_in(folder: Path) -> Optional[Path]:

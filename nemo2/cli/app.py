@@ -11,37 +11,30 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, Optional
 
 import typer
 
-from nemo2.cli import (
-    chat,
-    check,
-    cluster,
-    completion,
-    convert,
-    distill,
-    doctor,
-    evaluate,
-    explain,
-    inspect,
-    jobs,
-    layout,
-    list_show,
-    plan,
-    preview,
-    prune,
-    recipe_tools,
-    rehearse,
-    run_list,
-    runs,
-    serve,
-    tools,
-    trace,
-    translate,
-)
+from nemo2.cli.adapter import add_verbs
+from nemo2.cli.check import check
+from nemo2.cli.cluster import add, list_clusters, show_cluster, test
 from nemo2.cli.commands import App
+from nemo2.cli.completion import ASK, Shell, candidates, print_script
+from nemo2.cli.convert import export_weights, import_weights
+from nemo2.cli.distill import distill
+from nemo2.cli.doctor import doctor
+from nemo2.cli.evaluate import evaluate
+from nemo2.cli.generate import generate
+from nemo2.cli.new_recipe import new_recipe
+from nemo2.cli.plan import plan
+from nemo2.cli.prepare import prepare_data
+from nemo2.cli.preview import preview_data
+from nemo2.cli.prune import prune
+from nemo2.cli.recipe_list import list_recipes
+from nemo2.cli.rehearse import rehearse
+from nemo2.cli.runs import cancel, compare, list_runs, report, status, tail
+from nemo2.cli.serve import serve
+from nemo2.cli.show import show
 from nemo2.cli.streams import (
     drop_output,
     end_process,
@@ -49,6 +42,9 @@ from nemo2.cli.streams import (
     replace_unknown_characters,
     why_output_is_refused,
 )
+from nemo2.cli.trace import trace
+from nemo2.cli.train import finetune, pretrain
+from nemo2.cli.translate import translate
 from nemo2.cli.waiting import waiting_line
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 from nemo2.names import visible
@@ -58,16 +54,46 @@ from nemo2.run_dir.faults import words_of
 
 _DEBUG = "--debug"
 _VERBOSE = ("-v", "--verbose")
-PANELS = {
-    "Recipes": ("list", "show", "explain", "diff", "freeze", "new-recipe", "translate"),
-    "Before a run": ("doctor", "prepare-data", "preview-data", "check", "rehearse", "plan", "show-layout"),
-    "Train": ("pretrain", "finetune", "distill", "validate"),
-    "Runs": ("report", "trace", "runs", "jobs", "cluster"),
-    "Checkpoints": ("inspect", "evaluate", "generate", "chat", "serve", "export", "import", "merge", "prune"),
-    "Shell": ("completion",),
+VERBS: dict[str, Callable[..., Any]] = {
+    "list": list_recipes,
+    "show": show,
+    "check": check,
+    "pretrain": pretrain,
+    "finetune": finetune,
+    "generate": generate,
+    "export": export_weights,
+    "runs list": list_runs,
+    "runs status": status,
+    "runs tail": tail,
+    "runs report": report,
+    "runs compare": compare,
+    "runs trace": trace,
+    "runs cancel": cancel,
+    "new-recipe": new_recipe,
+    "translate": translate,
+    "doctor": doctor,
+    "data prepare": prepare_data,
+    "data preview": preview_data,
+    "plan": plan,
+    "rehearse": rehearse,
+    "distill": distill,
+    "prune": prune,
+    "evaluate": evaluate,
+    "serve": serve,
+    "import": import_weights,
+    "cluster list": list_clusters,
+    "cluster add": add,
+    "cluster show": show_cluster,
+    "cluster test": test,
 }
-"""The commands as ``nemo2 --help`` groups them, in this order."""
-
+"""The function of each command, in the order of ``nemo2 --help``."""
+GROUPS = {
+    "runs": "List, follow, compare and cancel runs. Example: nemo2 runs compare first second --html compared.html",
+    "data": "Prepare and preview training data. Example: nemo2 data preview chats/training.jsonl --samples 2",
+    "cluster": "Add, list, show and test cluster profiles. Example: nemo2 cluster test mycluster",
+}
+FIRST = ("list", "show", "check", "pretrain", "finetune", "generate", "export", "runs")
+"""The commands at the top of ``nemo2 --help``."""
 app = App(
     name="nemo2",
     help="Train large language models from recipes: list, inspect, change and run recipes.",
@@ -87,6 +113,12 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
+def _print_completion(shell: Optional[Shell]) -> None:
+    if shell is not None:
+        print_script(shell)
+        raise typer.Exit()
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option(_DEBUG, help="Show tracebacks. May appear anywhere in a command.")] = False,
@@ -96,39 +128,23 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    completion: Annotated[
+        Optional[Shell],
+        typer.Option(
+            "--show-completion",
+            metavar="SHELL",
+            help="Print the completion script of bash, zsh or fish.",
+            callback=_print_completion,
+            is_eager=True,
+        ),
+    ] = None,
 ) -> None:
     """The options of all commands. Their effects are elsewhere: `main` reads the first two."""
 
 
-list_show.register(app)
-inspect.register(app)
-check.register(app)
-completion.register(app)
-doctor.register(app)
-explain.register(app)
-layout.register(app)
-plan.register(app)
-preview.register(app)
-recipe_tools.register(app)
-convert.register(app)
-rehearse.register(app)
-evaluate.register(app)
-chat.register(app)
-serve.register(app)
-prune.register(app)
-distill.register(app)
-trace.register(app)
-runs.register(app)
-cluster.register(app)
-jobs.register(app)
-run_list.register(app)
-tools.register(app)
-translate.register(app)
-_panels = {name: panel for panel, names in PANELS.items() for name in names}
-for _order in (app.registered_commands, app.registered_groups):
-    _order.sort(key=lambda one: list(_panels).index(str(one.name)))
+add_verbs(app, VERBS, GROUPS)
 for _registered in (*app.registered_commands, *app.registered_groups):
-    _registered.rich_help_panel = _panels[str(_registered.name)]
+    _registered.rich_help_panel = "Commands" if _registered.name in FIRST else "More commands"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -140,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument not in (_DEBUG, *_VERBOSE)]
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    elif arguments == ["version"]:
+    elif arguments == ["version"] or "--version" in arguments:
         arguments = ["--version"]
     if not debug:
         # On import, Megatron-Core logs a line for each optional library that is missing.
@@ -152,8 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     open_missing()
     replace_unknown_characters()
     try:
-        if arguments[:1] == [completion.ASK]:
-            found = completion.candidates(typer.main.get_command(app), arguments[1:])
+        if arguments[:1] == [ASK]:
+            found = candidates(typer.main.get_command(app), arguments[1:])
             print("\n".join(found), end="\n" if found else "")
             return 0
         with waiting_line("nemo2: loading torch and Megatron-Core"):

@@ -1,17 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 chat``: a conversation with a checkpoint's model in the terminal."""
+"""``nemo2 generate --chat``: a conversation with a checkpoint's model in the terminal."""
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Any, Optional
 
-import typer
-
-from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
-from nemo2.cli.commands import only_with
-from nemo2.cli.flags import MinP, Temperature, TopK, TopP
-
-CHAT_EXAMPLE = "Example: nemo2 chat runs/tuned --system 'Answer in one sentence.'"
 _PROMPT = "> "
 _COMMANDS = {
     "/reset": "start a new conversation",
@@ -22,48 +15,37 @@ _COMMANDS = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    app.command("chat", epilog=CHAT_EXAMPLE)(chat)
-
-
 def chat(
-    checkpoint: Weights = None,
-    source: WeightsOption = None,
-    system: Annotated[Optional[str], typer.Option(help="System message.")] = None,
-    template: Annotated[
-        Optional[Path], typer.Option(help="File with a Jinja chat template. Default: the run's template.")
-    ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 256,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 1234,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option("--trust-remote-code", help="Run the Python code beside the tokenizer's files. Read it first."),
-    ] = False,
+    path: str,
+    name: str,
+    limits: dict[str, Any],
+    system: Optional[str],
+    template: Optional[Path],
+    *,
+    seed: int,
+    trust_remote_code: bool,
 ) -> None:
-    """Chat with the model of a checkpoint, in this process. Type /help for commands."""
+    """Read lines from the terminal and answer them, until the end of the input.
+
+    Args:
+        path: The weights.
+        name: What the user calls them.
+        limits: Arguments of `GenerationOptions`.
+        template: A file with a chat template. None: the run's.
+    """
     from nemo2.errors import ConfigError
 
-    only_with("temperature", "top_k", "top_p", "min_p", "seed")
-    path = named_weights(checkpoint, source)
     if template is not None and not template.is_file():
         raise ConfigError(f"--template {template}: there is no such file.")
     from nemo2.llm.chat import conversation
     from nemo2.llm.inference import GenerationOptions
 
-    how = GenerationOptions(
-        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    )
     given = None if template is None else template.read_text("utf-8")
+    how = GenerationOptions(**limits)
     with conversation(
         path, how, seed=seed, system=system, chat_template=given, trust_remote_code=trust_remote_code
     ) as talk:
-        print(
-            f"{checkpoint or source}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands."
-        )
+        print(f"{name}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands.")
         _talk(talk)
 
 

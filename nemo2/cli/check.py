@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 check``: checks whether a recipe can run, before anything starts."""
 
-import json
 import shutil
 import sys
 import textwrap
@@ -9,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, machine_of, recipe_on
+from nemo2.cli.flags import Devices, Gpus, Nodes, Performance, machine_of, recipe_on
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import RECIPE_HELP, Overrides
 from nemo2.columns import columns
@@ -19,42 +19,34 @@ from nemo2.run_dir.terminal import is_terminal
 if TYPE_CHECKING:
     from nemo2.settle.machine import Machine
 
-CHECK_EXAMPLE = (
-    "Example: nemo2 check llama3_8b strategy.tensor_model_parallel_size=4 strategy.sequence_parallel=True --nodes 2"
-)
-
-
-def register(app: typer.Typer) -> None:
-    app.command("check", epilog=CHECK_EXAMPLE)(check)
-
 
 def check(
     name: Annotated[Optional[str], typer.Argument(help=RECIPE_HELP)] = None,
     overrides: Overrides = None,
+    *,
     gpus: Gpus = None,
     nodes: Nodes = None,
     devices: Devices = None,
     performance: Performance = False,
     data: Data = None,
-    here: Annotated[
-        bool,
-        typer.Option(
-            "--here", help="Also check this machine's files, packages and variables, because the run will start here."
-        ),
-    ] = False,
-    rules: Annotated[bool, typer.Option("--rules", help="List all rules instead of checking a recipe.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    here: bool = False,
+    rules: bool = False,
+) -> Result:
     """Check a recipe against all rules, without running it.
 
     Lists every broken rule and the nearest legal layouts. Exit code 0: the recipe can run. 1: it doesn't fit the GPUs of
     --gpus, so a launch needs --force. 2: a rule is broken.
+
+    Args:
+        here: Also check this machine's files, packages and variables, because the run will start here.
+        rules: List all rules instead of checking a recipe.
+
+    Example: nemo2 check llama3_8b strategy.tensor_model_parallel_size=4 strategy.sequence_parallel=True --nodes 2
     """
     not_with("rules", "name", "overrides", "gpus", "nodes", "devices", "performance", "data", "here")
     not_with("here", "gpus")
     if rules:
-        print(_rules(as_json=as_json))
-        return
+        return _rules()
     if name is None:
         from nemo2.errors import ConfigError
 
@@ -77,16 +69,9 @@ def check(
                 f"`nemo2 rehearse {again}` says why"
             )
         verdict["memory"] = None if fit is None else {**fit.to_dict(), "sentence": fit.sentence(again)}
-    print(
-        json.dumps(verdict, indent=2, ensure_ascii=False)
-        if as_json
-        else report(verdict, colours=is_terminal(sys.stdout))
-    )
-    if verdict["problems"]:
-        raise typer.Exit(2)
-    memory = verdict["memory"]
-    if memory is not None and memory["answer"] == "does not fit" and not memory["assumed"]:
-        raise typer.Exit(1)
+    memory = verdict.get("memory")
+    unfit = memory is not None and memory["answer"] == "does not fit" and not memory["assumed"]
+    return Result(verdict, report(verdict, colours=is_terminal(sys.stdout)), 2 if verdict["problems"] else int(unfit))
 
 
 def _same_recipe(name: str, overrides: list[str], *, performance: bool, **options: Any) -> str:
@@ -168,19 +153,17 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
     return "\n".join(lines) + machine
 
 
-def _rules(*, as_json: bool) -> str:
+def _rules() -> Result:
     from nemo2.checks import TOPICS
 
-    if as_json:
-        rows = [
-            {"rule": rule.name, "topic": rule.topic, "says": rule.says, "otherwise": rule.otherwise}
-            for topic in TOPICS
-            for rule in topic.rules
-        ]
-        return json.dumps(rows, indent=2)
+    rows = [
+        {"rule": rule.name, "topic": rule.topic, "says": rule.says, "otherwise": rule.otherwise}
+        for topic in TOPICS
+        for rule in topic.rules
+    ]
     longest = max(len(rule.name) for topic in TOPICS for rule in topic.rules)
     lines: list[str] = []
     for topic in TOPICS:
         rules = [(rule.name, rule.says) for rule in topic.rules]
         lines += ["", topic.title, *columns(rules, least=longest, indent=2)]
-    return "\n".join(lines[1:])
+    return Result(rows, "\n".join(lines[1:]))

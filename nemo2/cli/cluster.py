@@ -8,26 +8,23 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.commands import App
-from nemo2.cli.flags import AsJson, print_json
+from nemo2.cli.adapter import AT_LEAST_1, Result
+from nemo2.cli.commands import as_json
 
 Name = Annotated[str, typer.Argument(help="Name of the profile.")]
 Settings = Annotated[
     Optional[list[str]], typer.Argument(metavar="KEY=VALUE...", help="Fields of the profile; values are TOML or text.")
 ]
 
-cluster = App(no_args_is_help=True, help="Add, list, show and test cluster profiles.")
 
+def add(
+    name: Name,
+    settings: Settings = None,
+) -> Result:
+    """Add a profile to ~/.config/nemo2/clusters.toml. Fails if the name exists.
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(cluster, name="cluster", epilog="Example: nemo2 cluster test mycluster")
-
-
-@cluster.command(
-    "add", epilog="Example: nemo2 cluster add mycluster kind=slurm partition=batch job_dir=/shared/me/jobs"
-)
-def add(name: Name, settings: Settings = None) -> None:
-    """Add a profile to ~/.config/nemo2/clusters.toml. Fails if the name exists."""
+    Example: nemo2 cluster add mycluster kind=slurm partition=batch job_dir=/shared/me/jobs
+    """
     from nemo2.errors import ConfigError
     from nemo2.launch.clusters import Profile, built, profiles, user_file
     from nemo2.names import safe_name
@@ -48,57 +45,57 @@ def add(name: Name, settings: Settings = None) -> None:
         out.write(
             f"\n[clusters.{json.dumps(name)}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
         )
-    print(f"{name}: written to {file}; test it with `nemo2 cluster test {name}`")
+    text = f"{name}: written to {file}; test it with `nemo2 cluster test {name}`"
+    return Result({"name": name, "file": str(file)}, text)
 
 
-@cluster.command("list", epilog="Example: nemo2 cluster list")
-def list_clusters(as_json: AsJson = False) -> None:
-    """List all profiles."""
+def list_clusters() -> Result:
+    """List all profiles.
+
+    Example: nemo2 cluster list
+    """
     from nemo2.columns import columns
     from nemo2.launch.clusters import profiles, user_file
 
     known = profiles()
-    if as_json:
-        told = [{"name": one.name, "kind": one.values.get("kind"), "file": str(one.file)} for one in known.values()]
-        print_json(told)
-        return
-    if not known:
-        print(f"no profiles; add one with `nemo2 cluster add NAME kind=slurm ...`, which writes to {user_file()}")
-        return
-    rows = [[one.name, str(one.values.get("kind")), str(one.file)] for one in known.values()]
-    print("\n".join(columns(rows, head=["name", "kind", "file"])))
+    told = [{"name": one.name, "kind": one.values.get("kind"), "file": str(one.file)} for one in known.values()]
+    none = f"no profiles; add one with `nemo2 cluster add NAME kind=slurm ...`, which writes to {user_file()}"
+    rows = [[str(value) for value in one.values()] for one in told]
+    return Result(told, "\n".join(columns(rows, head=["name", "kind", "file"])) if rows else none)
 
 
-@cluster.command("show", epilog="Example: nemo2 cluster show mycluster")
-def show(name: Name, as_json: AsJson = False) -> None:
-    """Print a profile and the executor that it creates. Hides values that look like secrets."""
+def show_cluster(
+    name: Name,
+) -> Result:
+    """Print a profile and the executor that it creates. Hides values that look like secrets.
+
+    Example: nemo2 cluster show mycluster
+    """
     from nemo2.launch.clusters import built
 
     profile = _profile(name)
     values = {key: _without_secrets(value) if key == "env" else value for key, value in profile.values.items()}
     kind = type(built(profile)[0]).__name__
-    if as_json:
-        told = {"name": name, "file": str(profile.file), "executor": f"nemo_run.{kind}", "values": values}
-        print_json(told)
-        return
-    print(f"# {profile.file}\n[clusters.{json.dumps(name)}]")
-    for key, value in values.items():
-        print(f"{key} = {_toml(value)}")
-    print(f"# creates a nemo_run.{kind}")
+    told = {"name": name, "file": str(profile.file), "executor": f"nemo_run.{kind}", "values": values}
+    lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
+    head = [f"# {profile.file}", f"[clusters.{json.dumps(name)}]"]
+    return Result(told, "\n".join([*head, *lines, f"# creates a nemo_run.{kind}"]))
 
 
-@cluster.command("test", epilog="Example: nemo2 cluster test mycluster --nodes 2")
 def test(
     name: Name,
-    nodes: Annotated[
-        int, typer.Option("--nodes", min=1, help="Nodes of the test job, which all-reduces a number over them.")
-    ] = 2,
-    wait: Annotated[
-        float, typer.Option("--wait", min=1, help="Maximum seconds that the job waits in the queue.")
-    ] = 600.0,
-    as_json: AsJson = False,
-) -> None:
-    """Run a job of a few seconds on the cluster, and report problems."""
+    *,
+    nodes: Annotated[int, AT_LEAST_1] = 2,
+    wait: Annotated[float, AT_LEAST_1] = 600.0,
+) -> Result:
+    """Run a job of a few seconds on the cluster, and report problems.
+
+    Args:
+        nodes: Nodes of the test job, which all-reduces a number over them.
+        wait: Maximum seconds that the job waits in the queue.
+
+    Example: nemo2 cluster test mycluster --nodes 2
+    """
     from nemo2.launch.clusters import built
     from nemo2.launch.slurm.probing import settled, test_cluster
 
@@ -106,15 +103,12 @@ def test(
     findings: list[dict[str, Any]] = []
     for finding in test_cluster(settled(executor), settings, nodes=nodes, wait_seconds=wait):
         findings.append(finding._asdict())
-        if not as_json:
+        if not as_json():
             print(f"{'error' if finding.stops else 'note'}: {finding.message}", flush=True)
     stops = any(one["stops"] for one in findings)
-    if as_json:
-        print_json({"name": name, "nodes": nodes, "works": not stops, "findings": findings})
-    else:
-        works = f"the all-reduce over {nodes} node{'s' if nodes > 1 else ''} is correct. Runs can start."
-        print(f"{name}: {'runs will fail. Fix the errors above.' if stops else works}")
-    raise typer.Exit(1 if stops else 0)
+    works = f"the all-reduce over {nodes} node{'s' if nodes > 1 else ''} is correct. Runs can start."
+    text = f"{name}: {'runs will fail. Fix the errors above.' if stops else works}"
+    return Result({"name": name, "nodes": nodes, "works": not stops, "findings": findings}, text, int(stops))
 
 
 def _profile(name: str) -> Any:

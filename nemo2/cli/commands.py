@@ -10,14 +10,20 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from nemo2.cli.moved import refuse_moved
+
 _READ: ContextVar[Any] = ContextVar("nemo2_command_line", default=None)
 """typer's context of the current command. click's own function doesn't work, because typer ships its own click from
 0.20 on."""
 
 
-class _ShortTypes:
-    """Shows short types in ``--help``, so that the texts fit into 80 columns. typer 0.29 shows ``<bool>`` behind a
+class _Parsed:
+    """Refuses what it can't read as nemo2 writes errors, takes changes of a recipe with and without dashes, and shows short
+    types in ``--help``, so that the texts fit into 80 columns. typer 0.29 shows ``<bool>`` behind a
     flag, as if the flag took a value, and long types such as ``<list[str]>`` and ``<int range> [x>=1]``."""
+
+    epilog: Any
+    params: list[Any]
 
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)  # pyright: ignore[reportAttributeAccessIssue]
@@ -26,50 +32,18 @@ class _ShortTypes:
             one._get_number_range_help_str = lambda: None
         return params
 
-
-def _short_type(parameter: Any, ctx: Any) -> str | None:
-    if getattr(parameter, "is_flag", False):
-        return None
-    full = type(parameter).display_type_rich(parameter, ctx)
-    return full and re.sub(r"list\[(.*?)\]", r"\1", full.replace(" range", "").replace("Path", "path"))
-
-
-class Group(_ShortTypes, TyperGroup):
-    """A group of nemo2's commands."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            from nemo2.errors import ConfigError
-            from nemo2.names import did_you_mean
-
-            raise ConfigError(
-                f"{ctx.command_path} has no command {args[0]!r}{did_you_mean(args[0], list(self.commands))} "
-                f"`{ctx.command_path} --help` lists the commands."
-            )
-        return super().resolve_command(ctx, args)
-
-
-class Command(_ShortTypes, TyperCommand):
-    """A command of nemo2."""
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        args = self._without_dashes(args) if self._takes_changes else args
         try:
-            return super().parse_args(ctx, list(args))
+            return super().parse_args(ctx, list(args))  # pyright: ignore[reportAttributeAccessIssue]
         except Exception as error:
             if type(error).__name__ == "NoSuchOption":
-                self._refuse(str(getattr(error, "option_name", "")), args, error)
-            if hasattr(error, "format_message"):
+                self._refuse(ctx, str(getattr(error, "option_name", "")), args, error)
+            if hasattr(error, "format_message") and type(error).__name__ != "NoArgsIsHelpError":
                 from nemo2.errors import ConfigError
 
                 raise ConfigError(self._told(error, ctx, args)) from error
             raise
-
-    def invoke(self, ctx: Any) -> Any:
-        token = _READ.set(ctx)
-        try:
-            return super().invoke(ctx)
-        finally:
-            _READ.reset(token)
 
     def _told(self, error: Any, ctx: Any, args: list[str]) -> str:
         """typer's error as nemo2 writes errors: field, value, rule and fix, without a box."""
@@ -86,27 +60,80 @@ class Command(_ShortTypes, TyperCommand):
             return f"{extra[1]!r}: {ctx.command_path} takes no such argument.{example}"
         return f"{told}. `{ctx.command_path} --help` lists the options."
 
-    def _refuse(self, option: str, args: list[str], error: Exception) -> NoReturn:
+    @property
+    def _takes_changes(self) -> bool:
+        return any(one.name == "overrides" for one in self.params)
+
+    def _without_dashes(self, args: list[str]) -> list[str]:
+        """The words with ``--a.b=v`` and ``--a.b v`` as ``a.b=v``, behind the others."""
+        words, changes, rest = [], [], iter(args)
+        for word in rest:
+            path, equals, value = word.removeprefix("--").partition("=")
+            if not word.startswith("--") or "." not in path:
+                words.append(word)
+                continue
+            if not equals and (value := next(rest, None)) is None:
+                from nemo2.errors import ConfigError
+
+                raise ConfigError(f"{word}: a change needs a value: {word} VALUE, or {path}=VALUE.")
+            changes.append(f"{path}={value}")
+        return words + changes
+
+    def _refuse(self, ctx: Any, option: str, args: list[str], error: Exception) -> NoReturn:
         from nemo2.errors import ConfigError
         from nemo2.names import did_you_mean
 
         known = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
-        name, takes_changes = option.lstrip("-"), any(one.name in ("overrides", "words") for one in self.params)
-        written = _value_of(option, args)
-        if takes_changes and (paths := _paths_in_recipe(name, args)):
+        words = ctx.command_path.removeprefix("nemo2 ")
+        refuse_moved(f"{words} {option}")
+        name, written = option.lstrip("-"), _value_of(option, args)
+        if self._takes_changes and (paths := _paths_in_recipe(name, args)):
             spelled = " or ".join(f"{path}={written}" for path in paths)
-            raise ConfigError(f"{option}: nemo2 {self.name} has no such option. Write {spelled}") from error
-        if takes_changes and ("." in name or "=" in next((one for one in args if one.startswith(option)), "")):
-            raise ConfigError(f"{option}: write a change of the recipe without dashes: {name}={written}") from error
+            raise ConfigError(f"{option}: {ctx.command_path} has no such option. Write {spelled}") from error
         close = did_you_mean(option, known) if len(known) > 12 else "."
         also = (
             " To change a field of the recipe, write its path, for example trainer.max_steps=100."
-            if takes_changes
+            if self._takes_changes
             else ""
         )
         raise ConfigError(
-            f"nemo2 {self.name} has no option {option}{close}{also} `nemo2 {self.name} --help` lists its options."
+            f"{ctx.command_path} has no option {option}{close}{also} `{ctx.command_path} --help` lists its options."
         ) from error
+
+
+def _short_type(parameter: Any, ctx: Any) -> str | None:
+    if getattr(parameter, "is_flag", False):
+        return None
+    full = type(parameter).display_type_rich(parameter, ctx)
+    return full and re.sub(r"list\[(.*?)\]", r"\1", full.replace(" range", "").replace("Path", "path"))
+
+
+class Group(_Parsed, TyperGroup):
+    """A group of nemo2's commands."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            from nemo2.errors import ConfigError
+            from nemo2.names import did_you_mean
+
+            if ctx.parent is None:
+                refuse_moved(args[0])
+            raise ConfigError(
+                f"{ctx.command_path} has no command {args[0]!r}{did_you_mean(args[0], list(self.commands))} "
+                f"`{ctx.command_path} --help` lists the commands."
+            )
+        return super().resolve_command(ctx, args)
+
+
+class Command(_Parsed, TyperCommand):
+    """A command of nemo2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        token = _READ.set(ctx)
+        try:
+            return super().invoke(ctx)
+        finally:
+            _READ.reset(token)
 
 
 def _name_of(parameter: Any) -> str:
@@ -160,8 +187,18 @@ def not_with(option: str, *others: str) -> None:
         _refuse_any(others, f"not read with {_spelled(option)}")
 
 
+def refuse_all_but(*names: str, why: str) -> None:
+    """Refuse all options and arguments on the command line but ``names``. Errors: see `only_with`."""
+    _refuse_any(tuple(_given() - set(names)), f"not read {why}")
+
+
+def as_json() -> bool:
+    """Whether the command line asks for JSON."""
+    return "as_json" in _given()
+
+
 def _refuse_any(names: tuple[str, ...], why: str) -> None:
-    if told := [_spelled(name) for name in names if name in _given()]:
+    if told := [_spelled(name) for name in sorted(names, key=names.index) if name in _given()]:
         from nemo2.errors import ConfigError
 
         several = len(told) > 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion in bash, zsh and fish. ``nemo2 completion SHELL`` prints a script that calls `candidates` at each TAB.
+"""Completion in bash, zsh and fish. ``nemo2 --show-completion SHELL`` prints a script that calls `candidates` at each TAB.
 
 Commands, options, recipes and runs are looked up directly. The settings of a recipe and their values come from an
 index, because importing the recipe's tree takes seconds. A separate process writes the indexes of all recipes once per
-version of nemo2: when ``nemo2 completion`` prints its script, or at the first TAB. That TAB waits for the index of its
+version of nemo2: when ``nemo2 --show-completion`` prints its script, or at the first TAB. That TAB waits for the index of its
 recipe, however long the import takes on a busy machine.
 """
 
@@ -19,18 +19,14 @@ import time
 import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Any, Literal, Optional
 
-import typer
-
-COMPLETION_EXAMPLE = "Example: nemo2 completion bash >> ~/.bashrc"
 ASK = "__complete"
 """The command that the scripts call: ``nemo2 __complete WORD...``. The last word is the text before the cursor."""
 PARTS = ("model.", "data.", "trainer.", "strategy.", "log.", "optim.", "resume.")
 """The parts of every recipe: the only completions for a recipe without an index."""
-_RECIPES = ("name", "source", "old", "new")
-_RUNS = ("checkpoint", "checkpoints", "run", "path", "run_dir")
-_CHANGES = ("overrides", "words")
+_RECIPES = ("name", "source", "recipe", "diff", "parent")
+_RUNS = ("checkpoint", "checkpoints", "run", "names", "student", "teacher")
 
 _BASH = """\
 _nemo2() {
@@ -81,12 +77,11 @@ complete -c nemo2 -f -a '(__nemo2_complete)'
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
-def register(app: typer.Typer) -> None:
-    app.command("completion", epilog=COMPLETION_EXAMPLE)(completion)
+Shell = Literal["bash", "zsh", "fish"]
 
 
-def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Your shell.")]) -> None:
-    """Print a shell script that completes commands, options, recipes, settings and values."""
+def print_script(shell: Shell) -> None:
+    """Print the script of ``nemo2 --show-completion``, and have the indexes written."""
     print(SCRIPTS[shell], end="")
     _write_in_background()
 
@@ -96,24 +91,21 @@ def candidates(command: Any, words: Sequence[str]) -> list[str]:
     *before, word = words or [""]
     while before and before[0] in getattr(command, "commands", {}):
         command = command.commands[before.pop(0)]
-    if hasattr(command, "commands"):
-        return _starting(word, command.commands)
     options = {name: one for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")}
     asking = options.get(before[-1]) if before else None
     if asking is not None and not getattr(asking, "is_flag", False):
         return _starting(word, _values_of(asking.name, command))
-    if word.startswith("-"):
-        return _starting(word, [name for name in options if name.startswith("--")] + ["--help"])
     arguments = [one.name for one in command.params if not (one.opts and one.opts[0].startswith("-"))]
     given = _positional(before, options)
+    if word.startswith("-"):
+        dotted = settings(given[0], word[2:]) if "." in word and given and "overrides" in arguments else []
+        return _starting(word, [*(name for name in options if name.startswith("--")), "--help"]) + [
+            f"--{one}" for one in dotted
+        ]
+    if hasattr(command, "commands"):
+        return _starting(word, command.commands)
     name = arguments[min(len(given), len(arguments) - 1)] if arguments else ""
-    if name in _RECIPES:
-        from nemo2.recipes._shipped import names
-
-        return _starting(word, [*names(), *_runs()])
-    if name in _RUNS:
-        return _starting(word, _runs())
-    if name in _CHANGES and given:
+    if name == "overrides" and given:
         return settings(given[arguments.index(name) - 1], word)
     return _starting(word, _values_of(name, command)) if name else []
 
@@ -239,6 +231,12 @@ def _folder() -> Path:
 
 
 def _values_of(parameter: str, command: Any) -> Iterable[str]:
+    if parameter in _RECIPES:
+        from nemo2.recipes._shipped import names
+
+        return [*names(), *_runs()]
+    if parameter in _RUNS:
+        return _runs()
     if parameter == "gpus":
         from nemo2.gpus import NAMES
 
@@ -257,7 +255,7 @@ def _values_of(parameter: str, command: Any) -> Iterable[str]:
 
         return [f"{name}{where}" for name in TRACKERS for where in ("", OFFLINE)]
     # Read from our own function, because typer's versions store choices in different places.
-    return _words(inspect.signature(inspect.unwrap(command.callback)).parameters[parameter].annotation)
+    return _words(inspect.signature(command.callback).parameters[parameter].annotation)
 
 
 def _words(hint: Any) -> list[str]:

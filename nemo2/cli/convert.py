@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 import``, ``nemo2 export`` and ``nemo2 merge``: convert between released weights, adapters and
-checkpoints."""
+"""``nemo2 import`` and ``nemo2 export``: convert between released weights, adapters and checkpoints."""
 
+import contextlib
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 import typer
 
+from nemo2.cli.adapter import Result
+from nemo2.cli.commands import refuse_all_but
+from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 
-IMPORT_EXAMPLE = "Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama"
-EXPORT_EXAMPLE = "Example: nemo2 export nemo_experiments/llama_tiny --output exported/llama"
-MERGE_EXAMPLE = "Example: nemo2 merge nemo_experiments/llama3_8b_lora --output checkpoints/tuned"
-_Output = Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")]
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")]
 _Dtype = Annotated[
     Optional[Literal["bf16", "fp16", "fp32"]],
     typer.Option(help="Data type of the written weights. Default: unchanged."),
@@ -23,32 +22,25 @@ _Recipe = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("import", epilog=IMPORT_EXAMPLE)(import_weights)
-    app.command("export", epilog=EXPORT_EXAMPLE)(export_weights)
-    app.command("merge", epilog=MERGE_EXAMPLE)(merge)
-
-
 def import_weights(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="hf://organisation/name, or a directory from Hugging Face (a model or a peft adapter), NeMo 2.0 or "
-            "Megatron-LM."
-        ),
-    ],
-    output: _Output,
+    source: str,
+    *,
+    output: Folder,
     recipe: _Recipe = None,
-    base: Annotated[
-        Optional[str],
-        typer.Option(help="For an adapter: its base model. Default: the base model in adapter_config.json."),
-    ] = None,
+    base: Optional[str] = None,
     dtype: _Dtype = None,
-    overwrite: _Overwrite = False,
-) -> None:
-    """Import weights from Hugging Face, NeMo 2.0 or Megatron-LM as a checkpoint.
+    overwrite: Overwrite = False,
+) -> Result:
+    """Import weights from Hugging Face, NeMo 2.0 or Megatron-LM.
 
-    Runs of any layout and strategy can start from the checkpoint.
+    Writes a checkpoint, from which runs of any layout and strategy can start.
+
+    Args:
+        source: hf://organisation/name, or a directory from Hugging Face (a model or a peft adapter), NeMo 2.0 or
+            Megatron-LM.
+        base: For an adapter: its base model. Default: the base model in adapter_config.json.
+
+    Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama
     """
     _refuse_missing(source)
     from nemo2.checkpoint.directory import read_manifest
@@ -57,36 +49,54 @@ def import_weights(
     target = import_ckpt(_model(recipe), source, output, overwrite=overwrite, dtype=_dtype(dtype), base_model=base)
     manifest = read_manifest(target)
     if manifest is not None and manifest.part_of is not None:
-        print(f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 merge {target} --output FOLDER")
-        return
-    print(f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # start from its weights")
+        then = f"nemo2 generate {target} --prompt ...\n  nemo2 export {target} --merge --output FOLDER"
+    else:
+        then = f"nemo2 pretrain RECIPE resume.restore_config.path={target}  # start from its weights"
+    return Result({"path": str(target)}, f"{target}\nnext:\n  {then}")
 
 
 def export_weights(
     checkpoint: Checkpoint,
-    output: _Output,
+    *,
+    output: Folder,
+    merge: bool = False,
+    to: Literal["hf", "checkpoint"] = "hf",
     recipe: _Recipe = None,
     dtype: _Dtype = None,
-    overwrite: _Overwrite = False,
-) -> None:
-    """Export a checkpoint to Hugging Face format: safetensors, config.json and the tokenizer."""
+    overwrite: Overwrite = False,
+) -> Result:
+    """Export a checkpoint to Hugging Face format.
+
+    Writes safetensors, config.json and the tokenizer.
+
+    Args:
+        merge: First merge the adapters of LoRA, DoRA or canonical LoRA into the base weights, in this process.
+        to: 'hf', or with --merge 'checkpoint': a checkpoint of nemo2.
+
+    Example: nemo2 export nemo_experiments/llama_tiny --output exported/llama
+    """
+    from nemo2.errors import ConfigError
+
+    if to == "checkpoint" and not merge:
+        raise ConfigError("--to checkpoint: an export that merges nothing is to Hugging Face format. Add --merge.")
     folder = checkpoint_called(checkpoint)
+    if output.exists() and not overwrite:
+        raise ConfigError(f"--output {output}: already exists: use another name, or --overwrite.")
     from nemo2.hugging_face.api import export_ckpt
-
-    print(export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=_dtype(dtype)))
-
-
-def merge(
-    checkpoint: Checkpoint,
-    output: _Output,
-    overwrite: _Overwrite = False,
-) -> None:
-    """Merge the adapters of LoRA, DoRA or canonical LoRA into the base weights, in this process."""
-    folder = checkpoint_called(checkpoint)
     from nemo2.llm.peft import merge_lora
 
-    target = merge_lora(str(folder), output, overwrite=overwrite)
-    print(f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 export {target} --output FOLDER")
+    if to == "checkpoint":
+        refuse_all_but("checkpoint", "output", "merge", "to", "overwrite", "as_json", why="with --to checkpoint")
+        target = merge_lora(str(folder), output, overwrite=overwrite)
+        text = f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 export {target} --output FOLDER"
+        return Result({"path": str(target)}, text)
+    with contextlib.ExitStack() as stack:
+        if merge:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            beside = stack.enter_context(tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}."))
+            folder = merge_lora(str(folder), Path(beside) / "merged")
+        target = export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=_dtype(dtype))
+    return Result({"path": str(target)}, str(target))
 
 
 def _refuse_missing(path: str) -> None:

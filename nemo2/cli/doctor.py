@@ -4,33 +4,24 @@
 import sys
 from pathlib import Path
 
-import typer
-
-from nemo2.cli.flags import AsJson, print_json
+from nemo2.cli.adapter import Result
 from nemo2.doctor import Finding
 from nemo2.run_dir.terminal import is_terminal
 
-DOCTOR_EXAMPLE = "Example: nemo2 doctor --json"
 
-
-def register(app: typer.Typer) -> None:
-    app.command("doctor", epilog=DOCTOR_EXAMPLE)(doctor)
-
-
-def doctor(as_json: AsJson = False) -> None:
+def doctor() -> Result:
     """Check the installed packages, this machine and its network.
 
     Exit code 1: something that nemo2 needs is broken.
+
+    Example: nemo2 doctor --json
     """
     from nemo2.doctor import examine, report
 
     findings = [*examine(), _left_behind()]
-    if as_json:
-        print_json([finding.as_dict() for finding in findings])
-    else:
-        print(report(findings, colours=is_terminal(sys.stdout)))
-    if any(finding.state == "broken" for finding in findings):
-        raise typer.Exit(1)
+    text = report(findings, colours=is_terminal(sys.stdout))
+    broken = any(finding.state == "broken" for finding in findings)
+    return Result([finding.as_dict() for finding in findings], text, int(broken))
 
 
 def _left_behind() -> Finding:

@@ -1,88 +1,160 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 evaluate``: measures a checkpoint on texts and on lm-eval's tasks."""
+"""``nemo2 evaluate``: measures a checkpoint on texts, on lm-eval's tasks, or on the validation data of a recipe."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
-from nemo2.cli.commands import only_with
-from nemo2.cli.flags import AsJson, print_json
-
-EVALUATE_EXAMPLE = "Example: nemo2 evaluate runs/first --text README.md"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("evaluate", epilog=EVALUATE_EXAMPLE)(evaluate)
+from nemo2.cli.commands import as_json, only_with, refuse_all_but
+from nemo2.cli.flags import Output, Performance, said
+from nemo2.cli.launching import LAUNCHING, LaunchOptions, changes_of, launched, logged
+from nemo2.cli.own_data import Data
+from nemo2.cli.run_names import checkpoint_called
+from nemo2.cli.sources import Overrides, name_of_run, recipe_tree, run_with_recipe
 
 
 def evaluate(
     checkpoint: Weights = None,
+    overrides: Overrides = None,
+    *,
     source: WeightsOption = None,
-    text: Annotated[
-        Optional[list[Path]],
-        typer.Option(help="Text file; reports loss, perplexity and bits per byte. May be repeated."),
-    ] = None,
-    tasks: Annotated[
-        Optional[str], typer.Option(help="lm-eval tasks, separated by commas; requires the extra `evaluate`.")
-    ] = None,
-    include: Annotated[Optional[Path], typer.Option(help="Directory with your own tasks, in lm-eval's format.")] = None,
-    trust_tasks: Annotated[
-        bool,
-        typer.Option("--trust-tasks", help="Allow --include's files to run code: functions and metric scripts."),
-    ] = False,
-    fewshot: Annotated[
-        Optional[int], typer.Option(min=0, help="Number of solved examples before each question.")
-    ] = None,
-    limit: Annotated[Optional[int], typer.Option(min=1, help="Maximum number of questions per task.")] = None,
-    stride: Annotated[Optional[int], typer.Option(min=1, help="With --text: new tokens per window.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of texts per batch.")] = 8,
-    output: Annotated[
-        Optional[Path], typer.Option(help="Also write the results of --tasks to this file, as JSON.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Evaluate the model of a checkpoint on text files or lm-eval tasks, in this process."""
-    from nemo2.errors import ConfigError
+    text: Optional[list[Path]] = None,
+    tasks: Optional[str] = None,
+    include: Optional[Path] = None,
+    trust_tasks: bool = False,
+    fewshot: Annotated[Optional[int], typer.Option(min=0)] = None,
+    limit: Annotated[Optional[int], AT_LEAST_1] = None,
+    stride: Annotated[Optional[int], AT_LEAST_1] = None,
+    batch_size: Annotated[int, AT_LEAST_1] = 8,
+    output: Output = None,
+    recipe: Optional[str] = None,
+    data: Data = None,
+    performance: Performance = False,
+    options: LaunchOptions = LAUNCHING,
+) -> Result:
+    """Evaluate a checkpoint on texts, tasks or validation data.
 
+    Text files and lm-eval tasks are evaluated in this process.
+
+    Without --text and --tasks, computes the validation loss in the layout of the checkpoint's run or of --recipe. Without
+    CHECKPOINT, with the checkpoint that the recipe would resume from.
+
+    Args:
+        text: Text file; reports loss, perplexity and bits per byte. May be repeated.
+        tasks: lm-eval tasks, separated by commas; requires the extra `evaluate`.
+        include: Directory with your own tasks, in lm-eval's format.
+        trust_tasks: Allow --include's files to run code: functions and metric scripts.
+        fewshot: Number of solved examples before each question.
+        limit: Maximum number of questions per task.
+        stride: With --text: new tokens per window.
+        batch_size: Number of texts per batch.
+        output: Also write the results of --tasks to this file, as JSON.
+        recipe: The recipe whose validation data and layout are used.
+
+    Example: nemo2 evaluate runs/first --text README.md
+    """
     only_with("tasks", "include", "trust_tasks", "fewshot", "limit", "output")
     only_with("include", "trust_tasks")
     only_with("text", "stride")
-    if not text and not tasks:
-        raise ConfigError("evaluate needs --text FILE or --tasks NAME.")
-    path = named_weights(checkpoint, source)
+    if text or tasks:
+        measured = ("text", "tasks", "include", "trust_tasks", "fewshot", "limit", "stride", "batch_size", "output")
+        refuse_all_but("checkpoint", "source", "as_json", *measured, why="with --text or --tasks")
+        lm_eval = {
+            "task_folder": None if include is None else str(include),
+            "num_fewshot": fewshot,
+            "limit": limit,
+            "output_path": None if output is None else str(output),
+            "trust_tasks": trust_tasks,
+        }
+        names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+        return _measured(named_weights(checkpoint, source), text or [], names, stride, batch_size, lm_eval)
+    launching = (field.name for field in fields(LaunchOptions))
+    own = ("checkpoint", "source", "overrides", "recipe", "data", "performance")
+    refuse_all_but(*own, *launching, why="with validation data")
+    overrides = overrides or []
+    if checkpoint is not None and "=" in checkpoint and not Path(checkpoint).exists():
+        checkpoint, overrides = None, [checkpoint, *overrides]  # the first change of a command without a checkpoint
+    _validate(checkpoint or source, overrides, recipe, data, performance=performance, options=options)
+    return Result(None)
+
+
+def _measured(
+    path: str, texts: list[Path], tasks: list[str], stride: Optional[int], batch_size: int, lm_eval: dict[str, Any]
+) -> Result:
     if tasks:
         from nemo2.evaluation.harness import require_lm_eval
 
         require_lm_eval()  # before the texts, which take a while
     found: dict[str, Any] = {}
-    if text:
+    if texts:
         from nemo2.llm.evaluation import perplexity
 
-        measured = perplexity(path, [str(file) for file in text], stride=stride, max_batch_size=batch_size)
+        measured = perplexity(path, [str(file) for file in texts], stride=stride, max_batch_size=batch_size)
         found["texts"] = {name: _figures(one) for name, one in measured.items()}
-        if not as_json:
+        if not as_json():
             print("\n".join(_of_texts(measured)))
-    if tasks:
-        from nemo2.llm.evaluation import evaluate as entry
+    if not tasks:
+        return Result(found)
+    from nemo2.llm.evaluation import evaluate as entry
 
-        results = entry(
-            path,
-            [name.strip() for name in tasks.split(",")],
-            task_folder=None if include is None else str(include),
-            num_fewshot=fewshot,
-            limit=limit,
-            max_batch_size=batch_size,
-            output_path=None if output is None else str(output),
-            trust_tasks=trust_tasks,
-        )
-        found["tasks"] = results["results"]
-        if not as_json:
-            print("\n".join(_of_tasks(results)))
-    if as_json:
-        print_json(found)
+    results = entry(path, tasks, max_batch_size=batch_size, **lm_eval)
+    found["tasks"] = results["results"]
+    return Result(found, "\n".join(_of_tasks(results)))
+
+
+def _validate(
+    checkpoint: Optional[str],
+    overrides: list[str],
+    recipe: Optional[str],
+    data: Optional[str],
+    *,
+    performance: bool,
+    options: LaunchOptions = LAUNCHING,
+) -> None:
+    """Compute the loss of ``checkpoint`` on the validation data of ``recipe``; None: the recipe of its run."""
+    from nemo2.errors import ConfigError
+
+    if checkpoint is None and recipe is None:
+        raise ConfigError("evaluate needs a checkpoint, such as a run, or --recipe NAME for the checkpoint of its run.")
+    found = None if checkpoint is None else checkpoint_called(checkpoint)
+    if recipe is None:
+        assert found is not None
+        run = run_with_recipe(found)
+        name, own = str(run), f"{run.absolute().parent.name}_validate"
+    else:
+        name, own = recipe, (own := name_of_run(recipe)) and f"{own}_validate"
+    from nemo2.checkpoint.auto_resume import AutoResume
+    from nemo2.config import Config, Partial
+    from nemo2.llm.api import validate as entry
+
+    settings = {"performance": True} if performance else {}
+    tree = logged(lambda: recipe_tree(name, **settings), overrides, own_name=own, options=options, data=data)
+    parts = {field: getattr(tree, field) for field in ("model", "data", "trainer", "log", "optim")}
+    resume = tree.resume
+    if found is not None:
+        _refuse_other_start(tree, str(checkpoint))
+        resume = Config(AutoResume, resume_from_path=str(found))
+    changes = changes_of(overrides, data, performance)
+    launched(Partial(entry, **parts, resume=resume), name=name, changes=changes, options=options)
+
+
+def _refuse_other_start(recipe: Any, checkpoint: str) -> None:
+    """Raise ConfigError if the command line names a start besides the checkpoint, which replaces ``recipe.resume``."""
+    import fiddle as fdl
+
+    from nemo2.config.walk import iterate_nodes
+    from nemo2.errors import ConfigError
+
+    for place, node in iterate_nodes(recipe.resume):
+        for field in node.__arguments__:
+            if said(node, field) and not isinstance(getattr(node, field), fdl.Buildable):
+                path = ".".join(part for part in ("resume", place, field) if part)
+                raise ConfigError(f"{checkpoint} contradicts {path}={getattr(node, field)}: leave one of them out.")
 
 
 def _figures(one: Any) -> dict[str, float]:

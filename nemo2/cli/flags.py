@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options with the same meaning in every command, and their effect on a recipe."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -26,8 +26,13 @@ Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Number of 
 Devices = Annotated[
     Optional[int], typer.Option("--devices", min=1, help="GPUs (or CPU processes) per node; sets trainer.devices.")
 ]
+Output = Annotated[Optional[Path], typer.Option("--output", "-o")]
+Folder = Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code beside the tokenizer's files. Read it first.")
+]
 Performance = Annotated[bool, typer.Option("--performance", help="Use the recipe's performance mode.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Temperature = Annotated[
     float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the most likely token.")
 ]
@@ -63,21 +68,6 @@ def number_of(text: str, *, option: str, forms: str) -> float:
 
         raise ConfigError(f"{option} {text}: must be {forms}.")
     return value
-
-
-def print_json(value: Any, *, on_a_line: bool = False) -> None:
-    """Print plain data as JSON: numbers that are not finite as null, because JSON has none, and other values as
-    text."""
-    text = json.dumps(_finite(value), indent=None if on_a_line else 2, ensure_ascii=False, default=str)
-    print(text, flush=on_a_line)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def recipe_on(

@@ -1,43 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 inspect``: identifies a checkpoint, and tells whether it is complete and what can use it."""
+"""``nemo2 show CHECKPOINT``: identifies a checkpoint, and tells whether it is complete and what can use it."""
 
 import dataclasses
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-import typer
-
-from nemo2.cli.flags import AsJson, print_json
-from nemo2.cli.run_names import checkpoint_called
+from nemo2.cli.adapter import Result
+from nemo2.cli.run_names import checkpoint_called, latest
 from nemo2.columns import columns
 from nemo2.names import visible
 
-EXAMPLE = "Example: nemo2 inspect nemo_experiments/llama_tiny"
+
+def is_checkpoint(source: str) -> bool:
+    """Whether ``source`` is the directory of a checkpoint, and neither a run's nor a recipe's name."""
+    from nemo2 import recipes
+    from nemo2.errors import CheckpointError
+
+    path = Path(source).expanduser()
+    if not path.is_dir() or latest(path) is not None or source in recipes.names():
+        return False
+    from nemo2.checkpoint.identify import kind_at
+
+    try:
+        kind_at(path)
+    except CheckpointError:
+        return False
+    return True
 
 
-def register(app: typer.Typer) -> None:
-    app.command("inspect", epilog=EXAMPLE)(inspect)
-
-
-def inspect(
-    path: Annotated[
-        str, typer.Argument(help="A checkpoint, a directory of checkpoints, or a run (directory or name).")
-    ],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every file and verify its SHA-256.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Identify a checkpoint of nemo2, NeMo 2.0, Megatron-LM or Hugging Face.
-
-    Also reports whether the checkpoint is complete. Exit code 2: it isn't complete.
-    """
+def identified(path: str, *, verify: bool) -> Result:
+    """What the checkpoint of nemo2, NeMo 2.0, Megatron-LM or Hugging Face at ``path`` is. Exit code 2: it isn't
+    complete."""
     from nemo2.checkpoint.identify import identify
 
     found = identify(checkpoint_called(path), verify=verify)
-    if as_json:
-        print_json(dataclasses.asdict(found) | {"path": str(found.path)})
-    else:
-        print("\n".join(lines(found)))
-    if found.problems:
-        raise typer.Exit(2)
+    data = dataclasses.asdict(found) | {"path": str(found.path)}
+    return Result(data, "\n".join(lines(found)), 2 if found.problems else 0)
 
 
 def lines(found: Any) -> list[str]:

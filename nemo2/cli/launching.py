@@ -2,11 +2,9 @@
 """The options of commands that start a run, and the start itself."""
 
 import contextlib
-import functools
-import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -52,7 +50,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Submit to a cluster with
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Where and how a run starts. `with_options` turns the fields into options of a command."""
+    """Where and how a run starts. The fields are options of the command."""
 
     executor: Executor = "local"
     gpus: Gpus = None
@@ -80,23 +78,16 @@ class TrainingOptions(LaunchOptions):
             tracker_called(word)
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``command`` with an option for each field of its last parameter ``options``, an instance of one of the classes
-    above."""
-    signature = inspect.signature(command)
-    *own, last = signature.parameters.values()
-    kind = last.annotation
-    parameters = [*own, *inspect.signature(kind).parameters.values()]
+LAUNCHING, TRAINING = LaunchOptions(), TrainingOptions()
+"""On this machine, with the recipe's own settings."""
 
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        options = kind(**{field.name: given.pop(field.name) for field in fields(kind) if field.name in given})
-        command(**given, options=options)
 
-    # typer reads both.
-    run.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportAttributeAccessIssue]
-    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
-    return run
+def changes_of(
+    overrides: Optional[list[str]], data: Optional[str], performance: bool, source: Optional[str] = None
+) -> list[str]:
+    """The words of the command line that change the recipe, for the block at the start."""
+    named = [word for option, value in (("--data", data), ("--from", source)) if value for word in (option, value)]
+    return [*(overrides or []), *named, *["--performance"] * performance]
 
 
 def logged(
@@ -190,7 +181,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
         raise typer.Exit(result.exit_code)
     if result.jobs and result.status == "submitted":
         run = result.experiment_id
-        print(f"follow the run with `nemo2 jobs logs {run}`, end it with `nemo2 jobs cancel {run}`")
+        print(f"follow the run with `nemo2 runs tail {run}`, end it with `nemo2 runs cancel {run}`")
     elif result.status == "submitted":
         print(
             f"submitted as {result.experiment_id}; show its status with `nemo experiment status {result.experiment_id}`"

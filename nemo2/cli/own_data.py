@@ -10,7 +10,7 @@ Data = Annotated[
     Optional[str],
     typer.Option(
         "--data",
-        help="Your data. Pre-training: the prefix of token files from `nemo2 prepare-data`. Fine-tuning: a file or directory of "
+        help="Your data. Pre-training: the prefix of token files from `nemo2 data prepare`. Fine-tuning: a file or directory of "
         "samples.",
     ),
 ]
@@ -19,7 +19,7 @@ Data = Annotated[
 def give_data(recipe: Any, path: str) -> None:
     """Make ``recipe`` train on the data at ``path``.
 
-    For token files with a tokenizer of `nemo2 prepare-data --train-bpe` beside them, the recipe gets that tokenizer.
+    For token files with a tokenizer of `nemo2 data prepare --train-bpe` beside them, the recipe gets that tokenizer.
     Otherwise its tokenizer stays.
 
     Raises:
@@ -55,7 +55,7 @@ def _tokens(path: str) -> Any:
     prefix = strip_suffix(path)
     if not Path(f"{prefix}.bin").expanduser().is_file():
         raise ConfigError(
-            f"--data {path}: there is no {prefix}.bin. `nemo2 prepare-data TEXT --output {prefix} --train-bpe 8192` makes token "
+            f"--data {path}: there is no {prefix}.bin. `nemo2 data prepare TEXT --output {prefix} --train-bpe 8192` makes token "
             "files and a tokenizer from text."
         )
     data = Config(PreTrainingDataModule, paths=prefix)

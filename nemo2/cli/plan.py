@@ -7,71 +7,55 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import AsJson, Devices, Gpus, Nodes, Performance, kind_of, number_of, print_json, put, recipe_on
+from nemo2.cli.flags import Devices, Gpus, Nodes, Performance, kind_of, number_of, put, recipe_on
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.gpus import DEFAULT, HEADROOM
-
-PLAN_EXAMPLE = "Example: nemo2 plan llama3_70b --gpus H100x64 --tokens 1e12 --cost-per-gpu-hour 2.5"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("plan", epilog=PLAN_EXAMPLE)(plan)
 
 
 def plan(
     name: RecipeName,
     overrides: Overrides = None,
+    *,
     gpus: Gpus = None,
     nodes: Nodes = None,
     devices: Devices = None,
     performance: Performance = False,
     data: Data = None,
-    tokens: Annotated[
-        Optional[str],
-        typer.Option("--tokens", help="Tokens to train on, such as 1T or 1e12; predicts the days that the run takes."),
-    ] = None,
-    price: Annotated[
-        Optional[float],
-        typer.Option("--cost-per-gpu-hour", min=0, help="With --tokens: price of a GPU hour; predicts the cost."),
-    ] = None,
-    mtbf: Annotated[
-        Optional[float],
-        typer.Option(
-            "--gpu-hours-per-failure",
-            min=1,
-            help="With --tokens: GPU hours between interruptions. Default: 50,677, as for Llama 3 405B.",
-        ),
-    ] = None,
-    save: Annotated[
-        float, typer.Option("--save-seconds", min=0, help="With --tokens: seconds that a save stalls training.")
-    ] = 6.3,
-    restart: Annotated[
-        float,
-        typer.Option("--restart-seconds", min=0, help="With --tokens: seconds from an interruption to the next step."),
-    ] = 600.0,
-    headroom: Annotated[
-        float, typer.Option(min=0.0, max=0.9, help="Fraction of GPU memory that must stay free.")
-    ] = HEADROOM,
-    search: Annotated[
-        bool, typer.Option("--search", help="Search for the fastest legal layouts of the recipe on these GPUs.")
-    ] = False,
-    limit: Annotated[int, typer.Option(min=1, help="With --search: number of layouts to print.")] = 5,
-    seq: Annotated[
-        Optional[int], typer.Option("--seq", min=1, help="Tokens per sequence; sets data.seq_length.")
-    ] = None,
-    global_batch: Annotated[
-        Optional[int], typer.Option("--global-batch", min=1, help="Sequences per step; sets data.global_batch_size.")
-    ] = None,
-    html: Annotated[
-        Optional[Path], typer.Option(help="With --search: also write an HTML page with a scatter plot.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Predict a run's speed with an error band, time per step, memory, duration and cost, without running it.
+    tokens: Optional[str] = None,
+    price: Annotated[Optional[float], typer.Option("--cost-per-gpu-hour", min=0)] = None,
+    mtbf: Annotated[Optional[float], typer.Option("--gpu-hours-per-failure", min=1)] = None,
+    save: Annotated[float, typer.Option("--save-seconds", min=0)] = 6.3,
+    restart: Annotated[float, typer.Option("--restart-seconds", min=0)] = 600.0,
+    headroom: Annotated[float, typer.Option(min=0.0, max=0.9)] = HEADROOM,
+    search: bool = False,
+    limit: Annotated[int, AT_LEAST_1] = 5,
+    seq: Annotated[Optional[int], AT_LEAST_1] = None,
+    global_batch: Annotated[Optional[int], AT_LEAST_1] = None,
+    html: Optional[Path] = None,
+) -> Result:
+    """Predict a run's speed, memory, duration and cost.
+
+    Runs nothing. The speed has an error band; the time is split by what a step does.
 
     Exit code 0: the run fits its GPUs. 1: it doesn't fit.
+
+    Args:
+        tokens: Tokens to train on, such as 1T or 1e12; predicts the days that the run takes.
+        price: With --tokens: price of a GPU hour; predicts the cost.
+        mtbf: With --tokens: GPU hours between interruptions. Default: 50,677, as for Llama 3 405B.
+        save: With --tokens: seconds that a save stalls training.
+        restart: With --tokens: seconds from an interruption to the next step.
+        headroom: Fraction of GPU memory that must stay free.
+        search: Search for the fastest legal layouts of the recipe on these GPUs.
+        limit: With --search: number of layouts to print.
+        seq: Tokens per sequence; sets data.seq_length.
+        global_batch: Sequences per step; sets data.global_batch_size.
+        html: With --search: also write an HTML page with a scatter plot.
+
+    Example: nemo2 plan llama3_70b --gpus H100x64 --tokens 1e12 --cost-per-gpu-hour 2.5
     """
     not_with("search", "tokens", "price", "mtbf", "save", "restart")
     only_with("search", "limit", "html")
@@ -84,8 +68,7 @@ def plan(
         if value is not None:
             put(recipe.data, field, value, option=option, path=f"data.{field}")
     if search:
-        _search(recipe, name=name, kind=kind, limit=limit, headroom=headroom, html=html, as_json=as_json)
-        return
+        return _search(recipe, name=name, kind=kind, limit=limit, headroom=headroom, html=html)
     from nemo2.planner.goodput import Failures
     from nemo2.planner.plan import plan as make
     from nemo2.planner.text import render
@@ -102,14 +85,10 @@ def plan(
         failures=failures,
         headroom=headroom,
     )
-    print_json(made.to_dict()) if as_json else print(render(made))
-    if not made.fits:
-        raise typer.Exit(1)
+    return Result(made.to_dict(), render(made), int(not made.fits))
 
 
-def _search(
-    recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path], as_json: bool
-) -> None:
+def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path]) -> Result:
     from nemo2.gpus import gpu
     from nemo2.planner.recipe import read_recipe
     from nemo2.planner.search import as_dict
@@ -120,10 +99,10 @@ def _search(
     subject = read_recipe(on(recipe, Machine.named(kind)), gpu(kind))
     found = look(subject, limit=limit, headroom=headroom)
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
-    print_json(as_dict(found)) if as_json else print(render_search(found, title=title))
+    text = render_search(found, title=title)
     if html is not None:
         from nemo2.planner.page import write_page
 
         write_page(found, html, title=title)
-        if not as_json:
-            print(f"page: {html}")
+        text += f"\npage: {html}"
+    return Result(as_dict(found), text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 preview-data``: prints samples as a model sees them, with the trained tokens marked."""
+"""``nemo2 data preview``: prints samples as a model sees them, with the trained tokens marked."""
 
 import codecs
 import dataclasses
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, TextIO
 
 import typer
 
-from nemo2.cli.flags import AsJson, print_json
+from nemo2.cli.adapter import AT_LEAST_1, Result
+from nemo2.cli.commands import as_json
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -20,47 +21,36 @@ if TYPE_CHECKING:
     from nemo2.data.finetuning.sample import Sample
     from nemo2.data.tokenizer import Tokenizer
 
-PREVIEW_EXAMPLE = "Example: nemo2 preview-data chats/training.jsonl --tokenizer models/qwen --samples 2"
 BEGIN, END = "⟦", "⟧"
 """Marks around trained tokens, in output without colours."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("preview-data", epilog=PREVIEW_EXAMPLE)(preview_data)
-
-
 def preview_data(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A file or directory, a data set by name such as 'squad' or 'dolly(seq_length=512)', or a recipe."
-        ),
-    ],
-    overrides: Annotated[
-        Optional[list[str]], typer.Argument(help="Changes to the recipe, such as data.seq_length=512.")
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Number of samples to print.")] = 3,
-    split: Annotated[str, typer.Option(help="Split: train, validation or test.")] = "train",
-    tokenizer: Annotated[
-        Optional[str], typer.Option(help="A tokenizer.json, or the directory or hub name of a Hugging Face tokenizer.")
-    ] = None,
-    seq_length: Annotated[
-        Optional[int], typer.Option(min=1, help="Tokens per sample, if SOURCE is a file or directory.")
-    ] = None,
-    chat_template: Annotated[
-        Optional[str], typer.Option(help="File with a chat template, if SOURCE is a file or directory.")
-    ] = None,
-    everything: Annotated[
-        bool,
-        typer.Option(
-            "--all", help="Tokenize (and pack) the whole split, cache it for the run, and report skipped records."
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
+    source: str,
+    overrides: Optional[list[str]] = None,
+    *,
+    samples: Annotated[int, AT_LEAST_1] = 3,
+    split: str = "train",
+    tokenizer: Optional[str] = None,
+    seq_length: Annotated[Optional[int], AT_LEAST_1] = None,
+    chat_template: Optional[str] = None,
+    everything: Annotated[bool, typer.Option("--all")] = False,
+) -> Result:
     """Print samples of fine-tuning data, with the trained tokens marked.
 
     Trained tokens, which the loss counts, are in color, or in double brackets without colors.
+
+    Args:
+        source: A file or directory, a data set by name such as 'squad' or 'dolly(seq_length=512)', or a recipe.
+        overrides: Changes to the recipe, such as data.seq_length=512.
+        samples: Number of samples to print.
+        split: Split: train, validation or test.
+        tokenizer: A tokenizer.json, or the directory or hub name of a Hugging Face tokenizer.
+        seq_length: Tokens per sample, if SOURCE is a file or directory.
+        chat_template: File with a chat template, if SOURCE is a file or directory.
+        everything: Tokenize (and pack) the whole split, cache it for the run, and report skipped records.
+
+    Example: nemo2 data preview chats/training.jsonl --tokenizer models/qwen --samples 2
     """
     from rich.console import Console
 
@@ -87,9 +77,8 @@ def preview_data(
         data.tokenizer = tokenizer_called(tokenizer)
     console = Console(soft_wrap=True, highlight=False)
     data.fetch()
-    if as_json:
-        print_json(_as_data(data, split, samples, everything=everything))
-        return
+    if as_json():
+        return Result(_as_data(data, split, samples, everything=everything))
     shown = 0
     for where, sample in islice(_samples(data, split), samples):
         shown += 1
@@ -106,6 +95,7 @@ def preview_data(
         console.print(str(data.reports.get(split, "no records")), markup=False)
         if split in data.fullness:
             console.print(str(data.fullness[split]), markup=False)
+    return Result(None)
 
 
 def _as_data(data: "SampleDataModule", split: str, samples: int, *, everything: bool) -> dict[str, Any]:
@@ -237,7 +227,7 @@ def _configured(source: str, overrides: list[str], *, own_tokenizer: bool) -> "S
     data: Any = fdl.build(made)
     if not isinstance(data, SampleDataModule):
         raise ConfigError(
-            f"{source}: its data is a {type(data).__name__}, which has no loss masks; preview-data takes "
+            f"{source}: its data is a {type(data).__name__}, which has no loss masks; a preview is of "
             "fine-tuning data only."
         )
     if data.tokenizer is None and isinstance(tokenizer, fdl.Buildable):

@@ -1,39 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 prune``: makes a smaller model from a checkpoint."""
 
-from pathlib import Path
 from typing import Annotated, Any, Optional
 
-import typer
-
+from nemo2.cli.adapter import AT_LEAST_1, Result
+from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
-
-PRUNE_EXAMPLE = "Example: nemo2 prune runs/first --layers 12 --output checkpoints/small --recipe llama_tiny"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("prune", epilog=PRUNE_EXAMPLE)(prune)
 
 
 def prune(
     checkpoint: Checkpoint,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory of the checkpoint to write.")],
-    layers: Annotated[Optional[int], typer.Option(min=1, help="Number of layers to keep.")] = None,
-    drop: Annotated[Optional[str], typer.Option(help="Layers to drop, such as 3,4; the first layer is 1.")] = None,
-    hidden_size: Annotated[Optional[int], typer.Option(min=1, help="Hidden channels to keep.")] = None,
-    ffn_hidden_size: Annotated[Optional[int], typer.Option(min=1, help="MLP neurons to keep in each layer.")] = None,
-    heads: Annotated[Optional[int], typer.Option(min=1, help="Attention heads to keep in each layer.")] = None,
-    groups: Annotated[Optional[int], typer.Option(min=1, help="Query groups to keep in each layer.")] = None,
-    recipe: Annotated[
-        Optional[str],
-        typer.Option(help="Recipe whose data measures importance. Default: random tokens, which give poor results."),
-    ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 1024,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")] = False,
-) -> None:
-    """Prune the model of a checkpoint to a smaller model, in this process.
+    *,
+    output: Folder,
+    layers: Annotated[Optional[int], AT_LEAST_1] = None,
+    drop: Optional[str] = None,
+    hidden_size: Annotated[Optional[int], AT_LEAST_1] = None,
+    ffn_hidden_size: Annotated[Optional[int], AT_LEAST_1] = None,
+    heads: Annotated[Optional[int], AT_LEAST_1] = None,
+    groups: Annotated[Optional[int], AT_LEAST_1] = None,
+    recipe: Optional[str] = None,
+    samples: Annotated[int, AT_LEAST_1] = 1024,
+    overwrite: Overwrite = False,
+) -> Result:
+    """Prune a checkpoint's model to a smaller model.
 
-    Removes the parts that matter least on sample data.
+    Runs in this process. Removes the parts that matter least on sample data.
+
+    Args:
+        layers: Number of layers to keep.
+        drop: Layers to drop, such as 3,4; the first layer is 1.
+        hidden_size: Hidden channels to keep.
+        ffn_hidden_size: MLP neurons to keep in each layer.
+        heads: Attention heads to keep in each layer.
+        groups: Query groups to keep in each layer.
+        recipe: Recipe whose data measures importance. Default: random tokens, which give poor results.
+        samples: Number of samples.
+
+    Example: nemo2 prune runs/first --layers 12 --output checkpoints/small --recipe llama_tiny
     """
     from nemo2.errors import ConfigError
 
@@ -67,5 +70,6 @@ def prune(
 
         built = fiddle.build(configured(recipe, []).data)
     target = entry(str(folder), str(output), config, num_train_samples=samples, data=built, overwrite=overwrite)
-    print(f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # continue training")
-    print(f"  nemo2 distill {target} --teacher {checkpoint} --recipe RECIPE  # or distill the full model into it")
+    text = f"{target}\nnext:\n  nemo2 pretrain RECIPE resume.restore_config.path={target}  # continue training"
+    text += f"\n  nemo2 distill {target} --teacher {checkpoint} --recipe RECIPE  # or distill the full model into it"
+    return Result({"path": str(target)}, text)

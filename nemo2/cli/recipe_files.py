@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.cli.run_names import RECIPE_FILE, latest, run_called
+from nemo2.cli.run_names import RECIPE_FILE, latest, run_called, run_of
 
 NAME, PERFORMANCE = "recipe", "performance"
 YAML = (".yaml", ".yml")
@@ -33,7 +33,7 @@ def recipe_file(source: str) -> Optional[Path]:
             raise ConfigError(f"{source}: there is no such file.")
         return path
     if path.is_dir() and ("/" in source or source in (".", "..") or (path / RECIPE_FILE).is_file()):
-        if (run := latest(path)) is None:
+        if (run := latest(path) or run_of(path)) is None:
             raise ConfigError(f"{source} is a directory without a {RECIPE_FILE}, and not a run directory.")
         return _recipe_of(run)
     from nemo2 import recipes

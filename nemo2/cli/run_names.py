@@ -35,7 +35,7 @@ def checkpoint_called(text: str) -> Path:
 
 
 def run_folder(text: str) -> Path:
-    """The folder of one run. If a name has several starts: the folder of the latest.
+    """The folder of one run, or of the run of a checkpoint. If a name has several starts: the folder of the latest.
 
     Raises:
         DataError: there is no such folder and no run of that name.
@@ -44,7 +44,7 @@ def run_folder(text: str) -> Path:
     from nemo2.errors import DataError
 
     found = _found(text, DataError)
-    return latest(found) or found
+    return latest(found) or run_of(found) or found
 
 
 def run_called(name: str) -> Optional[Path]:
@@ -72,6 +72,12 @@ def latest(folder: Path) -> Optional[Path]:
         return folder
     starts = [file for sign in _SIGNS for file in folder.glob(f"*/{sign}") if file.is_file()]
     return max(starts, key=lambda file: (file.stat().st_mtime, str(file))).parent if starts else None
+
+
+def run_of(checkpoint: Path) -> Optional[Path]:
+    """The folder of the run whose ``checkpoints`` hold this folder. None: they are no run's."""
+    run = checkpoint.absolute().parent.parent
+    return run if any((run / sign).is_file() for sign in _SIGNS) else None
 
 
 def all_runs() -> Iterator[Path]:

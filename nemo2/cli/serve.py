@@ -7,50 +7,42 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
+from nemo2.cli.adapter import AT_LEAST_1
 from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
-
-SERVE_EXAMPLE = "Example: nemo2 serve runs/first --port 8001 --print"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("serve", epilog=SERVE_EXAMPLE)(serve)
 
 
 def serve(
     checkpoint: Weights = None,
+    *,
     source: WeightsOption = None,
-    engine: Annotated[
-        Optional[Literal["vllm", "transformers"]],
-        typer.Option(help="Server to use. Default: vLLM if installed, otherwise transformers."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    tensor_parallel: Annotated[
-        int, typer.Option("--tensor-parallel", "-tp", min=1, help="Tensor-parallel size (vLLM).")
-    ] = 1,
-    dtype: Annotated[
-        Optional[Literal["bf16", "fp16", "fp32"]], typer.Option(help="Data type of the model. Default: as stored.")
-    ] = None,
-    max_length: Annotated[
-        Optional[int],
-        typer.Option(min=1, help="Maximum tokens of prompt plus answer. Default: the run's sequence length (vLLM)."),
-    ] = None,
-    name: Annotated[
-        Optional[str], typer.Option(help="The model's name in requests. Default: the name of CHECKPOINT.")
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Merge adapters into the weights, even if vLLM could load them.")
-    ] = False,
-    also: Annotated[
-        Optional[list[str]], typer.Option("--also", help="Another argument for the server; may be repeated.")
-    ] = None,
-    print_only: Annotated[
-        bool, typer.Option("--print", help="Print the commands, but write and start nothing.")
-    ] = False,
+    engine: Optional[Literal["vllm", "transformers"]] = None,
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", "-tp", min=1)] = 1,
+    dtype: Optional[Literal["bf16", "fp16", "fp32"]] = None,
+    max_length: Annotated[Optional[int], AT_LEAST_1] = None,
+    name: Optional[str] = None,
+    merge: bool = False,
+    also: Optional[list[str]] = None,
+    print_only: Annotated[bool, typer.Option("--print")] = False,
 ) -> None:
-    """Serve the model of a checkpoint over HTTP with an OpenAI-compatible API.
+    """Serve a checkpoint over HTTP with an OpenAI-compatible API.
 
     Exports the model once, then starts vLLM's or transformers' server.
+
+    Args:
+        engine: Server to use. Default: vLLM if installed, otherwise transformers.
+        host: Address to listen on; 0.0.0.0 accepts other machines.
+        port: Port to listen on.
+        tensor_parallel: Tensor-parallel size (vLLM).
+        dtype: Data type of the model. Default: as stored.
+        max_length: Maximum tokens of prompt plus answer. Default: the run's sequence length (vLLM).
+        name: The model's name in requests. Default: the name of CHECKPOINT.
+        merge: Merge adapters into the weights, even if vLLM could load them.
+        also: Another argument for the server; may be repeated.
+        print_only: Print the commands, but write and start nothing.
+
+    Example: nemo2 serve runs/first --port 8001 --print
     """
     path = named_weights(checkpoint, source)
     from nemo2.llm.engines import ServingOptions

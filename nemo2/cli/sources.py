@@ -9,6 +9,7 @@ import typer
 
 from nemo2.cli.own_data import give_data, refuse_unknown_tokenizer
 from nemo2.cli.recipe_files import NAME, changes_in, names_its_run, recipe_file, recipe_in
+from nemo2.cli.run_names import RECIPE_FILE
 
 FINETUNING = {"lora": "lora", "dora": "dora", "full": "none"}
 """The words that may follow a recipe's name and a colon, each with its ``peft_scheme``."""
@@ -140,3 +141,23 @@ def name_of_run(source: str) -> Optional[str]:
     if file is not None:
         return None if names_its_run(file) else file.stem
     return Path(source).name.replace(".py", "").replace(":", "_")
+
+
+def run_with_recipe(*checkpoints: Path) -> Path:
+    """The directory of the run that wrote one of the checkpoints.
+
+    Raises:
+        ConfigError: none of them is in a run's directory with a recipe.
+    """
+    from nemo2.errors import ConfigError
+    from nemo2.hugging_face.checkpoint import find_checkpoint
+
+    for path in checkpoints:
+        run = find_checkpoint(path).parent.parent
+        if (run / RECIPE_FILE).is_file():
+            return run
+    none = "is not" if len(checkpoints) == 1 else "are not"
+    raise ConfigError(
+        f"{' and '.join(map(str, checkpoints))} {none} in a run directory with a recipe: use --recipe NAME to provide trainer "
+        "and data."
+    )

@@ -28,7 +28,7 @@ def start_block(
         executor: The cluster's profile; None: this machine.
         runs: The profile's directory for runs whose recipe names no absolute directory.
     """
-    from nemo2.cli.list_show import counted_parameters, short_count
+    from nemo2.cli.recipe_list import counted_parameters, short_count
     from nemo2.config.overrides import in_shell
     from nemo2.parallel.layout import Layout
     from nemo2.run_dir.directory import DEFAULT_BASE

@@ -11,15 +11,13 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
-import typer
-
+from nemo2.cli.adapter import Result
+from nemo2.cli.flags import Output
 from nemo2.cli.translate_notebook import translated_notebook
 from nemo2.config.aliases import aliases_of, gone, parameter_names
 from nemo2.errors import ConfigError
-
-EXAMPLE = "Example: nemo2 translate pretrain.py --output pretrain_nemo2.py"
 
 
 class Translation(NamedTuple):
@@ -30,37 +28,38 @@ class Translation(NamedTuple):
     """Lines from which something without effect in NeMo was removed, or in which a field moved, and what."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("translate", epilog=EXAMPLE)(translate)
-
-
 def translate(
-    script: Annotated[
-        Path, typer.Argument(help="A NeMo 2.0 script or notebook, or the directory of a NeMo 2.0 run or checkpoint.")
-    ],
-    output: Annotated[
-        Optional[Path], typer.Option("--output", "-o", help="Output file; for a recipe .py or .json. Default: print.")
-    ] = None,
-) -> None:
-    """Convert a NeMo 2.0 script to nemo2, or a NeMo 2.0 run to a recipe.
+    script: Path,
+    *,
+    output: Output = None,
+) -> Result:
+    """Convert a NeMo 2.0 script, or a NeMo 2.0 run to a recipe.
 
     The command never runs the script. It lists the lines that it removed and the lines that you must edit.
 
     Exit code 1: you have lines to edit.
+
+    Args:
+        script: A NeMo 2.0 script or notebook, or the directory of a NeMo 2.0 run or checkpoint.
+        output: Output file; for a recipe .py or .json. Default: print.
+
+    Example: nemo2 translate pretrain.py --output pretrain_nemo2.py
     """
     if output is not None and output.exists():
         from nemo2.errors import ConfigError
 
         raise ConfigError(f"--output {output}: the file exists: use another name, or remove it first.")
     text, left, taken_out = _of_run(script, output) if script.is_dir() else _of_script(script)
-    if output is None:
-        print(text, end="")
-    else:
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
     for line in (*taken_out, *left):
         print(line, file=sys.stderr)
-    if left:
-        raise typer.Exit(1)
+    return Result(
+        {"text": text, "removed": taken_out, "left": left},
+        text.removesuffix("\n") if output is None else "",
+        int(bool(left)),
+    )
 
 
 def _of_script(script: Path) -> tuple[str, list[str], list[str]]:

@@ -2,7 +2,7 @@
 """Where the values of a built object come from: one record per object, with the steps of each of its fields.
 
 The user sets a field, the class may replace the value when it is made, and nemo2 may adjust it to the layout or the
-machine. Each is a `Step`. If two settings govern one value, the one that the user set wins; ``nemo2 explain`` shows the
+machine. Each is a `Step`. If two settings govern one value, the one that the user set wins; ``nemo2 show --explain`` shows the
 steps; and at the first step of a run a value that is nobody's last step stops it (`nemo2.config.requested`).
 """
 

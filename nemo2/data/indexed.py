@@ -123,7 +123,7 @@ def check_token_ids(file: TokenFile, vocab_size: int) -> None:
         raise DataError(
             f"{file.prefix}.bin contains token id {low if low < 0 else high}, but the tokenizer has {vocab_size} ids "
             f"(0 to {vocab_size - 1}). Use the tokenizer that the data was created with, or create the data again: "
-            "nemo2 prepare-data."
+            "nemo2 data prepare."
         )
 
 
@@ -197,7 +197,7 @@ def _refuse_missing(prefix: str) -> None:
         where = "There are no datasets in that folder."
     raise DataError(
         f"No dataset at {prefix}: neither {missing[0]} nor the .idx file exists. {where} Paths of token files have "
-        "no suffix. Make token files from text with nemo2 prepare-data."
+        "no suffix. Make token files from text with nemo2 data prepare."
     )
 
 

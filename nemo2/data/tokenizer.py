@@ -201,7 +201,7 @@ class BPETokenizer(Tokenizer):
         if not path.is_file():
             raise DataError(
                 f"The tokenizer file {path} does not exist. Give the path of a tokenizer.json, or train one: "
-                "nemo2 prepare-data TEXT... --train-bpe 8192 --output PREFIX."
+                "nemo2 data prepare TEXT... --train-bpe 8192 --output PREFIX."
             )
         return path
 

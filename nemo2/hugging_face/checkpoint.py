@@ -113,8 +113,8 @@ class Checkpoint:
         """
         if self.base is not None:
             raise ConfigError(
-                f"{self.path} contains adapters only. Merge them into their base model first: nemo2 merge {self.path} "
-                "--output FOLDER."
+                f"{self.path} contains adapters only. Merge them into their base model first: nemo2 export {self.path} "
+                "--merge --to checkpoint --output FOLDER."
             )
 
     def model_config(self, *, follow_data: bool = False) -> Any:

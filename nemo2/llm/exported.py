@@ -57,7 +57,10 @@ class Form:
         export = f"nemo2 export {{}} --dtype {self.dtype} --output {there}"
         if self.kind == "model":
             return [export.format(here)]
-        return [f"nemo2 merge {here} --output {there}-checkpoint", export.format(f"{there}-checkpoint")]
+        return [
+            f"nemo2 export {here} --merge --to checkpoint --output {there}-checkpoint",
+            export.format(f"{there}-checkpoint"),
+        ]
 
     def make(self) -> Path:
         """Create the folder if it doesn't exist, and return it.

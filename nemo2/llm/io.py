@@ -142,7 +142,8 @@ def _part(checkpoint: Checkpoint, name: Any, *, build: bool) -> Any:
         return context.load_context(checkpoint.path, name, build=build)
     if name == "tokenizer" and (tokenizer := checkpoint.tokenizer()) is not None:
         return tokenizer
+    advice = _ADVICE.get(checkpoint.kind, "`nemo2 show {} --checkpoint` shows what it contains.")
     raise CheckpointError(
         f"{checkpoint.path} is a checkpoint of {checkpoint.kind}. nemo2 reads its model and a Hugging Face tokenizer, but "
-        f"not {name!r}. {_ADVICE.get(checkpoint.kind, '`nemo2 inspect {}` shows what it contains.').format(checkpoint.path)}"
+        f"not {name!r}. {advice.format(checkpoint.path)}"
     )

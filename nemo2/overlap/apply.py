@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the decisions of the overlap rules into a run's configurations.
 
-The overlap callback calls this before a run. ``nemo2 explain`` calls it on copies, to show the callback's effect.
+The overlap callback calls this before a run. ``nemo2 show --explain`` calls it on copies, to show the callback's effect.
 """
 
 from collections.abc import Callable, Iterable, Sequence

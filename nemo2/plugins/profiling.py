@@ -63,7 +63,7 @@ class NsysPlugin(nemo_run.Plugin):
 
 @dataclass(kw_only=True)
 class PytorchProfilerPlugin(nemo_run.Plugin):
-    """Add `PytorchProfilerCallback`: a trace per rank for ``nemo2 trace``, in ``traces`` in the run directory.
+    """Add `PytorchProfilerCallback`: a trace per rank for ``nemo2 runs trace``, in ``traces`` in the run directory.
 
     Args:
         start_step: The first step of the warm-up or of the profile, counted from 0.

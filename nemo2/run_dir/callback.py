@@ -142,7 +142,7 @@ def _report(trainer: Any, directory: RunDirectory, metrics: JSONLLogger) -> None
     try:
         path = write_report(directory.log_dir)
     except Exception:  # a failed picture must not make a trained model a failed run
-        logger.exception("the report was not written. Run `nemo2 report %s` to try again", directory.log_dir)
+        logger.exception("the report was not written. Run `nemo2 runs report %s` to try again", directory.log_dir)
     else:
         logger.info("report: %s", path)
         attach(trainer.loggers, [path])

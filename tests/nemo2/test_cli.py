@@ -3,6 +3,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,30 +11,16 @@ from pathlib import Path
 import pytest
 
 from nemo2 import recipes
-from nemo2.cli import chat, convert, distill, list_show, preview, prune, runs, serve, tools
-from nemo2.cli.app import main
-from nemo2.cli.list_show import layout_text, matches, short_count
+from nemo2.cli.adapter import described
+from nemo2.cli.app import VERBS, main
+from nemo2.cli.recipe_list import layout_text, matches, short_count
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.parallel.layout import Layout
 
-COMMANDS = {
-    "list": list_show.LIST_EXAMPLE,
-    "show": list_show.SHOW_EXAMPLE,
-    "pretrain": runs.PRETRAIN_EXAMPLE,
-    "finetune": runs.FINETUNE_EXAMPLE,
-    "validate": runs.VALIDATE_EXAMPLE,
-    "generate": runs.GENERATE_EXAMPLE,
-    "chat": chat.CHAT_EXAMPLE,
-    "prune": prune.PRUNE_EXAMPLE,
-    "distill": distill.DISTILL_EXAMPLE,
-    "serve": serve.SERVE_EXAMPLE,
-    "import": convert.IMPORT_EXAMPLE,
-    "export": convert.EXPORT_EXAMPLE,
-    "merge": convert.MERGE_EXAMPLE,
-    "prepare-data": tools.PREPARE_EXAMPLE,
-    "preview-data": preview.PREVIEW_EXAMPLE,
-    "report": tools.REPORT_EXAMPLE,
-}
+
+def example(words: str) -> list[str]:
+    """The words behind ``nemo2`` of the example in a command's help."""
+    return shlex.split(described(VERBS[words])[2])[1:]
 
 
 def test_list_and_help_load_neither_torch_nor_nemo_run():
@@ -82,26 +69,25 @@ def test_a_pattern_narrows_the_list_and_one_without_a_match_is_an_error(capsys):
     assert "did you mean" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", VERBS)
 def test_each_help_has_an_example_of_its_own_command(command, capsys):
-    assert main([command, "--help"]) == 0
+    assert main([*command.split(), "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert COMMANDS[command].startswith(f"Example: nemo2 {command} ")
-    assert COMMANDS[command].split()[:3] == ["Example:", "nemo2", command] and "Example: nemo2" in text
+    words = command.split()
+    assert example(command)[: len(words)] == words and f"Example: nemo2 {command}" in text
 
 
 def test_show_prints_the_recipe_with_the_changes(capsys):
-    example = list_show.SHOW_EXAMPLE.removeprefix("Example: nemo2 ").split()
-    assert main([*example, "trainer.max_steps=7", "--flat"]) == 0
+    assert main([*example("show"), "trainer.max_steps=7", "--flat"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "trainer.max_steps=7" in lines and "trainer.strategy.tensor_model_parallel_size=4" in lines
 
 
-def test_what_show_prints_as_json_is_the_recipe(capsys):
+def test_what_show_writes_as_json_is_the_recipe(tmp_path):
     from nemo2.config import from_json
 
-    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--recipe-json"]) == 0
-    loaded = from_json(capsys.readouterr().out)
+    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--output", str(tmp_path / "new" / "mine.json")]) == 0
+    loaded = from_json((tmp_path / "new" / "mine.json").read_text())
     recipe = recipes.get("llama_tiny").pretrain_recipe()
     recipe.trainer.max_steps = 7
     assert loaded == recipe
@@ -125,13 +111,13 @@ def test_json_of_show_is_plain_values(capsys):
         (["pretrain", "llama_tiny", "--executor", "slurm"], "neither a profile of this name"),
         (["generate", "."], "needs a prompt"),
         (["generate", "/no/such", "--prompt", "a"], "/no/such does not exist"),
-        (["prepare-data", "x", "--output", "y"], "either --tokenizer PATH or --train-bpe N"),
-        (["report", "/no/such"], "give a run's directory, or the name of a run below"),
+        (["data", "prepare", "x", "--output", "y"], "either --tokenizer PATH or --train-bpe N"),
+        (["runs", "report", "/no/such"], "give a run's directory, or the name of a run below"),
         (["pretrain", "llama_tiny", "--devices", "0"], "error: --devices 0: must be at least 1."),
         (["plan", "llama_tiny", "--headroom=3"], "error: --headroom 3: must be at most 0.9."),
         (["plan", "llama_tiny", "--tokens", "many"], "error: --tokens many: must be a number of tokens, such as 1T."),
         (["serve", "x", "--engine", "tgi"], "error: --engine tgi: must be one of 'vllm', 'transformers'."),
-        (["completion", "tcsh"], "error: SHELL: must be one of 'bash', 'zsh', 'fish'."),
+        (["--show-completion", "tcsh"], "error: --show-completion tcsh: must be one of 'bash', 'zsh', 'fish'."),
         (["show"], "error: nemo2 show needs NAME. For example: nemo2 show llama3_8b"),
         (["new-recipe", "mine"], "error: nemo2 new-recipe needs --from. For example:"),
         (["runs", "tail"], "error: nemo2 runs tail needs RUN. For example: nemo2 runs tail llama_tiny"),
@@ -151,12 +137,12 @@ def test_json_of_show_is_plain_values(capsys):
         (["generate", ".", "--prompt", "a", "--prompts", "b"], "--prompt 'a' and --prompts b: leave one of them out."),
         (["prune", ".", "--output", "x"], "prune needs a size to keep: --layers"),
         (["prune", ".", "--output", "x", "--layers", "2", "--drop", "1"], "--layers and --drop both choose the layers"),
-        (["preview-data", "llama_tiny:lora", "--seq-length", "8"], "--seq-length 8: llama_tiny:lora is not a file"),
+        (["data", "preview", "llama_tiny:lora", "--seq-length", "8"], "--seq-length 8: llama_tiny:lora is not a file"),
         (
-            ["preview-data", "llama_tiny:lora", "--chat-template", "x"],
+            ["data", "preview", "llama_tiny:lora", "--chat-template", "x"],
             "--chat-template x: llama_tiny:lora is not a file",
         ),
-        (["preview-data", "llama_tiny:lora"], "llama_tiny:lora has tokenizer='model'"),
+        (["data", "preview", "llama_tiny:lora"], "llama_tiny:lora has tokenizer='model'"),
         (["runs", "taill", "x"], "error: nemo2 runs has no command 'taill'; did you mean 'tail'?"),
     ],
 )
@@ -175,7 +161,7 @@ def test_files_are_not_changed_or_passed_over_in_silence(tmp_path, monkeypatch, 
     assert "--output script.py: the file exists" in capsys.readouterr().err
     assert Path("script.py").read_text("utf-8") == "import nemo\n"
     Path("samples.jsonl").write_text('{"input": "a", "output": "b"}\n', "utf-8")
-    assert main(["preview-data", "samples.jsonl", "data.seq_length=3"]) == 2
+    assert main(["data", "preview", "samples.jsonl", "data.seq_length=3"]) == 2
     assert "data.seq_length=3: samples.jsonl is no recipe to change" in capsys.readouterr().err
 
 
@@ -183,14 +169,17 @@ def test_validate_refuses_a_start_besides_its_checkpoint(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     Path("ckpt").mkdir()
     for change in ("resume.resume_if_exists=False", "resume.restore_config.path=/x"):
-        assert main(["validate", "llama_tiny", "--checkpoint", "ckpt", change, "--dryrun"]) == 2
-        assert f"--checkpoint ckpt contradicts {change}: leave one of them out." in capsys.readouterr().err
+        assert main(["evaluate", "ckpt", change, "--recipe", "llama_tiny", "--dryrun"]) == 2
+        assert f"ckpt contradicts {change}: leave one of them out." in capsys.readouterr().err
 
 
 def test_empty_lists_say_how_they_are_filled(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("NEMO2_RECIPES", raising=False)
     monkeypatch.setattr("nemo2.launch.slurm.start.submissions", lambda: tmp_path)
-    for arguments, words in ((["list", "--own"], "nemo2 new-recipe NAME"), (["jobs", "list"], "--executor CLUSTER")):
+    for arguments, words in (
+        (["list", "--own"], "nemo2 new-recipe NAME"),
+        (["runs", "list", "--submitted"], "--executor CLUSTER"),
+    ):
         assert main(arguments) == 0
         assert words in capsys.readouterr().out
 
@@ -210,8 +199,7 @@ def test_pretrain_hands_the_changed_recipe_to_the_launcher(monkeypatch, tmp_path
         return RunResult(status="succeeded", exit_code=0, experiment_id="e", run_dir=tmp_path)
 
     monkeypatch.setattr("nemo2.launch.launch", launch)
-    example = runs.PRETRAIN_EXAMPLE.removeprefix("Example: nemo2 ").split()
-    assert main([*example, "--nodes", "1", "--name", "mine", "--dir", str(tmp_path), "-n"]) == 0
+    assert main([*example("pretrain"), "--nodes", "1", "--name", "mine", "--dir", str(tmp_path), "-n"]) == 0
     recipe = seen["recipe"]
     assert (recipe.trainer.max_steps, recipe.optim.config.lr) == (50, 1e-3)
     assert (recipe.log.name, recipe.log.log_dir) == ("mine", str(tmp_path))
@@ -237,7 +225,7 @@ def test_a_run_has_the_name_that_a_change_or_an_option_gives_it_and_two_are_refu
     assert main(["pretrain", "llama_tiny"]) == 0
     assert main(["pretrain", "llama_tiny", "log.name=mine", "log.log_dir=/there"]) == 0
     assert main(["pretrain", "llama_tiny", "log=default_log(name=a_trial)"]) == 0
-    assert main(["validate", "llama_tiny"]) == 0
+    assert main(["evaluate", "--recipe", "llama_tiny"]) == 0
     assert main(["pretrain", "llama_tiny", "log.name=mine", "--name", "mine"]) == 0
     assert [name for name, _ in seen] == ["llama_tiny", "mine", "a_trial", "llama_tiny_validate", "mine"]
     assert seen[1][1] == "/there"
@@ -256,7 +244,7 @@ def test_finetune_hands_the_method_and_the_changes_to_the_launcher(monkeypatch, 
         return RunResult(status="succeeded", exit_code=0, experiment_id="e", run_dir=tmp_path)
 
     monkeypatch.setattr("nemo2.launch.launch", launch)
-    assert main(runs.FINETUNE_EXAMPLE.removeprefix("Example: nemo2 ").split()) == 0
+    assert main(example("finetune")) == 0
     assert main(["finetune", "llama3_8b", "peft.dim=4", "--packed", "--name", "mine"]) == 0
     assert main(["finetune", "llama3_8b:full"]) == 0
     dora, lora, full = seen
@@ -292,7 +280,7 @@ def test_validate_measures_the_named_checkpoint(monkeypatch, tmp_path):
 
     monkeypatch.setattr("nemo2.launch.launch", launch)
     (tmp_path / "ckpt").mkdir()
-    assert main(["validate", "llama_tiny", "--checkpoint", str(tmp_path / "ckpt")]) == 0
+    assert main(["evaluate", str(tmp_path / "ckpt"), "--recipe", "llama_tiny"]) == 0
     assert seen["recipe"].__fn_or_cls__ is validate
     assert seen["recipe"].resume.resume_from_path == str(tmp_path / "ckpt")
 
@@ -321,9 +309,9 @@ def test_prepare_data_writes_a_tokenizer_and_a_dataset(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one two three " * 50)
     (tmp_path / "b.txt").write_text("four five six " * 50)
     arguments = [str(tmp_path / "*.txt"), "--output", str(tmp_path / "out" / "c"), "--train-bpe", "300"]
-    assert main(["prepare-data", *arguments]) == 0
+    assert main(["data", "prepare", *arguments]) == 0
     assert "2 documents" in capsys.readouterr().out
-    assert main(["prepare-data", *arguments, "--json"]) == 0
+    assert main(["data", "prepare", *arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["documents"] == 2 and told["tokens"] > 100 and told["tokenizer"].endswith("c_tokenizer.json")
     for name in ("c.bin", "c.idx", "c.json", "c_tokenizer.json"):

@@ -65,7 +65,7 @@ def test_a_set_of_which_nothing_is_left_says_why_with_counts(tmp_path, told):
 
 def test_a_preview_of_an_empty_file_says_that_there_is_nothing(tmp_path, capsys):
     (tmp_path / "training.jsonl").write_text("")
-    assert main(["preview-data", str(tmp_path)]) == 0
+    assert main(["data", "preview", str(tmp_path)]) == 0
     assert "'train' gives no sample" in capsys.readouterr().out
 
 

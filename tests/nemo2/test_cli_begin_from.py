@@ -81,7 +81,7 @@ def test_a_contradiction_names_both_values_and_both_owners(folder: Path) -> None
 
 
 def test_a_command_without_a_recipe_needs_weights() -> None:
-    from nemo2.cli.runs import _refuse_without_recipe
+    from nemo2.cli.train import _refuse_without_recipe
 
     with pytest.raises(ConfigError, match="--from"):
         _refuse_without_recipe(None, None, False)

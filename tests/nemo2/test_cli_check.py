@@ -9,6 +9,7 @@ import pytest
 
 from nemo2.checks import RULES
 from nemo2.cli import check as command
+from nemo2.cli.adapter import described
 from nemo2.cli.app import main
 
 
@@ -106,8 +107,9 @@ def test_rules_are_listed_without_a_recipe(capsys):
 
 def test_the_example_of_its_help_works(capsys):
     assert main(["check", "--help"]) == 0
-    assert " ".join(command.CHECK_EXAMPLE.split()) in " ".join(capsys.readouterr().out.split())
-    words = shlex.split(command.CHECK_EXAMPLE.removeprefix("Example: nemo2 "))
+    example = described(command.check)[2]
+    assert example in " ".join(capsys.readouterr().out.split())
+    words = shlex.split(example)[1:]
     assert main(words) == 0
 
 

@@ -38,8 +38,8 @@ def offered(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("pre", ["prepare-data", "pretrain", "preview-data"]),
-        ("jobs l", ["list", "logs"]),
+        ("pr", ["pretrain", "prune"]),
+        ("runs t", ["tail", "trace"]),
         ("pretrain llama_t", ["llama_tiny"]),
         ("pretrain llama_tiny --nod", ["--nodes"]),
         ("finetune llama_tiny --peft l", ["lora"]),
@@ -51,9 +51,10 @@ def offered(line: str) -> list[str]:
         ("pretrain --devices 2 llama_tiny strategy.sequence_p", ["strategy.sequence_parallel="]),
         ("pretrain llama_tiny strategy.sequence_parallel=T", ["strategy.sequence_parallel=True"]),
         ("pretrain llama_tiny data=Pre", ["data=PreTrainingDataModule"]),
-        ("explain llama_tiny optim.config.weight_d", ["optim.config.weight_decay="]),
-        ("diff llama_tiny llama_tiny trainer.max_st", ["trainer.max_steps="]),
-        ("completion z", ["zsh"]),
+        ("show llama_tiny optim.config.weight_d", ["optim.config.weight_decay="]),
+        ("pretrain llama_tiny --trainer.max_st", ["--trainer.max_steps="]),
+        ("show llama3_8b --diff llama_t", ["llama_tiny"]),
+        ("--show-completion z", ["zsh"]),
     ],
 )
 def test_what_may_follow_is_offered(line: str, found: list[str], indexed: None) -> None:
@@ -148,7 +149,7 @@ def test_runs_are_offered_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "first" / "2026-01-01").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "2026-01-01" / "recipe.json").touch()
-    assert offered("generate fi") == offered("report fi") == ["first"]
+    assert offered("generate fi") == offered("runs report fi") == ["first"]
 
 
 def test_a_completion_imports_no_torch(home: Path) -> None:
@@ -173,7 +174,7 @@ def test_bash_completes_the_word_before_the_cursor(
     line: str, reply: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     writer = Writer(monkeypatch, tmp_path)
-    assert main(["completion", "bash"]) == 0
+    assert main(["--show-completion", "bash"]) == 0
     script = capsys.readouterr().out
     assert len(writer.started) == 1, "indexes are made when the script is installed"
     monkeypatch.undo()

@@ -15,10 +15,10 @@ from nemo2.recipes import llama3_8b
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Token files with their tokenizer, as `nemo2 prepare-data` writes them."""
+    """Token files with their tokenizer, as `nemo2 data prepare` writes them."""
     folder = tmp_path_factory.mktemp("tokens")
     (folder / "a.txt").write_text("one two three four five " * 200)
-    assert main(["prepare-data", str(folder / "a.txt"), "--output", str(folder / "mine"), "--train-bpe", "300"]) == 0
+    assert main(["data", "prepare", str(folder / "a.txt"), "--output", str(folder / "mine"), "--train-bpe", "300"]) == 0
     return str(folder / "mine")
 
 
@@ -63,7 +63,7 @@ def test_samples_to_fine_tune_on_are_a_file(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--data", "no/such"], "there is no no/such.bin. `nemo2 prepare-data TEXT --output no/such"),
+        (["--data", "no/such"], "there is no no/such.bin. `nemo2 data prepare TEXT --output no/such"),
         (["data.paths=x"], "train on yours by --data PATH, or by data=PreTrainingDataModule data.paths=PATH"),
     ],
 )

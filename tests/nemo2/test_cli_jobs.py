@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nemo2 jobs`, over submissions that are written down and a squeue that answers. On a real Slurm: `make cluster`."""
+"""`nemo2 runs`, over submissions that are written down and a squeue that answers. On a real Slurm: `make cluster`."""
 
 import json
 from pathlib import Path
@@ -44,11 +44,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_status_tells_how_far_a_run_is_and_when_it_will_be_done(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["jobs", "status", "mine"]) == 0
+    assert main(["runs", "status", "mine"]) == 0
     told = capsys.readouterr().out
     assert "mine: RUNNING (job 7)" in told and "life 0: again: node1 was lost" in told
     assert "step 4 of 10, loss 1, val loss 3.25, 31.5 s per step, 1,234 tokens per second, 3 min left" in told
-    assert main(["jobs", "status", "7", "--json"]) == 0
+    assert main(["runs", "status", "7", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["progress"]["seconds_left"] == 6 * 31.5 and shown["state"] == "RUNNING"
     assert shown["run_directory"].endswith("my runs/first") and shown["lives"][0]["life"] == 0
@@ -63,10 +63,10 @@ def test_status_says_why_a_run_has_ended_that_could_not_say_it_itself(job, capsy
     (job / "lives" / str(last_life)).mkdir(parents=True)
     (job.parent.parent / "bin" / "squeue").write_text("#!/bin/sh\necho FAILED\n")
     (job / "job-7.out").write_text("slurmstepd: error: something was killed\n")
-    assert main(["jobs", "status", "mine"]) == 0
+    assert main(["runs", "status", "mine"]) == 0
     told = capsys.readouterr().out
     assert ("something was killed" in told) == bool(last_life)
-    assert main(["jobs", "status", "mine", "--json"]) == 0
+    assert main(["runs", "status", "mine", "--json"]) == 0
     reason = json.loads(capsys.readouterr().out)["reason"]
     assert reason is None if last_life == 0 else "FAILED" in reason and "scontrol requeue 7" in reason
 
@@ -76,7 +76,7 @@ def test_before_the_first_step_there_is_no_progress(job: Path, capsys: pytest.Ca
     (run / "metrics.jsonl").unlink()
     assert progress(shell_of(None), str(run)) is None
     (job / RUN_DIR).unlink()
-    assert main(["jobs", "status", "mine"]) == 0
+    assert main(["runs", "status", "mine"]) == 0
     assert "step" not in capsys.readouterr().out
 
 
@@ -91,25 +91,25 @@ def test_a_run_that_does_not_say_its_end_has_no_time_left(job: Path) -> None:
 
 
 def test_jobs_are_listed_with_their_states(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["jobs", "list"]) == 0
+    assert main(["runs", "list", "--submitted"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["mine", "7", "RUNNING"]
     (job / STATE).write_text(json.dumps({"state": "done", "lives": []}))
-    assert main(["jobs", "list", "--json"]) == 0
+    assert main(["runs", "list", "--submitted", "--json"]) == 0
     [told] = json.loads(capsys.readouterr().out)
     assert (told["name"], told["jobs"], told["state"], told["folder"]) == ("mine", ["7"], "done", str(job))
 
 
 def test_a_report_is_fetched(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["jobs", "report", "mine"]) == 2
-    assert "mine has no report yet; `nemo2 jobs status mine`" in capsys.readouterr().err
+    assert main(["runs", "report", "mine"]) == 2
+    assert "mine has no report yet; `nemo2 runs status mine`" in capsys.readouterr().err
     assert not Path("report.html").exists()
     (Path((job / RUN_DIR).read_text().strip()) / "report.html").write_text("<p>é\n")
-    assert main(["jobs", "report", "mine", "-o", "page.html"]) == 0
+    assert main(["runs", "report", "mine", "-o", "page.html"]) == 0
     assert Path("page.html").read_text() == "<p>é\n"
 
 
 def test_an_unknown_name_is_told_with_the_nearest(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["jobs", "status", "mne"]) == 2
+    assert main(["runs", "status", "mne"]) == 2
     assert "did you mean 'mine'" in capsys.readouterr().err
 
 

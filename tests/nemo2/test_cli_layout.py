@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 show-layout``: text, page, picture and JSON of a recipe's layout."""
+"""``nemo2 show --layout``: text, page, picture and JSON of a recipe's layout."""
 
 import json
 import re
@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 
 from nemo2.cli.app import main
-from nemo2.cli.layout import LAYOUT_EXAMPLE
 from nemo2.pictures.schedule import Schedule, timeline
 from nemo2.pictures.svg import text_width
 from nemo2.pictures.terminal import ranks_text, timeline_text
@@ -16,16 +15,10 @@ from nemo2.pictures.terminal import ranks_text, timeline_text
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_the_help_has_an_example(capsys):
-    assert main(["show-layout", "--help"]) == 0
-    assert "show-layout llama3_70b --gpus 1152" in " ".join(capsys.readouterr().out.split())
-    assert LAYOUT_EXAMPLE.startswith("Example: nemo2 show-layout ")
-
-
 def test_a_thousand_ranks_are_one_readable_page(tmp_path, capsys):
     page = tmp_path / "layout.html"
     changes = ["data.global_batch_size=1152", "--world-size", "1152", "--output", str(page)]
-    assert main(["show-layout", "llama3_70b", *changes]) == 0
+    assert main(["show", "llama3_70b", "--layout", *changes]) == 0
     assert capsys.readouterr().out.strip() == str(page)
     text = page.read_text()
     assert "2 of 36 replicas, 64 of 1,152 ranks" in text and "32 micro-batches" in text
@@ -35,7 +28,8 @@ def test_a_thousand_ranks_are_one_readable_page(tmp_path, capsys):
 def test_the_page_has_one_bubble_and_a_colour_means_one_thing(tmp_path):
     page = tmp_path / "layout.html"
     assert (
-        main(["show-layout", "llama3_70b", "data.global_batch_size=1152", "--world-size", "1152", "-o", str(page)]) == 0
+        main(["show", "llama3_70b", "--layout", "data.global_batch_size=1152", "--world-size", "1152", "-o", str(page)])
+        == 0
     )
     text = page.read_text()
     (header,) = re.findall(r"<b>([\d.]+%)</b><span>of a step in the pipeline", text)
@@ -49,24 +43,24 @@ def test_the_page_has_one_bubble_and_a_colour_means_one_thing(tmp_path):
 
 def test_text_says_who_holds_what_and_how_long_the_pipeline_waits(capsys):
     changes = ["strategy.pipeline_model_parallel_size=4", "trainer.devices=8", "--microbatches", "8"]
-    assert main(["show-layout", "llama3_8b", "strategy.context_parallel_size=1", *changes]) == 0
+    assert main(["show", "llama3_8b", "--layout", "strategy.context_parallel_size=1", *changes]) == 0
     text = capsys.readouterr().out
     assert "llama3_8b: 8 ranks on 1 node of 8: PP 4 · DP 2" in text
     assert "layers 24-31, output" in text and "1F1B: 4 stages, 8 micro-batches, bubble 27.3% of the time" in text
 
 
 def test_a_rank_says_what_it_is(capsys):
-    assert main(["show-layout", "mixtral_8x7b", "--rank", "13"]) == 0
+    assert main(["show", "mixtral_8x7b", "--layout", "--rank", "13"]) == 0
     text = capsys.readouterr().out
     assert (
         "rank 13 on node 1" in text and "experts 5 of each MoE layer" in text and "expert parallel group: 8-15" in text
     )
-    assert main(["show-layout", "mixtral_8x7b", "--rank", "64"]) == 2
+    assert main(["show", "mixtral_8x7b", "--layout", "--rank", "64"]) == 2
     assert "must be 0 to 63" in capsys.readouterr().err
 
 
 def test_json_has_every_group_and_every_pass(capsys):
-    assert main(["show-layout", "mixtral_8x7b_16k", "--json"]) == 0
+    assert main(["show", "mixtral_8x7b_16k", "--layout", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert sorted(rank for group in facts["groups"]["tp"] for rank in group) == list(range(facts["world_size"]))
     assert len(facts["pipeline"]["passes"]) == facts["layout"]["pp"]
@@ -79,7 +73,7 @@ def test_json_has_every_group_and_every_pass(capsys):
 
 def test_a_picture_holds_ranks_experts_and_timeline(tmp_path):
     path = tmp_path / "new" / "layout.svg"
-    assert main(["show-layout", "qwen3_30b_a3b", "--microbatches", "1024", "-o", str(path)]) == 0
+    assert main(["show", "qwen3_30b_a3b", "--layout", "--microbatches", "1024", "-o", str(path)]) == 0
     picture = ElementTree.fromstring(path.read_text())
     words = [one.text for one in picture.iter(f"{SVG}text")]
     (caption,) = (str(text) for text in words if "of 1,024 micro-batches" in str(text))
@@ -92,17 +86,17 @@ def test_a_picture_holds_ranks_experts_and_timeline(tmp_path):
     ("arguments", "message"),
     [
         (["llama3_70b", "--world-size", "36"], "does not divide the world of 36 ranks. Run on 64 ranks"),
-        (["llama3_8b", "--output", "layout.png"], "must end in .html or .svg"),
+        (["llama3_8b", "--output", "layout.png"], "a layout is written to a .html or .svg file"),
         (["llama3_70b", "--microbatches", "6"], "Use 4 or 8"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_with_the_way_out(arguments, message, capsys):
-    assert main(["show-layout", *arguments]) == 2
+    assert main(["show", *arguments, "--layout"]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_a_batch_that_does_not_divide_still_shows_the_ranks(capsys):
-    assert main(["show-layout", "llama3_70b", "--world-size", "1152"]) == 0
+    assert main(["show", "llama3_70b", "--layout", "--world-size", "1152"]) == 0
     text = capsys.readouterr().out
     assert "0, 288, 576, 864" in text and "No timeline: data.global_batch_size=512" in text and "504 or 540" in text
 

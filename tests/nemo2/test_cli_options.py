@@ -5,20 +5,24 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 import shlex
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 
-from nemo2.cli import flags, launching
-from nemo2.cli.app import app, main
+from nemo2.cli import adapter, evaluate, flags, launching
+from nemo2.cli.app import FIRST, VERBS, app, main
+from nemo2.cli.moved import MOVED
+from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import latest, run_called
+from nemo2.cli.sources import Overrides
 from nemo2.config.overrides import in_shell
 
 SHARED = {
@@ -26,64 +30,96 @@ SHARED = {
     "nodes": flags.Nodes,
     "devices": flags.Devices,
     "performance": flags.Performance,
-    "as_json": flags.AsJson,
+    "data": Data,
+    "overrides": Overrides,
+    "as_json": adapter.AsJson,
 }
-SHAPED = (
-    "show",
-    "explain",
-    "check",
-    "show-layout",
-    "plan",
-    "rehearse",
-    "diff",
-    "freeze",
-    "pretrain",
-    "finetune",
-    "validate",
-)
+SHAPED = ("show", "check", "plan", "rehearse", "pretrain", "finetune", "evaluate")
 """Commands that take a recipe and look at it on a machine."""
-ANOTHER_MEANING = {("cluster test", "nodes")}
+ANOTHER_MEANING = {("cluster test", "nodes"), ("data preview", "overrides")}
 _RUNS = "a run: `nemo2 runs` and its metrics.jsonl have its data"
-_WRITES = "writes a folder: `nemo2 inspect FOLDER --json` says what it is"
-_CODE = "its answer is code"
-_ACTS = "does something, and says that it is done"
 NO_DATA = {
-    **dict.fromkeys(("pretrain", "finetune", "validate", "distill"), _RUNS),
-    **dict.fromkeys(("import", "export", "merge", "prune"), _WRITES),
-    **dict.fromkeys(("freeze", "new-recipe", "translate", "completion"), _CODE),
-    **dict.fromkeys(("cluster add", "jobs cancel", "jobs report", "report", "serve"), _ACTS),
-    "jobs logs": "its answer is a log",
-    "chat": "a conversation; `generate --json` has completions",
+    **dict.fromkeys(("pretrain", "finetune", "distill"), _RUNS),
+    "serve": "the server takes the process's place",
 }
 """Commands without --json, and why."""
 
 
 def commands() -> dict[str, Callable[..., Any]]:
-    """Every command by its words."""
-
-    def of(one: typer.Typer, words: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-        for command in one.registered_commands:
-            assert command.name is not None and command.callback is not None
-            yield f"{words}{command.name}", command.callback
-        for group in one.registered_groups:
-            assert group.typer_instance is not None
-            yield from of(group.typer_instance, f"{words}{group.name} ")
-
-    return dict(of(app, ""))
+    """Every command by its words, with typer's signature."""
+    return {words: adapter.as_command(verb) for words, verb in VERBS.items()}
 
 
-def test_an_option_that_several_commands_have_is_one_option() -> None:
-    for words, function in commands().items():
-        for name, parameter in inspect.signature(function).parameters.items():
+def typer_commands() -> dict[str, Any]:
+    """Every command by its words, as typer has it."""
+
+    def of(command: Any, words: str) -> Iterator[tuple[str, Any]]:
+        if not hasattr(command, "commands"):
+            yield words.strip(), command
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from of(inner, f"{words} {name}")
+
+    return dict(of(typer.main.get_command(app), ""))
+
+
+def annotation(parameter: inspect.Parameter) -> tuple[Any, Any]:
+    kind, info = get_args(parameter.annotation)
+    return kind, {name: value for name, value in vars(info).items() if name != "default"}
+
+
+def test_what_commands_share_is_the_same_in_all_of_them() -> None:
+    found = typer_commands()
+    assert set(found) == set(VERBS) and len({words.split()[0] for words in VERBS}) <= 20
+    assert len(FIRST) == 8 and set(FIRST) <= {words.split()[0] for words in VERBS}
+    for words, command in found.items():
+        options = {one.name: one.opts for one in command.params if one.opts[0].startswith("-")}
+        assert options.get("output", ["--output", "-o"]) == ["--output", "-o"], words
+        assert options.get("source", ["--from"]) == ["--from"] and options.get("html", ["--html"]) == ["--html"], words
+        assert ("as_json" in options) is (words not in NO_DATA), f"nemo2 {words}: --json, or a line in NO_DATA"
+        assert all(one.help for one in command.params), f"nemo2 {words}: each parameter has a line in Args"
+        assert command.help and command.epilog.startswith(f"Example: nemo2 {words}"), words
+        for name, parameter in inspect.signature(as_typed(words)).parameters.items():
             if name in SHARED and (words, name) not in ANOTHER_MEANING:
-                assert parameter.annotation is SHARED[name], f"nemo2 {words}: {name} is its own"
+                shared = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SHARED[name])
+                assert annotation(parameter) == annotation(shared), f"nemo2 {words}: {name} is its own"
+    assert NO_DATA.keys() <= found.keys()
 
 
-def test_an_answer_that_is_data_is_also_json() -> None:
-    for words, function in commands().items():
-        has = "as_json" in inspect.signature(function).parameters
-        assert has is (words not in NO_DATA), f"nemo2 {words}: --json, or a line in NO_DATA that says why not"
-    assert NO_DATA.keys() <= commands().keys()
+def as_typed(words: str) -> Callable[..., Any]:
+    return commands()[words]
+
+
+def test_a_verb_is_called_from_python_with_the_same_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    result = VERBS["list"]("llama_tiny")
+    assert capsys.readouterr().out == "" and result.exit_code == 0
+    assert main(["list", "llama_tiny", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == result.data
+    assert main(["list", "llama_tiny"]) == 0
+    assert capsys.readouterr().out == f"{result.text}\n"
+    for words, verb in VERBS.items():
+        first = [one for one in inspect.signature(verb).parameters.values() if one.default is one.empty]
+        assert all(one.kind is not one.KEYWORD_ONLY or one.name in ("output", "parent", "teacher") for one in first), words
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_help_and_version_are_asked_of_every_command_in_the_same_way(words: str, capsys: Any) -> None:
+    told = []
+    for ask in ("--help", "-h"):
+        assert main([*words.split(), ask]) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1] and max(map(len, told[0].splitlines())) <= 80
+    assert main([*words.split(), "--version"]) == 0 and capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", MOVED)
+def test_an_old_spelling_is_an_error_of_one_sentence_with_the_new(words: str, capsys: Any) -> None:
+    command, _, option = words.partition(" ")
+    assert main([command, *(["x", option, "y"] if option else [])]) == 2
+    told = capsys.readouterr().err
+    assert MOVED[words] in told and told.count("\n") == 1
+    assert words not in VERBS and not any(one.startswith(f"{words} ") for one in VERBS)
+    for new in re.findall(r"nemo2 ([a-z]+(?: [a-z]+)?)", MOVED[words]):
+        assert new in VERBS or new.split()[0] in VERBS, new
 
 
 def test_the_reference_has_a_table_of_the_flags_of_several_commands() -> None:
@@ -106,15 +142,15 @@ def test_whatever_looks_at_a_recipe_takes_its_machine_and_its_mode(command: str)
 
 @pytest.mark.parametrize("command", commands())
 def test_each_option_is_read_or_refused_however_the_command_goes_on(command: str) -> None:
-    function = commands()[command]
+    function = VERBS[command]
     [body] = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(body, ast.FunctionDef)
-    options = set(inspect.signature(function).parameters)
+    options = set(inspect.signature(commands()[command]).parameters)
     rules = list(refusals(body))
     named = {name for _, option, others in rules for name in (option, *others)}
     assert named <= options, f"no options of nemo2 {command}: {named - options}"
     for taken, read in ways(body.body):
-        for unread in options - read:
+        for unread in options - read - {"as_json"}:
             assert is_refused(unread, taken, rules), (
                 f"nemo2 {command}: nobody reads {unread} where {taken or 'nothing'} holds; read it, or refuse it with "
                 "only_with or not_with"
@@ -130,9 +166,10 @@ def refusals(body: ast.FunctionDef) -> Iterator[tuple[str, str, tuple[str, ...]]
 
 def is_refused(unread: str, taken: dict[str, bool], rules: list[tuple[str, str, tuple[str, ...]]]) -> bool:
     return any(
-        unread in others and taken.get(option) is (kind == "not_with")
+        unread in others
+        and (taken.get(option) is (kind == "not_with") if option in taken else False)
+        or (kind == "only_with" and unread in others and is_refused(option, taken, rules))
         for kind, option, others in rules
-        if option in taken
     )
 
 
@@ -141,6 +178,8 @@ def ways(statements: list[ast.stmt]) -> Iterator[tuple[dict[str, bool], set[str]
     taken: dict[str, bool] = {}
     read: set[str] = set()
     for place, statement in enumerate(statements):
+        if isinstance(statement, ast.Expr) and ast.unparse(statement).startswith("refuse_all_but("):
+            return  # what isn't read is refused
         if isinstance(statement, ast.If) and any(isinstance(one, ast.Return) for one in ast.walk(statement)):
             rest = statements[place + 1 :]
             yes, no = decided(statement.test)
@@ -172,7 +211,7 @@ def decided(test: ast.expr) -> tuple[dict[str, bool], dict[str, bool]]:
 
 def names_in(statements: list[Any]) -> set[str]:
     """Options that these statements read: by their names, as a field of `options`, or by handing `options` to a function of
-    `nemo2.cli.launching` that does."""
+    `nemo2.cli.launching` or `nemo2.cli.evaluate` that does."""
     nodes = [node for statement in statements for node in ast.walk(statement)]
     found = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for node in nodes:
@@ -180,12 +219,13 @@ def names_in(statements: list[Any]) -> set[str]:
             found.add(node.attr)
         elif isinstance(node, ast.Call) and any(one.arg == "options" for one in node.keywords):
             assert isinstance(node.func, ast.Name)
-            [function] = ast.parse(inspect.getsource(getattr(launching, node.func.id))).body
+            home = launching if hasattr(launching, node.func.id) else evaluate
+            [function] = ast.parse(inspect.getsource(getattr(home, node.func.id))).body
             found |= names_in([function])
     return found
 
 
-@pytest.mark.parametrize("line", ["--help", "jobs --help", "pretrain --help"])
+@pytest.mark.parametrize("line", ["--help", "runs --help", "pretrain --help"])
 def test_a_flag_has_no_type_in_the_help(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line.split()) == 0
     told = capsys.readouterr().out
@@ -228,10 +268,10 @@ def test_the_walk_finds_an_option_that_a_way_ignores() -> None:
         ("show llama_tiny --flat --who", "--who is not read with --flat"),
         ("check --rules --nodes 2", "--nodes is not read with --rules"),
         ("check llama_tiny --here --gpus H100", "--gpus is not read with --here"),
-        ("show-layout llama_tiny --rank 1 --json", "--json is not read with --rank"),
+        ("show llama_tiny --layout --rank 1 --json", "--json is not read with --rank"),
         ("generate x --prompt a --top-k 3", "--top-k is read with --temperature only"),
         ("evaluate x --text a --limit 3", "--limit is read with --tasks only"),
-        ("diff llama_tiny llama_tiny --code --json", "--json is not read with --code"),
+        ("show llama_tiny --diff llama_tiny --python --json", "--json is not read with --python"),
         ("pretrain llama_tiny --detach", "a run on this machine ends with its command"),
         ("pretrain llama_tiny --gpus H100x2", "--gpus H100: the run would start on this machine's CPUs"),
         ("pretrain llama_tiny trainer.devices=4 --devices 2", "--devices 2 contradicts trainer.devices=4"),
@@ -267,7 +307,7 @@ def test_the_machine_of_an_option_is_the_recipes(
 
 
 def test_performance_mode_is_within_reach_and_diff_says_what_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diff", "llama3_8b", "llama3_8b", "--performance", "--json"]) == 0
+    assert main(["show", "llama3_8b", "--diff", "llama3_8b", "--performance", "--json"]) == 0
     steps = json.loads(capsys.readouterr().out)
     assert any(step["path"].startswith("trainer.callbacks") for step in steps)
     assert main(["check", "llama3_8b", "--performance", "--gpus", "H100"]) == 0
@@ -276,19 +316,21 @@ def test_performance_mode_is_within_reach_and_diff_says_what_it_changes(capsys: 
 
 
 def test_json_is_plain_values_that_any_reader_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    flags.print_json({"a": [float("nan"), 1.5, float("inf")], "b": Path("x"), "c": (1, None, True)})
+    adapter.print_json({"a": [float("nan"), 1.5, float("inf")], "b": Path("x"), "c": (1, None, True)})
     text = capsys.readouterr().out
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     assert json.loads(text, parse_constant=refuse) == {"a": [None, 1.5, None], "b": "x", "c": [1, None, True]}
-    flags.print_json({"a": 1}, on_a_line=True)
+    adapter.print_json({"a": 1}, on_a_line=True)
     assert capsys.readouterr().out == '{"a": 1}\n'
 
 
 def test_explain_tells_its_layers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "llama3_8b", "max_steps", "trainer.max_steps=7", "--gpus", "H100x16", "--json"]) == 0
+    assert (
+        main(["show", "llama3_8b", "--explain", "max_steps", "trainer.max_steps=7", "--gpus", "H100x16", "--json"]) == 0
+    )
     told = json.loads(capsys.readouterr().out)
     [setting] = [one for one in told["settings"] if one["path"] == "trainer.max_steps"]
     assert setting["value"] == 7 and setting["layers"][-1]["asked"] and told["ranks"] == 16
@@ -299,8 +341,7 @@ def test_explain_tells_its_layers_as_json(capsys: pytest.CaptureFixture[str]) ->
     [
         (["max_steps=100"], "max_steps=100: pretrain has no parameter 'max_steps'. Write trainer.max_steps=100"),
         (["seq_length=16"], "Write data.seq_length=16"),
-        (["--trainer.max_steps=100"], "write a change of the recipe without dashes: trainer.max_steps=100"),
-        (["--trainer.max_steps", "100"], "write a change of the recipe without dashes: trainer.max_steps=100"),
+        (["--trainer.max_steps"], "a change needs a value: --trainer.max_steps VALUE, or trainer.max_steps=VALUE"),
         (["--max-steps", "100"], "no such option. Write trainer.max_steps=100 or optim.lr_scheduler.max_steps=100"),
         (["--no-such", "1"], "To change a field of the recipe, write its path, for example trainer.max_steps=100"),
         (["--device", "2"], "did you mean '--devices'"),
@@ -311,6 +352,12 @@ def test_a_change_in_another_spelling_is_answered_with_the_right_one(
 ) -> None:
     assert main(["pretrain", "llama_tiny", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_change_may_have_dashes_and_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["llama_tiny", "--trainer.max_steps", "7"], ["--trainer.max_steps=7", "llama_tiny", "--flat"]):
+        assert main(["show", *arguments, *["--flat"] * ("--flat" not in arguments)]) == 0
+        assert "trainer.max_steps=7" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("shell", [name for name in ("bash", "zsh") if which(name)])
@@ -352,18 +399,21 @@ def test_a_run_is_found_by_its_name(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--recipe-json"]) == 0
-    recipe = capsys.readouterr().out
+    assert main(["show", "llama_tiny", "trainer.max_steps=7", "--output", "mine.json"]) == 0
+    recipe = (tmp_path / "mine.json").read_text()
+    capsys.readouterr()
     for start in ("2026-01-01_00-00-00", "2026-01-02_00-00-00"):
         folder = tmp_path / "runs" / "first" / start
         folder.mkdir(parents=True)
         (folder / "recipe.json").write_text(recipe)
     found = run_called("first")
     assert found is not None and (newest := latest(found)) is not None and newest.name == "2026-01-02_00-00-00"
-    for name in ("first", "runs/first", "first/2026-01-01_00-00-00"):
+    (tmp_path / "runs/first/2026-01-02_00-00-00/checkpoints/last").mkdir(parents=True)
+    checkpoint = "runs/first/2026-01-02_00-00-00/checkpoints/last"
+    for name in ("first", "runs/first", "first/2026-01-01_00-00-00", checkpoint):
         assert main(["show", name, "--flat"]) == 0
         assert "trainer.max_steps=7" in capsys.readouterr().out
-    assert main(["report", "first"]) == 2 and "metrics.jsonl" in capsys.readouterr().err
+    assert main(["runs", "report", "first"]) == 2 and "metrics.jsonl" in capsys.readouterr().err
     assert main(["generate", "second", "--prompt", "a"]) == 2
     assert "second does not exist: give a run's directory, or one of these names: first" in capsys.readouterr().err
     (tmp_path / "more" / "first").mkdir(parents=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 preview-data``: what is trained on is marked, whatever the samples come from."""
+"""``nemo2 data preview``: what is trained on is marked, whatever the samples come from."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ def root(tmp_path):
 
 
 def shown(capsys, *arguments):
-    assert main(["preview-data", *map(str, arguments)]) == 0
+    assert main(["data", "preview", *map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 
@@ -48,7 +48,7 @@ def test_samples_as_json(root, capsys, monkeypatch):
     # nemo-run gives the whole process a handler that prints to stdout, where an earlier test has imported its command line.
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     arguments = ["--tokenizer", str(root / "tokenizer"), "--json"]
-    assert main(["preview-data", str(root / "chats"), *arguments, "--all"]) == 0
+    assert main(["data", "preview", str(root / "chats"), *arguments, "--all"]) == 0
     printed = capsys.readouterr()
     told = json.loads(printed.out)
     first, second = told["samples"]
@@ -82,7 +82,7 @@ def test_the_data_of_a_recipe_and_data_by_name(root, capsys):
     ],
 )
 def test_what_has_no_samples(arguments, why, capsys):
-    assert main(["preview-data", *arguments]) == 2
+    assert main(["data", "preview", *arguments]) == 2
     assert why in capsys.readouterr().err
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``list`` with filters and own recipes, ``diff``, ``freeze``, ``new-recipe``: what they print, write and refuse."""
+"""``list`` with filters and own recipes, ``show --diff`` and ``--python``, ``new-recipe``: what they print, write and refuse."""
 
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
-from nemo2.cli import list_show, recipe_tools
-from nemo2.cli.app import main
+from nemo2.cli import diff
+from nemo2.cli.adapter import described
+from nemo2.cli.app import VERBS, main
 from nemo2.cli.flags import number_of
-from nemo2.cli.list_show import has_layout, row, row_of_tree, within
+from nemo2.cli.recipe_list import has_layout, row, row_of_tree, within
 from nemo2.cli.sources import name_of_run, recipe_tree
 from nemo2.config import to_json
 from nemo2.errors import ConfigError
@@ -65,7 +67,7 @@ def test_own_recipes_are_listed_with_where_they_are_from_and_a_broken_one_is_nam
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["new-recipe", "own_page", "--from", "llama3_8b", "--output", "own"]) == 0
-    assert main(["freeze", "llama_tiny", "trainer.max_steps=3", "--output", "own/own_frozen.py"]) == 0
+    assert main(["show", "llama_tiny", "trainer.max_steps=3", "--output", "own/own_frozen.py"]) == 0
     (tmp_path / "own" / "own_broken.py").write_text("import no_such_module")
     monkeypatch.setenv(_own.VARIABLE, "own")
     capsys.readouterr()
@@ -118,33 +120,38 @@ def test_counts_limits_and_layouts_as_typed() -> None:
 
 
 def test_diff_shows_what_differs_and_ends_as_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diff", "llama_tiny", "llama_tiny", "trainer.max_steps=7", "trainer.logger=false", "--exit-code"]) == 1
+    assert (
+        main(
+            ["show", "llama_tiny", "--diff", "llama_tiny", "trainer.max_steps=7", "trainer.logger=false", "--exit-code"]
+        )
+        == 1
+    )
     assert capsys.readouterr().out.splitlines() == [
         "--- llama_tiny",
         "+++ llama_tiny trainer.max_steps=7 trainer.logger=false",
         "~ trainer.logger: None -> False",
         "~ trainer.max_steps: 300 -> 7",
     ]
-    assert main(["diff", "llama_tiny", "llama_tiny", "--exit-code"]) == 0
+    assert main(["show", "llama_tiny", "--diff", "llama_tiny", "--exit-code"]) == 0
     assert capsys.readouterr().out == "no difference\n"
-    assert main(["diff", "llama_tiny", "llama_tiny", "trainer.benchmark=null", "--exit-code"]) == 0
+    assert main(["show", "llama_tiny", "--diff", "llama_tiny", "trainer.benchmark=null", "--exit-code"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "no difference in effect"
-    assert main(["diff", *recipe_tools.DIFF_EXAMPLE.split()[3:]]) == 0
+    assert main(["show", "llama3_70b", "--diff", "llama3_8b"]) == 0
     assert "~ model.config: Llama3Config8B -> Llama3Config70B" in capsys.readouterr().out
-    assert main(["diff", "llama_tiny", "llama_tiny", "trainer.max_steps=7", "--json"]) == 0
+    assert main(["show", "llama_tiny", "--diff", "llama_tiny", "trainer.max_steps=7", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [
         {"path": "trainer.max_steps", "kind": "set", "old": 300, "new": 7, "in_effect": True}
     ]
 
 
 def test_diff_is_coloured_for_people_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_tools, "is_terminal", lambda _: True)
-    assert main(["diff", "llama_tiny", "llama_tiny", "trainer.max_steps=7"]) == 0
+    monkeypatch.setattr(diff, "is_terminal", lambda _: True)
+    assert main(["show", "llama_tiny", "--diff", "llama_tiny", "trainer.max_steps=7"]) == 0
     assert "\033[33m~ trainer.max_steps: 300 -> 7\033[0m" in capsys.readouterr().out
 
 
 def test_the_code_of_diff_turns_one_into_the_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diff", "llama_tiny", "llama3_8b", "--code"]) == 0
+    assert main(["show", "llama3_8b", "--diff", "llama_tiny", "--python"]) == 0
     namespace: dict[str, Any] = {}
     exec(capsys.readouterr().out, namespace)
     recipe = namespace["edit"](recipes.get("llama_tiny").pretrain_recipe())
@@ -156,14 +163,14 @@ def test_recipes_files_json_and_run_directories_stand_for_the_same(tmp_path: Pat
     (tmp_path / "run").mkdir()
     for file in ("run/recipe.json", "one.json"):
         (tmp_path / file).write_text(to_json(expected))
-    assert main(["freeze", "llama_tiny", "-o", "frozen_tiny.py"]) == 0
+    assert main(["show", "llama_tiny", "-o", "frozen_tiny.py"]) == 0
     sources = ("llama_tiny", "run", "./run", "one.json", "./frozen_tiny.py", "frozen_tiny.py:pretrain_recipe")
     for source in sources:
         assert recipe_tree(source) == expected, source
     assert [name_of_run(source) for source in sources] == [
         "llama_tiny", None, None, None, "frozen_tiny", "frozen_tiny_pretrain_recipe",
     ]  # fmt: skip
-    assert main(["diff", "llama_tiny", "run", "--exit-code"]) == 0
+    assert main(["show", "run", "--diff", "llama_tiny", "--exit-code"]) == 0
 
 
 def test_a_json_may_name_what_a_users_own_recipes_define_and_nothing_else(
@@ -185,14 +192,14 @@ def test_a_json_may_name_what_a_users_own_recipes_define_and_nothing_else(
 
 
 def test_what_freeze_writes_is_the_recipe_with_its_changes(capsys: pytest.CaptureFixture[str]) -> None:
-    example = recipe_tools.FREEZE_EXAMPLE.split()[3:]
-    assert main(["freeze", *example]) == 0
+    example = ["show", "llama3_8b", "trainer.max_steps=100", "--output", "my_llama.py"]
+    assert main(example) == 0
     assert "nemo2 pretrain ./my_llama.py" in capsys.readouterr().out
     recipe = recipes.get("llama3_8b").pretrain_recipe()
     recipe.trainer.max_steps = 100
     assert recipe_tree("./my_llama.py") == recipe
-    assert Path("my_llama.py").read_text().startswith('"""llama3_8b with trainer.max_steps=100, as nemo2 ')
-    assert main(["freeze", "llama_tiny", 'log.name=say"""x\\y']) == 0
+    assert Path("my_llama.py").read_text().startswith('"""llama3_8b trainer.max_steps=100, as nemo2 ')
+    assert main(["show", "llama_tiny", "--python", 'log.name=say"""x\\y']) == 0
     namespace: dict[str, Any] = {}
     exec(capsys.readouterr().out, namespace)
     assert namespace["pretrain_recipe"]().log.name == 'say"""x\\y'
@@ -200,7 +207,7 @@ def test_what_freeze_writes_is_the_recipe_with_its_changes(capsys: pytest.Captur
 
 @pytest.mark.parametrize("parent", ["llama3_8b", "nemotronh_8b", "./frozen_tiny.py", "./own_page.py"])
 def test_a_new_page_is_its_parent_until_it_is_changed(parent: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["freeze", "llama_tiny", "-o", "frozen_tiny.py"]) == 0
+    assert main(["show", "llama_tiny", "-o", "frozen_tiny.py"]) == 0
     assert main(["new-recipe", "own_page", "--from", "llama_tiny"]) == 0
     assert main(["new-recipe", "own_new", "--from", parent, "--output", "pages"]) == 0
     assert recipe_tree("pages/own_new.py") == recipe_tree(parent)
@@ -223,11 +230,11 @@ def test_a_new_page_is_its_parent_until_it_is_changed(parent: str, capsys: pytes
         (["new-recipe", "a-b", "--from", "llama_tiny"], "'a-b' is not a valid recipe name"),
         (["new-recipe", "own_x", "--from", "llama3-8b"], "did you mean 'llama3_8b'"),
         (["new-recipe", "taken", "--from", "llama_tiny"], "taken.py already exists"),
-        (["freeze", "llama_tiny", "-o", "taken.py"], "taken.py already exists"),
-        (["freeze", "llama_tiny", "-o", "my-run.txt"], "must be a Python file"),
-        (["diff", "llama_tiny", "llama3_8"], "did you mean 'llama3_8b'"),
-        (["diff", "llama_tiny", "empty"], "no recipe 'empty'"),
-        (["diff", "llama_tiny", "./empty"], "./empty is a directory without a recipe.json"),
+        (["show", "llama_tiny", "-o", "taken.py"], "taken.py already exists"),
+        (["show", "llama_tiny", "-o", "my-run.py"], "must be a Python file"),
+        (["show", "llama3_8", "--diff", "llama_tiny"], "did you mean 'llama3_8b'"),
+        (["show", "empty", "--diff", "llama_tiny"], "no recipe 'empty'"),
+        (["show", "./empty", "--diff", "llama_tiny"], "./empty is a directory without a recipe.json"),
         (["show", "none.json"], "none.json: there is no such file"),
         (["list", "--max-gpus", "1", "--min-params", "100B"], "No recipe passes all filters"),
     ],
@@ -243,32 +250,21 @@ def test_what_cannot_be_is_told_and_nothing_is_overwritten(
     assert (tmp_path / "taken.py").read_text() == "x = 1"
 
 
-@pytest.mark.parametrize(
-    ("command", "example"),
-    [
-        ("list", list_show.LIST_EXAMPLE),
-        ("diff", recipe_tools.DIFF_EXAMPLE),
-        ("freeze", recipe_tools.FREEZE_EXAMPLE),
-        ("new-recipe", recipe_tools.NEW_RECIPE_EXAMPLE),
-    ],
-)
-def test_each_help_has_its_example_and_it_works(command: str, example: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "--help"]) == 0
-    assert "Example: nemo2" in capsys.readouterr().out
-    words = [word.strip("'") for word in example.split()[1:]]
-    assert words[:2] == ["nemo2", command] and main(words[1:]) == 0
+@pytest.mark.parametrize("command", ["list", "show", "new-recipe"])
+def test_an_example_works(command: str) -> None:
+    assert main(shlex.split(described(VERBS[command])[2])[1:]) == 0
 
 
-@pytest.mark.parametrize("command", ["show", "freeze"])
+@pytest.mark.parametrize("options", [[], ["--python"]])
 def test_a_recipe_is_shown_and_written_down_for_the_gpus_that_are_named(
-    command: str, capsys: pytest.CaptureFixture[str]
+    options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, "llama3_8b", "trainer.devices=auto", "--gpus", "H100x64"]) == 0
+    assert main(["show", *options, "llama3_8b", "trainer.devices=auto", "--gpus", "H100x64"]) == 0
     told = capsys.readouterr()
     found = dict(re.findall(r"\b(num_nodes|devices)(?:=|: )(\w+)", told.out))
     assert found == {"num_nodes": "8", "devices": "8"}
     assert told.err == "for 8 nodes x 8 H100\n"
-    assert main([command, "llama3_8b"]) == 0
+    assert main(["show", *options, "llama3_8b"]) == 0
     assert capsys.readouterr().err == "for 1 node x 8 GPUs of any kind\n"
-    assert main([command, "llama3_8b", "--gpus", "H100x12"]) == 2
+    assert main(["show", *options, "llama3_8b", "--gpus", "H100x12"]) == 2
     assert "12 GPUs are not whole nodes of 8" in capsys.readouterr().err

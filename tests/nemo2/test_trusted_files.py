@@ -75,9 +75,9 @@ def kernel_cache(home: Path) -> Path:
 
 
 def read_submissions() -> None:
-    from nemo2.cli.jobs import _submissions
+    from nemo2.cli import submitted
 
-    _submissions()
+    submitted.submissions()
 
 
 PLACES: dict[Callable[[Path], Path], Callable[[], object]] = {

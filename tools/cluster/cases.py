@@ -240,7 +240,7 @@ def killed_together(cluster: Cluster, curves: Curves, times: int, told: list[str
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     run.wait_for_end()
-    said = cluster.run(sys.executable, "-m", "nemo2", "jobs", "status", run.name, cwd=run.place)
+    said = cluster.run(sys.executable, "-m", "nemo2", "runs", "status", run.name, cwd=run.place)
     found = [] if f"Slurm ended job {run.jobs[0]} in life 0" in said else [f"status says {said!r}"]
     told.append(cluster.run("scontrol", "show", "job", run.jobs[0], "--oneliner").split("JobState=")[1].split()[0])
     cluster.run("scontrol", "requeue", run.jobs[0])

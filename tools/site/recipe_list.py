@@ -4,7 +4,7 @@
 from typing import Any
 
 from nemo2 import recipes
-from nemo2.cli.list_show import row, row_of_finetuning
+from nemo2.cli.recipe_list import row, row_of_finetuning
 
 
 def page() -> str:

@@ -211,7 +211,7 @@ def test_the_commands_that_are_named_exist(tmp_path):
         for path in (ours, nemo(tmp_path / f"{NAME}{weights_only}"), iteration, hugging_face):
             named += [line.split() for line in identify(path).commands]
     commands = [words[1] for words in named if words[0] == "nemo2"]
-    assert {"generate", "validate", "pretrain"} <= set(commands) <= known
+    assert {"generate", "evaluate", "pretrain"} <= set(commands) <= known
     assert all(words[0] in ("nemo2", "#") for words in named)
 
 
@@ -308,7 +308,7 @@ def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(ru
     layer = 32 * (32 + 2 * 16) + 32 * 32 + 32 * 128 + 64 * 32 + 2 * 32
     assert found.parameters == 2 * layer + 2 * 64 * 32 + 32
     assert any("nemo2 generate" in command for command in found.commands)
-    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--verify"])
+    result = CliRunner().invoke(app, ["show", str(tmp_path / "run"), "--checkpoint", "--verify"])
     assert result.exit_code == 0, result.output
     assert "all SHA-256 hashes match" in result.output and "whole       yes" in result.output
 
@@ -336,8 +336,8 @@ def test_ours_is_told_in_full_and_a_nemo_checkpoint_of_the_same_weights_loads(ru
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    assert CliRunner().invoke(app, ["inspect", str(found.path)]).exit_code == 0, "sizes tell nothing"
-    result = CliRunner().invoke(app, ["inspect", str(found.path), "--verify", "--json"])
+    assert CliRunner().invoke(app, ["show", str(found.path)]).exit_code == 0, "sizes tell nothing"
+    result = CliRunner().invoke(app, ["show", str(found.path), "--verify", "--json"])
     assert result.exit_code == 2
     assert "SHA-256 differs" in json.loads(result.output)["problems"][0]
 

@@ -95,7 +95,7 @@ def test_a_folder_that_holds_no_weights_is_refused_with_the_way_to_name_a_releas
     (tmp_path / "empty").mkdir()
     (tmp_path / "release").mkdir()
     (tmp_path / "release" / "config.json").write_text("{}")
-    for name, words in (("empty", "nemo2 inspect"), ("release", f"hf://{tmp_path / 'release'}")):
+    for name, words in (("empty", "nemo2 show"), ("release", f"hf://{tmp_path / 'release'}")):
         assert words in str(missing(str(tmp_path / name)))
         recipe = finetuning(Config(ChatDataModule, dataset_root=str(tmp_path), seq_length=128), tmp_path / name)
         assert "checkpoint-to-resume-exists" in rules_of(recipe, local=True)

@@ -218,9 +218,10 @@ def test_the_commands_that_only_look_leave_no_mark(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "recipe.json").write_text(to_json(recipe))
     monkeypatch.chdir(tmp_path)
-    commands = [["check"], ["show"], ["explain"], ["plan"], ["rehearse"], ["diff", "llama_tiny"], ["pretrain"]]
-    for command, *others in commands:
-        result = CliRunner().invoke(app, [command, *others, f"{folder}{os.sep}"])
+    shows = (["--explain", "all"], ["--diff", "llama_tiny"], ["--layout"], ["--python"], [])
+    commands = [["check"], ["plan"], ["rehearse"], ["pretrain"], *(["show", *options] for options in shows)]
+    for command, *options in commands:
+        result = CliRunner().invoke(app, [command, f"{folder}{os.sep}", *options])
         told = f"{result.output} {result.exception!r}"
         assert result.exit_code != 0 and ("os.system" in told or "os\\.system" in told), (command, told[-800:])
     assert not mark.exists()

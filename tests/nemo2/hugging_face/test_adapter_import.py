@@ -359,7 +359,7 @@ def test_the_command_imports_an_adapter_and_says_what_may_follow(adapter, made, 
 
     result = CliRunner().invoke(app, ["import", str(adapter), "--output", str(tmp_path / "out"), "--base", made[0]])
     assert result.exit_code == 0, result.output
-    assert f"nemo2 merge {tmp_path / 'out'}" in result.output
+    assert f"nemo2 export {tmp_path / 'out'} --merge" in result.output
 
 
 def test_a_base_is_refused_where_there_is_no_adapter(made, tmp_path):

@@ -222,7 +222,7 @@ def test_pickles_are_refused_with_what_converts_them(tmp_path: Path) -> None:
 
 
 def test_the_command_that_converts_pickles_is_one(tmp_path: Path) -> None:
-    """As `nemo2 inspect` says it, of a folder whose name needs quoting."""
+    """As `nemo2 show` says it, of a folder whose name needs quoting."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from nemo2.checkpoint.identify import identify

@@ -77,7 +77,7 @@ def test_adapters_name_the_weights_that_they_belong_to(tmp_path: Path) -> None:
     write_manifest(tmp_path, Manifest(step=1, consumed_samples=0, layout={}, part_of="hf://a/b"))
     checkpoint = Checkpoint.open(tmp_path)
     assert checkpoint.base == "hf://a/b"
-    with pytest.raises(ConfigError, match="nemo2 merge"):
+    with pytest.raises(ConfigError, match="nemo2 export .* --merge"):
         checkpoint.refuse_adapters()
 
 

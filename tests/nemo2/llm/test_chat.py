@@ -169,7 +169,7 @@ def _take_terminal() -> None:
 
 def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None:
     [runs] = run_on_ranks(saved, 1, str(tmp_path), timeout=180)
-    terminal = Terminal("chat", runs["with"], "--max-new-tokens", "8")
+    terminal = Terminal("generate", runs["with"], "--max-new-tokens", "8")
     assert "at most 1024 tokens of conversation" in terminal.read_until("> ")
     first = terminal.say("Hello")
     assert "/system" in terminal.say("/help")
@@ -186,7 +186,7 @@ def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None
     assert [turn["role"] for turn in record["messages"]] == ["system", "user", "assistant", "user", "assistant"]
     assert record["messages"][2]["content"] in first.replace("\r\n", "\n")
 
-    terminal = Terminal("chat", runs["with"], "--max-new-tokens", "1000")
+    terminal = Terminal("generate", "--chat", runs["with"], "--max-new-tokens", "1000")
     terminal.read_until("> ")
     os.write(terminal.side, b"Hello\n")
     terminal.read_until("Hello\r\n")
@@ -199,7 +199,7 @@ def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None
     terminal.read_until("never")
     assert terminal.process.wait(timeout=60) == 0
 
-    untold = Terminal("chat", runs["without"])
+    untold = Terminal("generate", "--chat", runs["without"])
     assert untold.process.stderr is not None
     told = untold.process.stderr.read().decode()
     assert untold.process.wait(timeout=60) == 2

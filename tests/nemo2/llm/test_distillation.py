@@ -212,7 +212,7 @@ def tree(places: dict[str, str], tmp_path: Path, *arguments: str) -> Any:
 
     file = tmp_path / "distil.json"
     command = ["distill", places["student"], "--teacher", places["teacher"], "--recipe", "llama_tiny"]
-    options = ["--write", str(file), "--name", "taught", "--dir", str(tmp_path / "runs")]
+    options = ["--output", str(file), "--name", "taught", "--dir", str(tmp_path / "runs")]
     data = [f"data.seq_length={small_runs.SEQ}", "data.micro_batch_size=2", "data.global_batch_size=8"]
     assert main([*command, "data=MockDataModule", *data, *options, *arguments]) == 0
     return recipe_tree(str(file))

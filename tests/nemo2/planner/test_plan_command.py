@@ -13,7 +13,8 @@ import pytest
 
 def commands(page: str) -> list[tuple[int, str]]:
     from nemo2.cli import main
-    from nemo2.cli.plan import PLAN_EXAMPLE
+    from nemo2.cli.adapter import described
+    from nemo2.cli.plan import plan
 
     results = []
     for arguments in (
@@ -22,7 +23,7 @@ def commands(page: str) -> list[tuple[int, str]]:
         ["llama_tiny", "--gpus", "H100x8", "--search", "--limit", "2", "--global-batch", "64", "--html", page],
         ["llama_tiny", "--gpus", "H100x2", "--tokens", "-1"],
         ["llama_tiny", "strategy.context_parallel_size=3", "--gpus", "H100x2"],
-        [*PLAN_EXAMPLE.removeprefix("Example: nemo2 plan ").split()],
+        described(plan)[2].split()[2:],
     ):
         out = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):

@@ -48,7 +48,7 @@ def explain(recipe: Any) -> int:
 
 
 def list_recipes(recipe: Any) -> int:
-    from nemo2.cli.list_show import row_of_tree
+    from nemo2.cli.recipe_list import row_of_tree
 
     return row_of_tree(recipe)["gpus"]
 

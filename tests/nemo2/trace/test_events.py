@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pytest
 
 from nemo2.cli.app import main
-from nemo2.cli.trace import TRACE_EXAMPLE
 from nemo2.errors import DataError
 from nemo2.trace.chrome import add_communication, read_trace
 from nemo2.trace.events import COMPUTE, RankTrace, Span, difference, intersection, length, union
@@ -143,13 +142,13 @@ def test_the_command_draws_every_rank_and_prints_the_shares(tmp_path, capsys):
     folder.mkdir(parents=True)
     for rank in (0, 10, 2):
         (folder / f"rank-{rank}.json").write_text(json.dumps(GPU))
-    assert main(["trace", str(tmp_path / "run")]) == 0
+    assert main(["runs", "trace", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines()[1:-1]] == [r for r in ("0", "2", "10") for _ in range(3)]
     assert "50.0%" in printed and printed.rstrip().endswith("overlap.html")
     page = (folder / "overlap.html").read_text()
     assert "rank 10: data parallel 50% hidden, tensor parallel 100% hidden" in page and "<script" not in page
-    assert main(["trace", str(folder), "--json"]) == 0
+    assert main(["runs", "trace", str(folder), "--json"]) == 0
     assert {row["rank"] for row in json.loads(capsys.readouterr().out)} == {0, 2, 10}
 
 
@@ -175,11 +174,10 @@ def test_a_rank_without_communication_says_so():
 
 
 def test_no_traces_are_answered_with_how_to_make_them(tmp_path, capsys):
-    assert main(["trace", str(tmp_path)]) == 2
+    assert main(["runs", "trace", str(tmp_path)]) == 2
     assert "PytorchProfilerCallback(start_step=5, end_step=7)" in capsys.readouterr().err
 
 
 def test_the_help_has_an_example(capsys):
-    assert main(["trace", "--help"]) == 0
-    assert "nemo2 trace nemo_experiments" in " ".join(capsys.readouterr().out.split())
-    assert TRACE_EXAMPLE.startswith("Example: nemo2 trace ")
+    assert main(["runs", "trace", "--help"]) == 0
+    assert "nemo2 runs trace nemo_experiments" in " ".join(capsys.readouterr().out.split())

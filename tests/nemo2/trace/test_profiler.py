@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The profiler callback writes a trace per rank that `nemo2 trace` can read, of the steps it was asked for."""
+"""The profiler callback writes a trace per rank that `nemo2 runs trace` can read, of the steps it was asked for."""
 
 import json
 import re
@@ -72,7 +72,7 @@ def test_context_parallel_messages_are_told_from_others_with_their_hidden_share(
         assert hidden["cp"].hidden > 0 if kind == "p2p" else hidden["cp"].hidden == 0
     for answer in answers:
         assert answer[kind] == pytest.approx(answer["plain"][:2], rel=1e-6), "the same batches and the same numbers"
-    assert main(["trace", str(folder / kind)]) == 0
+    assert main(["runs", "trace", str(folder / kind)]) == 0
     assert re.search(r"^ +1  context parallel +\d", capsys.readouterr().out, re.MULTILINE)
     assert "context parallel" in (folder / kind / "overlap.html").read_text()
 

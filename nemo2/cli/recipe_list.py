@@ -1,33 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``nemo2 list`` and ``nemo2 show``: list the recipes, and print all settings of one."""
+"""``nemo2 list``: lists the recipes."""
 
 import fnmatch
 import shutil
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.commands import not_with
-from nemo2.cli.flags import (
-    AsJson,
-    Devices,
-    Gpus,
-    Nodes,
-    Performance,
-    machine_of,
-    number_of,
-    place,
-    print_json,
-    recipe_on,
-)
-from nemo2.cli.own_data import Data
-from nemo2.cli.sources import FINETUNING, Overrides, RecipeName
+from nemo2.cli.adapter import AT_LEAST_1, Result
+from nemo2.cli.flags import number_of
+from nemo2.cli.sources import FINETUNING
 from nemo2.columns import columns
-
-LIST_EXAMPLE = "Example: nemo2 list 'llama3*' --max-gpus 64"
-SHOW_EXAMPLE = "Example: nemo2 show llama3_8b strategy.tensor_model_parallel_size=4"
 
 _COLUMNS = ("name", "family", "parameters", "gpus", "GiB", "layout", "seq", "precision")
 _RIGHT = ("parameters", "gpus", "GiB", "seq")
@@ -35,39 +19,35 @@ _FIRST_TO_GO = ("precision", "seq", "family")
 SHIPPED = "shipped"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("list", epilog=LIST_EXAMPLE)(list_recipes)
-    app.command("show", epilog=SHOW_EXAMPLE)(show)
-
-
 def list_recipes(
-    pattern: Annotated[
-        Optional[str],
-        typer.Argument(help="Only recipes whose name or family contains this text, or matches it (with * and ?)."),
-    ] = None,
-    family: Annotated[Optional[str], typer.Option(help="Only this model family; same syntax as PATTERN.")] = None,
-    max_gpus: Annotated[Optional[int], typer.Option(min=1, help="Only recipes for at most this many GPUs.")] = None,
-    min_params: Annotated[
-        Optional[str], typer.Option(help="Only models with at least this many parameters, such as 7B.")
-    ] = None,
-    max_params: Annotated[Optional[str], typer.Option(help="Only models with at most this many parameters.")] = None,
-    precision: Annotated[
-        Optional[str], typer.Option(help="Only this precision, such as bf16; same syntax as PATTERN.")
-    ] = None,
-    layout: Annotated[
-        Optional[str],
-        typer.Option(help="Only layouts with these sizes: 'pp cp=2' is any pipeline size above 1 and context size 2."),
-    ] = None,
-    origin: Annotated[
-        Optional[bool],
-        typer.Option("--own/--shipped", help="Only your own recipes, or only the recipes that nemo2 ships."),
-    ] = None,
-    finetune: Annotated[
-        bool, typer.Option("--finetune", help="List fine-tuning recipes, each with LoRA and with all parameters.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List all recipes, including your own, with model size, number of GPUs, memory and layout."""
+    pattern: Optional[str] = None,
+    *,
+    family: Optional[str] = None,
+    max_gpus: Annotated[Optional[int], AT_LEAST_1] = None,
+    min_params: Optional[str] = None,
+    max_params: Optional[str] = None,
+    precision: Optional[str] = None,
+    layout: Optional[str] = None,
+    origin: Annotated[Optional[bool], typer.Option("--own/--shipped")] = None,
+    finetune: bool = False,
+) -> Result:
+    """List all recipes, also your own, with size, GPUs and layout.
+
+    Prints the number of parameters, the number of GPUs, the memory of the fullest GPU and the layout.
+
+    Args:
+        pattern: Only recipes whose name or family contains this text, or matches it (with * and ?).
+        family: Only this model family; same syntax as PATTERN.
+        max_gpus: Only recipes for at most this many GPUs.
+        min_params: Only models with at least this many parameters, such as 7B.
+        max_params: Only models with at most this many parameters.
+        precision: Only this precision, such as bf16; same syntax as PATTERN.
+        layout: Only layouts with these sizes: 'pp cp=2' is any pipeline size above 1 and context size 2.
+        origin: Only your own recipes, or only the recipes that nemo2 ships.
+        finetune: List fine-tuning recipes, each with LoRA and with all parameters.
+
+    Example: nemo2 list 'llama3*' --max-gpus 64
+    """
     if layout is not None:
         _refuse_unknown_sizes(layout)
     forms = "a number of parameters, such as 7B or 350M"
@@ -102,67 +82,8 @@ def list_recipes(
         item["peak_gib"] = None if peak is None else round(peak / GIB, 1)
         # The recipes are laid out for this GPU.
         item["memory"] = None if peak is None else answer_of(peak, gpu(DEFAULT).memory)
-    if as_json:
-        print_json(found)
-    elif found or problems:
-        print(table(found))
-    else:
-        print("You have no recipes of your own. `nemo2 new-recipe NAME --from RECIPE` creates one.")
-
-
-def show(
-    name: RecipeName,
-    overrides: Overrides = None,
-    flat: Annotated[bool, typer.Option("--flat", help="Print one path=value per line, for grep and diff.")] = False,
-    defaults: Annotated[bool, typer.Option("--defaults", help="Also print fields that have their default.")] = False,
-    who: Annotated[bool, typer.Option("--who", help="Also print the file and line that set each value.")] = False,
-    as_json: AsJson = False,
-    as_yaml: Annotated[
-        bool, typer.Option("--yaml", help="Print YAML. Every command accepts the edited file as a recipe.")
-    ] = False,
-    recipe_json: Annotated[
-        bool, typer.Option("--recipe-json", help="Print JSON that every command accepts as a recipe.")
-    ] = False,
-    graph: Annotated[Optional[Path], typer.Option(help="Draw the recipe to a file: .svg or .html.")] = None,
-    gpus: Gpus = None,
-    nodes: Nodes = None,
-    devices: Devices = None,
-    performance: Performance = False,
-    data: Data = None,
-) -> None:
-    """Print every setting of a recipe with your changes, as a tree or in another format."""
-    not_with("graph", "flat", "who", "as_json", "recipe_json", "as_yaml")
-    not_with("recipe_json", "flat", "defaults", "who", "as_json", "as_yaml")
-    not_with("as_yaml", "flat", "who", "as_json")
-    not_with("as_json", "flat", "who")
-    not_with("flat", "who")
-    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
-    print(place(recipe, machine_of(gpus)), file=sys.stderr)  # standard output may be read by a program
-    if graph is not None:
-        from nemo2.pictures.recipe_tree import write_picture
-
-        print(write_picture(recipe, graph, title=" ".join([name, *(overrides or [])]), defaults=defaults))
-        return
-    if recipe_json:
-        from nemo2.config.serialize import to_json
-
-        print(to_json(recipe, indent=2))
-        return
-    if as_yaml:
-        from nemo2.config import to_yaml
-
-        print(to_yaml(recipe, defaults=defaults), end="")
-        return
-    from nemo2.config.overrides import as_override, in_shell
-    from nemo2.config.show import flatten, plain, render
-
-    if as_json:
-        print_json(plain(recipe, defaults))
-    elif flat:
-        for path, value in flatten(recipe, defaults=defaults).items():
-            print(in_shell([as_override(path, value)]))
-    else:
-        print(render(recipe, defaults=defaults, who=who))
+    none = "You have no recipes of your own. `nemo2 new-recipe NAME --from RECIPE` creates one."
+    return Result(found, table(found) if found or problems else none)
 
 
 def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, Any]], list[str]]:

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 generate``: the answers of a checkpoint's model to prompts, or a conversation with it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from nemo2.cli.adapter import AT_LEAST_1, Result
+from nemo2.cli.begin_from import WeightsOption, named_weights
+from nemo2.cli.chat import chat as converse
+from nemo2.cli.commands import as_json, not_with, only_with, refuse_all_but
+from nemo2.cli.flags import MinP, Output, Temperature, TopK, TopP, TrustRemoteCode
+
+_STANDARD = Path("-")
+"""Standard input or output, in place of a file name."""
+
+
+def generate(
+    checkpoints: Annotated[Optional[list[str]], typer.Argument(show_default=False)] = None,
+    *,
+    prompt: Annotated[Optional[list[str]], typer.Option("--prompt", "-p")] = None,
+    source: WeightsOption = None,
+    chat: bool = False,
+    system: Optional[str] = None,
+    template: Optional[Path] = None,
+    max_new_tokens: Annotated[Optional[int], AT_LEAST_1] = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    stop: Optional[list[str]] = None,
+    prompts_file: Annotated[Optional[Path], typer.Option("--prompts")] = None,
+    batch_size: Annotated[int, AT_LEAST_1] = 4,
+    seed: int = 1234,
+    output: Output = None,
+    html: Optional[Path] = None,
+    trust_remote_code: TrustRemoteCode = False,
+) -> Result:
+    """Generate text with a checkpoint's model, or chat with it.
+
+    Runs in this process. Without a prompt on a terminal, starts a chat.
+
+    Args:
+        checkpoints: A checkpoint directory, a run (directory or name), or released weights (hf://organisation/name, or
+            their folder). Takes several with --html.
+        prompt: A prompt; may be repeated. '-' reads standard input.
+        chat: Chat in the terminal. Type /help for commands.
+        system: With --chat: system message.
+        template: With --chat: file with a Jinja chat template. Default: the run's template.
+        max_new_tokens: Maximum number of tokens to generate. Default: 64 per prompt, 256 per answer of a chat.
+        stop: Stop before this text; may be repeated.
+        prompts_file: A JSON-lines file of {"input": PROMPT}; '-' reads standard input.
+        batch_size: Number of prompts to complete in one batch.
+        seed: Random seed for sampling.
+        output: Also write JSON lines to this file; '-': print only JSON lines.
+        html: Write an HTML page with the texts of all checkpoints side by side.
+
+    Example: nemo2 generate RUN_DIR/checkpoints/NAME --prompt 'def main(' --max-new-tokens 40
+    """
+    from nemo2.errors import ConfigError
+
+    only_with("temperature", "top_k", "top_p", "min_p", "seed")
+    not_with("as_json", "output", "html")
+    chat = chat or (not prompt and not prompts_file and sys.stdin.isatty())
+    named = checkpoints or [None]
+    if chat:
+        allowed = (
+            "checkpoints",
+            "source",
+            "chat",
+            "system",
+            "template",
+            "max_new_tokens",
+            "temperature",
+            "top_k",
+            "top_p",
+        )
+        refuse_all_but(*allowed, "min_p", "seed", "trust_remote_code", why="in a chat")
+        if len(named) > 1:
+            raise ConfigError(f"{len(named)} checkpoints: a chat is with one. Name one of them.")
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        path, name = named_weights(named[0], source), named[0] or source or ""
+        limits = {"max_new_tokens": max_new_tokens or 256, **sampling}
+        converse(path, name, limits, system, template, seed=seed, trust_remote_code=trust_remote_code)
+        return Result(None)
+    only_with("chat", "system", "template")
+    if bool(prompt) == bool(prompts_file):
+        if prompt:
+            raise ConfigError(f"--prompt {prompt[0]!r} and --prompts {prompts_file}: leave one of them out.")
+        raise ConfigError("generate needs a prompt: either --prompt TEXT, or --prompts FILE with several prompts.")
+    if len(named) > 1 and (html is None or output is not None):
+        raise ConfigError(
+            f"{len(named)} checkpoints: --output supports only one. --html FILE writes their texts side by side."
+        )
+    if len(named) > 1 and prompts_file == _STANDARD:
+        raise ConfigError(
+            f"--prompts -: standard input can be read only once, but there are {len(named)} checkpoints. Give a file."
+        )
+    texts = [sys.stdin.read() if text == "-" else text for text in prompt or ()]
+    paths = [named_weights(checkpoint, source) for checkpoint in named]
+    from nemo2.llm.api import generate as entry
+
+    lines_only = as_json() or output == _STANDARD
+    alone = len(texts) == 1 and html is None and not lines_only
+    if alone:
+        print(texts[0], end="", flush=True)
+
+    def complete(path: str) -> list[Any]:
+        return entry(
+            path=path,
+            prompts=texts or None,
+            input_dataset=Path("/dev/stdin") if prompts_file == _STANDARD else prompts_file,
+            max_new_tokens=max_new_tokens or 64,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            stop=stop,
+            max_batch_size=batch_size,
+            random_seed=seed,
+            output_path="/dev/stdout" if lines_only else str(output) if output else None,
+            trust_remote_code=trust_remote_code,
+            on_text=(lambda place, text: print(text, end="", flush=True)) if alone else None,
+        )
+
+    if html is not None:
+        from nemo2.llm.side_by_side import names_of, side_by_side
+
+        answers = {
+            name: complete(path) for name, path in zip(names_of([Path(path) for path in paths]), paths, strict=True)
+        }
+        how = f"temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}, seed {seed}"
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(side_by_side(answers, subtitle=how), "utf-8")
+        return Result(None, str(html))
+    completions = complete(paths[0])
+    if alone:
+        print()
+    if alone or lines_only:
+        return Result(None)
+    return Result(None, f"\n{'-' * 40}\n".join(map(completion_text, completions)))
+
+
+def completion_text(completion: Any) -> str:
+    """The prompt with the generated text."""
+    return completion if isinstance(completion, str) else f"{completion.prompt}{completion.text}"

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What earlier versions called otherwise."""
+
+MOVED = {
+    "explain": "nemo2 show RECIPE --explain FIELD",
+    "diff": "nemo2 show RECIPE --diff OTHER",
+    "freeze": "nemo2 show RECIPE --python, or --output FILE.py",
+    "show-layout": "nemo2 show RECIPE --layout",
+    "inspect": "nemo2 show CHECKPOINT, or nemo2 show RUN --checkpoint",
+    "prepare-data": "nemo2 data prepare",
+    "preview-data": "nemo2 data preview",
+    "validate": "nemo2 evaluate CHECKPOINT --recipe RECIPE",
+    "chat": "nemo2 generate CHECKPOINT --chat",
+    "merge": "nemo2 export CHECKPOINT --merge, with --to checkpoint for a checkpoint of nemo2",
+    "report": "nemo2 runs report RUN",
+    "trace": "nemo2 runs trace RUN",
+    "jobs": "nemo2 runs list --submitted, and nemo2 runs status, tail, report or cancel",
+    "completion": "nemo2 --show-completion SHELL",
+    "show --graph": "--output FILE",
+    "show --recipe-json": "--output FILE.json",
+    "distill --write": "--output FILE.json",
+}
+"""Commands and options of earlier versions, each with what replaces it."""
+
+
+def refuse_moved(words: str) -> None:
+    """Raise ConfigError if ``words``, a command or a command and its option, are of an earlier version."""
+    if words in MOVED:
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(f"nemo2 {words} has another name now: {MOVED[words]}.")

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``nemo2 data prepare``: makes token files of text."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal, Optional
+
+import typer
+
+from nemo2.cli.adapter import Result
+from nemo2.cli.commands import as_json
+from nemo2.run_dir.terminal import is_terminal
+
+
+def prepare_data(
+    inputs: list[str],
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o")],
+    tokenizer: Optional[Path] = None,
+    train_bpe: Annotated[Optional[int], typer.Option(min=256)] = None,
+    text_key: str = "text",
+    skip_bad_lines: bool = False,
+    special_tokens: Literal["keep", "text", "fail"] = "keep",
+) -> Result:
+    """Tokenize text into Megatron's indexed dataset.
+
+    Each text file is one document. In a .jsonl, .json or .csv file, each record is one document.
+
+    Args:
+        inputs: Text files, .jsonl, .json or .csv files of records, directories, or glob patterns.
+        output: Output prefix: writes PREFIX.bin, PREFIX.idx and PREFIX.json.
+        tokenizer: Path of a tokenizer.json.
+        train_bpe: First train a BPE tokenizer with this many tokens on the input.
+        text_key: Key of the text in files of records.
+        skip_bad_lines: Skip up to 1,000 unreadable lines instead of stopping.
+        special_tokens: For text that spells a special token of the tokenizer: 'keep' that token, encode it as plain
+            'text', or 'fail'.
+
+    Example: nemo2 data prepare corpus/*.txt --output data/corpus --train-bpe 8192
+    """
+    from nemo2.errors import ConfigError
+
+    on_bad_line = "skip" if skip_bad_lines else "fail"
+    if (tokenizer is None) == (train_bpe is None):
+        raise ConfigError("data prepare requires either --tokenizer PATH or --train-bpe N.")
+    from nemo2.data import prepare
+    from nemo2.data.tokenizer import BPETokenizer
+
+    if train_bpe is not None:
+        from nemo2.data.bpe import train_bpe as train
+
+        tokenizer = output.with_name(f"{output.name}_tokenizer.json")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        train(list(inputs), vocab_size=train_bpe, output=tokenizer, text_key=text_key, on_bad_line=on_bad_line)
+        if not as_json():
+            print(f"tokenizer: {tokenizer}")
+    prepared = prepare.prepare_data(
+        list(inputs),
+        output,
+        BPETokenizer(str(tokenizer)),
+        text_key=text_key,
+        on_bad_line=on_bad_line,
+        on_special_token=special_tokens,
+        progress=is_terminal(sys.stdout) and not as_json(),
+    )
+    skipped = f", {prepared.skipped_documents:,} skipped" if prepared.skipped_documents else ""
+    text = f"{prepared.prefix}: {prepared.documents:,} documents{skipped}, {prepared.tokens:,} tokens"
+    if prepared.documents_with_special_tokens:
+        text += (
+            f"\n{prepared.documents_with_special_tokens:,} of the documents spell special tokens of the tokenizer, which the "
+            + ("model reads as those tokens" if prepared.special_tokens == "keep" else "model reads as plain text")
+        )
+    if prepared.documents_with_unknown_text:
+        text += (
+            f"\n{prepared.documents_with_unknown_text:,} of the documents have text that the tokenizer has no tokens for, which "
+            "became the unknown token"
+        )
+    return Result(asdict(prepared) | {"tokenizer": str(tokenizer)}, text)
