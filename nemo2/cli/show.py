@@ -105,8 +105,11 @@ def show(
     print(place(recipe, machine_of(gpus)), file=sys.stderr)  # standard output may be read by a program
     origin = label + (f" on {gpus}" if gpus else "") + (" in performance mode" if performance else "")
     if output is not None:
+        if output.suffix in (".py", ".json"):
+            not_with("output", "defaults")
         return _written(recipe, origin, output, defaults=defaults)
     if python:
+        not_with("python", "defaults")
         return Result(None, _text_of(recipe, origin, ".py").removesuffix("\n"))
     if as_yaml:
         return Result(None, _text_of(recipe, origin, ".yaml", defaults=defaults).removesuffix("\n"))

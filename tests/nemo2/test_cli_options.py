@@ -98,7 +98,9 @@ def test_a_verb_is_called_from_python_with_the_same_meaning(capsys: pytest.Captu
     assert capsys.readouterr().out == f"{result.text}\n"
     for words, verb in VERBS.items():
         first = [one for one in inspect.signature(verb).parameters.values() if one.default is one.empty]
-        assert all(one.kind is not one.KEYWORD_ONLY or one.name in ("output", "parent", "teacher") for one in first), words
+        assert all(one.kind is not one.KEYWORD_ONLY or one.name in ("output", "parent", "teacher") for one in first), (
+            words
+        )
 
 
 @pytest.mark.parametrize("words", VERBS)
@@ -197,6 +199,8 @@ def decided(test: ast.expr) -> tuple[dict[str, bool], dict[str, bool]]:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yes, no = decided(test.operand)
         return no, yes
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+        return {}, {name: False for part in test.values for name in decided(part)[1]}
     if isinstance(test, ast.Name):
         return {test.id: True}, {test.id: False}
     if (
