@@ -33,5 +33,5 @@ def test_a_command_without_standard_streams_gets_them_and_no_file_takes_their_nu
 
 
 def test_an_encoding_without_our_characters_gets_question_marks() -> None:
-    done = shell(f"PYTHONIOENCODING=ascii {COMMAND} show-layout llama3_70b --gpus H100x32")
+    done = shell(f"PYTHONIOENCODING=ascii {COMMAND} show llama3_70b --layout --gpus H100x32")
     assert done.returncode == 0 and "TP 4 (SP) ? PP 4 x VP 5" in done.stdout
