@@ -31,7 +31,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path, told):
     lines = [json.dumps(GOOD)] * 2000
     lines[999] = '{"input": "1 + 1 =", "output": '
     (tmp_path / "training.jsonl").write_text("\n".join(lines) + "\n")
-    assert "training.jsonl:1000" in told("preview-data", tmp_path, "--all")
+    assert "training.jsonl:1000" in told("data", "preview", tmp_path, "--all")
 
 
 def test_a_missing_role_is_named_with_its_line_and_turn(tmp_path, told):
@@ -40,7 +40,7 @@ def test_a_missing_role_is_named_with_its_line_and_turn(tmp_path, told):
     write_lines(
         tmp_path / "training.jsonl", [say(("user", "red?"), ("assistant", "blue")), {"messages": [{"content": "x"}]}]
     )
-    text = told("preview-data", tmp_path, "--tokenizer", tmp_path / "tokenizer", "--all")
+    text = told("data", "preview", tmp_path, "--tokenizer", tmp_path / "tokenizer", "--all")
     assert "training.jsonl:2" in text and "role" in text
 
 
@@ -52,14 +52,14 @@ def test_a_chat_template_that_fails_says_for_which_line_and_why(tmp_path, told):
     for template in (tmp_path / "tokenizer").glob("*.jinja"):
         template.write_text("{{ raise_exception('no system prompt') }}")
     write_lines(tmp_path / "training.jsonl", [say(("user", "red?"), ("assistant", "blue"))])
-    text = told("preview-data", tmp_path, "--tokenizer", tmp_path / "tokenizer")
+    text = told("data", "preview", tmp_path, "--tokenizer", tmp_path / "tokenizer")
     assert "training.jsonl:1" in text and "no system prompt" in text
 
 
 def test_a_set_of_which_nothing_is_left_says_why_with_counts(tmp_path, told):
     small_chats.make_tokenizer(tmp_path / "tokenizer")
     write_lines(tmp_path / "training.jsonl", [say(("user", "alone"))] * 3)
-    text = told("preview-data", tmp_path, "--tokenizer", tmp_path / "tokenizer", "--all")
+    text = told("data", "preview", tmp_path, "--tokenizer", tmp_path / "tokenizer", "--all")
     assert "no turn of the assistant" in text and "3" in text
 
 
