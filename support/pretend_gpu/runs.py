@@ -88,7 +88,7 @@ def train(
     records = small_runs.Recorder()
     recipe.trainer.callbacks.append(fdl.Config(lambda: records))
     fdl.build(recipe)()
-    answer = {
+    answer: dict[str, Any] = {
         "losses": records.losses,
         "norms": [float(norm) for norm in records.grad_norms if norm is not None],
         "validation": records.val_losses,
