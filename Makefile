@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The tests of a room: its folder, or the files of its name.
 OF_ROOM = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/nemo2/$(ROOM) tests/test_$(ROOM).py tests/nemo2/test_$(ROOM)*.py))
 
-.PHONY: help setup fmt check test quick newest docs-site notebooks test-gpu pretend-gpu nightly test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures screenshots demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
+.PHONY: help setup fmt check test quick newest docs-site notebooks test-gpu gpu-day pretend-gpu nightly test-evaluate test-serve test-quantize test-resiliency test-engines test-trackers docs figures screenshots demo demo-finetune drill cluster parity parity-quick reshard rehearse sweep calibrate clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ newest: ## what releases newer than constraints.txt break: the tests in an envir
 
 test-gpu: $(READY) ## run the tests that need a GPU; they fail where there is none
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+gpu-day: $(READY) ## all that a first day with a GPU should tell, in ten minutes: bench/results/DATE-day-DEVICE.md
+	@$(BIN)/python -m bench.gpu.day
 
 # Headers and libraries land in .pretend_gpu; support/pretend_gpu/README.md.
 pretend-gpu: $(READY) ## the CUDA path on GPUs that aren't there: build them, compare them with torch, train on them (four minutes)

@@ -3,9 +3,9 @@
 
     python -m support.pretend_gpu --gpus 4 python -m tools.pretend_gpu --write bench/results/pretend-gpu.md
 
-A recipe is built, trains three steps, validates and saves. Two copies of the run go on for a step, one on pretend GPUs and one on
-CPUs, from the same weights and optimizer, so that their losses can be compared. Fine-tuning starts from the recipe's own
-pre-training. A recipe that is done is kept, and not run again by the next call.
+A recipe is built, trains three steps, validates and saves. Copies of the run go on for a step from the same weights and
+optimizer, on pretend GPUs in another layout and on CPUs, so that their losses can be compared, and its checkpoint is exported.
+Fine-tuning starts from a run of all its parameters. A row that is done is kept, and not run again by the next call.
 """
 
 import argparse
@@ -15,10 +15,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from support.pretend_gpu import HOME, runs
 
 TOLERANCE = 2e-3
 """Between losses of the same step, in bf16: 8 bits of a number."""
+WITH_TE = find_spec("transformer_engine") is not None
+PRELOAD = ("nemo2.checks", "nemo2.data", "nemo2.data.mock", "nemo2.rehearse.shrink", "support.small_runs")
 KINDS: dict[str, dict[str, Any]] = {
     "pretrain": {},
-    "lora": {"scheme": "lora"},
     "performance": {"performance": True},
+    "lora": {"scheme": "lora"},
     "full": {"scheme": "full"},
+    "dora": {"scheme": "dora"},
 }
 
 
@@ -47,7 +51,7 @@ def main() -> int:
         parser.error(
             "start it by python -m support.pretend_gpu --gpus 4: without pretend GPUs all runs would be on CPUs"
         )
-    ranks.prepare()
+    ranks.prepare(*PRELOAD, *(["megatron.core.extensions.transformer_engine"] if WITH_TE else []))
     kept = HOME / "recipes"
     kept.mkdir(parents=True, exist_ok=True)
     ends = None if arguments.seconds is None else time.monotonic() + arguments.seconds
@@ -58,7 +62,7 @@ def main() -> int:
             return stored
         if ends is not None and time.monotonic() > ends:
             return None
-        found = measure(*case, timeout=arguments.timeout)
+        found = measure(*case, bases=kept / "bases", timeout=arguments.timeout)
         path.write_text(json.dumps(found))
         print(found["recipe"], found["kind"], found.get("error") or found["verdict"], flush=True)
         return found
@@ -76,43 +80,44 @@ def cases(names: list[str], kinds: list[str]) -> Iterator[tuple[str, str]]:
     for kind in kinds:
         wanted = "finetune_recipe" if "scheme" in KINDS[kind] else "pretrain_recipe"
         for name in names or recipes.names():
-            if hasattr(recipes.get(name), wanted):
+            module: Any = recipes.get(name)
+            if hasattr(module, wanted) and (kind != "performance" or module.RECIPE.performance is not None):
                 yield name, kind
 
 
-def measure(name: str, kind: str, *, timeout: float) -> dict[str, Any]:
+def measure(name: str, kind: str, *, bases: Path, timeout: float) -> dict[str, Any]:
     """One row of the table."""
     options = dict(KINDS[kind])
     found: dict[str, Any] = {"recipe": name, "kind": kind}
     folder = Path(tempfile.mkdtemp(prefix="pretend-gpu-"))
     started = time.monotonic()
 
-    def run(world: int, where: str, **more: Any) -> dict[str, Any]:
-        env = more.pop("env", None)
-        return ranks.run(
-            runs.train,
-            world,
-            str(folder / where),
-            name,
-            init_process_group=False,
-            quiet=True,
-            timeout=timeout,
-            env=env,
-            **more,
-        )[0]
+    def on_ranks(function: Callable[..., Any], world: int, *arguments: Any, **more: Any) -> Any:
+        return ranks.run(function, world, *arguments, init_process_group=False, quiet=True, timeout=timeout, **more)[0]
 
     try:
         small = runs.shrunk(name, **options)
         found |= {"gpus": small.processes, "notes": list(small.notes)}
-        if "scheme" in options:
-            run(runs.shrunk(name).processes, "base")
-            options["base"] = str(runs.checkpoint_of(str(folder / "base")))
-        found |= run(small.processes, "gpu", **options)
-        shutil.copytree(folder / "gpu", folder / "cpu")
-        for where, env in {"gpu": None, "cpu": runs.CPU}.items():
-            [found[f"next_on_{where}"]] = run(small.processes, where, steps=runs.STEPS + 1, env=env, **options)[
-                "losses"
-            ]
+        if "scheme" in options:  # of the same number of layers as the fine-tuning, which its layout decides
+            base = bases / f"{name}-{small.recipe.model.config.num_layers}"
+            if not base.is_dir():
+                on_ranks(runs.train, small.processes, str(base), name, **options)
+            options["base"] = str(runs.checkpoint_of(str(base)))
+        found |= on_ranks(runs.train, small.processes, str(folder / "gpu"), name, **options)
+        found["layout"] = runs.other_layout(small)
+        # Without a GPU Transformer Engine's torch may be too old for several ranks, and is enough for one.
+        alone = {"overrides": runs.ALONE} if WITH_TE else {}
+        for where, more in {
+            "gpu": {"overrides": found["layout"]},
+            "cpu": {"env": runs.CPU, "transformer_engine": False, **alone},
+        }.items():
+            shutil.copytree(folder / "gpu", folder / f"next_on_{where}")
+            run, world = str(folder / f"next_on_{where}"), 1 if where == "cpu" and alone else small.processes
+            again = on_ranks(runs.train, world, run, name, steps=runs.STEPS + 1, **options, **more)
+            [found[f"next_on_{where}"]] = again["losses"]
+        adapters = options.get("scheme") in ("lora", "dora")
+        written = str(folder / "hf")
+        found["export"] = on_ranks(runs.exported, 1, str(folder / "gpu"), written, env=runs.CPU, adapters=adapters)
         difference = abs(found["next_on_gpu"] / found["next_on_cpu"] - 1)
         found |= {"difference": difference, "verdict": "same" if difference <= TOLERANCE else "differs"}
     except Exception as error:  # whatever it is belongs to this row; the others still run
@@ -130,27 +135,41 @@ def page(rows: list[dict[str, Any]]) -> str:
     """The table as Markdown."""
     done = [row for row in rows if "error" not in row]
     same = sum(row["verdict"] == "same" for row in done)
+    te = f"Transformer Engine {version('transformer_engine')}" if WITH_TE else "without Transformer Engine"
+    exported = sum(not row["export"].startswith("refused") for row in done)
     lines = [
         "# Shrunk recipes on pretend GPUs",
         "",
         f"{date.today():%d %B %Y}, Python {sys.version_info.major}.{sys.version_info.minor}, torch {version('torch')}, "
-        f"Megatron-Core {version('megatron-core')}, without Transformer Engine. Made by `python -m tools.pretend_gpu`.",
+        f"Megatron-Core {version('megatron-core')}, {te}. Made by `python -m tools.pretend_gpu`.",
         "",
         f"{len(rows)} runs of {len({row['recipe'] for row in rows})} recipes: {len(done)} trained {runs.STEPS} steps, validated, "
-        f"saved and went on; {same} of these went on to the same loss on a CPU, within {TOLERANCE:g}.",
+        f"saved and went on; {same} of these went on in another layout to the same loss as on CPUs, within {TOLERANCE:g}; "
+        f"{exported} were exported.",
         "",
-        "| recipe | kind | GPUs | losses | validation | next on GPUs | next on CPUs | difference |",
-        "|---|---|--:|---|--:|--:|--:|--:|",
+        "| kind | runs | same loss | another loss | ended with an error | exported |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for kind in KINDS:
+        own = [row for row in rows if row["kind"] == kind]
+        verdicts = [row.get("verdict", "error") for row in own]
+        written = sum("export" in row and not row["export"].startswith("refused") for row in own)
+        counts = (len(own), *(verdicts.count(verdict) for verdict in ("same", "differs", "error")), written)
+        lines.append(f"| {kind} | " + " | ".join(map(str, counts)) + " |")
+    lines += [
+        "",
+        "| recipe | kind | GPUs | losses | validation | next on GPUs | next on CPUs | difference | exported as |",
+        "|---|---|--:|---|--:|--:|--:|--:|---|",
     ]
     for row in sorted(rows, key=lambda row: (row["recipe"], list(KINDS).index(row["kind"]))):
         start = f"| `{row['recipe']}` | {row['kind']} | {row.get('gpus', '')} |"
         if "error" in row:
-            lines.append(f"{start} {row['error'].replace('|', '/')[:160]} | | | | |")
+            lines.append(f"{start} {' '.join(row['error'].split()).replace('|', '/')[:160]} | | | | | |")
         else:
             losses = ", ".join(f"{loss:.4f}" for loss in row["losses"])
             lines.append(
                 f"{start} {losses} | {row['validation'][-1]:.4f} | {row['next_on_gpu']:.4f} | {row['next_on_cpu']:.4f} | "
-                f"{row['difference']:.1e} |"
+                f"{row['difference']:.1e} | {row['export'].partition(':')[0]} |"
             )
     notes = sorted({note for row in rows for note in row.get("notes", ())})
     return "\n".join([*lines, "", "What shrinking left out of some:", "", *(f"- {note}" for note in notes)]) + "\n"

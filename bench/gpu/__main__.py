@@ -12,12 +12,14 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.cases import GPUS, Case, cases, fits, gpu_for
+from bench.gpu.report import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "lightning", "transformers", "accelerate")
@@ -90,7 +92,7 @@ def run(chosen: list[Case], arguments: argparse.Namespace) -> int:
     import torch
 
     from bench.gpu.peak import matrix_product_peaks
-    from bench.gpu.report import figures, page
+    from bench.gpu.report import figures, is_pretend, page
     from nemo2.backend.extras import has, have_te
 
     if not arguments.toy and not torch.cuda.is_available():
@@ -101,18 +103,21 @@ def run(chosen: list[Case], arguments: argparse.Namespace) -> int:
     if "hf" in arms and not (has("transformers") and has("accelerate")):
         arms.remove("hf")
         left_out.append("Hugging Face's Trainer, for transformers or accelerate is not installed")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    if is_pretend(device) and not arguments.toy:
+        print("This GPU is a pretended one, whose memory is the host's: add --toy.", file=sys.stderr)
+        return 2
     if not arguments.toy and not have_te():
         left_out.append(
             "Transformer Engine's layers and fp8, for it is not installed: plain PyTorch layers are measured"
         )
         chosen = [case for case in chosen if case.precision == "bf16"]
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     result: dict[str, Any] = {
         "device": device,
         "date": time.strftime("%Y-%m-%d"),
         "toy": arguments.toy,
         "clocks": clocks(),
-        "versions": {name: found for name in PACKAGES if (found := installed(name))},
+        "versions": installed_versions(),
         "peaks": matrix_product_peaks(toy=arguments.toy),
         "rows": [],
         "left_out": left_out,
@@ -120,7 +125,8 @@ def run(chosen: list[Case], arguments: argparse.Namespace) -> int:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     began = time.monotonic()
-    for case in chosen:
+    for number, case in enumerate(chosen, 1):
+        print(f"{case.name}: case {number} of {len(chosen)}", file=sys.stderr, flush=True)
         if time.monotonic() - began > 60 * arguments.minutes:
             result["left_out"].append(f"{case.name}, for the time was up")
             continue
@@ -151,17 +157,34 @@ def measure(case: Case, arms: list[str], arguments: argparse.Namespace) -> list[
         "--warm-up",
         str(arguments.warm_up),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    turns = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("TURN ")]
-    if done.returncode or any("failed" in turn for turn in turns):
-        print(done.stderr[-4000:], file=sys.stderr)
+    turns = []
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith("TURN "):
+                    turns.append(json.loads(line[5:]))
+                    print(progress(case, turns[-1]), file=sys.stderr, flush=True)
+        if process.returncode or any("failed" in turn for turn in turns):
+            errors.seek(0)
+            print(errors.read()[-4000:], file=sys.stderr)
     told = {turn["arm"] for turn in turns}
     turns += [
-        {"arm": arm, "repeat": 0, "failed": f"the process ended with {done.returncode}"}
+        {"arm": arm, "repeat": 0, "failed": f"the process ended with {process.returncode}"}
         for arm in arms
         if arm not in told
     ]
     return turns
+
+
+def progress(case: Case, turn: dict[str, Any]) -> str:
+    """A line for a terminal."""
+    told = turn.get("failed") or f"{len(turn['losses'])} steps"
+    return f"{case.name}: turn {turn['repeat'] + 1} of {NAMES[turn['arm']]}, {told}"
+
+
+def installed_versions() -> dict[str, str]:
+    return {name: found for name in PACKAGES if (found := installed(name))}
 
 
 def installed(package: str) -> str | None:

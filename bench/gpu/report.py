@@ -120,8 +120,26 @@ def gains(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return found
 
 
+def is_pretend(device: str) -> bool:
+    """Whether the device is one of support/pretend_gpu, whose times and rates say nothing."""
+    return "pretend" in device
+
+
+def ran(result: dict[str, Any]) -> str:
+    """The page of a pretend GPU: what ran to its end."""
+    lines = ["A pretend GPU: this says that the scripts run, and nothing about a GPU.", ""]
+    lines += ["| case | arm | first and last loss |", "|---|---|---|"]
+    for row in result["rows"]:
+        for arm, values in row["arms"].items():
+            losses = ", ".join(f"{loss:.4f}" for loss in values.get("first_and_last_loss", ()))
+            lines.append(f"| {row['case']} | {NAMES[arm]} | {values.get('failed') or losses} |")
+    return "\n".join([*lines, "", *(f"Not measured: {reason}." for reason in result["left_out"])]).rstrip() + "\n"
+
+
 def page(result: dict[str, Any]) -> str:
     """The whole result as Markdown."""
+    if is_pretend(result["device"]):
+        return ran(result)
     lines = [f"# {result['device']}, {result['date']}", ""]
     lines += [", ".join(f"{name} {version}" for name, version in result["versions"].items()) + ".", ""]
     if result.get("clocks"):

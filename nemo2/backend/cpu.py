@@ -60,7 +60,7 @@ class CpuBackend(Backend):
                 "synchronization and device placement without an error. Use get_backend(), or hide the GPU with "
                 "CUDA_VISIBLE_DEVICES=''."
             )
-        if Version(torch.__version__).release < (2, 12):
+        if Version(torch.__version__).release < (2, 12) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise RuntimeFault(
                 f"Running on CPUs requires torch 2.12 or newer, and torch {torch.__version__} is installed: its gloo "
                 "groups can't reduce and scatter several tensors at once. Run: pip install --upgrade torch"

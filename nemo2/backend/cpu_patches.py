@@ -23,7 +23,7 @@ import torch
 
 from nemo2.backend.null_cuda import NullContext, NullEvent, NullStream
 from nemo2.backend.patching import Patch
-from nemo2.backend.te_absent import adam_patches, recomputation_patch
+from nemo2.backend.te_absent import adam_patches, kernel_patches, recomputation_patch
 
 _CPU = torch.device("cpu")
 _THE_STREAM = NullStream()
@@ -310,8 +310,7 @@ def megatron_patches() -> tuple[Patch, ...]:
             target=f"{moe}:te_general_gemm",
             replacement=None,
             may_be_absent=True,
-            versions="<0.19",
-            why="0.16 uses the name without defining it",
+            why="0.16 uses the name without defining it, and newer versions call Transformer Engine where it is installed",
         ),
         Patch(
             target="megatron.core.transformer.multi_latent_attention:HAVE_TE",
@@ -358,6 +357,7 @@ def megatron_patches() -> tuple[Patch, ...]:
             )
         ),
         *adam_patches(),
+        *kernel_patches(),
         Patch(target=f"{files}:{getter}", replacement=results_queue, why=spawns),
         Patch(
             target="megatron.core.dist_checkpointing.mapping:ShardedTensor.init_data",

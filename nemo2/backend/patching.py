@@ -86,7 +86,7 @@ class Patcher:
             replacement = patch.replacement(original) if patch.wraps else patch.replacement
             self._set(owner, name, replacement)
             # Constants (True, None) are shared by all modules. Only objects with their own identity have copies.
-            if callable(original):
+            if callable(original) and replacement is not original:
                 replaced[id(original)] = (original, replacement)
         for module in self._modules():
             classes = self._rebind_module(module, replaced, choose)

@@ -31,6 +31,28 @@ def adam_patches() -> tuple[Patch, ...]:
     )
 
 
+def kernel_patches() -> tuple[Patch, ...]:
+    """For CPUs: Transformer Engine may be installed, and Megatron-Core takes its kernels wherever it can import them."""
+    from megatron.core import utils
+
+    why = "the kernels of Transformer Engine, where it is installed, need a GPU"
+    local = {
+        "multi_tensor_applier": utils.local_multi_tensor_applier,
+        "multi_tensor_scale_impl": utils.local_multi_tensor_scale,
+    }
+    norm = {"l2_norm_impl": utils.local_multi_tensor_l2_norm, "multi_tensor_scale_tensor_impl": None}
+    return tuple(
+        Patch(
+            target=f"megatron.core.optimizer.{module}:{name}",
+            replacement=replacement,
+            may_be_absent=name == "multi_tensor_scale_tensor_impl",  # before Megatron-Core 0.19
+            why=why,
+        )
+        for module, functions in {"optimizer": local, "clip_grads": local | norm}.items()
+        for name, replacement in functions.items()
+    )
+
+
 def gpu_patches() -> tuple[Patch, ...]:
     """For GPUs. Apex's Adam, where it is installed, stays."""
     return (recomputation_patch(), *(() if has("apex") else adam_patches()))

@@ -25,7 +25,7 @@ _SHAPES = re.compile(
     r"|moe_layer_freq|gated_linear_unit|add_bias_linear|add_qkv_bias|normalization|qk_layernorm|position_embedding_type"
     r"|moe_shared_expert_intermediate_size|share_embeddings_and_output_weights|multi_latent_attention|(q|kv)_lora_rank"
     r"|qk_head_dim|qk_pos_emb_head_dim|v_head_dim|mtp_num_layers|hybrid_override_pattern|mamba_(state_dim|head_dim|num_\w+))$"
-    rf"|{TARGET}$"
+    rf"|^(?!.*overlap).*{TARGET}$"
 )
 """Fields of a model that decide its parameters and their sizes. "class" stands for the model's class."""
 _HARMLESS = re.compile(

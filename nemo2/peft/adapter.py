@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.tensor_parallel import mappings
-from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.utils import sharded_state_dict_default
 from torch import Tensor, nn
 
 from nemo2.errors import ConfigError
@@ -166,9 +166,6 @@ class Adapted(nn.Module):
     The layer's attributes can be read on this module. The layer's parameters keep their names in checkpoints.
     """
 
-    sharded_state_dict: Any = MegatronModule.sharded_state_dict
-    """The sharded state of the children. Without this attribute ``__getattr__`` would return the layer's own method."""
-
     def __init__(self, to_wrap: nn.Module, adapter: nn.Module) -> None:
         super().__init__()
         self.to_wrap = to_wrap
@@ -181,6 +178,16 @@ class Adapted(nn.Module):
             if name == "to_wrap":  # not set yet: don't recurse
                 raise
             return getattr(self.to_wrap, name)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple = (), metadata: Optional[dict[str, Any]] = None
+    ) -> dict[str, Any]:
+        """The layer's tensors under the layer's own names, by which the module around it may look them up, as Mamba's mixers
+        do. `nemo2.parallel.sharded_state` gives them their names in ``state_dict()``."""
+        state = {}
+        for module, name in ((self.to_wrap, prefix), (self.adapter, f"{prefix}adapter.")):
+            state |= sharded_state_dict_default(module, name, sharded_offsets, metadata)
+        return state
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The layer's output plus the adapter's, and the layer's bias if the layer leaves the bias to the caller."""

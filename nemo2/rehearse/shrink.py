@@ -17,6 +17,8 @@ from nemo2.settle import Machine, world_of
 
 HIDDEN, HEADS, HEAD_WIDTH, FFN, EXPERT_FFN, VOCABULARY, SEQUENCE = 64, 4, 16, 128, 32, 512, 64
 EXPERTS = 4
+RANK = 8
+"""Of adapters: below the smallest width, which latent attention has."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,12 @@ class Shrunk:
     notes: tuple[str, ...]
 
 
-def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5) -> Shrunk:
+def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5, transformer_engine: bool = False) -> Shrunk:
     """A copy of ``recipe`` for at most ``max_processes`` CPU processes and ``steps`` optimizer steps.
 
     Parallel sizes larger than one become 2. If their product exceeds ``max_processes``, context, expert, pipeline and
     tensor parallelism are dropped, in this order, each with a note. A data-parallel size above one becomes 2 if enough
-    processes remain.
+    processes remain. ``transformer_engine``: the processes have it, so what needs it stays.
     """
     recipe = copy.deepcopy(recipe)
     notes: list[str] = []
@@ -61,7 +63,11 @@ def shrink(recipe: Any, *, max_processes: int = 8, steps: int = 5) -> Shrunk:
     for name, value in small_sizes(model, tp=small.tp, chunks=chunks, extra=extra).items():
         setattr(model, name, value)
     _shrink_data(recipe, processes // model_parallel, small, notes)
-    _shrink_run(recipe, processes, steps, notes)
+    if getattr(recipe, "peft", None) is not None:
+        _set(recipe.peft, dim=min(recipe.peft.dim, RANK))
+    _shrink_run(recipe, processes, steps)
+    if not transformer_engine:
+        _leave_transformer_engine_out(recipe, notes)
     return Shrunk(recipe, processes, tuple(notes))
 
 
@@ -196,17 +202,23 @@ def _shrink_data(recipe: Any, replicas: int, layout: Layout, notes: list[str]) -
         _set(data, num_train_samples=256, num_val_samples=16, num_test_samples=16, vocab_file=None, merges_file=None)
 
 
-def _shrink_run(recipe: Any, processes: int, steps: int, notes: list[str]) -> None:
-    trainer, optim = recipe.trainer, recipe.optim
+def _shrink_run(recipe: Any, processes: int, steps: int) -> None:
+    trainer = recipe.trainer
     trainer.num_nodes, trainer.devices, trainer.accelerator = 1, processes, "auto"
     trainer.max_steps, trainer.log_every_n_steps = steps, 1
     trainer.val_check_interval, trainer.limit_val_batches, trainer.limit_test_batches = steps, 1, 1
-    scheduler = getattr(optim, "lr_scheduler", None)
+    scheduler = getattr(recipe.optim, "lr_scheduler", None)
     if scheduler is not None:
         _set(scheduler, warmup_steps=1, constant_steps=0)
     if getattr(recipe.log, "ckpt", None) is not None:
         _set(recipe.log.ckpt, every_n_train_steps=steps, train_time_interval=None)
-    plugins = trainer.plugins
+    model = recipe.model.config
+    if getattr(model, "recompute_num_layers", None):
+        model.recompute_num_layers = 1
+
+
+def _leave_transformer_engine_out(recipe: Any, notes: list[str]) -> None:
+    plugins, optim = recipe.trainer.plugins, recipe.optim
     if getattr(plugins, "fp8", None):
         from nemo2.rehearse.stage import leave_out_eight_bits
 
@@ -220,9 +232,6 @@ def _shrink_run(recipe: Any, processes: int, steps: int, notes: list[str]) -> No
             ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), torch.float32
         )
         _set(optim.config, use_precision_aware_optimizer=False, **wide)
-    model = recipe.model.config
-    if getattr(model, "recompute_num_layers", None):
-        model.recompute_num_layers = 1
 
 
 def _set(node: Any, **values: Any) -> None:

@@ -25,6 +25,9 @@ def environment(base: Mapping[str, str] = os.environ, *, gpus: int = 1) -> dict[
         "LD_PRELOAD": _joined(*map(str, libraries), base.get("LD_PRELOAD")),
         "PYTHONPATH": _joined(site, base.get("PYTHONPATH")),
         "TRITON_LIBCUDA_PATH": str(LIBRARIES),
+        # Transformer Engine opens these by their paths.
+        "CUDNN_PATH": str(LIBRARIES),
+        "CURAND_PATH": str(LIBRARIES),
         # Whether there is a GPU is asked of NVML, so that a process that ranks are forked from may ask.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # Compiled kernels would have no effect, and interpreted ones have.

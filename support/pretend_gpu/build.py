@@ -36,10 +36,17 @@ PREFIXES = {
 """Libraries by the names of their functions: the first that fits."""
 OPENED = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1"}
 """Libraries that come with the driver, which programs open by name."""
+OPENED_BY = {
+    "libc10_cuda.so": {"libnvidia-ml": rb"nvml[A-Z]\w+"},
+    "libtransformer_engine.so": {"libcudnn": rb"(?<=\0)cudnn[A-Z]\w+(?=\0)", "libcuda": rb"(?<=\0)cu[A-Z]\w+(?=\0)"},
+}
+"""Functions that a program looks up by name in a library that it opened: their names are among its bytes."""
+DRIVER = {"cuCtxGetLimit", "cuCtxSetLimit", "cuFuncSetCacheConfig", "cuModuleLoadData", "cuOccupancyMaxActiveClusters"}
+"""Functions of the driver that Triton's launcher, which is compiled at run time, is linked to."""
 
 
 def main() -> None:
-    build(torch_libraries())
+    build([*torch_libraries(), *transformer_engine_libraries()])
     print(f"built for torch {metadata.version('torch')}: {LIBRARIES}")
 
 
@@ -49,6 +56,15 @@ def torch_libraries() -> list[Path]:
     if not (folder / "libtorch_cuda.so").is_file():
         raise SystemExit(f"torch {metadata.version('torch')} is no CUDA build: TORCH=torch make setup brings one")
     return sorted(folder.glob("lib*.so"))
+
+
+def transformer_engine_libraries() -> list[Path]:
+    """The libraries of Transformer Engine; none where it isn't installed."""
+    try:
+        distribution = metadata.distribution("transformer_engine_torch")
+    except metadata.PackageNotFoundError:
+        return []
+    return sorted(Path(str(distribution.locate_file("transformer_engine"))).glob("**/*transformer_engine*.so"))
 
 
 def build(programs: list[Path]) -> None:
@@ -68,6 +84,7 @@ def build(programs: list[Path]) -> None:
     for name in behaviours:
         if library := _library_of(name):
             functions[library].add(name)
+    functions["libcuda"] |= DRIVER
     for library, soname in sonames.items():
         _write_library(new, soname, versions.get(library), sorted(functions[library]), behaviours)
     shutil.rmtree(LIBRARIES, ignore_errors=True)
@@ -90,7 +107,8 @@ def _needs(programs: list[Path]) -> tuple[dict[str, str], dict[str, str], dict[s
     sonames, versions, functions = dict(OPENED), {}, defaultdict(set)
     for program in programs:
         for soname in re.findall(r"\(NEEDED\).*\[(\S+)\]", _run("readelf", "-dW", str(program))):
-            if (library := soname.split(".")[0]) in PREFIXES:
+            library = soname.split(".")[0]
+            if library in PREFIXES or library.startswith("libcudnn_"):
                 sonames[library] = soname
         for symbol in _symbols(program, "--undefined-only"):
             name, _, version = symbol.partition("@")
@@ -98,8 +116,8 @@ def _needs(programs: list[Path]) -> tuple[dict[str, str], dict[str, str], dict[s
                 functions[library].add(name)
                 if version:
                     versions[library] = version.lstrip("@")
-        if program.name == "libc10_cuda.so":  # it opens NVML by name
-            functions["libnvidia-ml"] |= set(re.findall(r"nvml[A-Z]\w+", program.read_bytes().decode("latin-1")))
+        for library, names in OPENED_BY.get(program.name, {}).items():
+            functions[library] |= {name.decode() for name in re.findall(names, program.read_bytes())}
     return sonames, versions, functions
 
 

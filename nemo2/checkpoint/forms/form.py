@@ -215,7 +215,7 @@ class Form(ABC):
             CheckpointError: on every rank, if the checkpoint has some of them.
         """
         added = frozenset().union(*ranks.gather(self.added_keys()))
-        there = {name.partition("/shard_")[0] for name in stored}
+        there = _whole((name.partition("/shard_")[0] for name in stored), added)
         lacking = added - there
         if lacking and lacking != added:
             raise CheckpointError(
@@ -252,9 +252,10 @@ class Form(ABC):
             CheckpointError: on every rank, if the checkpoint has tensors that no rank has, or lacks tensors that
                 ``model_transform`` has added.
         """
-        there = {name.partition("/shard_")[0] for name in stored if name.startswith("module.")}
         parts = ranks.gather((set(here), self.added_keys()))
-        unknown = there - set().union(*(keys for keys, _ in parts))
+        known = set().union(*(keys for keys, _ in parts))
+        there = _whole((name.partition("/shard_")[0] for name in stored if name.startswith("module.")), known)
+        unknown = there - known
         missing = set().union(*(added for _, added in parts)) - there
         for names, fault in (
             (unknown, "has {} that this model does not have"),
@@ -299,3 +300,8 @@ def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:
     if tokenizer is None or unit is None:
         return set()
     return {get_vocab_size(SimpleNamespace(tensor_model_parallel_size=tp), tokenizer.vocab_size, unit) for tp in sizes}
+
+
+def _whole(names: Iterable[str], known: Collection[str]) -> set[str]:
+    """The keys of stored tensors. A tensor that is stored in parts, as a Mamba mixer's, has their names behind its key."""
+    return {head if name not in known and (head := name.rpartition(".")[0]) in known else name for name in names}

@@ -5,6 +5,7 @@ transformers has no class for them. Fields and tensors are those of nvidia/Llama
 (configuration_decilm.py, block_config.py). Nano and 70B are Llamas (`llama`).
 """
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -34,8 +35,12 @@ _ONLY = {"model_type": "nemotron-nas", "hidden_act": "silu"}
 _KNOWN = {"attention": ("n_heads_in_group", "no_op"), "ffn": ("ffn_mult", "no_op")}
 
 
+_WIDTHS = 256
+"""A feed-forward's width is rounded up to a multiple of this (modeling_decilm.py, Megatron-Core's heterogeneous_config.py)."""
+
+
 def rows(config: Any) -> list[Row]:
-    blocks = json.loads(config.heterogeneous_layers_config_encoded_json)["block_configs"]
+    blocks = _blocks(config)
     attending, feeding = (
         [layer for layer, block in enumerate(blocks) if not block[part]["no_op"]] for part in ("attention", "ffn")
     )
@@ -70,7 +75,13 @@ def hf_config(ours: Any) -> dict[str, Any]:
             "model.config.heterogeneous_layers_config_encoded_json is not set, so the model is a plain Llama: use LlamaConfig "
             "or Llama31Config, which are exported as LlamaForCausalLM."
         )
-    blocks = json.loads(ours.heterogeneous_layers_config_encoded_json)["block_configs"]
+    blocks = _blocks(ours)
+    for layer, block in enumerate(blocks):
+        if not block["ffn"]["no_op"] and block["ffn"]["ffn_mult"] is None:
+            raise ConfigError(
+                f"model.config.heterogeneous_layers_config_encoded_json: block {layer} has a feed-forward whose width isn't a "
+                f"multiple of {_WIDTHS}, which config.json can't express. Train such a model with another width."
+            )
     hf = {
         **written(ours, _FIELDS, only=_ONLY),
         "intermediate_size": None,
@@ -80,7 +91,30 @@ def hf_config(ours: Any) -> dict[str, Any]:
         "block_configs": [{part: {**block[part], "replace_with_linear": False} for part in _KNOWN} for block in blocks],
         **own_positions_of(ours),
     }
+    ours = copy.copy(ours)  # another form of the same blocks is no difference
+    ours.heterogeneous_layers_config_encoded_json = json.dumps({"block_configs": blocks})
     return said(ours, hf, config)
+
+
+def _blocks(ours: Any) -> list[dict[str, Any]]:
+    """The blocks as config.json has them. Megatron-Core also takes sizes in place of ratios, and ``mlp`` for ``ffn``."""
+
+    def attention_of(block: Any) -> dict[str, Any]:
+        own = block["attention"]
+        groups = own.get("num_query_groups")
+        heads = ours.num_attention_heads // groups if groups else own.get("n_heads_in_group")
+        return {"n_heads_in_group": heads, "no_op": bool(own.get("no_op"))}
+
+    def feed_forward_of(block: Any) -> dict[str, Any]:
+        own = block.get("ffn") or block["mlp"]
+        width = own.get("ffn_hidden_size")
+        multiple = own.get("ffn_mult")
+        if width:
+            multiple = None if width % _WIDTHS else 3 * width / (2 * ours.hidden_size)
+        return {"ffn_mult": multiple, "no_op": bool(own.get("no_op"))}
+
+    blocks = json.loads(ours.heterogeneous_layers_config_encoded_json)["block_configs"]
+    return [{"attention": attention_of(block), "ffn": feed_forward_of(block)} for block in blocks]
 
 
 def _block(hf: Config, part: str, told: Config) -> dict[str, Any]:

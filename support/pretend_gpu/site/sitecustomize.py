@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every Python process that is to see pretend GPUs starts with this: once torch is imported, its operators get values."""
+"""Every Python process that is to see pretend GPUs starts with this: once torch is imported, its operators get values, and so do
+Transformer Engine's functions."""
 
 import importlib.abc
 import importlib.util
@@ -8,23 +9,28 @@ import sys
 from pathlib import Path
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs ``install`` of a file of this project's once the module is imported."""
+
+    files = {"torch": "operators", "transformer_engine.pytorch": "transformer_engine"}
+
+    def __init__(self):
+        self.waiting = dict(self.files)
+
     def find_spec(self, fullname, path, target=None):
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        name = self.waiting.pop(fullname, None)
+        spec = None if name is None else importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_install(module):
             execute(module)
-            file = Path(__file__).parents[1] / "operators.py"
-            operators = importlib.util.spec_from_file_location("pretend_gpu_operators", file)
-            assert operators is not None and operators.loader is not None
-            loaded = importlib.util.module_from_spec(operators)
-            operators.loader.exec_module(loaded)
+            file = Path(__file__).parents[1] / f"{name}.py"
+            values = importlib.util.spec_from_file_location(f"pretend_gpu_{name}", file)
+            assert values is not None and values.loader is not None
+            sys.modules[values.name] = loaded = importlib.util.module_from_spec(values)
+            values.loader.exec_module(loaded)
             loaded.install()
 
         spec.loader.exec_module = execute_and_install
@@ -32,7 +38,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 if os.environ.get("PRETEND_GPU") == "1":
-    sys.meta_path.insert(0, _AfterTorch())
+    sys.meta_path.insert(0, _AfterImport())
 
 # The file of this name that this one hides runs too.
 for _folder in sys.path:

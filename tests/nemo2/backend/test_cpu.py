@@ -93,11 +93,14 @@ def install_without_psutil() -> tuple[str, bool]:
     return "", False
 
 
-def install_under_torch(version: str) -> tuple[str, bool]:
+def install_under_torch(version: str, world: int) -> tuple[str, bool]:
+    import os
+
     from nemo2.backend import cpu
     from nemo2.errors import RuntimeFault
 
     cpu.torch.__version__ = version
+    os.environ["WORLD_SIZE"] = str(world)
     backend = cpu.CpuBackend()
     try:
         backend.install()
@@ -106,10 +109,33 @@ def install_under_torch(version: str) -> tuple[str, bool]:
     return "", False
 
 
-@pytest.mark.parametrize(("version", "refused"), [("2.11.0+cu130", True), ("2.12.0a0+1.nv26.06", False)])
-def test_a_torch_whose_gloo_lacks_a_collective_is_refused(run_on_ranks, version: str, refused: bool):
-    message, untouched = in_one_process(run_on_ranks, install_under_torch, version)
+@pytest.mark.parametrize(
+    ("version", "world", "refused"),
+    [("2.11.0+cu130", 2, True), ("2.11.0+cu130", 1, False), ("2.12.0a0+1.nv26.06", 2, False)],
+)
+def test_a_torch_whose_gloo_lacks_a_collective_is_refused_for_several_ranks(
+    run_on_ranks, version: str, world: int, refused: bool
+):
+    message, untouched = in_one_process(run_on_ranks, install_under_torch, version, world)
     assert (version in message, untouched) == (refused, refused)
+
+
+def with_kernels_of_transformer_engine() -> list[str]:
+    """What still calls them after the installation, on a machine that has Transformer Engine and no GPU to use."""
+    from nemo2.backend import cpu
+    from nemo2.backend.te_absent import kernel_patches
+
+    def kernel(*arguments: object) -> None: ...
+
+    places = [patch.resolve() for patch in kernel_patches()]
+    for owner, name in places:
+        setattr(owner, name, kernel)
+    cpu.CpuBackend().install()
+    return [name for owner, name in places if getattr(owner, name) is kernel]
+
+
+def test_kernels_of_transformer_engine_are_not_called_on_a_cpu(run_on_ranks):
+    assert in_one_process(run_on_ranks, with_kernels_of_transformer_engine) == []
 
 
 def test_a_missing_psutil_is_said_at_once(run_on_ranks):
@@ -143,6 +169,7 @@ def test_a_failed_installation_leaves_nothing_behind(run_on_ranks):
 
 def install_and_uninstall() -> tuple[int, bool]:
     from nemo2.backend.cpu import CpuBackend
+    from nemo2.backend.te_absent import kernel_patches
 
     before = every_target()
     backend = CpuBackend()
@@ -150,7 +177,8 @@ def install_and_uninstall() -> tuple[int, bool]:
     backend.install()
     changed = sum(before[target] is not value for target, value in every_target().items())
     backend.uninstall()
-    return len(before) - changed, unchanged(before)
+    # Without Transformer Engine its kernels' places hold Megatron-Core's own functions already.
+    return len(before) - changed - len(kernel_patches()), unchanged(before)
 
 
 def test_every_target_exists_is_replaced_and_comes_back(run_on_ranks):

@@ -75,6 +75,7 @@ def needs() -> dict[str, bool]:
 
     from nemo2.backend.cpu import _patches
     from nemo2.backend.cpu_patches import _FACTORIES
+    from nemo2.backend.te_absent import kernel_patches
 
     gloo: Any = torch.distributed.distributed_c10d.ProcessGroupGloo
     cuda, tensor, x = torch.cuda, torch.Tensor, torch.ones(1)
@@ -131,7 +132,6 @@ def needs() -> dict[str, bool]:
         **only(
             "<0.19",
             {
-                f"{moe}:te_general_gemm": lambda: not hasattr(moe_utils, "te_general_gemm"),
                 f"{megatron}.transformer.multi_latent_attention:HAVE_TE": lambda: multi_latent_attention.HAVE_TE,
                 f"{fsdp}:TELinear": lambda: "(TELinear,)" in source(f"{fsdp}:FullyShardedDataParallel"),
             },
@@ -145,6 +145,8 @@ def needs() -> dict[str, bool]:
                 "clip_grads:clip_grad_by_total_norm_fp32",
             )
         },
+        f"{moe}:te_general_gemm": "te_general_gemm is not None" in inspect.getsource(moe_utils),
+        **{patch.target: "transformer_engine" in inspect.getsource(patch.resolve()[0]) for patch in kernel_patches()},
         f"{megatron}.optimizer:Adam": optimizer.Adam is torch.optim.AdamW,
         f"{megatron}.optimizer:USING_PYTORCH_OPTIMIZER": optimizer.USING_PYTORCH_OPTIMIZER,
         f"{megatron}.optimizer.distrib_optimizer:Adam": distrib_optimizer.Adam is torch.optim.Adam,

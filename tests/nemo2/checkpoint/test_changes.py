@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nemo2.checkpoint import changes
 from nemo2.errors import CheckpointError, DataError
 from support import small_runs
 
@@ -106,6 +107,15 @@ def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_o
     assert any("recompute_granularity" in line for line in recompute["harmless"])
     assert not any("recompute" in line for line in recompute["result"])
     assert "vocab_size" in found["vocabulary"] and "resume.accept_changes=True" in found["vocabulary"]
+
+
+def test_the_overlap_of_another_layout_is_harmless_and_another_model_is_not():
+    found = changes.Changes()
+    changes._sort(
+        found, "model", f"config.tp_comm_overlap_cfg.qkv_fprop.{changes.TARGET}", "RingExchangeOverlapCfg", None
+    )
+    changes._sort(found, "model", f"config.{changes.TARGET}", "Llama3Config8B", "Llama31Config8B")
+    assert len(found.harmless) == len(found.unfit) == 1
 
 
 def resumed_at_its_end(directory: str) -> list[str]:

@@ -114,6 +114,34 @@ def test_a_mixer_computes_what_the_paper_says(run_on_ranks: Any) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+def adapted_names() -> tuple[set[str], set[str], set[str]]:
+    """Names of a mixer's tensors with adapters, in its sharded and in its plain state, and the keys they are stored under."""
+    from megatron.core import parallel_state, tensor_parallel
+
+    from nemo2.backend import get_backend
+    from nemo2.models.ssm import NemotronHConfig8B
+    from nemo2.parallel.sharded_state import sharded_state
+    from nemo2.parallel.transform import transformed
+    from nemo2.peft import LoRA
+
+    get_backend().install()
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    model = transformed(
+        NemotronHConfig8B(**SIZES).configure_model(None), LoRA(target_modules=["in_proj", "out_proj"], dim=4)
+    )
+    state = sharded_state(model)
+    keys = {leaf.key for leaf in state.values() if hasattr(leaf, "key")}
+    return {name.removeprefix("module.") for name in state}, set(model.state_dict()), keys
+
+
+def test_a_mixer_with_adapters_is_stored_under_its_own_keys(run_on_ranks: Any) -> None:
+    sharded, plain, keys = run_on_ranks(adapted_names, 1)[0]
+    assert "decoder.layers.0.mixer.in_proj.to_wrap.weight" in sharded
+    assert {name for name in plain if "_proj." in name} <= sharded
+    assert not any("to_wrap" in key for key in keys)
+
+
 def refusals() -> list[str]:
     from megatron.core import parallel_state, tensor_parallel
 

@@ -114,3 +114,15 @@ def test_fine_tuning_data_becomes_random_tokens_and_a_note_says_so() -> None:
     assert small.recipe.data.__fn_or_cls__ is llm.MockDataModule
     assert any("random tokens instead of SquadDataModule" in note for note in small.notes)
     assert find_problems(small.recipe, devices=small.processes) == []
+
+
+def test_with_transformer_engine_eight_bits_stay_and_an_adapter_fits_the_smallest_width() -> None:
+    from nemo2 import recipes
+    from nemo2.rehearse.shrink import shrink
+
+    recipe: Any = recipes.get("deepseek_v3").finetune_recipe()
+    recipe.optim.config.use_precision_aware_optimizer = True
+    with_te, without = shrink(recipe, transformer_engine=True), shrink(recipe)
+    assert with_te.recipe.optim.config.use_precision_aware_optimizer
+    assert not without.recipe.optim.config.use_precision_aware_optimizer and len(without.notes) > len(with_te.notes)
+    assert without.recipe.peft.dim <= without.recipe.model.config.kv_lora_rank

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from nemo2.errors import ConfigError
+
 SIZES = {
     "num_layers": 2,
     "hidden_size": 32,
@@ -125,3 +127,30 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
             conversion_for({"architectures": wrong})
     with pytest.raises(ConfigError, match=r"model.config=int: nemo2 has no conversion"):
         conversion_of(3)
+
+
+def test_blocks_in_megatron_core_s_form_are_exported_as_ratios_and_other_widths_refused() -> None:
+    import json
+
+    from nemo2.models.conversion.llama_nemotron import LLAMA_NEMOTRON
+    from nemo2.models.llama_nemotron import Llama33NemotronSuper49BConfig
+
+    def blocks(width: int) -> list[dict[str, Any]]:
+        attention = {"num_query_groups": 2}
+        block = {"attention": attention, "mlp": {"ffn_hidden_size": width}}
+        empty = {"attention": attention, "mlp": {"no_op": True, "ffn_hidden_size": None}}
+        config: Any = Llama33NemotronSuper49BConfig(
+            num_layers=2,
+            hidden_size=96,
+            num_attention_heads=8,
+            num_query_groups=2,
+            heterogeneous_layers_config_encoded_json=json.dumps({"block_configs": [block, empty]}),
+        )
+        assert LLAMA_NEMOTRON.rows(config)
+        return LLAMA_NEMOTRON.hf_config(config)["block_configs"]
+
+    whole, empty = blocks(256)
+    assert (whole["attention"]["n_heads_in_group"], whole["ffn"]["ffn_mult"]) == (4, 4.0)
+    assert empty["ffn"]["no_op"] and not empty["attention"]["no_op"]
+    with pytest.raises(ConfigError):
+        blocks(100)

@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of Transformer Engine's extension on pretend GPUs have values.
+
+The extension's own host code runs first, with its assertions and allocations; its kernels have no effect. Then the results are
+computed on the CPU, into the tensors that it returned. Matrix products are cuBLASLt's (`cuda/matmul.cpp`). What is missing here
+stays zero: fp8 in blocks, MXFP8 and NVFP4, and kernels of userbuffers.
+
+Like `operators.py` it needs nothing of the project. ``x2`` are the rows of ``x``: two dimensions, the last as it was.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+operators: Any = sys.modules["pretend_gpu_operators"]
+VALUES: dict[str, Callable[..., None]] = {}
+"""By name of a function: what fills its results. It is called with the results, then with the function's arguments."""
+E5M2 = 8
+"""`transformer_engine_torch.DType.kFloat8E5M2`, where an enumeration isn't told apart by name."""
+MASKED = -10000.0
+"""What Transformer Engine's softmax with a mask writes in place of a score."""
+
+
+def install() -> None:
+    """Replace the functions in the extension and in all modules that imported them."""
+    extension: Any = sys.modules["transformer_engine_torch"]
+    replaced = {}
+    for name, fill in VALUES.items():
+        if (function := getattr(extension, name, None)) is not None:
+            replaced[function] = _filled(function, fill)
+            setattr(extension, name, replaced[function])
+    for name, module in list(sys.modules.items()):
+        if module is not None and name.split(".")[0] in ("transformer_engine", "megatron", "nemo2"):
+            for attribute, value in list(vars(module).items()):
+                if callable(value) and type(value).__name__ == "builtin_function_or_method" and value in replaced:
+                    setattr(module, attribute, replaced[value])
+
+
+def _filled(function: Callable[..., Any], fill: Callable[..., None]) -> Callable[..., Any]:
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        result = function(*arguments, **keywords)
+        with operators.below_autograd():
+            if operators.core.pretend_captured():
+                parts = [_held(part) for part in (result, *arguments)]
+                named = {name: _held(part) for name, part in keywords.items()}
+                operators.keep(lambda: fill(*parts, **named))
+            else:
+                fill(result, *arguments, **keywords)
+        return result
+
+    call.__name__, call.__doc__ = function.__name__, function.__doc__
+    return call
+
+
+def _held(part: Any) -> Any:
+    """What a captured call works on: the caller may drop the data of its tensors afterwards."""
+    if _is_plain(part):
+        return part.detach()
+    if isinstance(part, (list, tuple)):
+        return [_held(inner) for inner in part]
+    if _is_quantized(part):
+        names = ("_fp8_dtype", "_quantizer", "_transpose_invalid")
+        tensors = {name: _held(getattr(part, name, None)) for name in ("_data", "_transpose", "_scale_inv")}
+        return SimpleNamespace(**tensors, **{name: getattr(part, name, None) for name in names})
+    return part
+
+
+def values_for(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def register(fill: Callable[..., None]) -> Callable[..., None]:
+        VALUES.update(dict.fromkeys(names, fill))
+        return fill
+
+    return register
+
+
+# Tensors
+
+
+def _is_plain(part: Any) -> bool:
+    return type(part) in (Tensor, torch.nn.Parameter)
+
+
+def _is_quantized(part: Any) -> bool:
+    """fp8 with one scale for a tensor."""
+    scale = getattr(part, "_scale_inv", None)
+    return hasattr(part, "_fp8_dtype") and isinstance(scale, Tensor) and scale.numel() == 1
+
+
+def _dtype(part: Any) -> torch.dtype:
+    kind = part._fp8_dtype
+    five = int(kind) == E5M2 if hasattr(kind, "__int__") else "E5M2" in str(kind)
+    return torch.float8_e5m2 if five else torch.float8_e4m3fn
+
+
+def read(part: Any) -> Tensor:
+    """Values in fp32, on the CPU."""
+    if _is_quantized(part):
+        scale = read(part._scale_inv).reshape(())
+        return operators.on_cpu(part._data).view(_dtype(part)).float() * scale
+    part = part.detach()
+    return (operators.on_cpu(part) if part.device.type == "cuda" else part).float()
+
+
+def rows(part: Any) -> Tensor:
+    x = read(part)
+    return x.reshape(-1, x.shape[-1])
+
+
+def write(target: Any, values: Tensor, quantizer: Any = None) -> None:
+    """Values into a tensor of a GPU, in the target's own format."""
+    if _is_plain(target):
+        operators.on_cpu(target.detach()).copy_(values.reshape(target.shape))
+    elif _is_quantized(target):
+        _quantize(target, values.float(), quantizer if quantizer is not None else getattr(target, "_quantizer", None))
+
+
+def _quantize(target: Any, values: Tensor, quantizer: Any) -> None:
+    """Scaling by the tensor's own largest value, or, where the quantizer has a scale of past steps, by that. The quantizer learns
+    the largest value."""
+    dtype = _dtype(target)
+    top = torch.finfo(dtype).max
+    largest = values.abs().max() if values.numel() else torch.zeros(())
+    current = "Current" in type(quantizer).__name__
+    scale = top / largest if largest > 0 and torch.isfinite(largest) else torch.ones(())
+    if not current and getattr(quantizer, "scale", None) is not None:
+        scale = read(quantizer.scale).reshape(())
+    history = getattr(quantizer, "amax", None)
+    if history is not None and history.numel():
+        write(history, largest.expand(history.shape) if current else torch.maximum(read(history), largest))
+    if current and getattr(quantizer, "scale", None) is not None and quantizer.scale.numel():
+        write(quantizer.scale, scale.expand(quantizer.scale.shape))
+    write(target._scale_inv, 1 / scale)
+    eight_bits = (values * scale).clamp(-top, top).to(dtype).view(torch.uint8)
+    if target._data is not None:
+        operators.on_cpu(target._data).copy_(eight_bits.reshape(target._data.shape))
+    transposed = getattr(target, "_transpose", None)
+    if transposed is not None and not getattr(target, "_transpose_invalid", False):
+        operators.on_cpu(transposed).copy_(eight_bits.reshape(-1, eight_bits.shape[-1]).t().reshape(transposed.shape))
+
+
+def derivative(function: Callable[[Tensor], Tensor], x: Tensor, gradient: Tensor) -> Tensor:
+    """By autograd, in a thread of its own: this one is below it."""
+    found: list[Tensor] = []
+
+    def differentiate() -> None:
+        leaf = x.detach().clone().requires_grad_()
+        y = function(leaf)
+        found.extend(torch.autograd.grad(y, leaf, gradient.reshape(y.shape)))
+
+    thread = threading.Thread(target=differentiate)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+# Formats
+
+
+@values_for("quantize")
+def _(result: Any, tensor: Any, quantizer: Any, *rest: Any, **_more: Any) -> None:
+    write(result, read(tensor), quantizer)
+
+
+@values_for("dequantize")
+def _(result: Any, tensor: Any, *rest: Any) -> None:
+    write(result, read(tensor))
+
+
+@values_for("bgrad_quantize")
+def _(result: Any, gradient: Any, quantizer: Any) -> None:
+    write(result[0], rows(gradient).sum(0))
+    write(result[1], read(gradient), quantizer)
+
+
+@values_for("fp8_transpose")
+def _(result: Tensor, eight_bits: Tensor, *rest: Any, **_more: Any) -> None:
+    values = operators.on_cpu(eight_bits)
+    operators.on_cpu(result).copy_(values.reshape(-1, values.shape[-1]).t().reshape(result.shape))
+
+
+@values_for("multi_tensor_quantize")
+def _(result: Any, tensors: list[Any], quantizers: list[Any], *rest: Any) -> None:
+    for target, tensor, quantizer in zip(result, tensors, quantizers, strict=True):
+        write(target, read(tensor), quantizer)
+
+
+@values_for("split_quantize")
+def _(result: Any, tensor: Any, sections: list[int], quantizers: list[Any], *rest: Any, **_more: Any) -> None:
+    for target, part, quantizer in zip(result, rows(tensor).split(sections), quantizers, strict=True):
+        write(target, part, quantizer)
+
+
+# Norms
+
+
+@values_for("rmsnorm_fwd")
+def _(
+    result: Any, x: Any, weight: Any, eps: float, out: Any, quantizer: Any, dtype: Any, sm: int, centered: bool
+) -> None:
+    x2, gamma = rows(x), read(weight) + int(centered)
+    inverse = torch.rsqrt(x2.pow(2).mean(-1) + eps)
+    write(result[2], inverse)
+    write(result[0], x2 * inverse[:, None] * gamma, quantizer)
+
+
+@values_for("rmsnorm_bwd")
+def _(result: Any, gradient: Any, x: Any, inverse: Any, weight: Any, sm: int, centered: bool) -> None:
+    gradient2, x2, gamma = rows(gradient), rows(x), read(weight) + int(centered)
+    r = read(inverse).reshape(-1, 1)
+    normed, by_weight = x2 * r, gradient2 * gamma
+    write(result[0], r * (by_weight - normed * (by_weight * normed).mean(-1, keepdim=True)))
+    write(result[1], (gradient2 * normed).sum(0))
+
+
+@values_for("layernorm_fwd")
+def _(
+    result: Any, x: Any, weight: Any, bias: Any, eps: float, out: Any, quantizer: Any, dtype: Any, sm: int, centered: bool
+) -> None:  # fmt: skip
+    x2, gamma = rows(x), read(weight) + int(centered)
+    mean = x2.mean(-1)
+    inverse = torch.rsqrt((x2 - mean[:, None]).pow(2).mean(-1) + eps)
+    write(result[1], mean)
+    write(result[2], inverse)
+    y = (x2 - mean[:, None]) * inverse[:, None] * gamma
+    write(result[0], y if bias is None else y + read(bias), quantizer)
+
+
+@values_for("layernorm_bwd")
+def _(result: Any, gradient: Any, x: Any, mean: Any, inverse: Any, weight: Any, sm: int, centered: bool) -> None:
+    gradient2, x2, gamma = rows(gradient), rows(x), read(weight) + int(centered)
+    r = read(inverse).reshape(-1, 1)
+    normed, by_weight = (x2 - read(mean).reshape(-1, 1)) * r, gradient2 * gamma
+    centre, slope = by_weight.mean(-1, keepdim=True), (by_weight * normed).mean(-1, keepdim=True)
+    write(result[0], r * (by_weight - centre - normed * slope))
+    write(result[1], (gradient2 * normed).sum(0))
+    write(result[2], gradient2.sum(0))
+
+
+# Activations
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _gated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def product(x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, -1)
+        return function(gate) * value
+
+    return product
+
+
+def _activation(name: str, function: Callable[[Tensor], Tensor]) -> None:
+    def forward(result: Any, x: Any, quantizer: Any, *rest: Any, **_more: Any) -> None:
+        write(result, function(read(x)), quantizer)
+
+    def backward(result: Any, gradient: Any, x: Any, quantizer: Any, *rest: Any, **_more: Any) -> None:
+        write(result, derivative(function, read(x), read(gradient)), quantizer)
+
+    VALUES.update({name: forward, f"d{name}": backward})
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+for _name, _function in {"gelu": _gelu, "silu": F.silu, "relu": F.relu, "srelu": _squared_relu}.items():
+    _activation(_name, _function)
+for _name, _function in {"swiglu": F.silu, "geglu": _gelu, "reglu": F.relu}.items():
+    _activation(_name, _gated(_function))
+
+
+# Attention
+
+
+def _above_the_diagonal(queries: int, keys: int, offset: int) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool).triu(1 + offset)
+
+
+@values_for("scaled_upper_triang_masked_softmax_forward", "scaled_aligned_causal_masked_softmax_forward")
+def _(result: Tensor, scores: Tensor, scale: float) -> None:
+    scaled = read(scores) * scale
+    queries, keys = scaled.shape[-2:]
+    write(result, scaled.masked_fill(_above_the_diagonal(queries, keys, keys - queries), -torch.inf).softmax(-1))
+
+
+@values_for("scaled_softmax_forward")
+def _(result: Tensor, scores: Tensor, scale: float) -> None:
+    write(result, (read(scores) * scale).softmax(-1))
+
+
+@values_for("scaled_masked_softmax_forward")
+def _(result: Tensor, scores: Tensor, mask: Tensor, scale: float) -> None:
+    write(result, (read(scores) * scale).masked_fill(read(mask).bool(), MASKED).softmax(-1))
+
+
+@values_for(
+    "scaled_upper_triang_masked_softmax_backward",
+    "scaled_aligned_causal_masked_softmax_backward",
+    "scaled_softmax_backward",
+    "scaled_masked_softmax_backward",
+)
+def _(result: Tensor, gradient: Tensor, softmax: Tensor, scale: float) -> None:
+    d, y = read(gradient).clone(), read(softmax)  # the result is the gradient's own memory
+    write(result, scale * y * (d - (d * y).sum(-1, keepdim=True)))
+
+
+def _batch_first(layout: Any) -> bool:
+    return str(layout).split("NVTE_")[-1].startswith("BS")
+
+
+def _heads_first(part: Any, layout: Any) -> Tensor:
+    return read(part).permute(*((0, 2, 1, 3) if _batch_first(layout) else (1, 2, 0, 3)))
+
+
+def _heads_back(x_BHSD: Tensor, layout: Any) -> Tensor:
+    return x_BHSD.permute(*((0, 2, 1, 3) if _batch_first(layout) else (2, 0, 1, 3)))
+
+
+def _scores(q: Tensor, k: Tensor, scale: float, mask: Any, window: Any) -> Tensor:
+    scores = (q @ k.transpose(-1, -2)) * scale
+    queries, keys = scores.shape[-2:]
+    if "CAUSAL" in str(mask):
+        offset = keys - queries if "BOTTOM" in str(mask) else 0
+        hidden = _above_the_diagonal(queries, keys, offset)
+        if window and window[0] >= 0:
+            hidden = hidden | ~torch.ones_like(hidden).triu(offset - window[0])
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores
+
+
+def _has_values(layout: Any, *tensors: Any) -> bool:
+    return "THD" not in str(layout) and all(map(_is_plain, tensors))
+
+
+@values_for("fused_attn_fwd")
+def _(result: Any, *arguments: Any, **_more: Any) -> None:
+    (_, _, _, scale, _, _, layout, out_layout, _, _, mask, _, window, _, _, _, q, k, v, *_) = arguments
+    if not _has_values(layout, q, k, v):
+        return
+    q, k, v = (_heads_first(part, layout) for part in (q, k, v))
+    k, v = (part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v))
+    scores = _scores(q, k, scale, mask, window)
+    total = scores.logsumexp(-1, keepdim=True)
+    write(result[0], _heads_back((scores - total).exp().nan_to_num() @ v, out_layout))
+    if len(result) > 1 and result[1] is not None and result[1].numel() == total.numel():
+        write(result[1], total)
+
+
+@values_for("fused_attn_bwd")
+def _(result: Any, *arguments: Any, **_more: Any) -> None:
+    (_, _, scale, _, _, layout, out_layout, d_out_layout, d_layout, *_) = arguments
+    mask, window = arguments[12], arguments[14]
+    q, k, v, out, d_out, _, statistics, *_ = arguments[19:]
+    if not _has_values(layout, q, k, v):
+        return
+    q, k, v = (_heads_first(part, layout) for part in (q, k, v))
+    groups = q.shape[1] // k.shape[1]
+    k, v = (part.repeat_interleave(groups, 1) for part in (k, v))
+    scores = _scores(q, k, scale, mask, window)
+    # Under context parallelism the statistics cover all keys, of which these are a part.
+    given = statistics[0] if isinstance(statistics, (list, tuple)) and statistics else None
+    fits = given is not None and given.numel() == scores.shape[:3].numel()
+    total = read(given).reshape(*scores.shape[:3], 1) if fits else scores.logsumexp(-1, keepdim=True)
+    softmax = (scores - total).exp().nan_to_num()
+    d_out, out = _heads_first(d_out, d_out_layout), _heads_first(out, out_layout)
+    d_scores = softmax * (d_out @ v.transpose(-1, -2) - (d_out * out).sum(-1, keepdim=True)) * scale
+    parts = (d_scores @ k, d_scores.transpose(-1, -2) @ q, softmax.transpose(-1, -2) @ d_out)
+    for target, part, shared in zip(result, parts, (1, groups, groups), strict=False):
+        write(target, _heads_back(part.unflatten(1, (-1, shared)).sum(2), d_layout))
+
+
+def _rotated(x_SBHD: Tensor, angles: Tensor, interleaved: bool, sign: int) -> Tensor:
+    turned, rest = x_SBHD.tensor_split([angles.shape[-1]], -1)
+    if interleaved:
+        half = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).reshape(turned.shape)
+    else:
+        first, second = turned.chunk(2, -1)
+        half = torch.cat((-second, first), -1)
+    return torch.cat((turned * angles.cos() + half * angles.sin() * sign, rest), -1)
+
+
+def _rotary(sign: int) -> Callable[..., None]:
+    def fill(
+        result: Any, x: Any, angles: Any, start: Any, layout: Any, interleaved: bool, cu: Any, cp: int, rank: int
+    ) -> None:
+        if cu is not None or start is not None:
+            return
+        batch_first = str(layout).upper().split("NVTE_")[-1].startswith("BS")
+        x_SBHD = read(x).transpose(0, 1) if batch_first else read(x)
+        chunks = read(angles)[: x_SBHD.shape[0] * cp].chunk(2 * cp)
+        y = _rotated(
+            x_SBHD,
+            torch.cat((chunks[rank], chunks[2 * cp - 1 - rank])) if cp > 1 else torch.cat(chunks),
+            interleaved,
+            sign,
+        )
+        write(result, y.transpose(0, 1) if batch_first else y)
+
+    return fill
+
+
+VALUES |= {"fused_rope_forward": _rotary(1), "fused_rope_backward": _rotary(-1)}
+
+
+# Experts
+
+
+@values_for("fused_topk_with_score_function_fwd")
+def _(
+    result: Any, logits: Tensor, topk: int, before: bool, groups: Any, group_topk: Any, scale: Any, kind: str, bias: Any
+) -> None:  # fmt: skip
+    """Probabilities and the map of routed tokens, each ``[tokens, experts]``, and what the backward pass reads: the scores."""
+    x = read(logits)
+    scores = x.softmax(-1) if kind == "softmax" else x.sigmoid() if kind == "sigmoid" else F.softplus(x).sqrt()
+    ranking = scores if bias is None else scores + read(bias)
+    if groups:
+        grouped = ranking.unflatten(-1, (groups, -1))
+        best = grouped.topk(topk // group_topk, -1).values.sum(-1).topk(group_topk, -1).indices
+        open_ = torch.zeros(grouped.shape[:2]).scatter(-1, best, 1).bool()
+        ranking = grouped.masked_fill(~open_[..., None], -torch.inf).flatten(-2)
+    chosen = ranking.topk(topk, -1).indices
+    picked = scores.gather(-1, chosen)
+    if kind == "softmax" and not before:
+        picked = x.gather(-1, chosen).softmax(-1)
+    elif kind != "softmax" and topk > 1:
+        picked = picked / (picked.sum(-1, keepdim=True) + 1e-20)
+    write(result[0], torch.zeros_like(x).scatter(-1, chosen, picked * (scale or 1)))
+    operators.on_cpu(result[1]).copy_(torch.zeros_like(x).scatter(-1, chosen, 1).bool())
+    write(result[2], scores)
+
+
+# Optimizers
+
+
+@values_for("multi_tensor_l2norm")
+def _(result: Any, chunk: int, flag: Any, tensors: list[list[Any]], each: Any = False) -> None:
+    norms = torch.stack([read(tensor).norm() for tensor in tensors[0]])
+    write(result[0], norms.norm().reshape(1))
+    if each:
+        write(result[1], norms)
+
+
+@values_for("multi_tensor_scale", "multi_tensor_scale_tensor")
+def _(result: Any, chunk: int, flag: Any, tensors: list[list[Any]], scale: Any) -> None:
+    factor = read(scale) if isinstance(scale, Tensor) else scale
+    for source, target in zip(*tensors, strict=True):
+        values = read(source) * factor
+        write(target, values)
+        if not torch.isfinite(values).all():
+            operators.on_cpu(flag).fill_(1)
+
+
+@values_for("multi_tensor_adam")
+def _(
+    result: Any, chunk: int, flag: Any, tensors: list[list[Any]], lr: float, beta1: float, beta2: float, eps: float, step: int,
+    decoupled: int, corrected: int, decay: float,
+) -> None:  # fmt: skip
+    one, two = (1 - beta1**step, 1 - beta2**step) if corrected else (1, 1)
+    for gradient, parameter, first, second, *master in zip(*tensors, strict=True):
+        weights = read(master[0] if master else parameter)
+        slope = read(gradient) + (0 if decoupled else decay * weights)
+        m = beta1 * read(first) + (1 - beta1) * slope
+        v = beta2 * read(second) + (1 - beta2) * slope * slope
+        update = (m / one) / ((v / two).sqrt() + eps) + (decay * weights if decoupled else 0)
+        for target, values in zip(
+            (first, second, parameter, *master), (m, v, *[weights - lr * update] * 2), strict=False
+        ):
+            write(target, values)
