@@ -2,6 +2,7 @@
 """A run that goes on with another recipe than its checkpoint's is told what has changed."""
 
 import dataclasses
+import html
 import json
 import os
 from pathlib import Path
@@ -96,7 +97,9 @@ def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_o
         ("precision", "trainer.precision: 32 -> bf16-mixed"),
     ):  # fmt: skip
         assert any(words in line for line in found[name]["result"]), found[name]
-    assert found["accepted"] == 11 and "doesn't fit the checkpoint: model.config.vocab_size" in found["report"]
+    assert found["accepted"] == 11 and "doesn't fit the checkpoint: model.config.vocab_size" in html.unescape(
+        found["report"]
+    )
     assert "<td class='number'>11</td>" in found["report"], (
         "the report lists the checkpoint that the end of training saves"
     )
