@@ -35,6 +35,8 @@ _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
 """Fields that distinguish the groups of one optimizer. Whether a group is the experts' determines its optimizer."""
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
 _STEP = "optimizer.state.step."
+_COPIES = "fp32_from_fp16_params"
+"""The entry of a "half" state with the fp32 copies of the parameters, as a list per group."""
 _OWN = (*_IDENTIFIERS, "is_expert_parallel", "default_config", "params")
 
 
@@ -80,13 +82,28 @@ def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
     return loaded
 
 
-def with_empty_states(loaded: Any) -> Any:
-    """``loaded`` with an empty state on ranks without trained parameters, for which nothing was loaded. Megatron-Core
-    requires the entry."""
-    for part in _chain(loaded):
+def with_empty_states(loaded: Any, whole: Any) -> Any:
+    """``loaded`` with the empty entries of ranks without trained parameters, for which nothing was loaded. Megatron-Core
+    requires the entries. ``whole`` is the optimizer that takes the state."""
+    for part, one in zip(_chain(loaded), _chained(whole), strict=False):
         if _form(part) == "plain" or "optimizer" in part:
             _inner(part).setdefault("state", {})
+        copies = getattr(one, "fp32_from_float16_groups", None)
+        if copies is not None and not any(copies):
+            part.setdefault(_COPIES, [[] for _ in copies])
     return loaded
+
+
+def without_empty_copies(state: Any) -> Any:
+    """``state`` of this rank's optimizer without lists of fp32 copies in which no group has any.
+
+    A checkpoint stores the plain values of one rank for all, and its empty lists couldn't be merged with the tensors of
+    another rank.
+    """
+    for part in _chain(state):
+        if not any(part.get(_COPIES, (True,))):
+            del part[_COPIES]
+    return state
 
 
 def with_step_of_all(state: Any) -> Any:
@@ -207,8 +224,11 @@ def forget_updates(optimizers: Iterable[Any]) -> None:
 
 def torch_optimizers(whole: Any) -> list[Any]:
     """The torch optimizers inside an optimizer of Megatron-Core, chained or not."""
-    chained = getattr(whole, "chained_optimizers", [whole])
-    return [one.optimizer for one in chained if getattr(one, "optimizer", None) is not None]
+    return [one.optimizer for one in _chained(whole) if getattr(one, "optimizer", None) is not None]
+
+
+def _chained(whole: Any) -> Sequence[Any]:
+    return getattr(whole, "chained_optimizers", [whole])
 
 
 def _counting(optimizer: Any) -> Iterator[dict[str, Any]]:

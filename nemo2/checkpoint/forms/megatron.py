@@ -26,6 +26,7 @@ from nemo2.checkpoint.optimizer_forms import (
     under_saved_names,
     with_empty_states,
     with_step_of_all,
+    without_empty_copies,
 )
 from nemo2.checkpoint.pieces import Piece
 from nemo2.checkpoint.random_state import random_state, say_they_start_anew
@@ -103,7 +104,7 @@ class MegatronForm(Form):
             return {}
         whole = self._optimizers[0]
         shards = whole.sharded_state_dict(model_state, is_loading=loading, metadata=dict(metadata))
-        return {"optimizer": shards if loading else with_step_of_all(shards)}
+        return {"optimizer": shards if loading else with_step_of_all(without_empty_copies(shards))}
 
     # ------------------------------------------------------------------------------------------------------ a part
 
@@ -248,7 +249,7 @@ class MegatronForm(Form):
         optimizers = self._optimizers
         if "optimizer" in checkpoint and optimizers:
             own = [dict(group) for group in optimizers[0].param_groups]
-            optimizers[0].load_state_dict(with_empty_states(checkpoint["optimizer"]))
+            optimizers[0].load_state_dict(with_empty_states(checkpoint["optimizer"], optimizers[0].mcore_optimizer))
             if self.load_main_params:
                 forget_updates(torch_optimizers(optimizers[0].mcore_optimizer))
             for group, before in zip(optimizers[0].param_groups, own, strict=True):

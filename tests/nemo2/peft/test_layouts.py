@@ -69,9 +69,23 @@ def two_ranks(directory: str) -> dict[Any, Any]:
     found["late"] = adapted_runs.train(
         f"{directory}/dense", "LoRA", "pp2", options=LATE, to=f"{directory}/l", save=True
     )
+    for layer in ON_ONE_STAGE:
+        options = {"target_modules": [f"*.layers.{layer}.*"]}
+        half: dict[str, Any] = {
+            "options": options,
+            "strategy": adapted_runs.LAYOUTS["pp2"] | {"precision": "bf16-mixed"},
+        }
+        place = f"{directory}/half {layer}"
+        found["half", layer] = adapted_runs.train(f"{directory}/dense", "LoRA", "pp2", steps=8, **half)
+        adapted_runs.train(f"{directory}/dense", "LoRA", "pp2", to=place, save=True, **half)
+        found["half", layer, "resumed"] = adapted_runs.train(
+            f"{directory}/dense", "LoRA", "pp2", resume=f"{place}/pp2/step={STEPS}", **half
+        )
     return found
 
 
+ON_ONE_STAGE = (0, 3)
+"""Layers of the first and of the second of two stages."""
 RESUMED = [
     ("LoRA", "tp2 sp"),
     ("CanonicalDoRA", "tp2 sp"),
@@ -142,3 +156,11 @@ def test_a_stage_without_additions_trains_and_saves_with_the_others(runs):
     for rank in runs["two"]:
         assert rank["late"]["losses"] == pytest.approx(expected["losses"], rel=2e-5)
         assert rank["late"]["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
+
+
+@pytest.mark.parametrize("layer", ON_ONE_STAGE)
+def test_a_stage_without_additions_goes_on_with_the_others_in_half_precision(runs, layer):
+    """Its optimizer has no fp32 copies of parameters, and the plain part of a checkpoint is one rank's for all."""
+    for rank in runs["two"]:
+        whole, resumed = rank["half", layer]["losses"], rank["half", layer, "resumed"]["losses"]
+        assert len(whole) == 8 and resumed == whole[STEPS:]
