@@ -11,6 +11,7 @@ Fine-tuning starts from a run of all its parameters. A row that is done is kept,
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -122,10 +123,7 @@ def measure(name: str, kind: str, *, bases: Path, timeout: float) -> dict[str, A
         found |= {"difference": difference, "verdict": "same" if difference <= TOLERANCE else "differs"}
     except Exception as error:  # whatever it is belongs to this row; the others still run
         text = str(error)
-        found |= {
-            "error": next((line for line in reversed(text.splitlines()) if "Error" in line), text[-200:]),
-            "trace": text,
-        }
+        found |= {"error": re.sub(r"(/[^\s/]+)+/", "", text.partition("\n")[0]), "trace": text}
     finally:
         shutil.rmtree(folder)
     return found | {"seconds": round(time.monotonic() - started, 1)}
