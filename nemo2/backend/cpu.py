@@ -24,6 +24,7 @@ from nemo2.backend.base import Backend, Override
 from nemo2.backend.extras import has
 from nemo2.backend.patching import Patch, Patcher
 from nemo2.errors import RuntimeFault
+from nemo2.place import here
 
 _JIT = Patch(
     target="megatron.core.jit:jit_fuser",
@@ -60,7 +61,7 @@ class CpuBackend(Backend):
                 "synchronization and device placement without an error. Use get_backend(), or hide the GPU with "
                 "CUDA_VISIBLE_DEVICES=''."
             )
-        if Version(torch.__version__).release < (2, 12) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if Version(torch.__version__).release < (2, 12) and here().world_size > 1:
             raise RuntimeFault(
                 f"Running on CPUs requires torch 2.12 or newer, and torch {torch.__version__} is installed: its gloo "
                 "groups can't reduce and scatter several tensors at once. Run: pip install --upgrade torch"

@@ -8,7 +8,7 @@ moved them. Tensors that a transform has added are stored by their full names, l
 """
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Optional, cast
@@ -22,8 +22,6 @@ from nemo2.parallel.norm_names import renamed_norms
 from nemo2.parallel.transform import Transformed, full_parameter_names, record_of
 
 _EXTRA = "._extra_state"
-_WRAPPED = "to_wrap"
-"""The layer inside an adapter's wrapper (`nemo2.peft.adapter.Adapted`)."""
 _LEAVE = "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE"
 
 
@@ -133,16 +131,19 @@ def _described(core: nn.Module, metadata: Optional[dict[str, Any]]) -> dict[str,
     renamed = renamed_norms({leaf.key for leaf in leaves})
     for leaf in leaves:
         leaf.key = renamed.get(leaf.key, leaf.key)
-    wrappers = {f"module.{path}." for path, module in core.named_modules() if _WRAPPED in module._modules}
+    wrappers = {
+        f"module.{path}.": module for path, module in core.named_modules() if hasattr(type(module), "layer_attribute")
+    }
     return {_with_wrappers(name, wrappers): leaf for name, leaf in state.items()} if wrappers else state
 
 
-def _with_wrappers(name: str, wrappers: Collection[str]) -> str:
-    """The name in ``state_dict()`` of a tensor that the wrapper of its layer describes under the layer's own name."""
-    head = next((wrapper for wrapper in wrappers if name.startswith(wrapper)), None)
-    if head is None or name.startswith((f"{head}adapter.", f"{head}{_WRAPPED}.")):
+def _with_wrappers(name: str, wrappers: Mapping[str, Any]) -> str:
+    """The name in ``state_dict()`` of a tensor that the wrapper of its layer describes under the layer's own name, as
+    `nemo2.peft.adapter.Adapted` does."""
+    head = next((head for head in wrappers if name.startswith(head)), None)
+    if head is None or name.removeprefix(head).partition(".")[0] in wrappers[head]._modules:
         return name
-    return f"{head}{_WRAPPED}.{name.removeprefix(head)}"
+    return f"{head}{wrappers[head].layer_attribute}.{name.removeprefix(head)}"
 
 
 def _as_built(

@@ -4,7 +4,7 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Optional
+from typing import Any, ClassVar, Literal, Optional
 
 import torch
 import torch.nn.functional as F
@@ -165,6 +165,9 @@ class Adapted(nn.Module):
 
     The layer's attributes can be read on this module. The layer's parameters keep their names in checkpoints.
     """
+
+    layer_attribute: ClassVar[str] = "to_wrap"
+    """Where the layer is, whose tensors `sharded_state_dict` describes under the layer's own names."""
 
     def __init__(self, to_wrap: nn.Module, adapter: nn.Module) -> None:
         super().__init__()

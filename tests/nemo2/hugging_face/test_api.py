@@ -97,7 +97,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 def test_by_command_weights_go_in_and_come_out_the_same(released: Path, tmp_path: Path) -> None:
     said = run("import", released, "--output", tmp_path / "in")
     assert f"resume.restore_config.path={tmp_path / 'in'}" in said
-    said = run("inspect", tmp_path / "in", "--verify")
+    said = run("show", tmp_path / "in", "--verify")
     assert "whole       yes" in said and f"nemo2 export {tmp_path / 'in'} --output" in said
     run("export", tmp_path / "in", "--output", tmp_path / "out")
     assert torch.equal(logits(tmp_path / "out"), logits(released))

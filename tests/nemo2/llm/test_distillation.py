@@ -246,7 +246,7 @@ def test_the_command_makes_a_recipe_whose_student_and_teacher_are_both_checked(
     for arguments, words in (
         ([], "distill needs --teacher"),
         (["--teacher", str(tmp_path / "none")], "none does not exist"),
-        (["--teacher", models["teacher"]], "to provide trainer, data and optimizer"),
+        (["--teacher", models["teacher"]], "to provide trainer and data"),
         (
             ["--teacher", models["teacher"], "--recipe", "llama_tiny", "--top-k", "0"],
             "logit_kl_topk=0 must be at least 1",
