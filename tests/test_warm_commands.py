@@ -60,10 +60,11 @@ def test_an_error_is_a_traceback_and_1(shell, tmp_path) -> None:
 def test_a_signal_reaches_it_and_a_killed_command_takes_its_fork_along(
     shell, warm_commands, tmp_path, number, code
 ) -> None:
+    # Naps: a signal between the interpreter's last look and the start of a sleep waits for its end.
     script(
         tmp_path,
         "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
-        "print(os.getpid(), flush=True)\ntime.sleep(60)\n",
+        "print(os.getpid(), flush=True)\nfor _ in range(600):\n    time.sleep(0.1)\n",
     )
     environment = {**os.environ, **warm_commands}
     for sent, expected in ((number, code), (signal.SIGKILL, -signal.SIGKILL)):
