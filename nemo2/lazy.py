@@ -22,12 +22,15 @@ def front_door(
     is stored in the package, so that it is looked up once per process. An unknown name is an AttributeError with the
     nearest known names.
 
-    ``nemo`` is the package of NeMo 2.0 whose modules are attributes too. They aren't listed.
+    ``nemo`` is the package of NeMo 2.0 whose modules are attributes too. They aren't listed, and one of the package's own
+    modules comes before NeMo's of the same name: an import of it would replace that attribute.
     """
     homes = {**stub_homes(Path(file).with_suffix(".pyi").read_text()), **dict.fromkeys(modules, package)}
 
     def find(name: str) -> Any:
         home = homes.get(name)
+        if home is None and not name.startswith("_") and Path(file).with_name(f"{name}.py").exists():
+            home = package
         if home is None and nemo:
             # By its text, because the room that knows NeMo's names is far above this one.
             module = import_module("nemo2.cli.nemo_modules").nemo_module(f"{nemo}.{name}")

@@ -184,6 +184,18 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         nemo2.MegatronStrategie  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_nemos_llm_api_has_the_same_names_before_and_after_an_entry_point_is_used() -> None:
+    code = """
+import sys
+from nemo2 import llm
+before = llm.api
+assert before is sys.modules["nemo2.llm.api"]
+llm.pretrain
+assert llm.api is before and llm.api.export_ckpt is llm.export_ckpt and llm.api.pretrain is llm.pretrain
+"""
+    run_python(code, ROOT)
+
+
 @pytest.mark.parametrize("folder", ["recipes", "callbacks"])
 def test_the_bare_folder_names_its_real_home(folder: str) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failure:

@@ -7,6 +7,7 @@ that rank, and the rank writes a fault file for the launcher (`nemo2.run_dir.fau
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -366,3 +367,10 @@ def _watch(trainer: pl.Trainer) -> None:
 
 for _entry_point in (pretrain, finetune, train, validate, generate):
     command(_entry_point)
+
+
+def __getattr__(name: str) -> Any:
+    """NeMo's ``llm.api`` has all entry points, `export_ckpt` and `ptq` among them."""
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return getattr(import_module("nemo2.llm"), name)
