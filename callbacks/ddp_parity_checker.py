@@ -68,15 +68,15 @@ def _compare(trainer: Any) -> None:
     }
     seen: dict[Any, tuple[Any, int]] = {}
     differing: dict[str, set[int]] = {}
-    for rank, found in enumerate(ranks.gather(mine)):
-        for key, bits in found.items():
+    for rank, fingerprints in enumerate(ranks.gather(mine)):
+        for key, bits in fingerprints.items():
             first, where = seen.setdefault(key, (bits, rank))
             if first != bits:
                 differing.setdefault(key[1], {where}).add(rank)
     if differing:
-        told = "; ".join(f"{name} on ranks {sorted(ranks)}" for name, ranks in list(differing.items())[:5])
+        listed = "; ".join(f"{name} on ranks {sorted(ranks)}" for name, ranks in list(differing.items())[:5])
         raise RuntimeFault(
-            f"After step {trainer.global_step}, data-parallel replicas differ in {len(differing)} parameters: {told}. "
+            f"After step {trainer.global_step}, data-parallel replicas differ in {len(differing)} parameters: {listed}. "
             "They received different gradients or started from different weights, so the replicas no longer form one "
             "model since the last check. Resume from a checkpoint before that check."
         )

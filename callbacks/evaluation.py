@@ -120,24 +120,24 @@ class EvaluationCallback(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.at_end and self._evaluated_step != trainer.global_step:
-            found = self._evaluate(trainer, pl_module)
-            trainer.callback_metrics.update({name: torch.tensor(value) for name, value in found.items()})
+            results = self._evaluate(trainer, pl_module)
+            trainer.callback_metrics.update({name: torch.tensor(value) for name, value in results.items()})
 
     def _evaluate(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, float]:
         parallel: Any = trainer.strategy.megatron_parallel  # pyright: ignore[reportAttributeAccessIssue]
         parallel.pause_param_gather()
         try:
-            found = self._measured(pl_module, lambda: _tell_watchdogs(trainer))
+            results = self._measured(pl_module, lambda: _tell_watchdogs(trainer))
         finally:
             parallel.resume_param_gather()
         self._evaluated_step = trainer.global_step
         step = trainer.global_step - 1
         for logger in trainer.loggers:
-            logger.log_metrics({**found, "global_step": float(step)}, step=step)
-        return found
+            logger.log_metrics({**results, "global_step": float(step)}, step=step)
+        return results
 
     def _measured(self, model: Any, on_progress: Callable[[], None]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        figures_of_all: dict[str, float] = {}
         length = model.config.seq_length
         if self._read:
             texts = perplexity_of(
@@ -148,7 +148,7 @@ class EvaluationCallback(pl.Callback):
                 max_batch_size=self.max_batch_size,
                 share=True,
             )
-            found |= figures.of_texts(dict(zip(self._read, texts, strict=True)))
+            figures_of_all |= figures.of_texts(dict(zip(self._read, texts, strict=True)))
             on_progress()
         if self.tasks:
             results = evaluate_tasks(
@@ -163,8 +163,8 @@ class EvaluationCallback(pl.Callback):
                 trust_tasks=self.trust_tasks,
                 on_progress=on_progress,
             )
-            found |= figures.of_tasks(results)
-        return found
+            figures_of_all |= figures.of_tasks(results)
+        return figures_of_all
 
     @property
     def _folder(self) -> Optional[Path]:

@@ -83,9 +83,9 @@ def _selected(root: nn.Module, selector: Optional[str]) -> list[nn.Module]:
         return list(root.children()) if isinstance(root, pl.LightningModule) else [root]
     pattern = re.compile(re.escape(selector).replace(r"\*", "[^.]*"))
     names = [name for name, _ in root.named_modules() if name]
-    found = [name for name in names if pattern.fullmatch(name)]
-    if not found:
+    selected = [name for name in names if pattern.fullmatch(name)]
+    if not selected:
         raise ConfigError(
             f"JitConfig.module_selector={selector!r}: the model has no such module{did_you_mean(selector, names)}"
         )
-    return [root.get_submodule(name) for name in found]
+    return [root.get_submodule(name) for name in selected]

@@ -92,10 +92,10 @@ class LayerFreezer(pl.Callback):
 
 
 def _range_of(name: str, spec: Any) -> tuple[float, float]:
-    whole = isinstance(spec, int) and not isinstance(spec, bool)
-    if whole and spec == -1:
+    is_index = isinstance(spec, int) and not isinstance(spec, bool)
+    if is_index and spec == -1:
         return 0, math.inf
-    if whole and spec > 0:
+    if is_index and spec > 0:
         return 0, spec - 1
     if isinstance(spec, list | tuple) and len(spec) == 2 and all(isinstance(one, int) for one in spec):
         first, last = max(spec[0], 0), math.inf if spec[1] < 0 else spec[1]

@@ -33,8 +33,8 @@ class OptimizerMonitor(pl.Callback):
             if owned.gradient is not None
         }
         squares: dict[str, float] = defaultdict(float)
-        for found in ranks.gather(mine):
-            for name, square in found.items():
+        for of_rank in ranks.gather(mine):
+            for name, square in of_rank.items():
                 squares[name] += square
         for name, square in squares.items():
             pl_module.log(f"l2_norm/grad/{name.removeprefix('module.')}", square**0.5, batch_size=1)

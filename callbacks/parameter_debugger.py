@@ -69,15 +69,17 @@ class ParameterDebugger(pl.Callback):
             self.__dict__[name] = self._look
 
     def _look(self, trainer: Any, *_: Any, **__: Any) -> None:
-        found: list[dict[str, str]] = []
+        rows_of_all: list[dict[str, str]] = []
         for name, parameter, owned in owned_gradients(trainer):
             row = {"Parameter": name}
             for kind, function, tensor in (("Param", self.param_fn, parameter), ("Grad", self.grad_fn, owned.whole)):
                 if function is not None and tensor is not None:
-                    told = function(tensor if tensor.shape == parameter.shape else tensor.view(parameter.shape)) or {}
-                    row |= {f"{kind} {column}": str(value) for column, value in told.items()}
-            found.append(row)
-        names = list(dict.fromkeys(column for row in found for column in row))
+                    figures = (
+                        function(tensor if tensor.shape == parameter.shape else tensor.view(parameter.shape)) or {}
+                    )
+                    row |= {f"{kind} {column}": str(value) for column, value in figures.items()}
+            rows_of_all.append(row)
+        names = list(dict.fromkeys(column for row in rows_of_all for column in row))
         if len(names) > 1:
-            rows = [[row.get(column, "") for column in names] for row in found]
+            rows = [[row.get(column, "") for column in names] for row in rows_of_all]
             logger.info("\n%s", "\n".join(columns(rows, head=names)))

@@ -132,16 +132,16 @@ class PytorchProfilerCallback(pl.Callback):
 
     def _finish(self, trainer: pl.Trainer) -> None:
         profiler, self._profiler = self._profiler, None
-        found = []
+        messages = []
         if self._recorder is not None:
             self._recorder.__exit__(None, None, None)
-            found, self._recorder = self._recorder.found, None
+            messages, self._recorder = self._recorder.found, None
         profiler.stop()
         folder = Path(self.trace_dir) if self.trace_dir is not None else directory_of(trainer) / TRACES
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"rank-{trainer.global_rank}.json"
         profiler.export_chrome_trace(str(path))
-        if found:
+        if messages:
             from nemo2.trace.chrome import add_communication
 
-            add_communication(path, found)
+            add_communication(path, messages)

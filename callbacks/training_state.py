@@ -64,14 +64,14 @@ class ModelTrainingStateCallback(pl.Callback):
         changed = [name for name, training in _modes(trainer).items() if before.get(name, training) != training]
         if not changed:
             return
-        told = (
+        message = (
             f"At step {trainer.global_step}, {len(changed)} modules have a different mode than before validation: "
             f"{', '.join(changed[:5])}. A validation hook called eval() or train() and did not undo it. Restore the "
             "mode in that hook."
         )
         if self.strict:
-            raise RuntimeFault(told)
-        logger.warning(told)
+            raise RuntimeFault(message)
+        logger.warning(message)
 
 
 def _modes(trainer: Any) -> dict[str, bool]:

@@ -104,7 +104,7 @@ class FabricMegatronStrategy(DDPStrategy):
         nccl_communicator_config_path: Optional[str] = None,
     ) -> None:
         own = locals()
-        given: dict[str, Any] = {name: own[name] for name in parameter_names(MegatronStrategy) if name in own}
+        arguments: dict[str, Any] = {name: own[name] for name in parameter_names(MegatronStrategy) if name in own}
         _refuse(start_method=(start_method, "popen"), output_data_idx=(output_data_idx, False))
         _refuse(no_ddp_communication_hook=(no_ddp_communication_hook, True))
         super().__init__(
@@ -116,8 +116,8 @@ class FabricMegatronStrategy(DDPStrategy):
             process_group_backend=process_group_backend or get_backend().process_group_backend,
             timeout=timeout or collective_timeout(),
         )
-        given |= {"setup_optimizers": False, "replace_progress_bar": False, "ckpt_async_save": False}
-        self.training = MegatronStrategy(**given)
+        arguments |= {"setup_optimizers": False, "replace_progress_bar": False, "ckpt_async_save": False}
+        self.training = MegatronStrategy(**arguments)
         """The strategy that `Trainer` would run."""
         if megatron_callbacks is not None:
             self.training.megatron_callbacks.add(megatron_callbacks)
@@ -209,8 +209,10 @@ class FabricMegatronStrategy(DDPStrategy):
                 f"gradient buffers were created for {sharded}. Set the same value in FabricMegatronStrategy(ddp=...), "
                 "or pass the optimizer with the model: fabric.setup(model, MegatronOptimizerModule(...))."
             )
-        made = MegatronOptimizerModule(optimizer_config, None, no_weight_decay_cond, scale_lr_cond, lr_mult)
-        made.connect(module)
+        module_of_optimizer = MegatronOptimizerModule(
+            optimizer_config, None, no_weight_decay_cond, scale_lr_cond, lr_mult
+        )
+        module_of_optimizer.connect(module)
         self.training.settle(module)
         return self.make_optimizer()[0]
 
@@ -368,8 +370,8 @@ class Fabric(lf.Fabric):
             return self.setup_module(module)
         optimizers[0].connect(module)  # pyright: ignore[reportArgumentType]
         parallel = self.setup_module(module)
-        made, schedule = strategy.make_optimizer()
-        return (parallel, made) if schedule is None else (parallel, made, schedule)
+        optimizer, schedule = strategy.make_optimizer()
+        return (parallel, optimizer) if schedule is None else (parallel, optimizer, schedule)
 
     def setup_module(self, module: nn.Module, *arguments: Any, **options: Any) -> Any:
         """Set up a model without an optimizer, as Lightning does. With `FabricMegatronStrategy` it returns a
@@ -474,10 +476,10 @@ def to_fabric(
             "Lightning's strategies."
         )
     known = parameter_names(FabricMegatronStrategy)
-    given = captured_arguments(strategy) or {}
-    if lost := sorted(given.keys() - set(known) - _OF_A_TRAINER):
+    captured = captured_arguments(strategy) or {}
+    if lost := sorted(captured.keys() - set(known) - _OF_A_TRAINER):
         raise ConfigError(f"to_fabric: FabricMegatronStrategy has no {', '.join(lost)}. Leave it unset.")
-    converted = FabricMegatronStrategy(**{name: value for name, value in given.items() if name in known})
+    converted = FabricMegatronStrategy(**{name: value for name, value in captured.items() if name in known})
     if obj is strategy:
         return converted
     arguments, precision = captured_arguments(obj) or {}, obj.precision_plugin
@@ -506,7 +508,7 @@ def _is_kept_in_form(value: Any) -> bool:
     return isinstance(value, nn.Module | torch.optim.Optimizer) or hasattr(value, "state_dict")
 
 
-def _refuse(**given: tuple[Any, Any]) -> None:
-    for name, (value, only) in given.items():
+def _refuse(**arguments: tuple[Any, Any]) -> None:
+    for name, (value, only) in arguments.items():
         if value != only:
             raise ConfigError(f"FabricMegatronStrategy({name}={value!r}): must be {only!r}. Leave it unset.")

@@ -302,19 +302,19 @@ class MegatronMixedPrecision(MixedPrecision):
             first = claims.setdefault(name, claim)
             if first.value != claim.value:
                 problems.append(f"{first} contradicts {claim}. {_ONE_THING}")
-            asked, argument = getattr(self.dtype_config, name), self._ARGUMENT_OF.get(name, name)
-            if first is not claim or asked == claim.value:
+            current, argument = getattr(self.dtype_config, name), self._ARGUMENT_OF.get(name, name)
+            if first is not claim or current == claim.value:
                 continue
             if argument in ours:
                 problems.append(
-                    f"{claim} contradicts trainer.plugins.{argument}{at(self, argument)}, which sets it to {asked}. "
+                    f"{claim} contradicts trainer.plugins.{argument}{at(self, argument)}, which sets it to {current}. "
                     f"{_ONE_THING}"
                 )
             elif name in _DECIDED_BY_PRECISION:
                 # Adopting one of these fields alone would leave parameters in one dtype and their optimizer in another.
                 problems.append(
                     f"{claim} contradicts trainer.plugins.precision={self.precision!r} (the default), which sets it "
-                    f"to {asked}. Remove {claim.place}, and set trainer.plugins.precision, which controls the model, "
+                    f"to {current}. Remove {claim.place}, and set trainer.plugins.precision, which controls the model, "
                     "the optimizer and the gradient buffers."
                 )
         if problems:
@@ -379,7 +379,7 @@ class MegatronMixedPrecision(MixedPrecision):
     def ineffective(self) -> list[str]:
         """One sentence for each explicit argument that has no effect because the feature it belongs to is off."""
         config, ours = self.dtype_config, explicit_fields(self)
-        found = [
+        settings = [
             f"trainer.plugins.{name}={getattr(config, name)!r}{at(self, name)} does not take effect: {owner} is off."
             for owner, on, names in (
                 ("trainer.plugins.fp8", config.fp8, (*_OF_FP8, "first_last_layers_bf16")),
@@ -390,11 +390,11 @@ class MegatronMixedPrecision(MixedPrecision):
             if not on and name in ours and getattr(config, name) != getattr(DtypeConfig, name)
         ]
         if config.fp8 and config.first_last_layers_bf16 and not any(getattr(config, name) for name in _LAYERS_IN_BF16):
-            found.append(
+            settings.append(
                 f"trainer.plugins.first_last_layers_bf16=True does not take effect: {' and '.join(_LAYERS_IN_BF16)} "
                 "are 0."
             )
-        return found
+        return settings
 
     def check_hardware(self) -> None:
         """Check that this machine supports the precision. The strategy calls this before it creates a process group.

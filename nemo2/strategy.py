@@ -234,8 +234,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             checkpoint_io=checkpoint_io,
             timeout=collective_timeout(),
         )
-        given = locals()
-        layout = Layout(**{short: given[name] for short, name in LAYOUT_FIELDS.items()})
+        arguments = locals()
+        layout = Layout(**{short: arguments[name] for short, name in LAYOUT_FIELDS.items()})
         self.parallelism = ParallelismConfig(
             **layout.fields(),
             pipeline_dtype=pipeline_dtype,

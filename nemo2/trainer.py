@@ -172,8 +172,8 @@ class Trainer(pl.Trainer):
                 )
             # Lightning's checkpoint callback writes single files, its summary counts only this rank's shard, and its
             # default logger creates a folder beside the run's. The run directory provides all three.
-            given = _listed(callbacks)
-            if enable_checkpointing is None and not any(isinstance(item, Checkpoint) for item in given):
+            callback_list = _listed(callbacks)
+            if enable_checkpointing is None and not any(isinstance(item, Checkpoint) for item in callback_list):
                 arguments["enable_checkpointing"] = False
             arguments["enable_model_summary"] = bool(enable_model_summary)
             arguments["logger"] = False if logger is None else logger
@@ -182,7 +182,7 @@ class Trainer(pl.Trainer):
         super().__init__(**arguments)
         if 0 < max_steps < self.log_every_n_steps:  # pyright: ignore[reportAttributeAccessIssue]
             self.log_every_n_steps = max_steps  # otherwise a shorter run would log no loss
-        _leave_requeueing_to_us(self, given=plugins)
+        _leave_requeueing_to_us(self, plugins=plugins)
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
         if max_time is not None and not has_timer:
             own[:] = [RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
@@ -198,14 +198,14 @@ class Trainer(pl.Trainer):
         return cast("Fabric", to_fabric(self, callbacks, loggers))
 
 
-def _leave_requeueing_to_us(trainer: pl.Trainer, *, given: Any) -> None:
-    """Turn off Lightning's handling of SIGUSR1, unless the user passed an environment plugin (``given``).
+def _leave_requeueing_to_us(trainer: pl.Trainer, *, plugins: Any) -> None:
+    """Turn off Lightning's handling of SIGUSR1, unless the user passed an environment plugin (among ``plugins``).
 
     Lightning saves inside the signal handler, writes into the working directory, and calls scontrol on every rank.
     `PreemptionCallback` saves after the step instead, and the job script requests the requeue.
     """
     environment = trainer._accelerator_connector.cluster_environment
-    if isinstance(environment, SLURMEnvironment) and environment not in _listed(given):
+    if isinstance(environment, SLURMEnvironment) and environment not in _listed(plugins):
         environment.auto_requeue = False
 
 

@@ -48,10 +48,10 @@ def check_recipe(
         recipe, devices=devices, nodes=nodes, local=local, chosen=chosen, machine=machine, environment=environment
     )
     if problems:
-        told = [problem.message for problem in problems]
+        messages = [problem.message for problem in problems]
         if hint := layout_hint(recipe, problems, devices=devices, nodes=nodes, machine=machine):
-            told.append(hint)
-        raise ConfigError("\n".join(told))
+            messages.append(hint)
+        raise ConfigError("\n".join(messages))
 
 
 def check_parts(entry_point: Callable[..., Any], parts: Mapping[str, Any]) -> None:
@@ -96,13 +96,15 @@ def find(
     """
     from nemo2.config.checks import problems as unserialisable
 
-    found = [Problem(rule="travels-as-text", topic="The recipe", message=message) for message in unserialisable(recipe)]
+    problems = [
+        Problem(rule="travels-as-text", topic="The recipe", message=message) for message in unserialisable(recipe)
+    ]
     if getattr(recipe, "trainer", None) is None:
-        return found
+        return problems
     if mistyped := _of_types(recipe):
-        return found + mistyped
+        return problems + mistyped
     if local:
-        found += [
+        problems += [
             Problem(rule="fits-this-machine", topic="The launch", message=message)
             for message in too_many_for_this_machine(devices, nodes, chosen=chosen)
         ]
@@ -111,14 +113,14 @@ def find(
     if local and environment is None:
         environment = os.environ
     facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine, environment=environment)
-    found += apply_rules(facts)
-    if local and not found:
-        found += [
+    problems += apply_rules(facts)
+    if local and not problems:
+        problems += [
             Problem(rule="recipe-fits-its-earlier-run", topic="Files of this machine", message=message)
             for message in changes_that_do_not_fit(facts)
         ]
     where = {"devices": devices, "nodes": nodes, "machine": machine, "environment": environment}
-    return found + _of_a_teacher(recipe, {problem.message for problem in found}, where)
+    return problems + _of_a_teacher(recipe, {problem.message for problem in problems}, where)
 
 
 def check_types(recipe: Any) -> None:
@@ -135,9 +137,9 @@ def _of_types(recipe: Any) -> list[Problem]:
     return apply_rules(unread_facts(recipe), TYPES.rules)
 
 
-def _of_a_teacher(recipe: Any, told: Collection[str], where: Mapping[str, Any]) -> list[Problem]:
+def _of_a_teacher(recipe: Any, reported: Collection[str], where: Mapping[str, Any]) -> list[Problem]:
     """The problems of a distillation's teacher in the recipe's layout, without those that the student has too."""
-    from nemo2.strategies.teaching import no_virtual_stages, teachers_recipe
+    from nemo2.strategies.distillation import no_virtual_stages, teachers_recipe
 
     topic = "The teacher"
     try:
@@ -148,9 +150,11 @@ def _of_a_teacher(recipe: Any, told: Collection[str], where: Mapping[str, Any]) 
         return []
     vp: int = getattr(recipe.trainer.strategy, "virtual_pipeline_model_parallel_size", None) or 1
     stages = [Problem(rule="teacher-has-one-stage", topic=topic, message=no_virtual_stages(vp))] if vp > 1 else []
-    found = apply_rules(read_facts(alone, **where))
+    problems = apply_rules(read_facts(alone, **where))
     return stages + [
-        replace(one, topic=topic, message=f"The teacher: {one.message}") for one in found if one.message not in told
+        replace(one, topic=topic, message=f"The teacher: {one.message}")
+        for one in problems
+        if one.message not in reported
     ]
 
 

@@ -28,17 +28,17 @@ def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str
         return []
     rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
     wanted = _wanted(facts)
-    found: list[tuple[Layout, list[str]]] = []
+    layouts: list[tuple[Layout, list[str]]] = []
     for _, layout in sorted(((_distance(wanted, one), one) for one in _candidates(facts)), key=lambda item: item[0]):
         candidate = with_layout(facts, layout)
         changes = layout.overrides(facts.sizes)
         # Problems that occur with every layout don't count.
         if not changes or apply_rules(candidate, rules) or refused(candidate):
             continue
-        found.append((layout, changes))
-        if len(found) == limit:
+        layouts.append((layout, changes))
+        if len(layouts) == limit:
             break
-    return found
+    return layouts
 
 
 def _candidates(facts: Facts) -> Iterator[Layout]:

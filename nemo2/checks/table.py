@@ -66,21 +66,21 @@ LAST_TOPIC = LAST.title
 
 def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
     """The problems that these rules find in these facts, each sentence once."""
-    found: dict[str, Problem] = {}
+    problems: dict[str, Problem] = {}
     rules = list(rules)
     rules_of = {rule.name: rule for rule in rules}
     for rule in rules:
         if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**facts.sizes)):
             continue
-        if rule.topic == LAST_TOPIC and any(rules_of[problem.rule].megatron_refuses for problem in found.values()):
+        if rule.topic == LAST_TOPIC and any(rules_of[problem.rule].megatron_refuses for problem in problems.values()):
             continue
         try:
             for message in rule.find(facts):
                 if not rule.in_force():
                     break
-                found.setdefault(message, Problem(rule=rule.name, topic=rule.topic, message=message))
+                problems.setdefault(message, Problem(rule=rule.name, topic=rule.topic, message=message))
         except (ArithmeticError, TypeError, ValueError):
-            if not found:
+            if not problems:
                 raise
             # The rule's arithmetic failed on a number that an earlier rule has rejected: infinity or NaN.
-    return list(found.values())
+    return list(problems.values())

@@ -62,10 +62,10 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
 def known_by_size(data: Any) -> Any:
     """The tokenizer that a data module made itself. One that is made on first use, from files that may not exist yet, is
     known by its size only. None: it made none."""
-    made = vars(data).get("tokenizer") if data is not None else None
+    tokenizer = vars(data).get("tokenizer") if data is not None else None
     size = getattr(data, "vocab_size", None)
     on_first_use = isinstance(getattr(type(data), "tokenizer", None), property | cached_property)
-    return SimpleNamespace(vocab_size=size) if made is None and on_first_use and size else made
+    return SimpleNamespace(vocab_size=size) if tokenizer is None and on_first_use and size else tokenizer
 
 
 def _verb(recipe: Any) -> str:

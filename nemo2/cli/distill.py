@@ -64,7 +64,7 @@ def distill(
 def _settings(temperature: Optional[float], top_k: Optional[int]) -> Any:
     """The `DistillationConfig` as a config. None: no option sets anything."""
     from nemo2.config import Config
-    from nemo2.strategies.teaching import DistillationConfig
+    from nemo2.strategies.distillation import DistillationConfig
 
     given = {"logit_kl_temperature": temperature, "logit_kl_topk": top_k}
     given = {name: value for name, value in given.items() if value is not None}

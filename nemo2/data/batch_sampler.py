@@ -166,8 +166,8 @@ class EvalBatchSampler(Sampler[list[int]]):
         return min(self.global_batch_size, self.total_samples - step * self.global_batch_size)
 
     def __len__(self) -> int:
-        whole, rest = divmod(self.total_samples, self.global_batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        full, rest = divmod(self.total_samples, self.global_batch_size)
+        return full + (rest > 0 and not self.drop_last)
 
 
 class PaddedDataset(Dataset[Any]):

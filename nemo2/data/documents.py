@@ -95,7 +95,7 @@ def find_files(inputs: Inputs) -> list[Path]:
     named = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
     if not named:
         raise DataError("No input was given. Name text files, .jsonl files, directories or glob patterns.")
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for one in named:
         path = Path(one).expanduser()
         if path.is_dir():
@@ -106,8 +106,8 @@ def find_files(inputs: Inputs) -> list[Path]:
             below = [Path(p) for p in glob.glob(os.path.expanduser(str(one)), recursive=True) if os.path.isfile(p)]
         if not below:
             raise DataError(f"{one}: this is no file, no directory with files, and no pattern that matches a file.")
-        found.update(dict.fromkeys(sorted(below)))
-    return list(found)
+        files.update(dict.fromkeys(sorted(below)))
+    return list(files)
 
 
 def read_documents(files: Iterable[Path], *, text_key: str = "text", bad: BadInput) -> Iterator[tuple[str, str]]:
@@ -154,10 +154,10 @@ def read_records(file: Path, bad: BadInput, *, at_most: Optional[int] = None) ->
 
 def surrogate_in(text: str) -> Optional[str]:
     """Where a text has half of a character, which no encoding of Unicode can hold. None: nowhere."""
-    found = _SURROGATE.search(text)
-    if found is None:
+    match = _SURROGATE.search(text)
+    if match is None:
         return None
-    return f"character {found.start() + 1} is {found[0].encode('unicode_escape').decode()}, half of a surrogate pair"
+    return f"character {match.start() + 1} is {match[0].encode('unicode_escape').decode()}, half of a surrogate pair"
 
 
 def _array(file: Path) -> Optional[list[Any]]:

@@ -55,8 +55,8 @@ def private_directory(root: Path, key: str) -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        found = os.lstat(directory)
-        if not stat.S_ISDIR(found.st_mode):
+        status = os.lstat(directory)
+        if not stat.S_ISDIR(status.st_mode):
             raise DataError(f"{directory} is a link, but the sample index requires a real folder. Remove the link.")
         probe = directory / f".probe-{uuid.uuid4().hex[:8]}"
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))
@@ -64,12 +64,12 @@ def private_directory(root: Path, key: str) -> Path:
         # store root's files under another user.
         owner = os.lstat(probe).st_uid
         probe.unlink()
-        if found.st_uid != owner:
+        if status.st_uid != owner:
             raise DataError(
-                f"{directory} belongs to another user (id {found.st_uid}), who could change the sample index. Remove "
+                f"{directory} belongs to another user (id {status.st_uid}), who could change the sample index. Remove "
                 "it, or set index_mapping_dir to your own folder."
             )
-        if stat.S_IMODE(found.st_mode) & 0o077:
+        if stat.S_IMODE(status.st_mode) & 0o077:
             os.chmod(directory, 0o700)
         for entry in os.scandir(directory):
             if not entry.is_file(follow_symlinks=False):

@@ -46,8 +46,8 @@ class Input:
     @classmethod
     def of(cls, path: str, *, sha256: Optional[str] = None, trains: bool = True) -> "Input":
         """The file as it is now."""
-        found = os.stat(path)
-        return cls(path=path, size=found.st_size, modified=found.st_mtime_ns, sha256=sha256, trains=trains)
+        status = os.stat(path)
+        return cls(path=path, size=status.st_size, modified=status.st_mtime_ns, sha256=sha256, trains=trains)
 
     def record(self) -> dict[str, Any]:
         """The fields that a checkpoint stores, as plain JSON."""

@@ -85,14 +85,14 @@ def get_nmt_tokenizer(
     if library != "huggingface":
         _refuse(f"library={library!r}", special_tokens=special_tokens, chat_template=chat_template)
     needed, make = makers[library]
-    given = {
+    files = {
         "tokenizer_model": tokenizer_model,
         "model_name": model_name,
         "vocab_size": vocab_size,
         "vocab_file": vocab_file,
         "merges_file": merges_file,
     }
-    if missing := [name for name in needed if given[name] is None]:
+    if missing := [name for name in needed if files[name] is None]:
         raise ConfigError(f"get_nmt_tokenizer(library={library!r}) needs {' and '.join(missing)}.")
     return make()
 
@@ -147,8 +147,9 @@ def _known_tokens(special_tokens: Optional[dict[str, str]]) -> dict[str, Any]:
     return dict(special_tokens or {})
 
 
-def _refuse(what: str, **given: Any) -> None:
-    if found := [f"{name}={value!r}" for name, value in given.items() if value]:
+def _refuse(what: str, **options: Any) -> None:
+    if unsupported := [f"{name}={value!r}" for name, value in options.items() if value]:
         raise ConfigError(
-            f"{what}: nemo2's tokenizers don't support {', '.join(found)}. Leave {'it' if len(found) == 1 else 'them'} out."
+            f"{what}: nemo2's tokenizers don't support {', '.join(unsupported)}. "
+            f"Leave {'it' if len(unsupported) == 1 else 'them'} out."
         )

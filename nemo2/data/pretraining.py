@@ -366,10 +366,10 @@ def _check_tokenizer(file: TokenFile, tokenizer: Tokenizer) -> None:
     sidecar = read_sidecar(file.prefix)
     if sidecar is None:
         return
-    made_with, given = sidecar.tokenizer, dict(tokenizer.unique_identifiers)
-    if "sha256" in made_with and "sha256" in given and made_with["sha256"] != given["sha256"]:
+    made_with, current = sidecar.tokenizer, dict(tokenizer.unique_identifiers)
+    if "sha256" in made_with and "sha256" in current and made_with["sha256"] != current["sha256"]:
         raise DataError(
             f"{file.prefix} was prepared with another tokenizer (sha256 {made_with['sha256'][:12]}..., but "
-            f"{tokenizer!r} has {given['sha256'][:12]}...), so its ids stand for other text. Use that tokenizer, or "
+            f"{tokenizer!r} has {current['sha256'][:12]}...), so its ids stand for other text. Use that tokenizer, or "
             "prepare the data again."
         )

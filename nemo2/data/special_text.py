@@ -105,8 +105,8 @@ class Marks:
             part = text[first : match.start() if match else None]
             parts += [token for token, _ in encode(part)] if part else []
             shown = self.show(part)
-            found = (plain if shown != part else encode)(shown) if part else []
-            pieces += [(token, (start + begin, start + end)) for token, (begin, end) in found]
+            tokens = (plain if shown != part else encode)(shown) if part else []
+            pieces += [(token, (start + begin, start + end)) for token, (begin, end) in tokens]
             start += len(shown)
             if match is not None:
                 first = match.end()

@@ -51,11 +51,11 @@ def python_stdlib_corpus(include_tests: bool = False, max_bytes: Optional[int] =
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = _NOT_ITS_OWN if include_tests else _NOT_ITS_OWN | _TESTS
-    found: list[Path] = []
+    files: list[Path] = []
     for place, below, names in os.walk(root):
         below[:] = [name for name in below if name not in left_out]
-        found.extend(Path(place, name) for name in names if name.endswith(".py"))
-    sized = [(f, f.stat().st_size) for f in sorted(found, key=lambda f: f.relative_to(root).as_posix())]
+        files.extend(Path(place, name) for name in names if name.endswith(".py"))
+    sized = [(f, f.stat().st_size) for f in sorted(files, key=lambda f: f.relative_to(root).as_posix())]
     if not sized:
         raise DataError(f"{root} contains no Python sources. Use an interpreter that was installed with its library.")
     total = sum(size for _, size in sized)

@@ -241,8 +241,8 @@ class BPETokenizer(Tokenizer):
     def eos_id(self) -> Optional[int]:
         if self.eos_token is not None:
             return self._named("eos_token", self.eos_token)
-        found = (self._tokenizer.token_to_id(token) for token in END_OF_DOCUMENT)
-        return next((token_id for token_id in found if token_id is not None), None)
+        candidates = (self._tokenizer.token_to_id(token) for token in END_OF_DOCUMENT)
+        return next((token_id for token_id in candidates if token_id is not None), None)
 
     @cached_property
     def bos_id(self) -> Optional[int]:
@@ -306,14 +306,14 @@ class GPT2BPETokenizer(BPETokenizer):
         from tokenizers import decoders, models, pre_tokenizers
 
         try:
-            made = Tokenizers(models.BPE.from_file(self.vocab_file, self.merges_file))
+            tokenizer = Tokenizers(models.BPE.from_file(self.vocab_file, self.merges_file))
         except Exception as error:  # the package raises bare Exception for any fault in the files
             raise DataError(
                 f"{self.vocab_file} and {self.merges_file} are not GPT-2's vocab.json and merges.txt: {error}."
             ) from error
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = decoders.ByteLevel()
-        return made
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
 
     @cached_property
     def sha256(self) -> str:

@@ -35,18 +35,18 @@ def tokenizer_files(source: Path) -> list[Path]:
     tokenizer."""
     if source.is_file():
         return [source]
-    found = {file for pattern in PATTERNS for file in source.glob(pattern) if file.is_file()}
-    return sorted(found) if any(file.name not in BESIDE for file in found) else []
+    files = {file for pattern in PATTERNS for file in source.glob(pattern) if file.is_file()}
+    return sorted(files) if any(file.name not in BESIDE for file in files) else []
 
 
 def files_of(tokenizer: object) -> dict[str, Path]:
     """The files that a nemo2 tokenizer reads, by their names in a common folder. A tokenizer that is a name on the
     hub has none."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for field in FIELDS:
         value = getattr(tokenizer, field, None)
         if value is not None:
             source = Path(str(value)).expanduser()
             folder = source if source.is_dir() else source.parent
-            found |= {file.relative_to(folder).as_posix(): file for file in tokenizer_files(source)}
-    return found
+            files |= {file.relative_to(folder).as_posix(): file for file in tokenizer_files(source)}
+    return files

@@ -20,14 +20,14 @@ PARTS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 def examine() -> list[Finding]:
     """All findings. Imports torch, but downloads nothing and leaves nothing behind."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for part in PARTS:
         try:
-            found += part()
+            findings += part()
         except Exception as error:  # anything broken here is the finding
-            found.append(
+            findings.append(
                 Finding(
                     topic="Examination", name=part.__name__, state="broken", value=f"{type(error).__name__}: {error}"
                 )
             )
-    return found
+    return findings

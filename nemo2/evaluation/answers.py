@@ -54,12 +54,12 @@ class Answers:
         if self.file is not None and ranks.is_rank_zero():
             self.file.unlink(missing_ok=True)
 
-    def _keep(self, found: dict[str, Any]) -> None:
-        self.known |= found
+    def _keep(self, answers: dict[str, Any]) -> None:
+        self.known |= answers
         if self.file is not None and ranks.is_rank_zero():
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open(self.file, "a", encoding="utf-8", opener=open_to_write) as lines:
-                lines.writelines(json.dumps([key, value]) + "\n" for key, value in found.items())
+                lines.writelines(json.dumps([key, value]) + "\n" for key, value in answers.items())
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from nemo2.evaluation.perplexity import Perplexity
 from nemo2.run_dir.records import EVALUATION
 
 
-def of_texts(found: Mapping[str, Perplexity]) -> dict[str, float]:
+def of_texts(perplexities: Mapping[str, Perplexity]) -> dict[str, float]:
     """The scores of texts: ``evaluation/<name of the file>/loss`` (nats per token) and ``.../bits_per_byte``."""
     figures: dict[str, float] = {}
-    for file, one in found.items():
+    for file, one in perplexities.items():
         figures[f"{EVALUATION}{Path(file).name}/loss"] = one.loss
         figures[f"{EVALUATION}{Path(file).name}/bits_per_byte"] = one.bits_per_byte
     return figures

@@ -70,7 +70,7 @@ def evaluate_tasks(
     replicas = parallel_state.get_data_parallel_world_size()
     answers = Answers(answers_file, replicas=replicas, on_progress=on_progress)
     with random_numbers_as_before():
-        found = simple_evaluate(
+        results = simple_evaluate(
             model=_language_model(model, tokenizer, max_sequence_length, max_batch_size, answers),
             tasks=list(tasks),
             num_fewshot=num_fewshot,
@@ -85,9 +85,9 @@ def evaluate_tasks(
     answers.forget()
     names = ("results", "versions", "n-shot", "n-samples")
     # lm-eval 0.4.13 and later return results on one rank per machine.
-    told = ranks.broadcast({name: found[name] for name in names if name in found} if found else None)
-    assert told is not None, "rank 0 has lm-eval's results"
-    return told
+    kept = ranks.broadcast({name: results[name] for name in names if name in results} if results else None)
+    assert kept is not None, "rank 0 has lm-eval's results"
+    return kept
 
 
 def require_lm_eval() -> None:

@@ -74,7 +74,7 @@ def perplexity_of(
     if stride is not None and not 1 <= stride <= max_sequence_length:
         raise ConfigError(f"stride={stride} must lie between 1 and {max_sequence_length}, the tokens of a window.")
     first = next(
-        (found for name in ("bos_id", "eos_id") if (found := getattr(tokenizer, name, None)) is not None), None
+        (token_id for name in ("bos_id", "eos_id") if (token_id := getattr(tokenizer, name, None)) is not None), None
     )
     if first is None:
         raise DataError(
@@ -89,9 +89,9 @@ def perplexity_of(
             raise DataError(
                 f"Text {place + 1} of {len(texts)} has no tokens: remove it, or write at least one character."
             )
-        found = list(_windows([first, *ids], max_sequence_length, stride or max_sequence_length))
-        windows += found
-        of_text += [place] * len(found)
+        token_id = list(_windows([first, *ids], max_sequence_length, stride or max_sequence_length))
+        windows += token_id
+        of_text += [place] * len(token_id)
     settings = {"vocab_size": tokenizer.vocab_size, "max_sequence_length": max_sequence_length}
 
     def scored(mine: Sequence[Pair]) -> list[Score]:

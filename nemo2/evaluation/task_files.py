@@ -36,10 +36,10 @@ def refuse_code(folder: Path, *, metrics: Collection[str] = ()) -> None:
     """
     for file in sorted(path for pattern in ("*.yaml", "*.yml") for path in folder.rglob(pattern)):
         try:
-            found = read_yaml(file)
+            content = read_yaml(file)
         except CheckpointError as error:
             raise _refusal(str(error).rstrip(".")) from error  # ``!function`` among them
-        for key, value in _pairs(found):
+        for key, value in _pairs(content):
             if why := _why_not(folder, file, key, value, metrics):
                 raise _refusal(f"{file} sets {key}: {value!r}, and {why}")
 

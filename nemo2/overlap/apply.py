@@ -60,10 +60,10 @@ def overlap(
         transformer_engine_missing=transformer_engine_missing,
         output_layer_can_fuse=output_layer_can_fuse,
     )
-    given = settings_of_run(callbacks, **configs)
-    decisions = decide(facts, given)
+    requested = settings_of_run(callbacks, **configs)
+    decisions = decide(facts, requested)
     if say is not None:
-        for setting, used in ineffective(decisions, given):
+        for setting, used in ineffective(decisions, requested):
             say("%s does not take effect. The run uses %s: %s.", setting.place, used.value, used.reason)
         if decisions["tp_comm_overlap"].value:
             for sentence in left_out(decisions["tp_comm_overlap_cfg"].value):
@@ -82,10 +82,10 @@ def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = No
     an explicit value that this overrides."""
     if ddp_config.overlap_grad_reduce or ddp_config.use_megatron_fsdp or ddp_config.bucket_size is None:
         return
-    asked = explicit_values(ddp_config).get("bucket_size")
-    if say is not None and asked is not None and asked == ddp_config.bucket_size:
+    requested = explicit_values(ddp_config).get("bucket_size")
+    if say is not None and requested is not None and requested == ddp_config.bucket_size:
         line = where_set(ddp_config, "bucket_size")
-        setting = Setting("bucket_size", "strategy.ddp_config", asked, line)
+        setting = Setting("bucket_size", "strategy.ddp_config", requested, line)
         say("%s does not take effect: %s.", setting, ONE_BUCKET)
     adjust(ddp_config, "bucket_size", None, why=ONE_BUCKET)
 

@@ -68,15 +68,15 @@ def settings_of_run(
 
     None is not a setting: Megatron-Core decides such a field.
     """
-    found = [setting for callback in callbacks for setting in _settings(callback, CALLBACK, CALLBACK_FIELDS)]
+    settings = [setting for callback in callbacks for setting in _settings(callback, CALLBACK, CALLBACK_FIELDS)]
     switch = ("use_distributed_optimizer",)
     for target, owner, names in (
         (ddp_config, "strategy.ddp_config", (*DDP_FIELDS, "num_buckets", *switch)),
         (optimizer_config, "optim.config", (*OPTIMIZER_FIELDS, *switch)),
         (model_config, "model.config", (*MODEL_FIELDS, *SWITCH_FIELDS)),
     ):
-        found += _settings(target, owner, names)
-    return found
+        settings += _settings(target, owner, names)
+    return settings
 
 
 def _of_megatron_fsdp(ddp_config: Any) -> dict[str, Any]:

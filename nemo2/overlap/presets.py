@@ -114,29 +114,29 @@ def find_preset(facts: OverlapFacts) -> Optional[Preset]:
     return min(fitting, key=lambda one: one.context_parallel != facts.context_parallel, default=None)
 
 
-def choose_userbuffers(facts: OverlapFacts, asked: Any) -> tuple[Any, str]:
+def choose_userbuffers(facts: OverlapFacts, requested: Any) -> tuple[Any, str]:
     """The userbuffer settings of a run, and the reason.
 
-    ``asked`` is None or "auto" for the matching preset, "default" for Transformer Engine's own settings, a preset's
+    ``requested`` is None or "auto" for the matching preset, "default" for Transformer Engine's own settings, a preset's
     name, or settings. The result is settings, or None for Transformer Engine's own.
 
     Raises:
         ConfigError: an unknown name, or settings that Transformer Engine would reject.
     """
-    if asked is None or asked == "auto":
-        found = find_preset(facts)
-        if found is None:
+    if requested is None or requested == "auto":
+        tuned = find_preset(facts)
+        if tuned is None:
             return None, f"Transformer Engine's defaults: no preset was tuned for {_described(facts)}"
         note = ""
-        if found.context_parallel != facts.context_parallel:
-            note = f", at context_parallel_size={found.context_parallel}"
-        return found.settings(), f"preset {found.name}: tuned for {_described(facts)}{note}"
-    if isinstance(asked, str) and asked == "default":
+        if tuned.context_parallel != facts.context_parallel:
+            note = f", at context_parallel_size={tuned.context_parallel}"
+        return tuned.settings(), f"preset {tuned.name}: tuned for {_described(facts)}{note}"
+    if isinstance(requested, str) and requested == "default":
         return None, "Transformer Engine's defaults, as requested"
-    if isinstance(asked, str):
-        return preset(asked), f"preset {asked}, as requested{_misfit(_named(asked), facts)}"
-    userbuffer_settings(asked, quantized=facts.quantized is not None)
-    return asked, "as requested"
+    if isinstance(requested, str):
+        return preset(requested), f"preset {requested}, as requested{_misfit(_named(requested), facts)}"
+    userbuffer_settings(requested, quantized=facts.quantized is not None)
+    return requested, "as requested"
 
 
 def _named(name: str) -> Preset:

@@ -31,7 +31,7 @@ DEFAULT_BUCKET_SIZE = 128 * 1024 * 1024
 ONE_BUCKET = "overlap_grad_reduce is off, so Megatron-Core puts all gradients into one bucket"
 
 
-def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Decision]:
+def decide(facts: OverlapFacts, requested: Iterable[Setting] = ()) -> dict[str, Decision]:
     """Decide every field of the callback that gets a value, with the reason. A field without a decision keeps its
     value.
 
@@ -39,42 +39,42 @@ def decide(facts: OverlapFacts, given: Iterable[Setting] = ()) -> dict[str, Deci
 
     Args:
         facts: The facts of the run.
-        given: The user's settings, which the decisions keep.
+        requested: The user's settings, which the decisions keep.
 
     Raises:
         ConfigError: settings contradict each other. The message lists all contradictions, with both settings and their
             lines.
     """
-    given = list(given)
-    refuse_conflicts(facts, given)
+    requested = list(requested)
+    refuse_conflicts(facts, requested)
     decided: Decisions = {}
-    for setting in given:
+    for setting in requested:
         decided.setdefault(setting.name, Decision(setting.value, f"set: {setting}", by_user=True))
     for rules in (_tensor_parallel, _pipeline, _embedding_gradient, _gradients, _parameters, _context_parallel):
         rules(facts, decided)
     return decided
 
 
-def ineffective(decided: dict[str, Decision], given: Iterable[Setting]) -> list[tuple[Setting, Decision]]:
+def ineffective(decided: dict[str, Decision], requested: Iterable[Setting]) -> list[tuple[Setting, Decision]]:
     """The settings that have no effect, each once, with the decision that replaces it. "auto" always has its effect."""
-    found = {}
-    for setting in given:
+    overruled = {}
+    for setting in requested:
         decision = decided[setting.name]
         if not decision.by_user and decision.value != setting.value and setting.value != "auto":
-            found.setdefault(setting.name, (setting, decision))
-    return list(found.values())
+            overruled.setdefault(setting.name, (setting, decision))
+    return list(overruled.values())
 
 
 # ------------------------------------------------------------------------------------------- what excludes each other
 
 
-def refuse_conflicts(facts: OverlapFacts, given: Iterable[Setting]) -> None:
+def refuse_conflicts(facts: OverlapFacts, settings: Iterable[Setting]) -> None:
     """Refuse settings that contradict each other or the layout.
 
     Raises:
         ConfigError: there are some. The message has a sentence for each.
     """
-    requested = Requested(facts, given)
+    requested = Requested(facts, settings)
     problems = [(RULE, clash) for clash in requested.clashes]
     problems += [(row.rule, problem) for row in (*PAIRS, *BETWEEN_STAGES) if (problem := row.problem(requested))]
     problems += [(RULE, sentence) for sentence in _with_megatron_fsdp(facts, requested)]
@@ -117,9 +117,9 @@ def _tensor_parallel(facts: OverlapFacts, decided: Decisions) -> None:
         return
     # MPI needs its own launcher, whereas NCCL is available in every run.
     decided.setdefault("tp_comm_bootstrap_backend", Decision("nccl", "works under every launcher"))
-    asked = decided.get("tp_comm_overlap_cfg")
-    value, reason = choose_userbuffers(facts, None if asked is None else asked.value)
-    by_user = asked is not None and asked.value not in (None, "auto")
+    requested = decided.get("tp_comm_overlap_cfg")
+    value, reason = choose_userbuffers(facts, None if requested is None else requested.value)
+    by_user = requested is not None and requested.value not in (None, "auto")
     decided["tp_comm_overlap_cfg"] = Decision(value, reason, by_user)
     _switches(value, decided)
 
@@ -172,8 +172,8 @@ def _embedding_gradient(facts: OverlapFacts, decided: Decisions) -> None:
 def _gradients(facts: OverlapFacts, decided: Decisions) -> None:
     if not facts.distributed_optimizer:
         # NeMo's callback doesn't change such a DDP config either.
-        asked = decided.get("overlap_grad_reduce")
-        if asked is None or not asked.value:
+        requested = decided.get("overlap_grad_reduce")
+        if requested is None or not requested.value:
             _leave_out(decided, "bucket_size", ONE_BUCKET)
         return
     alone = facts.gradient_ranks == 1

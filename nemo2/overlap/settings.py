@@ -89,7 +89,7 @@ class Requested:
     ``clashes`` has a sentence for each pair that differs.
     """
 
-    def __init__(self, facts: OverlapFacts, given: Iterable[Setting]) -> None:
+    def __init__(self, facts: OverlapFacts, settings: Iterable[Setting]) -> None:
         self.pipeline_parallel, self.interleaved = facts.pipeline_parallel, facts.interleaved
         self._sizes = {
             "pipeline_model_parallel_size": facts.pipeline_parallel,
@@ -97,7 +97,7 @@ class Requested:
         }
         self._by_name: dict[str, Setting] = {}
         self.clashes: list[str] = []
-        for setting in given:
+        for setting in settings:
             first = self._by_name.setdefault(setting.name, setting)
             if first is not setting and not same(first.value, setting.value):
                 self.clashes.append(

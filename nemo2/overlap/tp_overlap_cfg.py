@@ -162,13 +162,13 @@ def userbuffer_settings(settings: Any, *, quantized: bool = True) -> Optional[di
     """
     if settings is None:
         return None
-    given = _fields(settings)
-    if given is None:
+    by_gemm = _fields(settings)
+    if by_gemm is None:
         raise ConfigError(
             f"{_NAME}={settings!r} must be a TransformerLayerTPOverlapCfg, the name of a preset, or a dict of GEMM names "
             "(such as qkv_fprop) to settings."
         )
-    plain = {gemm: _fields(value) for gemm, value in given.items() if value is not None}
+    plain = {gemm: _fields(value) for gemm, value in by_gemm.items() if value is not None}
     problems = [problem for gemm, value in plain.items() for problem in _problems(gemm, value, plain, quantized)]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -203,8 +203,8 @@ def settings_per_mode(settings: Optional[dict[str, Any]], modes: int) -> Any:
 def given_settings(settings: Any) -> dict[str, Optional[dict[str, Any]]]:
     """Settings by GEMM, with None for GEMMs that are off. GEMMs that a dict omits, and all GEMMs for None, use
     Transformer Engine's settings."""
-    given = {} if settings is None else _fields(settings) or {}
-    return {gemm: None if value is None else _fields(value) or {} for gemm, value in given.items()}
+    by_gemm = {} if settings is None else _fields(settings) or {}
+    return {gemm: None if value is None else _fields(value) or {} for gemm, value in by_gemm.items()}
 
 
 _NAME = "MegatronCommOverlapCallback.tp_comm_overlap_cfg"
@@ -224,7 +224,7 @@ def _problems(gemm: str, value: Optional[dict[str, Any]], layer: Mapping[str, An
         return [
             f"{_NAME}.{gemm}={layer[gemm]!r} must be a BulkOverlapCfg, RingExchangeOverlapCfg or PipelineOverlapCfg."
         ]
-    found = []
+    problems = []
     method = value.get("method")
     allowed = (
         ("ring_exchange",) if gemm in GATHERS else ("ring_exchange", "pipeline") if gemm in SCATTERS else ("bulk",)
@@ -232,19 +232,21 @@ def _problems(gemm: str, value: Optional[dict[str, Any]], layer: Mapping[str, An
     if gemm.endswith("dgrad") and gemm in BESIDE:
         allowed = ("bulk", "ring_exchange", "pipeline")
     if method is not None and method not in allowed:
-        found.append(f"{_NAME}.{gemm}: this GEMM does not support method {method!r}. Set one of {', '.join(allowed)}.")
+        problems.append(
+            f"{_NAME}.{gemm}: this GEMM does not support method {method!r}. Set one of {', '.join(allowed)}."
+        )
     wgrad = gemm.replace("dgrad", "wgrad")
     if gemm in BESIDE and wgrad != gemm and method not in (None, "bulk") and layer.get(wgrad) is not None:
-        found.append(
+        problems.append(
             f"{_NAME}.{wgrad} must be None when {gemm} uses {method!r}, because their communication can no longer run "
             f"at the same time. Set {wgrad}=None."
         )
     for name in ("num_sm", "cga_size", "num_splits"):
         number = value.get(name, 1)
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            found.append(f"{_NAME}.{gemm}.{name}={number!r} must be a positive whole number.")
+            problems.append(f"{_NAME}.{gemm}.{name}={number!r} must be a positive whole number.")
     if value.get("atomic_gemm") and not quantized:
-        found.append(
+        problems.append(
             f"{_NAME}.{gemm}.atomic_gemm=True requires fp8. Set trainer.plugins.fp8, or set atomic_gemm=False."
         )
-    return found
+    return problems

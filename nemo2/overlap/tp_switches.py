@@ -44,19 +44,19 @@ def switches_of(settings: Any) -> dict[str, bool]:
     ``settings`` as in `userbuffer_settings`: a GEMM of None is off, and a GEMM that a dict omits uses Transformer
     Engine's settings. None: all GEMMs use them.
     """
-    asked = _Asked(settings)
-    in_bulk = [layer for layer in _COLUMN if layer not in asked.scattered]
-    gathered = any(map(asked.on, GATHERS))
+    requested = _Requested(settings)
+    in_bulk = [layer for layer in _COLUMN if layer not in requested.scattered]
+    gathered = any(map(requested.on, GATHERS))
     return {
         "tp_comm_overlap_ag": gathered,
-        "tp_comm_overlap_rs": any(map(asked.on, SCATTERS)),
-        "tp_comm_bulk_dgrad": any(asked.on(f"{layer}_dgrad") for layer in in_bulk),
-        "tp_comm_bulk_wgrad": any(asked.on(f"{layer}_wgrad") for layer in in_bulk),
-        "tp_comm_overlap_rs_dgrad": bool(asked.scattered),
+        "tp_comm_overlap_rs": any(map(requested.on, SCATTERS)),
+        "tp_comm_bulk_dgrad": any(requested.on(f"{layer}_dgrad") for layer in in_bulk),
+        "tp_comm_bulk_wgrad": any(requested.on(f"{layer}_wgrad") for layer in in_bulk),
+        "tp_comm_overlap_rs_dgrad": bool(requested.scattered),
         **{
             # The second term: if only one of two dgrads scatters, this switch alone keeps the other in bulk.
-            f"tp_comm_overlap_disable_{layer}": (gathered and not asked.on(f"{layer}_fprop"))
-            or (layer in in_bulk and bool(asked.scattered))
+            f"tp_comm_overlap_disable_{layer}": (gathered and not requested.on(f"{layer}_fprop"))
+            or (layer in in_bulk and bool(requested.scattered))
             for layer in _COLUMN
         },
     }
@@ -64,51 +64,51 @@ def switches_of(settings: Any) -> dict[str, bool]:
 
 def unswitchable(settings: Any) -> list[str]:
     """Settings that would need their own switch, one sentence each."""
-    asked = _Asked(settings)
-    in_bulk = [layer for layer in _COLUMN if layer not in asked.scattered]
-    found = []
+    requested = _Requested(settings)
+    in_bulk = [layer for layer in _COLUMN if layer not in requested.scattered]
+    problems = []
     for gemms, switch in (
         (("proj_dgrad", "fc2_dgrad"), "tp_comm_overlap_ag"),
         (SCATTERS, "tp_comm_overlap_rs"),
         ([f"{layer}_dgrad" for layer in in_bulk], "tp_comm_bulk_dgrad"),
         ([f"{layer}_wgrad" for layer in in_bulk], "tp_comm_bulk_wgrad"),
     ):
-        off = [gemm for gemm in gemms if not asked.on(gemm)]
+        off = [gemm for gemm in gemms if not requested.on(gemm)]
         if off and len(off) < len(gemms):
-            on = next(gemm for gemm in gemms if asked.on(gemm))
-            found.append(
+            on = next(gemm for gemm in gemms if requested.on(gemm))
+            problems.append(
                 f"{_CFG}.{off[0]}=None turns off one overlap, but {on} is on. One switch, model.config.{switch}, "
                 "controls both. Set both, or set neither."
             )
     switched = switches_of(settings)
-    if switched["tp_comm_overlap_ag"] and not asked.on("proj_dgrad") and not asked.on("fc2_dgrad"):
-        on = next(gemm for gemm in GATHERS if asked.on(gemm))
-        found.append(
+    if switched["tp_comm_overlap_ag"] and not requested.on("proj_dgrad") and not requested.on("fc2_dgrad"):
+        on = next(gemm for gemm in GATHERS if requested.on(gemm))
+        problems.append(
             f"{_CFG}.proj_dgrad=None and fc2_dgrad=None turn off two overlaps, but {on} is on. One switch, "
             "model.config.tp_comm_overlap_ag, controls all of them. Set both, or also turn off qkv_fprop and "
             "fc1_fprop."
         )
-    for layer in asked.scattered:
-        if switched["tp_comm_overlap_ag"] and not asked.on(f"{layer}_fprop"):
-            found.append(
+    for layer in requested.scattered:
+        if switched["tp_comm_overlap_ag"] and not requested.on(f"{layer}_fprop"):
+            problems.append(
                 f"{_CFG}.{layer}_fprop=None turns off one overlap, but {layer}_dgrad scatters. One switch, "
                 f"model.config.tp_comm_overlap_disable_{layer}, turns both off. Set {layer}_fprop, or set "
                 f"{layer}_dgrad to a BulkOverlapCfg."
             )
-    return found
+    return problems
 
 
 def left_out(settings: Any) -> list[str]:
     """GEMMs with settings that are off all the same, because their layer has one switch for two GEMMs and needs it
     off. One sentence each."""
-    asked, switched = _Asked(settings), switches_of(settings)
+    requested, switched = _Requested(settings), switches_of(settings)
     return [
         f"{_CFG}.{layer}_fprop is off, because {other}_dgrad scatters and {layer}_dgrad does not. To keep "
         f"{layer}_dgrad in bulk, nemo2 sets model.config.tp_comm_overlap_disable_{layer}=True, and this switch also "
         f"turns off the gather of {layer}_fprop."
         for layer, other in (_COLUMN, _COLUMN[::-1])
         if switched[f"tp_comm_overlap_disable_{layer}"]
-        and asked.on(f"{layer}_fprop")
+        and requested.on(f"{layer}_fprop")
         and switched["tp_comm_overlap_ag"]
     ]
 
@@ -118,22 +118,22 @@ def contradictions(settings: Any, switched: Mapping[str, bool]) -> list[str]:
 
     A switch that turns off more than the settings do is no contradiction.
     """
-    found = []
+    problems = []
     for name, wanted in switches_of(settings).items():
         value = switched.get(name, wanted)
         harmless = value is (name.startswith("tp_comm_overlap_disable"))
         if value == wanted or (harmless and name != "tp_comm_overlap_rs_dgrad"):
             continue
         gemms = " and ".join(SWITCHES[name])
-        found.append(
+        problems.append(
             f"model.config.{name}={value} contradicts tp_comm_overlap_cfg, whose settings of {gemms} require "
             f"{wanted}. Leave model.config.{name} unset, and set {gemms} on "
             "MegatronCommOverlapCallback.tp_comm_overlap_cfg."
         )
-    return found
+    return problems
 
 
-class _Asked:
+class _Requested:
     """Answers questions about userbuffer settings by GEMM."""
 
     def __init__(self, settings: Any) -> None:

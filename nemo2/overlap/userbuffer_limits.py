@@ -72,23 +72,23 @@ def _formats(config: Any, version: Version, tokens: Optional[int]) -> Iterator[s
         if getattr(config, name, None) is None:
             continue
         recipe = str(getattr(config, f"{name}_recipe", None))
-        asked = f"trainer.plugins.{name}_recipe={recipe!r} with tp_comm_overlap=True"
+        setting = f"trainer.plugins.{name}_recipe={recipe!r} with tp_comm_overlap=True"
         since = CARRIED_SINCE.get(recipe, "0")
         if since is None:
             yield (
-                f"{asked}: Transformer Engine does not support userbuffers for this format. Set "
+                f"{setting}: Transformer Engine does not support userbuffers for this format. Set "
                 f"trainer.plugins.fp8_recipe='tensorwise' with fp8, {_OFF}."
             )
         elif version < Version(since):
             yield (
-                f"{asked}: Transformer Engine {version} does not support userbuffers for this format. Install {since} "
+                f"{setting}: Transformer Engine {version} does not support userbuffers for this format. Install {since} "
                 f"or newer, {_OFF}."
             )
         elif recipe == "mxfp8" and tokens is not None:
             share = tokens // config.tensor_model_parallel_size
             if share % _MXFP8_BLOCK:
                 yield (
-                    f"{asked}: a micro-batch has {share} tokens per rank, but userbuffers require a multiple of "
+                    f"{setting}: a micro-batch has {share} tokens per rank, but userbuffers require a multiple of "
                     f"{_MXFP8_BLOCK} tokens for MXFP8. Change data.seq_length or data.micro_batch_size, {_OFF}."
                 )
     if getattr(config, "fp8", None) and version < Version(_TWO_SETS_SINCE) and some_layers_in_16_bits(config):

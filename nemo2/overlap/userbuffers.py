@@ -144,9 +144,9 @@ def without_userbuffers(model: nn.Module) -> Generator[None, None, None]:
 def _refuse_what_they_cannot_carry(config: Any, tokens: int) -> None:
     import transformer_engine  # pyright: ignore[reportMissingImports]
 
-    found = list(uncarried(config, version=transformer_engine.__version__, tokens=tokens))
-    if found:
-        raise ConfigError("\n".join(sentence for _, sentence in found), rule=found[0][0])
+    problems = list(uncarried(config, version=transformer_engine.__version__, tokens=tokens))
+    if problems:
+        raise ConfigError("\n".join(sentence for _, sentence in problems), rule=problems[0][0])
 
 
 def _tokens(config: Any, data_sampler: Any) -> int:
@@ -165,13 +165,13 @@ def _buffer_sets(config: Any) -> dict[str, Any]:
     from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
 
     quantized = config.fp8 is not None or getattr(config, "fp4", None) is not None
-    asked = config.tp_comm_overlap_cfg
-    if isinstance(asked, str):  # set on the model, without a callback that resolves it
-        asked = None if asked == "default" else preset(asked)
-    problems = contradictions(asked, {name: getattr(config, name) for name in SWITCHES})
+    requested = config.tp_comm_overlap_cfg
+    if isinstance(requested, str):  # set on the model, without a callback that resolves it
+        requested = None if requested == "default" else preset(requested)
+    problems = contradictions(requested, {name: getattr(config, name) for name in SWITCHES})
     if problems:
         raise ConfigError("\n".join(problems))
-    settings = userbuffer_settings(asked, quantized=quantized)
+    settings = userbuffer_settings(requested, quantized=quantized)
     both = quantized and some_layers_in_16_bits(config)
     # Transformer Engine 2.8 replaced the flag by a list with one mode per set, and warns about the flag.
     if "quantization_modes" not in inspect.signature(base.initialize_ub).parameters:

@@ -60,12 +60,14 @@ class Factor(nn.Module):
             self.weight.rows_like = like  # pyright: ignore[reportAttributeAccessIssue]  # read by parallel/sharded_state.py
         self._sums = axis is None and placement.travel == "outside"
         if not self.weight.is_meta:
-            whole = first_values(shape, init_method, name)
+            unsharded = first_values(shape, init_method, name)
             if axis is not None:
-                parts = whole.split(sections or shape[axis], dim=axis)
-                whole = torch.cat([part.chunk(placement.size, dim=axis)[placement.rank] for part in parts], dim=axis)
+                parts = unsharded.split(sections or shape[axis], dim=axis)
+                unsharded = torch.cat(
+                    [part.chunk(placement.size, dim=axis)[placement.rank] for part in parts], dim=axis
+                )
             with torch.no_grad():
-                self.weight.copy_(whole)
+                self.weight.copy_(unsharded)
 
     def forward(self, x: Optional[Tensor]) -> Tensor:
         """Multiply ``x``, [..., inputs of this rank], by the matrix. Returns [..., outputs of this rank] in the dtype of

@@ -20,8 +20,8 @@ class ApartWithLengths(Apart):
             assert isinstance(adapter, LowRank)
             return DirectionAndMagnitude(layer, adapter, part=functools.partial(apart.rows, part))
 
-        made = {part: with_lengths(part, adapter) for part, adapter in apart.named_children()}
-        super().__init__(made, apart.widths, apart.groups, apart.placement)
+        adapters = {part: with_lengths(part, adapter) for part, adapter in apart.named_children()}
+        super().__init__(adapters, apart.widths, apart.groups, apart.placement)
 
     def growth(self) -> Tensor:
         """The factor of each row of the layer on this rank, in fp32."""

@@ -47,31 +47,31 @@ class Apart(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The adapters' outputs in the order of the fused layer's rows: part by part within each of this rank's groups of
         heads."""
-        made = {name: adapter.before_gather(x) for name, adapter in self.named_children()}  # pyright: ignore
-        return self.placement.behind(self._fused(made))
+        by_part = {name: adapter.before_gather(x) for name, adapter in self.named_children()}  # pyright: ignore
+        return self.placement.behind(self._fused(by_part))
 
     def product(self) -> Tensor:
         """The adapters' products on this rank, in the rows of the layer's weight, in fp32."""
-        made = {name: adapter.product().T for name, adapter in self.named_children()}  # pyright: ignore
-        return self._fused(made).T
+        by_part = {name: adapter.product().T for name, adapter in self.named_children()}  # pyright: ignore
+        return self._fused(by_part).T
 
-    def rows(self, part: str, whole: Tensor) -> Tensor:
+    def rows(self, part: str, weight: Tensor) -> Tensor:
         """The rows of a part, from a tensor with all of the layer's rows on this rank."""
-        grouped = whole.unflatten(0, (self.groups, sum(self.widths.values())))
+        grouped = weight.unflatten(0, (self.groups, sum(self.widths.values())))
         index = list(self.widths).index(part)
         return grouped.split(list(self.widths.values()), dim=1)[index].flatten(0, 1)
 
-    def _fused(self, made: dict[str, Tensor], *, without: float = 0.0) -> Tensor:
+    def _fused(self, by_part: dict[str, Tensor], *, without: float = 0.0) -> Tensor:
         """The channels of the parts, ``[..., rows]`` each, in the order of the fused layer. ``without`` is the value for
         parts without an adapter."""
-        like = next(iter(made.values()))
-        found = []
+        like = next(iter(by_part.values()))
+        channels_of_parts = []
         for part, width in self.widths.items():
-            channels = made.get(part)
+            channels = by_part.get(part)
             if channels is None:
                 channels = like.new_full((*like.shape[:-1], width * self.groups), without)
-            found.append(channels.unflatten(-1, (self.groups, width)))
-        return torch.cat(found, dim=-1).flatten(-2)
+            channels_of_parts.append(channels.unflatten(-1, (self.groups, width)))
+        return torch.cat(channels_of_parts, dim=-1).flatten(-2)
 
 
 @configurable

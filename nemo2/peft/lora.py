@@ -92,10 +92,10 @@ class LoRA(PEFT):
         if self.dropout_position not in ("pre", "post"):
             raise ConfigError(f"peft.dropout_position={self.dropout_position!r}: must be 'pre' or 'post'.")
         for field in ("lora_A_init_method", "lora_B_init_method"):
-            given = str(getattr(self, field))
-            if given not in INIT_METHODS:
-                hint = did_you_mean(given, INIT_METHODS, listed=True)
-                raise ConfigError(f"peft.{field}={given!r} is unknown{hint} Known methods: {', '.join(INIT_METHODS)}.")
+            method = str(getattr(self, field))
+            if method not in INIT_METHODS:
+                hint = did_you_mean(method, INIT_METHODS, listed=True)
+                raise ConfigError(f"peft.{field}={method!r} is unknown{hint} Known methods: {', '.join(INIT_METHODS)}.")
 
     @property
     def matcher(self) -> ModuleMatcher:

@@ -91,12 +91,12 @@ class Placement:
 
 def placement_of(layer: nn.Module) -> Optional[Placement]:
     """The placement of a linear layer of Megatron-Core. None for any other module."""
-    found: Any = layer
+    linear: Any = layer
     split = _split(layer)
     weight = getattr(layer, "weight", None)
     if split is None or not isinstance(weight, Tensor):
         return None
-    expert = bool(getattr(found, "is_expert", False)) or not getattr(weight, "allreduce", True)
+    expert = bool(getattr(linear, "is_expert", False)) or not getattr(weight, "allreduce", True)
     group = None if split == "whole" else _group(expert)
     size = 1 if group is None else dist.get_world_size(group)
     rows, columns = weight.shape
@@ -104,9 +104,9 @@ def placement_of(layer: nn.Module) -> Optional[Placement]:
         split=split,
         inputs=columns * (size if split == "row" else 1),
         outputs=rows * (size if split == "column" else 1),
-        travel=_travel(found, expert=expert, size=size),
+        travel=_travel(linear, expert=expert, size=size),
         group=group if size > 1 else None,
-        gathers=bool(getattr(found, "gather_output", False)),
+        gathers=bool(getattr(linear, "gather_output", False)),
         expert=expert,
         sees_a_part=split == "whole" and bool(getattr(weight, "sequence_parallel", False)),
     )

@@ -94,25 +94,25 @@ def expanded(patterns: Iterable[str], canonical: Mapping[str, Collection[str]]) 
         canonical: The parts of each fused layer. A layer that isn't fused has itself as its part.
     """
     fused = {part: layer for layer, parts in canonical.items() for part in parts}
-    found: dict[str, set[str]] = {}
+    by_layer: dict[str, set[str]] = {}
     for pattern in patterns:
         head, dot, last = pattern.rpartition(".")
         layer = fused.get(last, last)
-        found.setdefault(f"{head}{dot}{layer}", set()).add(last)
-    return found
+        by_layer.setdefault(f"{head}{dot}{layer}", set()).add(last)
+    return by_layer
 
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     text = re.escape(_RANGE.sub(_all_of_range, pattern))
-    text = _CHOICE.sub(lambda found: f"(?:{found[1].replace(',', '|')})", text)
+    text = _CHOICE.sub(lambda match: f"(?:{match[1].replace(',', '|')})", text)
     return re.compile(text.replace(r"\*", ".*").replace(r"\?", "."))
 
 
-def _all_of_range(found: re.Match[str]) -> str:
-    first, last = int(found[1]), int(found[2])
+def _all_of_range(match: re.Match[str]) -> str:
+    first, last = int(match[1]), int(match[2])
     if last < first:
         raise ConfigError(
-            f"A pattern of peft has the range of layers {found[0]}, which ends before it begins: write {last}-{first}."
+            f"A pattern of peft has the range of layers {match[0]}, which ends before it begins: write {last}-{first}."
         )
     return f"{{{','.join(map(str, range(first, last + 1)))}}}"

@@ -22,7 +22,7 @@ from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.peft import DoRA, LoRA
 from nemo2.planner.job import Adapters, Job
 from nemo2.settle.machine import Machine
-from nemo2.strategies.teaching import teachers_recipe
+from nemo2.strategies.distillation import teachers_recipe
 
 _FUSED = ("silu", "gelu", "quick_gelu")
 """Gates for which Megatron-Core's feed-forward block has one kernel (``megatron/core/transformer/mlp.py``)."""

@@ -30,8 +30,8 @@ from nemo2.rehearse.adam import transformer_engine_stub
 from nemo2.rehearse.meta_backend import META, rehearsing
 from nemo2.rehearse.silent_group import BACKEND, Call, listen, register
 from nemo2.rehearse.tracker import WORK, Sums, Tracker
+from nemo2.strategies.distillation import DistillationCallback
 from nemo2.strategies.set_up import set_up
-from nemo2.strategies.teaching import DistillationCallback
 
 
 @dataclass

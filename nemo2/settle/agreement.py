@@ -22,8 +22,8 @@ def follow_the_data(config: Any, data: Any) -> None:
     if length and hasattr(config, "seq_length") and "seq_length" not in explicit:
         adjust(config, "seq_length", length, why="data.seq_length")
     kind = getattr(data, "__fn_or_cls__", type(data))
-    asked = getattr(kind, "calculate_per_token_loss", False) and hasattr(config, "calculate_per_token_loss")
-    if asked and "calculate_per_token_loss" not in explicit:
+    per_token = getattr(kind, "calculate_per_token_loss", False) and hasattr(config, "calculate_per_token_loss")
+    if per_token and "calculate_per_token_loss" not in explicit:
         adjust(config, "calculate_per_token_loss", True, why=f"data is a {kind.__name__}: each token counts the same")
 
 

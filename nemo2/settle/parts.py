@@ -96,12 +96,12 @@ def build_parts(recipe: Any, machine: Machine, paths: Iterable[str] = tuple(RULE
             continue
         try:
             with quietly(), megatron_finds(machine.transformer_engine):
-                made = _build(_without_tokenizer(node) if path == "data" else node, path, machine)
+                built = _build(_without_tokenizer(node) if path == "data" else node, path, machine)
         except Exception as error:  # Megatron-Core asserts, raises ValueError, TypeError ...: all say that it won't do
             refusals += refusals_of(error, RULE_OF[path], path)
         else:
-            if made is not None:
-                objects[path] = made
+            if built is not None:
+                objects[path] = built
     return Parts(objects, tuple(refusals), precision_at)
 
 
@@ -130,12 +130,12 @@ def _build(node: Any, path: str, machine: Machine) -> Any:
         node = copy.copy(node)
         for name in kept:
             delattr(node, name)
-    made = fdl.build(node)
+    built = fdl.build(node)
     for name, value in kept.items():
-        setattr(made, name, value)
+        setattr(built, name, value)
     if kept:
-        note_explicit_fields(made, {**explicit_values(made), **kept})
-    return made
+        note_explicit_fields(built, {**explicit_values(built), **kept})
+    return built
 
 
 _LOW_PRECISION_STATES = (
@@ -154,8 +154,8 @@ def _precision(plugins: Any) -> tuple[str, Any]:
     if not isinstance(plugins, list | tuple):
         return "trainer.plugins", plugins
     for index, one in enumerate(plugins):
-        made = class_of(one)
-        if isinstance(made, type) and issubclass(made, MegatronMixedPrecision):
+        plugin = class_of(one)
+        if isinstance(plugin, type) and issubclass(plugin, MegatronMixedPrecision):
             return f"trainer.plugins[{index}]", one
     return "trainer.plugins", None
 

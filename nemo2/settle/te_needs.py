@@ -20,7 +20,7 @@ class Need(NamedTuple):
 
     since: str
     fields: tuple[str, ...]
-    asked: Callable[[Any, Any], bool]
+    applies: Callable[[Any, Any], bool]
     """Whether the settled configurations of the model and the gradient buffers need it."""
     instead: str
 
@@ -87,15 +87,15 @@ def refuse_an_older_transformer_engine(model: Any, ddp_config: Any, version: str
     """
     if version is None:
         return
-    told = []
+    problems = []
     for need in NEEDS:
-        if Version(version) < Version(need.since) and need.asked(model, ddp_config):
+        if Version(version) < Version(need.since) and need.applies(model, ddp_config):
             settings = " with ".join(
                 f"model.config.{name}={getattr(model, name)!r}{at(model, name)}" for name in need.fields
             )
-            told.append(
+            problems.append(
                 f"{settings} requires Transformer Engine {need.since} or newer, but {version} is installed. Install a "
                 f"newer version, or set {need.instead}."
             )
-    if told:
-        raise ConfigError("\n".join(told))
+    if problems:
+        raise ConfigError("\n".join(problems))

@@ -44,10 +44,10 @@ def world_of(recipe: Any, machine: Machine) -> World:
     devices, nodes = getattr(trainer, "devices", "auto"), getattr(trainer, "num_nodes", 1)
     if problem := nodes_problem(nodes):
         raise ConfigError(problem)
-    asked = devices_of(devices, machine)
+    requested = devices_of(devices, machine)
     if machine.count is None:
-        return World(nodes or 1, asked)
-    per_node = asked if machine.count % asked == 0 else min(machine.count, machine.per_node)
+        return World(nodes or 1, requested)
+    per_node = requested if machine.count % requested == 0 else min(machine.count, machine.per_node)
     if machine.count % per_node:
         raise ConfigError(
             f"--gpus: {machine.count} GPUs are not whole nodes of {per_node} GPUs. Use a multiple of {per_node}."

@@ -170,11 +170,11 @@ class Checkpoints(SteppingStrategy):
         io = self.checkpoint_io
         if not isinstance(io, MegatronCheckpointIO):
             return io.load_checkpoint(path)
-        taken, found = io.read_whole(path, functools.partial(self.form.read, optimizer=self._fits))
-        if taken != path and self.trainer.ckpt_path:
+        read_from, loaded = io.read_whole(path, functools.partial(self.form.read, optimizer=self._fits))
+        if read_from != path and self.trainer.ckpt_path:
             # Lightning reports this path, and callbacks read it to learn what the run resumed from.
-            self.trainer._checkpoint_connector._ckpt_path = taken
-        return found
+            self.trainer._checkpoint_connector._ckpt_path = read_from
+        return loaded
 
     @property
     def _fits(self) -> bool:

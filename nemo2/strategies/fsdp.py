@@ -109,9 +109,9 @@ class FSDPStrategy(TorchShardedStrategy):
         return wrapped
 
     def _offloading(self) -> CPUOffload:
-        asked = CPUOffload(self.cpu_offload) if isinstance(self.cpu_offload, bool) else self.cpu_offload
-        if not asked.offload_params or self.root_device.type != "cpu":
-            return asked
+        offload = CPUOffload(self.cpu_offload) if isinstance(self.cpu_offload, bool) else self.cpu_offload
+        if not offload.offload_params or self.root_device.type != "cpu":
+            return offload
         announce_machine_settings({"strategy.cpu_offload": (False, NO_SECOND_MEMORY)})
         return CPUOffload(offload_params=False)
 

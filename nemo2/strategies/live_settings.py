@@ -56,9 +56,9 @@ class LiveSettings:
         raise unknown_name(type(self), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        made = "parallelism" in self.__dict__ and not is_being_made(self)
+        is_constructed = "parallelism" in self.__dict__ and not is_being_made(self)
         own = name.startswith("_") or name in self.__dict__ or _declared(type(self), name)
-        if not made or (own and name not in _SIZES):
+        if not is_constructed or (own and name not in _SIZES):
             object.__setattr__(self, name, value)
             return
         if name not in parameter_names(type(self)):

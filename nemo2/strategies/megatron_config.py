@@ -40,23 +40,23 @@ register_gone(
 )
 
 
-def strictness_of(asked: Optional[Union[str, bool]]) -> Optional[str]:
+def strictness_of(requested: Optional[Union[str, bool]]) -> Optional[str]:
     """The name of Megatron-Core's ``StrictHandling`` for ``ckpt_load_strictness``. None: Megatron-Core's default.
 
     Raises:
         ConfigError: there is no such name.
     """
-    if asked is None or asked is True:
+    if requested is None or requested is True:
         return None
-    if asked is False:
+    if requested is False:
         return StrictHandling.LOG_ALL.value
     known = [item.value for item in StrictHandling]
-    if asked not in known:
+    if requested not in known:
         raise ConfigError(
-            f"strategy.ckpt_load_strictness={asked!r}: must be None or one of "
-            f"{', '.join(known)}{did_you_mean(asked, known, listed=True)}"
+            f"strategy.ckpt_load_strictness={requested!r}: must be None or one of "
+            f"{', '.join(known)}{did_you_mean(requested, known, listed=True)}"
         )
-    return asked
+    return requested
 
 
 _OF_THE_TEXT = {"check_for_nan_in_grad": True}

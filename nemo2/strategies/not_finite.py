@@ -24,11 +24,11 @@ def not_finite_in_our_words(step: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        found = _FOUND.search(str(error))
-        if found is None:
+        match = _FOUND.search(str(error))
+        if match is None:
             raise
         raise RuntimeFault(
-            f"Step {step + 1}: this rank's gradients aren't finite ({found['what']}). This step changed no parameters "
+            f"Step {step + 1}: this rank's gradients aren't finite ({match['what']}). This step changed no parameters "
             "and saved nothing. Run the same command again to resume from the last checkpoint. If the error recurs, lower "
             "optim.config.lr, lengthen the warm-up or set optim.config.clip_grad. To skip such steps, add the callback "
             "LossGuard(on_nonfinite='skip'). To find the operation, set trainer.detect_anomaly=True."

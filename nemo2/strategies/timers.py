@@ -29,6 +29,6 @@ def tell_timers(timers: Any, step: int) -> None:
     if not isinstance(timers, Timers):
         return
     names = ranks.gather(list(timers._timers))  # stages time different parts
-    told = timers.get_all_timers_string(list(dict.fromkeys(name for own in names for name in own)))
-    if ranks.is_rank_zero() and told:
-        _log.info("Up to step %d, %s", step, told)
+    report = timers.get_all_timers_string(list(dict.fromkeys(name for own in names for name in own)))
+    if ranks.is_rank_zero() and report:
+        _log.info("Up to step %d, %s", step, report)

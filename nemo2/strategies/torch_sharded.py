@@ -207,7 +207,7 @@ class TorchShardedStrategy(Checkpoints):
         self._start_alike(core)
         keep_masters_in_fp32(core, frozen_too=self._one_dtype)
         self.form.chunk = stored_chunk(core)
-        whole = stand_ins(core) if self.shard_group is not None else None
+        unsharded = stand_ins(core) if self.shard_group is not None else None
         # The user's own module is sharded itself, because its steps call its layers directly rather than through the
         # surrounding chunk.
         if isinstance(core, PlainChunk):
@@ -215,7 +215,7 @@ class TorchShardedStrategy(Checkpoints):
             sharded: nn.Module = core
         else:
             sharded = self.shard(config, core)
-        return ShardedChunk(config, sharded, num_shards=self.num_shards, whole=whole, shard_group=self.shard_group)
+        return ShardedChunk(config, sharded, num_shards=self.num_shards, whole=unsharded, shard_group=self.shard_group)
 
     @property
     def shard_group(self) -> Optional[torch.distributed.ProcessGroup]:
@@ -288,13 +288,13 @@ class TorchShardedStrategy(Checkpoints):
         config.grad_scale_func = self.form.optimizer.scale_loss
 
 
-def shared_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def shared_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments that a subclass passes on unchanged, by name: those of `TorchShardedStrategy` except ``layout``.
 
     Each subclass repeats them in its own signature, because recipes are checked against the signature.
     """
     own = inspect.signature(TorchShardedStrategy.__init__).parameters
-    return {name: given[name] for name in own if name not in ("self", "layout")}
+    return {name: arguments[name] for name in own if name not in ("self", "layout")}
 
 
 def _parallelism(layout: Layout) -> ParallelismConfig:

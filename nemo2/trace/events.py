@@ -78,13 +78,13 @@ class RankTrace:
 
     def hidden(self) -> list[Hidden]:
         """The hidden time of each kind of communication in the trace, in the order of `KINDS`."""
-        found = []
+        hidden = []
         for kind in KINDS:
             spans = self.of(kind)
             if not spans:
                 continue
             under_way = union((span.start, span.end) for span in spans)
-            found.append(
+            hidden.append(
                 Hidden(
                     kind=kind,
                     count=len(spans),
@@ -93,7 +93,7 @@ class RankTrace:
                     size_bytes=sum(span.size_bytes for span in spans),
                 )
             )
-        return found
+        return hidden
 
 
 def kind_of_group(description: str) -> str:
@@ -144,31 +144,31 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def intersection(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
     """The time in both ``one`` and ``other``. The intervals of each must be ordered and must not overlap."""
-    found, i, j = [], 0, 0
+    overlaps, i, j = [], 0, 0
     while i < len(one) and j < len(other):
         start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
         if start < end:
-            found.append((start, end))
+            overlaps.append((start, end))
         if one[i][1] < other[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return overlaps
 
 
 def difference(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
     """The time in ``one`` but not in ``other``. The intervals of each must be ordered and must not overlap."""
-    found = []
+    remainders = []
     for start, end in one:
         for cut_start, cut_end in other:
             if cut_end <= start or cut_start >= end:
                 continue
             if cut_start > start:
-                found.append((start, cut_start))
+                remainders.append((start, cut_start))
             start = max(start, cut_end)
         if start < end:
-            found.append((start, end))
-    return found
+            remainders.append((start, end))
+    return remainders
 
 
 def length(intervals: Iterable[Interval]) -> float:

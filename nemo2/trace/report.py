@@ -67,11 +67,11 @@ def rows(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
 
 def render(traces: Sequence[RankTrace], *, title: str) -> str:
     """The page as text."""
-    found = rows(traces)
+    cells = rows(traces)
     body = [
         (row["rank"], KINDS[row["kind"]], row["count"], row["bytes"])
         + (f"{row['milliseconds']:,.2f}", f"{row['hidden_milliseconds']:,.2f}", f"{row['hidden_fraction']:.1%}")
-        for row in found
+        for row in cells
     ]
     head = ("rank", "communication", "times", "bytes", "ms", "ms hidden", "hidden")
     said = paragraph(

@@ -132,20 +132,20 @@ def _exchange_of_attention(facts: Facts) -> Iterator[str]:
         return
     kinds = getattr(config, "cp_comm_type", None)
     of_layers = kinds if isinstance(kinds, list) else [kinds] * config.num_layers
-    found: dict[tuple[str, str, str], int] = {}
+    layers_by_setting: dict[tuple[str, str, str], int] = {}
     for number, kind in enumerate(of_layers, 1):
         kind = kind or "p2p"
         window, every = getattr(config, "window_size", None), cast(Any, getattr(config, "window_attn_skip_freq", None))
         softmax = getattr(config, "softmax_type", "vanilla")
         if softmax != "vanilla" and kind != "a2a":
-            found.setdefault((f"softmax_type={softmax!r}", kind, "'a2a'"), number)
+            layers_by_setting.setdefault((f"softmax_type={softmax!r}", kind, "'a2a'"), number)
         elif (
             kind == "p2p"
             and window
             and tuple(window) not in _WHOLE
             and is_layer_window_attention(window, every, number)
         ):
-            found.setdefault((f"window_size={tuple(window)}", kind, "'all_gather' or 'a2a'"), number)
+            layers_by_setting.setdefault((f"window_size={tuple(window)}", kind, "'all_gather' or 'a2a'"), number)
         since = _PACKED_SINCE.get(kind)
         if (
             since
@@ -157,7 +157,7 @@ def _exchange_of_attention(facts: Facts) -> Iterator[str]:
                 f"newer, but {machine.transformer_engine} is installed. Set cp_comm_type='p2p', or install {since}."
             )
             return
-    for (setting, kind, instead), number in found.items():
+    for (setting, kind, instead), number in layers_by_setting.items():
         yield (
             f"model.config.{setting} in layer {number} with cp_comm_type={kind!r} and "
             f"context_parallel_size={facts.layout.cp}: Transformer Engine does not support this combination. Set "

@@ -34,10 +34,10 @@ def _attention(facts: Facts) -> Iterator[str]:
     backend = facts.of_model("attention_backend")
     name = getattr(backend, "name", backend)
     for variable, value in _WANTED.get(str(name), {}).items():
-        given = facts.environment.get(variable)
-        if given is not None and given != value and not left_by_a_model(variable, given):
+        current = facts.environment.get(variable)
+        if current is not None and current != value and not left_by_a_model(variable, current):
             yield (
-                f"{variable}={given} contradicts model.config.attention_backend={name}, for which Megatron-Core sets "
+                f"{variable}={current} contradicts model.config.attention_backend={name}, for which Megatron-Core sets "
                 f"this variable to {value}. Unset the variable, and choose the backend with "
                 "model.config.attention_backend (flash, fused, unfused, local or auto)."
             )

@@ -13,7 +13,7 @@ _IMPL = "model.config.cuda_graph_impl"
 _PARTS = "cuda_graph_scope='attn,moe_router,moe_preprocess', from Megatron-Core 0.19 on named cuda_graph_modules"
 
 
-def _asked(facts: Facts) -> str:
+def _setting(facts: Facts) -> str:
     return f"{_IMPL}={_kind(facts)!r}"
 
 
@@ -45,11 +45,11 @@ def _experts(facts: Facts) -> Iterator[str]:
     kind = _kind(facts)
     if kind == "none" or not facts.of_model("num_moe_experts"):
         return
-    whole = kind == "full_iteration" or not modules_of(config)
-    if whole and not facts.of_model("moe_pad_expert_input_to_capacity"):
+    captures_experts = kind == "full_iteration" or not modules_of(config)
+    if captures_experts and not facts.of_model("moe_pad_expert_input_to_capacity"):
         instead = "" if kind == "transformer_engine" else "cuda_graph_impl='transformer_engine' and "
         yield (
-            f"{_asked(facts)} captures whole layers, but the number of tokens of each of the "
+            f"{_setting(facts)} captures whole layers, but the number of tokens of each of the "
             f"{facts.of_model('num_moe_experts')} experts changes from batch to batch. Capture parts of the layers "
             f"(model.config: {instead}{_PARTS}). Or give every expert the same number of tokens, which drops tokens: "
             "set moe_pad_expert_input_to_capacity=True and moe_expert_capacity_factor."
@@ -68,7 +68,7 @@ def _constant(facts: Facts) -> Iterator[str]:
     kind = _kind(facts)
     if ramp and (kind == "full_iteration" or (kind != "none" and facts.layout.pp > 1)):
         yield (
-            f"data.rampup_batch_size={list(ramp)} changes the number of micro-batches, but {_asked(facts)} captures a "
+            f"data.rampup_batch_size={list(ramp)} changes the number of micro-batches, but {_setting(facts)} captures a "
             f"step with a fixed number. Leave rampup_batch_size unset, or set {_IMPL}='none'."
         )
 
@@ -89,6 +89,6 @@ def _segments(facts: Facts) -> Iterator[str]:
         return
     if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
         yield (
-            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with {_asked(facts)} requires NCCL_GRAPH_REGISTER=0. "
+            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with {_setting(facts)} requires NCCL_GRAPH_REGISTER=0. "
             "Set this variable, or remove expandable_segments:True."
         )

@@ -36,13 +36,13 @@ def _executor(facts: Facts) -> Iterator[str]:
     if devices_problem(getattr(facts.trainer, "devices", None)) or nodes_problem(number(facts.trainer, "num_nodes")):
         return
     world = world_of(facts.trainer, facts.machine)
-    for name, asked, launched in zip(
+    for name, requested, launched in zip(
         ("devices", "num_nodes"), (world.devices, world.nodes), facts.launched, strict=True
     ):
-        if launched is not None and asked != launched:
+        if launched is not None and requested != launched:
             yield (
                 f"trainer.{name}={getattr(facts.trainer, name)}, but the executor starts {launched} {_UNITS[name]}. "
-                f"Both must be equal. Set trainer.{name}={launched}, or start {asked} {_UNITS[name]}."
+                f"Both must be equal. Set trainer.{name}={launched}, or start {requested} {_UNITS[name]}."
             )
 
 

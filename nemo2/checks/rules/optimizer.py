@@ -85,8 +85,8 @@ def _phases(facts: Facts) -> Iterator[str]:
     if node is None or any(out_of_range(node, "", domains.SCHEDULE)):
         return
     path = "optim.lr_scheduler"
-    given: dict[str, Any] = {name: getattr(node, name, None) for name in domains.SCHEDULE}
-    shares = {name: given[name] for name in ("warmup_ratio", "hold_ratio") if given[name] is not None}
+    settings: dict[str, Any] = {name: getattr(node, name, None) for name in domains.SCHEDULE}
+    shares = {name: settings[name] for name in ("warmup_ratio", "hold_ratio") if settings[name] is not None}
     shown = " + ".join(f"{name}={value:g}" for name, value in shares.items())
     if sum(shares.values()) > 1:
         yield (
@@ -101,11 +101,11 @@ def _phases(facts: Facts) -> Iterator[str]:
             f"{path}: {name} has neither a warm-up nor a hold. Set warmup_ratio and hold_ratio, e.g. to 0.01 and 0.8, "
             "or use PolynomialDecayAnnealingScheduler, which decays from the first step."
         )
-    length = given["max_steps"]
+    length = settings["max_steps"]
     # T5's constant steps are its warm-up, not a phase at the end.
-    phases = {"warmup_steps": 0 if shares.get("warmup_ratio") is not None else given["warmup_steps"]}
-    phases |= {"hold_steps": given["hold_steps"]}
-    phases |= {"constant_steps": given["constant_steps"] if name == "CosineAnnealingScheduler" else None}
+    phases = {"warmup_steps": 0 if shares.get("warmup_ratio") is not None else settings["warmup_steps"]}
+    phases |= {"hold_steps": settings["hold_steps"]}
+    phases |= {"constant_steps": settings["constant_steps"] if name == "CosineAnnealingScheduler" else None}
     steps = {phase: value for phase, value in phases.items() if value}
     if length is not None and steps and sum(steps.values()) >= length:
         listed = " + ".join(f"{phase}={value:g}" for phase, value in steps.items())

@@ -55,9 +55,9 @@ def _hooks(facts: Facts) -> Iterator[str]:
     f"{PP}=4 {VP}=2 {CP}=1 strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
 )
 def _step(facts: Facts) -> Iterator[str]:
-    asked = facts.of_optimizer("overlap_param_gather_with_optimizer_step")
+    requested = facts.of_optimizer("overlap_param_gather_with_optimizer_step")
     interleaved = facts.layout.pp > 1 and facts.layout.vp is not None and facts.layout.vp > 1
-    if asked and not interleaved:
+    if requested and not interleaved:
         yield (
             "optim.config.overlap_param_gather_with_optimizer_step=True updates one model chunk while it gathers the "
             "parameters of the next chunk, but this layout has one chunk per rank. Set it to False, or set "

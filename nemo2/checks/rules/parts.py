@@ -73,14 +73,14 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
         return
     config = copy.copy(config)
     config.cp_comm_type = None  # and these have separate rules
-    told = [
+    reported = [
         *layers.mla_needs_sequence_parallel(config),
         *layers.experts_cut_only_where_shared(config),
         *layers.experts_need_sequence_parallel(config),
         *layers.whole_bias_on_one_rank(config),
     ]
     for problem in layers.layer_problems(config):
-        if problem not in told:
+        if problem not in reported:
             yield f"model.config: {problem}"
 
 
@@ -150,9 +150,9 @@ def _loggers_of(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         (log, "log", "extra_loggers"),
         (trainer, "trainer", "logger"),
     ):
-        given = getattr(owner, field, None)
-        several = isinstance(given, list | tuple)
-        for number, node in enumerate(given if several else [given]):
+        loggers = getattr(owner, field, None)
+        several = isinstance(loggers, list | tuple)
+        for number, node in enumerate(loggers if several else [loggers]):
             kind = getattr(class_of(node), "__name__", "")
             arguments = getattr(node, "__arguments__", {})
             yield f"{place}.{field}[{number}]" if several else f"{place}.{field}", kind, arguments

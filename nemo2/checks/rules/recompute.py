@@ -70,11 +70,11 @@ def _how(facts: Facts) -> Iterator[str]:
     broken="model.config.recompute_method=block model.config.recompute_num_layers=4",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
 )
-def _asked(facts: Facts) -> Iterator[str]:
+def _without_granularity(facts: Facts) -> Iterator[str]:
     if facts.model is None or getattr(facts.model, "recompute_granularity", None) is not None:
         return
-    given = {name: getattr(facts.model, name, None) for name in ("recompute_method", "recompute_num_layers")}
-    for name, value in given.items():
+    settings = {name: getattr(facts.model, name, None) for name in ("recompute_method", "recompute_num_layers")}
+    for name, value in settings.items():
         if value is not None:
             yield (
                 f"model.config.{name}={value!r} has no effect without model.config.recompute_granularity. Set "

@@ -99,8 +99,8 @@ def _precision(facts: Facts) -> Iterator[str]:
 def _schedule(facts: Facts) -> Iterator[str]:
     node = getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None)
     # The class raises its first error only.
-    told = list(out_of_range(node, "optim.lr_scheduler", domains.SCHEDULE))
-    yield from told or facts.settled.refused("schedule-is-one-curve")
+    problems = list(out_of_range(node, "optim.lr_scheduler", domains.SCHEDULE))
+    yield from problems or facts.settled.refused("schedule-is-one-curve")
 
 
 SETTINGS.settled(
@@ -121,8 +121,8 @@ SETTINGS.settled(
 )
 def _data(facts: Facts) -> Iterator[str]:
     # As above. A refusal about batch sizes is reported once, by the rules for batches.
-    told = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
-    yield from told or facts.settled.refused("data-module-accepts-its-arguments")
+    problems = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
+    yield from problems or facts.settled.refused("data-module-accepts-its-arguments")
 
 
 @SETTINGS.rule(
@@ -152,9 +152,9 @@ def _splits(facts: Facts) -> Iterator[str]:
     mended="trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",
 )
 def _callbacks(facts: Facts) -> Iterator[str]:
-    asked = getattr(facts.trainer, "callbacks", None) or []
-    several = isinstance(asked, list | tuple)
-    for index, node in enumerate(asked if several else [asked]):
+    callbacks = getattr(facts.trainer, "callbacks", None) or []
+    several = isinstance(callbacks, list | tuple)
+    for index, node in enumerate(callbacks if several else [callbacks]):
         path = f"trainer.callbacks[{index}]" if several else "trainer.callbacks"
         if missing := missing_arguments(node, path):
             yield f"{missing}, or remove the callback."

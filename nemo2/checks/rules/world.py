@@ -154,14 +154,14 @@ def _instances_of_what(facts: Facts) -> Iterator[str]:
     mended=f"strategy.fsdp=megatron {PP}=1 {EP}=4",
 )
 def _sharded(facts: Facts) -> Iterator[str]:
-    asked = facts.of_strategy("fsdp")
-    if not asked or facts.layout.world_problem(facts.world_size):
+    fsdp = facts.of_strategy("fsdp")
+    if not fsdp or facts.layout.world_problem(facts.world_size):
         return
     from nemo2.parallel.fsdp import unshared
 
     problem = unshared(facts.layout, facts.world_size, has_experts=bool(facts.of_model("num_moe_experts")))
     if problem:
-        yield f"strategy.fsdp={asked!r} {problem}"
+        yield f"strategy.fsdp={fsdp!r} {problem}"
 
 
 def _where(facts: Facts) -> str:

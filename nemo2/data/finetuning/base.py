@@ -175,10 +175,10 @@ class SampleDataModule(MegatronDataModule):
             raise failure
 
     def _dataset(self, split: str) -> Optional[Dataset]:
-        made = ranks.on_rank_zero(lambda: self._made(split), error=DataError)
-        if made is None:
+        written = ranks.on_rank_zero(lambda: self._made(split), error=DataError)
+        if written is None:
             return None
-        folder, name, packs = made
+        folder, name, packs = written
         samples = ranks.together(lambda: Samples(folder, name), error=DataError)
         self.reports[split] = samples.report
         if packs is None:
@@ -270,8 +270,8 @@ class SampleDataModule(MegatronDataModule):
             write_samples(folder, "samples", _some(encoded, source, report), report)
 
         samples = open_samples(folder, "samples", make)
-        told = samples.report
-        (_log.warning if told.places else _log.info)("%s samples (%s): %s", split, source.name, told)
+        summary = samples.report
+        (_log.warning if summary.places else _log.info)("%s samples (%s): %s", split, source.name, summary)
         return samples
 
     def _folder(self, split: str, key: str) -> Path:
@@ -307,8 +307,8 @@ class SampleDataModule(MegatronDataModule):
     @property
     def _pad_id(self) -> int:
         tokenizer = self.tokenizer
-        found = None if tokenizer is None else (tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.eos_id)
-        return 0 if found is None else found
+        pad_id = None if tokenizer is None else (tokenizer.pad_id if tokenizer.pad_id is not None else tokenizer.eos_id)
+        return 0 if pad_id is None else pad_id
 
     @property
     def _align(self) -> int:

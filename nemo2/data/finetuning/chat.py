@@ -108,19 +108,19 @@ class ChatEncoder(Encoder):
     @cached_property
     def template(self) -> str:
         """The Jinja text."""
-        given = self.chat_template
-        if given is not None and ("{" in given or "\n" in given):
-            return given
-        if given is not None and Path(given).expanduser().is_file():
-            return Path(given).expanduser().read_text("utf-8")
+        template_setting = self.chat_template
+        if template_setting is not None and ("{" in template_setting or "\n" in template_setting):
+            return template_setting
+        if template_setting is not None and Path(template_setting).expanduser().is_file():
+            return Path(template_setting).expanduser().read_text("utf-8")
         own = self._own_templates
-        if (template := own.get(given or "default")) is None:
+        if (template := own.get(template_setting or "default")) is None:
             named = f" The tokenizer's own templates are named {', '.join(map(repr, own))}." if own else ""
             raise ConfigError(
                 f"{self.tokenizer!r} has no chat template.{named} Use the tokenizer of the chat model, or set "
                 "dataset_kwargs={'chat_template': ...} to a template or its file."
-                if given is None
-                else f"chat_template={given!r} is neither a template nor an existing file.{named}"
+                if template_setting is None
+                else f"chat_template={template_setting!r} is neither a template nor an existing file.{named}"
             )
         return template
 
@@ -141,9 +141,9 @@ class ChatEncoder(Encoder):
     @cached_property
     def _hf(self) -> Any:
         """The ``transformers`` object."""
-        found = getattr(self.tokenizer, "tokenizer", None)
-        if found is not None:
-            return found
+        tokenizer = getattr(self.tokenizer, "tokenizer", None)
+        if tokenizer is not None:
+            return tokenizer
         if not isinstance(self.tokenizer, BPETokenizer):
             raise ConfigError(
                 f"data.tokenizer={self.tokenizer!r}: chat templates require a Hugging Face tokenizer. Use "
@@ -268,8 +268,8 @@ class ChatEncoder(Encoder):
             ConfigError: the template can't render these messages.
         """
         try:
-            whole = conversation_of({"messages": [*messages, _turn("assistant")]})
-            form = self._form_of(replace(whole, marks=[False] * len(messages) + [True]))
+            conversation = conversation_of({"messages": [*messages, _turn("assistant")]})
+            form = self._form_of(replace(conversation, marks=[False] * len(messages) + [True]))
             text = self._text(self._render(Wanted(form.messages, prompt=True, count=len(form.messages) - 1))[0])
             return self._tokenized(text)["input_ids"]
         except Malformed as error:
@@ -291,9 +291,9 @@ class ChatEncoder(Encoder):
     def _rendered(self, conversation: Conversation, chosen: list[int]) -> tuple[str, list[Span]]:
         """The text of a conversation, and the ranges of characters that the chosen turns write."""
         if self._has_blocks:
-            whole = self._render(Wanted(conversation.messages), tools=conversation.tools)[0]
-            text = self._text(whole)
-            return text, self._chosen_blocks(whole.spans, conversation, chosen)  # pyright: ignore
+            rendering = self._render(Wanted(conversation.messages), tools=conversation.tools)[0]
+            text = self._text(rendering)
+            return text, self._chosen_blocks(rendering.spans, conversation, chosen)  # pyright: ignore
         return self._by_prefixes(conversation, chosen)
 
     def _chosen_blocks(self, spans: list[Span], conversation: Conversation, chosen: list[int]) -> list[Span]:
@@ -312,8 +312,8 @@ class ChatEncoder(Encoder):
         wanted = [Wanted(messages)]
         for place in chosen:
             wanted += [Wanted(messages, prompt=True, count=place), Wanted(messages, count=place + 1)]
-        whole, *others = self._render(*wanted, tools=tools)
-        text = self._text(whole)
+        rendering, *others = self._render(*wanted, tools=tools)
+        text = self._text(rendering)
         spans: list[Span] = []
         for place, before, past in zip(chosen, others[::2], others[1::2], strict=True):
             starts = not isinstance(before, Malformed) and text.startswith(before.text)
@@ -339,10 +339,10 @@ class ChatEncoder(Encoder):
         )
         where = f"turn {place + 1} of {len(messages)}"
         probed, ended = self._text(whole), self._text(past)
-        found, found_past = probe_span(probed, place), probe_span(ended, place)
-        if found is None or found_past is None:
+        span, span_past = probe_span(probed, place), probe_span(ended, place)
+        if span is None or span_past is None:
             raise Malformed(f"the chat template leaves out the text of {where}")
-        head, tail = probed[: found[0]], probed[found[1] :]
+        head, tail = probed[: span[0]], probed[span[1] :]
         if not text.startswith(head) or not text.endswith(tail) or len(head) + len(tail) > len(text):
             raise Malformed(
                 f"the chat template renders other messages differently depending on the text of {where}, so nemo2 cannot "
@@ -359,7 +359,7 @@ class ChatEncoder(Encoder):
                     f"{before.text[start : start + 40]!r} becomes {head[start : start + 40]!r}, so nemo2 cannot tell which "
                     f"tokens are the assistant's{_ADVICE}"
                 )
-        return start, len(text) - len(tail) + len(self._shared(tail, ended[found_past[1] :]))
+        return start, len(text) - len(tail) + len(self._shared(tail, ended[span_past[1] :]))
 
     def _shared(self, one: str, other: str) -> str:
         """The common beginning of two texts that follow a turn, without a part of a special token."""
@@ -401,23 +401,23 @@ class ChatEncoder(Encoder):
         messages = probe_of(turns).messages
         tails = []
         for one in self._render(Wanted(messages, count=2), Wanted(messages)):
-            found = None if isinstance(one, Malformed) else probe_span(one.text, 1)
-            if found is None:
+            span = None if isinstance(one, Malformed) else probe_span(one.text, 1)
+            if span is None:
                 return "", "", ""
-            tails.append(one.text[found[1] :])  # pyright: ignore[reportAttributeAccessIssue]
+            tails.append(one.text[span[1] :])  # pyright: ignore[reportAttributeAccessIssue]
         return self._shared(*tails), tails[0], tails[1]
 
     @cached_property
     def _prompt(self) -> str:
         """What the template writes before an answer. Empty: it can't be told."""
-        asked, before = self._render(Wanted([_turn("user")]), Wanted([_turn("user")], prompt=True))
-        if isinstance(asked, Malformed) or isinstance(before, Malformed):
+        after, before = self._render(Wanted([_turn("user")]), Wanted([_turn("user")], prompt=True))
+        if isinstance(after, Malformed) or isinstance(before, Malformed):
             return ""
-        return before.text[len(commonprefix([asked.text, before.text])) :]
+        return before.text[len(commonprefix([after.text, before.text])) :]
 
     def _render(self, *wanted: Wanted, tools: Any = None) -> list[Rendered]:
-        given = self.chat_template
-        source = repr(self.tokenizer) if given is None else given if "{" not in given else "these settings"
+        template = self.chat_template
+        source = repr(self.tokenizer) if template is None else template if "{" not in template else "these settings"
         variables = {**_spelled_out(self._hf.special_tokens_map), "tools": tools, "documents": None}
         return RENDERER.render(wanted, template=self.template, source=source, variables=variables)
 

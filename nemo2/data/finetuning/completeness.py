@@ -66,11 +66,11 @@ def unread_fields(record: Mapping[str, Any], conversation: Conversation, text: s
 
     `check_complete` refuses a message's longer texts, so these are single words.
     """
-    whole = _Text(text)
+    rendered = _Text(text)
 
     def lacks(name: str, value: Any) -> bool:
         words = 1 if name in DESCRIPTIONS else 0
-        return any(len(one.split()) > words and not whole.holds(one) for one in strings_in(value))
+        return any(len(one.split()) > words and not rendered.holds(one) for one in strings_in(value))
 
     read = _SETTINGS.union(messages_keys(record))
     beside = [str(name) for name, value in record.items() if name not in read and lacks(name, value)]
@@ -116,12 +116,12 @@ def check_complete(conversation: Conversation, text: str, spans: Collection[Span
     Raises:
         Malformed: a text is missing, is misspelled, or is not trained on.
     """
-    whole, trained = _Text(text), _Text("\0".join(text[start:end] for start, end in spans))
+    rendered, trained = _Text(text), _Text("\0".join(text[start:end] for start, end in spans))
     for place, message in enumerate(conversation.messages):
         where = f"of message {place + 1}, of the {message['role']}"
         for what, piece, kind in pieces_of(message):
             if place in chosen and not trained.holds(piece):
-                if whole.holds(piece):
+                if rendered.holds(piece):
                     raise Malformed(f"the chat template writes the {what} {where}, where it would not be trained on")
                 hint = (
                     ". Train only on the last turn of each conversation (dataset_kwargs={'turns': 'last'}), or use a "
@@ -130,13 +130,13 @@ def check_complete(conversation: Conversation, text: str, spans: Collection[Span
                     else ""
                 )
                 raise Malformed(f"the chat template leaves out the {what} {where}, which should be trained on{hint}")
-            if kind != "reasoning" and not whole.holds(piece):
+            if kind != "reasoning" and not rendered.holds(piece):
                 raise Malformed(f"the chat template leaves out the {what} {where}")
-        if reason := _misspelled(message, whole):
+        if reason := _misspelled(message, rendered):
             raise Malformed(f"the chat template writes the {reason} {where}")
     for tool in conversation.tools or ():
         name = tool.get("function", tool).get("name")
-        if isinstance(name, str) and not whole.holds(name):
+        if isinstance(name, str) and not rendered.holds(name):
             raise NoTools(f"the chat template leaves out the description of the tool {name!r}")
 
 
@@ -169,8 +169,8 @@ def probe_of(conversation: Conversation, only: Optional[int] = None) -> Conversa
 
 def probe_span(text: str, place: int) -> Optional[Span]:
     """The range from the first to the last text of the probe's message at ``place``. None: there is none."""
-    found = [match.span() for match in re.finditer(f"zq{place}x[0-9]+q", text)]
-    return (found[0][0], found[-1][1]) if found else None
+    spans = [match.span() for match in re.finditer(f"zq{place}x[0-9]+q", text)]
+    return (spans[0][0], spans[-1][1]) if spans else None
 
 
 def shape_of(conversation: Conversation, chosen: Collection[int]) -> str:
@@ -305,15 +305,19 @@ def _leaves(value: Any) -> Iterator[str]:
         yield json.dumps(value)
 
 
-def _misspelled(message: Message, whole: _Text) -> Optional[str]:
+def _misspelled(message: Message, rendered: _Text) -> Optional[str]:
     """Arguments or parts in Python's spelling, and arguments that are JSON within JSON. None: there are none."""
-    if isinstance(message["content"], list) and repr(message["content"]) in whole.text:
+    if isinstance(message["content"], list) and repr(message["content"]) in rendered.text:
         return "content, as a Python list,"
     for call in message.get("tool_calls") or ():
-        given = call["function"]["arguments"]
-        if isinstance(given, str):
-            if given.strip() and json.dumps(given, ensure_ascii=False) in whole.text:
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str):
+            if arguments.strip() and json.dumps(arguments, ensure_ascii=False) in rendered.text:
                 return "arguments of a tool call, as text within JSON,"
-        elif given and repr(given) != json.dumps(given, ensure_ascii=False) and repr(given) in whole.text:
+        elif (
+            arguments
+            and repr(arguments) != json.dumps(arguments, ensure_ascii=False)
+            and repr(arguments) in rendered.text
+        ):
             return "arguments of a tool call, as a Python dict,"
     return None

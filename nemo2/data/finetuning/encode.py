@@ -202,8 +202,8 @@ def _fates(
 def _fate(encoder: Encoder, record: Any, max_tokens: int) -> Fate:
     try:
         parts = encoder.encode(record)
-        whole = parts.whole()
-        fits = len(whole.ids) <= max_tokens
-        return (whole if fits else parts.cut(max_tokens)), len(whole.ids)
+        sample = parts.whole()
+        fits = len(sample.ids) <= max_tokens
+        return (sample if fits else parts.cut(max_tokens)), len(sample.ids)
     except (Malformed, Empty) as why:
         return why

@@ -13,11 +13,11 @@ from nemo2.data.tokenizer import Tokenizer
 def identity_of(tokenizer: Tokenizer) -> dict[str, Any]:
     """The tokenizer's own identifiers. For a fast Hugging Face tokenizer, also a hash of its whole state, such as
     merges and splitting rules."""
-    found = dict(getattr(tokenizer, "unique_identifiers", None) or _from_ids(tokenizer))
+    identity = dict(getattr(tokenizer, "unique_identifiers", None) or _from_ids(tokenizer))
     backend = getattr(getattr(tokenizer, "tokenizer", None), "backend_tokenizer", None)
     if backend is not None:
-        found["pipeline"] = hashlib.sha256(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
-    return found
+        identity["pipeline"] = hashlib.sha256(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
+    return identity
 
 
 def _from_ids(tokenizer: Any) -> dict[str, Any]:

@@ -34,8 +34,8 @@ def open_split(held: Any, names: Sequence[str], *, streaming: bool = False) -> O
     if isinstance(held, str | Path):
         return _of_path(held, names, streaming=streaming)
     if isinstance(held, Mapping):
-        found = next((name for name in names if name in held), None)
-        return None if found is None else Records(held[found], found)
+        split = next((name for name in names if name in held), None)
+        return None if split is None else Records(held[split], split)
     if not isinstance(held, Iterable):
         raise ConfigError(
             f"data.path_or_dataset is a {type(held).__name__}: must be records, splits of records by name, or a path."
@@ -53,8 +53,8 @@ def _of_path(path: str | Path, names: Sequence[str], *, streaming: bool) -> Opti
     if not on_hub(path):
         raise DataError(f"data.path_or_dataset={str(path)!r}: this file or folder does not exist.")
     splits = load(str(path), streaming=streaming)
-    found = next((name for name in names if name in splits), None)
-    return None if found is None else Records(splits[found], found)
+    split = next((name for name in names if name in splits), None)
+    return None if split is None else Records(splits[split], split)
 
 
 def on_hub(held: Any) -> bool:

@@ -229,8 +229,8 @@ class AlpacaDataModule(_InstructionDataModule):
 
 def _squad(held: Mapping[str, Any]) -> dict[str, Any]:
     answers = held["answers"]["text"]
-    asked = f"Context: {held['context']} Question: {held['question']} Answer:"
-    return {"input": asked, "output": answers[0], "original_answers": answers}
+    question = f"Context: {held['context']} Question: {held['question']} Answer:"
+    return {"input": question, "output": answers[0], "original_answers": answers}
 
 
 def _write_whole(file: Path, records: Iterable[dict[str, Any]]) -> None:

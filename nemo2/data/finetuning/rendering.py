@@ -172,10 +172,10 @@ class Renderer:
 
 def _folders_of_jinja() -> list[str]:
     """The folders of the packages that the process imports, which isolated mode may not search."""
-    found = [find_spec(name) for name in ("jinja2", "markupsafe")]
-    if None in found:
+    specs = [find_spec(name) for name in ("jinja2", "markupsafe")]
+    if None in specs:
         raise ConfigError("Chat templates require the package jinja2: pip install 'nemo2[hf]'.")
-    return sorted({str(Path(spec.origin).parent.parent) for spec in found if spec is not None and spec.origin})
+    return sorted({str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin})
 
 
 def _stopped(source: str, why: str) -> SecurityError:

@@ -131,8 +131,8 @@ class Parts(ABC):
 
     def cut(self, max_tokens: int) -> Sample:
         """At most ``max_tokens`` tokens. By default the last ones are cut off."""
-        whole = self.whole()
-        return replace(whole, ids=whole.ids[:max_tokens], trained=whole.trained[:max_tokens], truncated=True)
+        sample = self.whole()
+        return replace(sample, ids=sample.ids[:max_tokens], trained=sample.trained[:max_tokens], truncated=True)
 
 
 @dataclass(frozen=True)

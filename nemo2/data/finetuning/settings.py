@@ -55,12 +55,12 @@ class DatasetSettings:
         Raises:
             ConfigError: an unknown name, or an invalid value.
         """
-        given = dict(dataset_kwargs or {})
+        options = dict(dataset_kwargs or {})
         known = [field.name for field in fields(cls)]
-        for name in given:
+        for name in options:
             if name not in known:
                 raise ConfigError(f"data.dataset_kwargs has no setting {name!r}{did_you_mean(name, known)}")
-        settings = cls(**given)
+        settings = cls(**options)
         settings.limits(1)
         return settings
 

@@ -65,8 +65,8 @@ def write_samples(folder: Path, name: str, samples: Iterable[Sample], report: Re
         ids.extend(sample.ids)
         trained.extend(sample.trained)
         ends.extend([len(ids)])
-    told = np.frombuffer(json.dumps(report.as_dict()).encode(), np.uint8)
-    for part, array in zip(_ARRAYS, (ids.array, trained.array, ends.array, told), strict=True):
+    report_bytes = np.frombuffer(json.dumps(report.as_dict()).encode(), np.uint8)
+    for part, array in zip(_ARRAYS, (ids.array, trained.array, ends.array, report_bytes), strict=True):
         write_array(path_of(folder, name, part), array)
 
 

@@ -103,7 +103,7 @@ class DistillationCallback(pl.Callback):
         """The teacher's stage on this rank."""
         self.kept_bytes = 0
         """The bytes of a micro-batch's logits that wait for the student's schedule."""
-        self._taught: deque[Optional[TeacherLogits]] = deque()
+        self._teacher_logits: deque[Optional[TeacherLogits]] = deque()
 
     def refuse(self, student: Any, strategy: Any) -> None:
         """Raise an error if the teacher can't teach ``student`` in the layout of ``strategy``. Builds nothing."""
@@ -121,30 +121,34 @@ class DistillationCallback(pl.Callback):
     def on_megatron_step_start(self, step: MegatronStep) -> Optional[MegatronStep]:
         if step.stage != "training":
             return None
-        self._taught.clear()
+        self._teacher_logits.clear()
         if _in_pipeline():
             data_step: Any = step.pl_module.data_step
-            self._taught = deque(self._asked(data_step(iter([one])), step) for one in step.microbatches())
-            self.kept_bytes = sum(one.num_bytes for one in self._taught if one is not None) // len(self._taught)
-        return replace(step, forward_step_func=self._taught_step(step))
+            self._teacher_logits = deque(
+                self._logits_of_teacher(data_step(iter([one])), step) for one in step.microbatches()
+            )
+            self.kept_bytes = sum(one.num_bytes for one in self._teacher_logits if one is not None) // len(
+                self._teacher_logits
+            )
+        return replace(step, forward_step_func=self._distilled_step(step))
 
     def on_megatron_microbatch_start(self, step: MegatronStep, batch: dict[str, Any]) -> None:
         if step.stage == "training":
             batch["text"] = batch.pop("labels")
             batch["labels"] = None  # without labels the student's last stage returns logits
             if not _in_pipeline():
-                self._taught.append(self._asked(batch, step))
+                self._teacher_logits.append(self._logits_of_teacher(batch, step))
 
-    def _asked(self, batch: dict[str, Any], step: MegatronStep) -> Optional[TeacherLogits]:
+    def _logits_of_teacher(self, batch: dict[str, Any], step: MegatronStep) -> Optional[TeacherLogits]:
         with torch.no_grad():
             logits = _through_stages(self.core, batch, step)
             return None if logits is None else TeacherLogits.of(logits, self.settings.logit_kl_topk)
 
-    def _taught_step(self, step: MegatronStep) -> Callable[..., Any]:
+    def _distilled_step(self, step: MegatronStep) -> Callable[..., Any]:
         def forward_step(iterator: Iterator[Any], chunk: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
             output, reduce = step.forward_step_func(iterator, chunk, **options)
             [batch] = reduce.args
-            teacher = self._taught.popleft()
+            teacher = self._teacher_logits.popleft()
             return output, lambda logits: reduce(self._loss(logits, teacher, batch["text"]))
 
         return forward_step
@@ -152,10 +156,10 @@ class DistillationCallback(pl.Callback):
     def _loss(self, logits: Tensor, teacher: Optional[TeacherLogits], text: Tensor) -> Tensor:
         """The loss of each token, ``[batch, sequence]``."""
         assert teacher is not None, "the last stage has the teacher's logits"
-        taught = distillation_loss(logits, teacher, temperature=self.settings.logit_kl_temperature)
+        loss = distillation_loss(logits, teacher, temperature=self.settings.logit_kl_temperature)
         if self.settings.skip_lm_loss:
-            return taught
-        return cross_entropy(logits, text) + self.settings.kd_loss_scale * taught
+            return loss
+        return cross_entropy(logits, text) + self.settings.kd_loss_scale * loss
 
 
 def _in_pipeline() -> bool:
@@ -199,7 +203,7 @@ def _through_stages(core: Any, batch: dict[str, Any], step: MegatronStep) -> Opt
         torch.distributed.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)  # pyright: ignore
         core.set_input_tensor(hidden)
     packing = {"packed_seq_params": batch["packed_seq_params"]} if batch.get("packed_seq_params") is not None else {}
-    found = core(
+    output = core(
         input_ids=batch["tokens"],
         position_ids=batch["position_ids"],
         attention_mask=batch.get("attention_mask"),
@@ -207,9 +211,9 @@ def _through_stages(core: Any, batch: dict[str, Any], step: MegatronStep) -> Opt
         **packing,
     )
     if parallel_state.is_pipeline_last_stage():
-        return found
+        return output
     following = parallel_state.get_pipeline_model_parallel_next_rank()
-    torch.distributed.send(found.to(dtype).contiguous(), following, group=group)  # pyright: ignore
+    torch.distributed.send(output.to(dtype).contiguous(), following, group=group)  # pyright: ignore
     return None
 
 
@@ -243,14 +247,16 @@ def no_virtual_stages(size: int) -> str:
 
 
 def _refuse_another_vocabulary(student: Any, teacher: Any) -> None:
-    told = []
+    vocabularies = []
     for model in (student, teacher):
         rows = model.config.vocab_size or f"padded to a multiple of {model.config.make_vocab_size_divisible_by}"
-        told.append((getattr(model.tokenizer, "unique_identifiers", None), rows, f"{model.tokenizer!r}, {rows}"))
-    if told[0][:2] != told[1][:2]:
+        vocabularies.append(
+            (getattr(model.tokenizer, "unique_identifiers", None), rows, f"{model.tokenizer!r}, {rows}")
+        )
+    if vocabularies[0][:2] != vocabularies[1][:2]:
         raise ConfigError(
-            f"The teacher has another vocabulary ({told[1][2]}) than the student ({told[0][2]}). Use two models with "
-            "the same tokenizer and the same number of vocabulary rows."
+            f"The teacher has another vocabulary ({vocabularies[1][2]}) than the student ({vocabularies[0][2]}). Use two models "
+            "with the same tokenizer and the same number of vocabulary rows."
         )
 
 
