@@ -11,6 +11,7 @@ from typing import Any
 from fiddle._src.experimental import serialization
 
 from nemo2.config.checks import check_serialisable
+from nemo2.config.moved_names import module_today
 from nemo2.config.policy import STRUCTURE, VALUES, RecipePolicy
 from nemo2.errors import ConfigError, SecurityError
 from nemo2.files import parse_json
@@ -50,6 +51,7 @@ def from_json(text: str | bytes, allowed_modules: Iterable[str] = ()) -> Any:
     try:
         tree = parse_json(text)
         for reference in _references(tree):
+            reference["module"] = module_today(reference["module"], reference["name"])
             policy.check_name(reference["module"], reference["name"])
         _refuse_bombs(tree)
         recipe = serialization.Deserialization(tree, policy).result

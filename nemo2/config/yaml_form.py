@@ -24,6 +24,7 @@ import yaml
 
 from nemo2.config.checks import check_serialisable
 from nemo2.config.located import recorded_at
+from nemo2.config.moved_names import module_today
 from nemo2.config.overrides import apply_values, hint_of, takes_fields
 from nemo2.config.policy import RecipePolicy
 from nemo2.config.show import NOT_SET, TARGET, effective_children, format_value, qualified_name
@@ -366,10 +367,11 @@ def _has_mappings(items: list[Any]) -> bool:
 
 
 def _readings(name: str) -> Iterator[tuple[str, list[str]]]:
-    """The ways to divide a dotted name into a module and a name in it, longest module first."""
+    """The ways to divide a dotted name into a module and a name in it, longest module first, by where it is
+    today."""
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
-        yield ".".join(parts[:count]), parts[count:]
+        yield module_today(".".join(parts[:count]), parts[count]), parts[count:]
 
 
 def _check_names(form: Any, policy: RecipePolicy) -> None:

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``saved_names.txt`` has what recipes of some release could hold. Rows are added, never removed: checkpoints keep them."""
+
+import ast
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from nemo2.config import Partial, from_json, from_yaml, to_json, to_yaml
+from nemo2.config.moved_names import MOVED, module_today
+from nemo2.strategies.distillation import DistillationCallback, DistillationConfig
+
+SAVED = Path(__file__).with_name("saved_names.txt").read_text().split()
+ROOT = Path(__file__).parents[3]
+
+
+def configurable_names() -> set[str]:
+    """``module:name`` of every class and function that is marked as configurable in the sources."""
+    names = set()
+    for folder in ("nemo2", "callbacks", "recipes"):
+        for file in (ROOT / folder).rglob("*.py"):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            module = ".".join(part for part in parts if part != "__init__")
+            module = module if folder == "nemo2" else f"nemo2.{module}"
+            for node in ast.parse(file.read_text()).body:
+                decorators = getattr(node, "decorator_list", [])
+                if any("configurable" in ast.unparse(one).split("(")[0] for one in decorators):
+                    names.add(f"{module}:{node.name}")  # pyright: ignore[reportAttributeAccessIssue]
+    return names
+
+
+@pytest.mark.parametrize("saved", SAVED)
+def test_what_was_saved_is_found(saved: str) -> None:
+    module, _, name = saved.partition(":")
+    assert hasattr(importlib.import_module(module_today(module, name)), name)
+
+
+def test_the_list_has_what_can_be_saved_today() -> None:
+    assert sorted(configurable_names() - set(SAVED)) == []
+
+
+def test_every_move_is_on_the_list_and_leads_somewhere_else() -> None:
+    for former, today in MOVED.items():
+        assert any(saved == former or saved.startswith(f"{former}:") for saved in SAVED)
+        assert former.partition(":")[0] != today
+
+
+@pytest.mark.parametrize(("write", "read"), [(to_json, from_json), (to_yaml, from_yaml)])
+def test_a_saved_recipe_loads_after_a_move(write, read) -> None:
+    recipe = Partial(DistillationCallback, "/teacher", Partial(DistillationConfig, logit_kl_topk=3))
+    text = write(recipe).replace("nemo2.strategies.distillation", "nemo2.strategies.teaching")
+    assert "teaching" in text and read(text) == recipe
+
+
+def test_a_move_lets_nothing_in_that_is_refused() -> None:
+    text = to_json(Partial(DistillationCallback, "/teacher"))
+    tree = json.loads(text.replace("nemo2.strategies.distillation", "os").replace("DistillationCallback", "system"))
+    with pytest.raises(Exception, match="os.system"):
+        from_json(json.dumps(tree))
