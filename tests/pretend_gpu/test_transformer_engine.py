@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values that Transformer Engine's functions get on pretend GPUs, against torch and Megatron-Core. Needs no Transformer
+Engine: what fills its results is called with results and arguments in its order."""
+
+import importlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytestmark = pytest.mark.pretend_gpu
+
+SBHD, BSHD = "NVTE_QKV_Layout.NVTE_SBHD_SBHD_SBHD", "NVTE_QKV_Layout.NVTE_BSHD_BSHD_BSHD"
+
+
+@pytest.fixture(scope="module")
+def fill() -> Callable[..., None]:
+    """``fill(name, result, *arguments, **keywords)``: the results of the function ``name``, into the tensors of ``result``."""
+    module: Any = importlib.import_module("support.pretend_gpu.transformer_engine")
+
+    def call(name: str, *arguments: Any, **keywords: Any) -> None:
+        with module.operators.below_autograd():
+            module.VALUES[name](*arguments, **keywords)
+
+    return call
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+
+
+def gpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().cuda()
+
+
+def empty(*like: Tensor) -> list[Tensor]:
+    return [torch.full_like(tensor, torch.nan, device="cuda") for tensor in like]
+
+
+def same(gpu_tensors: list[Tensor], cpu_tensors: list[Tensor], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    for ours, theirs in zip(gpu_tensors, cpu_tensors, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs.detach(), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
+def test_norms_and_their_gradients(fill: Callable[..., None], kind: str, centered: bool) -> None:
+    x, weight, bias = (drawn(*shape, seed=seed).requires_grad_() for seed, shape in enumerate([(6, 8), (8,), (8,)]))
+    gamma = weight + 1 if centered else weight
+    y = F.rms_norm(x, (8,), gamma, 1e-5) if kind == "rmsnorm" else F.layer_norm(x, (8,), gamma, bias, 1e-5)
+    parameters = [x, weight] if kind == "rmsnorm" else [x, weight, bias]
+    gradient = drawn(6, 8, seed=9)
+    gradients = list(torch.autograd.grad(y, parameters, gradient))
+    [out, *gradients_ours], statistics = empty(y, *gradients), empty(x[:, 0], x[:, 0])
+    settings = ([gpu(bias)] if kind == "layernorm" else []) + [1e-5, None, None, None, 0, centered]
+    result = [out, statistics[0] if kind == "layernorm" else None, statistics[1]]
+    fill(f"{kind}_fwd", result, gpu(x), gpu(weight), *settings)
+    known = statistics if kind == "layernorm" else statistics[1:]
+    fill(f"{kind}_bwd", gradients_ours, gpu(gradient), gpu(x), *known, gpu(weight), 0, centered)
+    same([out, *gradients_ours], [y, *gradients], rtol=1e-4, atol=1e-5)
+
+
+def gated(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Megatron-Core's form of a gated activation, in ``megatron.core.transformer.mlp``."""
+
+    def activated(x: Tensor) -> Tensor:
+        gate, linear = torch.chunk(x, 2, dim=-1)
+        return function(gate) * linear
+
+    return activated
+
+
+def activations() -> dict[str, Callable[[Tensor], Tensor]]:
+    from megatron.core.activations import squared_relu
+    from megatron.core.fusions.fused_bias_geglu import geglu
+    from megatron.core.fusions.fused_bias_swiglu import swiglu
+
+    return {
+        "gelu": torch.nn.GELU(approximate="tanh"),
+        "silu": torch.nn.SiLU(),
+        "relu": torch.nn.ReLU(),
+        "srelu": squared_relu,
+        "swiglu": swiglu,
+        "geglu": geglu,
+        "reglu": gated(torch.nn.ReLU()),
+    }
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "relu", "srelu", "swiglu", "geglu", "reglu"])
+def test_activations_and_their_gradients(fill: Callable[..., None], name: str) -> None:
+    x = drawn(5, 8).requires_grad_()
+    y = activations()[name](x)
+    gradient = drawn(*y.shape, seed=1)
+    out, d_x = empty(y, x)
+    fill(name, out, gpu(x), None)
+    fill(f"d{name}", d_x, gpu(gradient), gpu(x), None)
+    same([out, d_x], [y, *torch.autograd.grad(y, x, gradient)], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "kind", ["scaled", "scaled_masked", "scaled_upper_triang_masked", "scaled_aligned_causal_masked"]
+)
+def test_softmax_and_its_gradient(fill: Callable[..., None], kind: str) -> None:
+    scores = drawn(2, 3, 4, 4).requires_grad_()
+    hidden = torch.zeros(2, 1, 4, 4, dtype=torch.bool)
+    if kind == "scaled_masked":
+        hidden[:, :, :, 3] = True
+    elif "causal" in kind or "triang" in kind:
+        hidden = hidden | torch.ones(4, 4, dtype=torch.bool).triu(1)
+    y = (scores * 0.5).masked_fill(hidden, -10000.0 if kind == "scaled_masked" else -torch.inf).softmax(-1)
+    gradient = drawn(*y.shape, seed=1)
+    [out] = empty(y)
+    mask = [gpu(hidden)] if kind == "scaled_masked" else []
+    fill(f"{kind}_softmax_forward", out, gpu(scores), *mask, 0.5)
+    in_place = gpu(gradient)
+    fill(f"{kind}_softmax_backward", in_place, in_place, out, 0.5)
+    same([out, in_place], [y, *torch.autograd.grad(y, scores, gradient)])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("mask", ["NVTE_NO_MASK", "NVTE_CAUSAL_MASK"])
+@pytest.mark.parametrize("layout", [SBHD, BSHD])
+def test_fused_attention_and_its_gradients(fill: Callable[..., None], layout: str, mask: str, groups: int) -> None:
+    heads_first = (1, 2, 0, 3) if layout == SBHD else (0, 2, 1, 3)
+    back = (2, 0, 1, 3) if layout == SBHD else (0, 2, 1, 3)
+    shape = (5, 2) if layout == SBHD else (2, 5)
+    q, k, v = (drawn(*shape, heads, 8, seed=heads).requires_grad_() for heads in (4, 4 // groups, 4 // groups))
+    qh, kh, vh = (part.permute(heads_first) for part in (q, k, v))
+    y = F.scaled_dot_product_attention(qh, kh, vh, is_causal="CAUSAL" in mask, scale=0.3, enable_gqa=groups > 1)
+    y = y.permute(back)
+    gradient = drawn(*y.shape, seed=7)
+    out, *gradients = empty(y, q, k, v)
+    [statistics] = empty(torch.zeros(2, 4, 5, 1))
+    operands = [gpu(part) for part in (q, k, v)]
+    before: list[Any] = [5, 5, True, 0.3, 0.0, True, layout, layout, None, None, mask, None, (-1, -1), None, None, None]
+    fill("fused_attn_fwd", [out, statistics], *before, *operands)
+    before = [5, 5, 0.3, 0.0, True, layout, layout, layout, layout, None, None, None, mask, None, (-1, -1), None, None]
+    fill("fused_attn_bwd", gradients, *before, None, None, *operands, out, gpu(gradient), None, [statistics])
+    same([out, *gradients], [y, *torch.autograd.grad(y, (q, k, v), gradient)], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("layout", [SBHD, BSHD])
+def test_rotary_embeddings_and_their_gradient_are_megatron_cores(
+    fill: Callable[..., None], layout: str, interleaved: bool
+) -> None:
+    from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
+
+    x = drawn(6, 2, 3, 8).requires_grad_()
+    angles = drawn(6, 1, 1, 2, seed=1)
+    angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
+    y = _apply_rotary_pos_emb_bshd(x, angles, rotary_interleaved=interleaved)
+    gradient = drawn(*y.shape, seed=2)
+    d_x = torch.autograd.grad(y, x, gradient)[0]
+    turn: Callable[[Tensor], Tensor] = (lambda t: t.transpose(0, 1).contiguous()) if layout == BSHD else (lambda t: t)
+    out, back = empty(turn(y.detach()), turn(d_x))
+    fill("fused_rope_forward", out, gpu(turn(x)), gpu(angles), None, layout, interleaved, None, 1, 0)
+    fill("fused_rope_backward", back, gpu(turn(gradient)), gpu(angles), None, layout, interleaved, None, 1, 0)
+    same([out, back], [turn(y), turn(d_x)])
+
+
+@pytest.mark.parametrize(
+    ("score_function", "pre_softmax", "groups", "scaling", "biased"),
+    [("softmax", False, None, None, False), ("softmax", True, None, None, False), ("sigmoid", False, 4, 2.5, True)],
+)
+def test_routing_is_megatron_cores(
+    fill: Callable[..., None], score_function: str, pre_softmax: bool, groups: Any, scaling: Any, biased: bool
+) -> None:
+    from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
+
+    logits, bias = drawn(7, 8), drawn(8, seed=1) if biased else None
+    probabilities, routed = topk_routing_with_score_function(
+        logits,
+        2,
+        use_pre_softmax=pre_softmax,
+        num_groups=groups,
+        group_topk=groups and 2,
+        scaling_factor=scaling,
+        score_function=score_function,
+        expert_bias=bias,
+    )[:2]
+    ours, routed_ours, scores = empty(logits)[0], torch.zeros(7, 8, dtype=torch.bool, device="cuda"), empty(logits)[0]
+    settings = (2, pre_softmax, groups, groups and 2, scaling, score_function)
+    fill("fused_topk_with_score_function_fwd", [ours, routed_ours, scores], gpu(logits), *settings, bias)
+    same([ours], [probabilities])
+    assert torch.equal(routed_ours.cpu(), routed)
+
+
+@pytest.mark.parametrize("decoupled", [0, 1])
+def test_adam_is_torchs(fill: Callable[..., None], decoupled: int) -> None:
+    parameter = drawn(4, 3).requires_grad_()
+    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+    optimizer = kind([parameter], lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.05)
+    ours, first, second = gpu(parameter), gpu(torch.zeros(4, 3)), gpu(torch.zeros(4, 3))
+    for step in (1, 2, 3):
+        parameter.grad = drawn(4, 3, seed=step)
+        optimizer.step()
+        tensors = [[gpu(parameter.grad)], [ours], [first], [second]]
+        flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+        fill("multi_tensor_adam", None, 65536, flag, tensors, 0.1, 0.8, 0.9, 1e-6, step, decoupled, 1, 0.05)
+    same([ours], [parameter], rtol=1e-5, atol=1e-6)
+
+
+def test_norms_of_several_tensors_and_scaling_report_infinities(fill: Callable[..., None]) -> None:
+    tensors = [drawn(3, 4), drawn(5, seed=1)]
+    total, each = empty(torch.zeros(1), torch.zeros(2))
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+    fill("multi_tensor_l2norm", [total, each], 65536, flag, [[gpu(one) for one in tensors]], True)
+    same(
+        [total, each],
+        [torch.cat([one.flatten() for one in tensors]).norm()[None], torch.stack([t.norm() for t in tensors])],
+    )
+    targets = empty(*tensors)
+    fill("multi_tensor_scale", None, 65536, flag, [[gpu(one) for one in tensors], targets], 0.25)
+    same(targets, [one * 0.25 for one in tensors])
+    assert flag.item() == 0
+    fill("multi_tensor_scale", None, 65536, flag, [[gpu(torch.tensor([torch.inf]))], empty(torch.zeros(1))], 0.25)
+    assert flag.item() == 1
+
+
+@pytest.mark.parametrize("scaling", ["current", "delayed"])
+def test_eight_bits_hold_the_values_to_their_precision(fill: Callable[..., None], scaling: str) -> None:
+    x = drawn(6, 4) * 20
+    largest = x.abs().max()
+    past = torch.tensor([448.0 / (4 * largest)])  # four times as much room as is needed
+
+    class Float8CurrentScalingQuantizer(SimpleNamespace):
+        pass
+
+    quantizer = (Float8CurrentScalingQuantizer if scaling == "current" else SimpleNamespace)(
+        scale=gpu(torch.ones(1) if scaling == "current" else past), amax=gpu(torch.zeros(1))
+    )
+    eight_bits = SimpleNamespace(
+        _fp8_dtype=4,
+        _scale_inv=gpu(torch.ones(1)),
+        _data=torch.zeros(6, 4, dtype=torch.uint8, device="cuda"),
+        _transpose=torch.zeros(4, 6, dtype=torch.uint8, device="cuda"),
+        _transpose_invalid=False,
+        _quantizer=quantizer,
+    )
+    fill("quantize", eight_bits, gpu(x), quantizer)
+    [back] = empty(x)
+    fill("dequantize", back, eight_bits, None)
+    assert (back.cpu() - x).abs().max() <= largest / 16  # three bits of mantissa
+    assert torch.equal(eight_bits._transpose.cpu(), eight_bits._data.cpu().t())
+    assert quantizer.amax.item() == pytest.approx(largest.item())
+    assert eight_bits._scale_inv.item() == pytest.approx((largest / 448 if scaling == "current" else 1 / past).item())
