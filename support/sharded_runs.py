@@ -24,7 +24,8 @@ def strategies() -> dict[str, Callable[..., Any]]:
 
     def megatron(kind: str) -> Callable[..., Any]:
         def make(**options: Any) -> Any:
-            ddp = DistributedDataParallelConfig(data_parallel_sharding_strategy=kind)
+            # Averaged as most recipes' gradients are.
+            ddp = DistributedDataParallelConfig(data_parallel_sharding_strategy=kind, average_in_collective=True)
             return nl.MegatronStrategy(fsdp="megatron", ddp=ddp, ckpt_async_save=False, **options)
 
         return make

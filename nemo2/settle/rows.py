@@ -73,8 +73,21 @@ LOSS: tuple[Row, ...] = (
         # Where the user set both, a rule rejects them.
         when=lambda run: "calculate_per_token_loss" in adjustments(run.model_config),
     ),
+    Derivation(
+        f"{DDP}.average_in_collective",
+        f"{DDP}.use_megatron_fsdp",
+        False,
+        "Megatron-FSDP divides by the size of the experts' group for it, which a dense model doesn't have; it divides "
+        "before it sums, to the same mean",
+        lambda run: (
+            run[f"{DDP}.use_megatron_fsdp"]
+            and run[f"{DDP}.average_in_collective"]
+            and not run[f"{MODEL}.num_moe_experts"]
+        ),
+    ),
 )
-"""Gradients that are divided by the tokens of the global batch must not be averaged before."""
+"""Gradients that are divided by the tokens of the global batch must not be averaged before. Megatron-Core 0.19.2 ends a run of
+Megatron-FSDP on a dense model with an AttributeError otherwise (``_init_fsdp_param_and_grad_buffer``)."""
 
 LOSS_SCALING: tuple[Row, ...] = (
     Derivation(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Single features on pretend GPUs: packed sequences, graphs, experts' exchanges beside computation."""
+"""Single features on pretend GPUs: packed sequences, graphs, experts' exchanges beside computation, sharding strategies,
+distillation, a start from released weights."""
 
 import json
 from collections.abc import Callable
@@ -60,3 +61,44 @@ def test_an_exchange_of_experts_beside_computation_trains_the_same(run: Run, tmp
         for more in ([], overlapped)
     )
     assert beside["losses"] == pytest.approx(plain["losses"], rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def released(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A checkpoint of a run on one pretend GPU, and its weights as a release."""
+    folder = tmp_path_factory.mktemp("saved")
+    run(runs.train, 1, str(folder), NAME, overrides=[*ONE, "trainer.devices=1"])
+    assert "refused" not in str(run(runs.exported, 1, str(folder), str(folder / "hf")))
+    return str(runs.checkpoint_of(str(folder))), f"hf://{folder / 'hf'}"
+
+
+def test_a_run_from_released_weights_learns_its_teacher_as_on_a_cpu(
+    run: Run, released: tuple[str, str], tmp_path: Path
+) -> None:
+    teacher, weights = released
+    overrides, known = [*ONE, "trainer.devices=1"], {"weights": weights, "save": False}
+    gpu, cpu, plain = (
+        run(runs.train, 1, str(tmp_path), NAME, overrides=overrides, env=env, teacher=one, **known)["losses"]
+        for env, one in ((None, teacher), (CPU, teacher), (None, None))
+    )
+    assert gpu[0] == pytest.approx(0, abs=1e-4) and gpu == pytest.approx(cpu, abs=1e-4)  # teacher and student are one
+    assert plain[0] > 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "overrides"),
+    [
+        ("FSDP2Strategy", []),
+        ("FSDPStrategy", []),
+        (None, [*ONE, "strategy.fsdp=megatron"]),
+    ],  # the recipe's averages gradients
+)
+def test_a_strategy_that_shards_trains_as_on_cpus(
+    run: Run, released: tuple[str, str], tmp_path: Path, strategy: str | None, overrides: list[str]
+) -> None:
+    known = {"weights": released[1], "save": False, "strategy": strategy}
+    gpu, cpu = (
+        run(runs.train, 2, str(tmp_path), NAME, overrides=[*overrides, "trainer.devices=2"], env=env, **known)["losses"]
+        for env in (None, CPU)
+    )
+    assert len(gpu) == runs.STEPS and gpu == pytest.approx(cpu, rel=1e-3)

@@ -93,6 +93,14 @@ def test_another_machine_is_a_matter_of_the_argument_only(caplog: pytest.LogCapt
 
 
 PP, VP = "strategy.pipeline_model_parallel_size", "strategy.virtual_pipeline_model_parallel_size"
+
+
+@pytest.mark.parametrize(("recipe", "averages"), [(llama3_8b, False), (mixtral_8x7b, True)], ids=["dense", "experts"])
+def test_megatron_fsdp_averages_in_collectives_where_there_are_experts(recipe: Any, averages: bool) -> None:
+    run = changed(recipe, "strategy.fsdp=megatron", "strategy.ddp.average_in_collective=True", f"{PP}=1", f"{VP}=None")
+    assert settle(run, H100).value("trainer.strategy.ddp", "average_in_collective") == (True, averages)
+
+
 REFUSED = [
     ("model.config.tensor_model_parallel_size=4", "sizes-on-the-strategy"),
     ("optim.config.use_distributed_optimizer=False strategy.ddp.overlap_param_gather=True",
