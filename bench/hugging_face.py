@@ -160,7 +160,7 @@ def _one(what: str, source: str, target: str, *, dry: bool) -> dict[str, float]:
     else:
         from nemo2.hugging_face import importing, streams
         from nemo2.hugging_face.exporting import export_weights
-        from nemo2.hugging_face.importing import import_weights
+        from support.released_models import import_release
 
         options: dict[str, Any] = {}
         if dry:
@@ -168,7 +168,7 @@ def _one(what: str, source: str, target: str, *, dry: bool) -> dict[str, float]:
             streams.hashlib = types.SimpleNamespace(sha256=_NoHash)
             importing.refuse_full_disk = lambda target, needed: None
             options = {"verify": False} if what == "export" else {}
-        function: Callable[..., Any] = import_weights if what == "import" else export_weights
+        function: Callable[..., Any] = import_release if what == "import" else export_weights
 
         def work() -> None:
             function(source, target, **options)

@@ -23,6 +23,14 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+def import_release(source: Path | str, target: Path | str, *, config: Any = None, **options: Any) -> Path:
+    """A checkpoint of the weights in the Hugging Face folder ``source``. ``options`` are those of `write_checkpoint`."""
+    from nemo2.hugging_face.importing import write_checkpoint
+    from nemo2.hugging_face.released import open_released
+
+    return write_checkpoint(open_released(Path(source), config), target, **options)
+
+
 def write(kind: str, folder: Path, *, dtype: Any = None, shard_size: str = "5GB", **settings: Any) -> Any:
     """A model of random weights in ``folder``, each parameter disturbed, so that norms and biases count; returns it."""
     import torch

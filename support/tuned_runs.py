@@ -17,8 +17,8 @@ SAMPLES = ("records", "conversations", "packed", "pairs")
 
 def prepare(directory: str) -> None:
     """A release, the model imported from it, and samples, in ``directory``."""
-    from nemo2.hugging_face.importing import import_weights
-    from nemo2.hugging_face.tokenizers import tokenizer_in
+    from nemo2.checkpoint.tokenizers import read_tokenizer
+    from support.released_models import import_release
 
     small_runs.quiet()
     root = Path(directory)
@@ -27,7 +27,7 @@ def prepare(directory: str) -> None:
     write_lines(root / "conversations" / "training.jsonl", chats)
     write_lines(root / "pairs" / "training.jsonl", [{"input": f"{i}?", "output": f"{i}!"} for i in range(24)])
     write_release(root / "released")
-    import_weights(root / "released", root / "imported", tokenizer=tokenizer_in(root / "released"))
+    import_release(root / "released", root / "imported", tokenizer=read_tokenizer(root / "released"))
 
 
 def write_release(folder: Path, *, layers: int = 2, hidden_size: int = 32, ffn: int = 64) -> None:

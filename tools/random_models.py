@@ -147,10 +147,10 @@ def tried(row: Row, folder: Path) -> str:
 
     from nemo2.errors import ConfigError
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
     from nemo2.hugging_face.released import described
     from nemo2.models.conversion.families import conversion_of
     from support import hf_parity as parity
+    from support.released_models import import_release
 
     try:
         model = parity.make(row, folder)
@@ -164,7 +164,7 @@ def tried(row: Row, folder: Path) -> str:
     except ConfigError as error:
         return f"refused: {str(error)[:100]}"
     config = released.config()
-    checkpoint = import_weights(folder, folder / "imported", config=config)
+    checkpoint = import_release(folder, folder / "imported", config=config)
     whole = released.chunk(config, checkpoint)
     if (apart := parity.apart(parity.our_logits(whole), expected)) > TOLERANCE:
         raise AssertionError(f"logits differ by {apart:.1e} of the largest")

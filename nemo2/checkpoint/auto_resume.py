@@ -8,10 +8,10 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 import torch
 
-from nemo2.checkpoint.context import take_tokenizer
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.checkpoint.lineage import belongs, run_of
-from nemo2.checkpoint.places import HUGGING_FACE, missing, resolved
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_folders, folder_of
+from nemo2.checkpoint.tokenizers import take_tokenizer
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError, RunFinished
 
@@ -37,12 +37,6 @@ class RestoreConfig:
     """Load the optimizer's state too."""
     load_artifacts: bool = True
     """Use the checkpoint's tokenizer for the model, and for the data if both share one tokenizer."""
-
-    @property
-    def describes_tokenizer(self) -> bool:
-        """Whether a ``context/`` may hold the tokenizer to use. Released weights have none: see
-        `nemo2.hugging_face.tokenizers`."""
-        return self.load_artifacts and not self.path.startswith(HUGGING_FACE)
 
 
 @dataclass
@@ -118,14 +112,10 @@ class AutoResume:
         if self.restore_config is not None:  # set on resume too: the frozen part of the model comes from it
             trainer.strategy.restore_config = self.restore_config  # pyright: ignore[reportAttributeAccessIssue]
         path = self.get_trainer_ckpt_path(trainer, training=training, directory=directory)
-        restore: Optional[RestoreConfig] = getattr(trainer.strategy, "restore_config", None)
         if path is not None:
             trainer.ckpt_path = path
-        if restore is not None and restore is self.restore_config and restore.describes_tokenizer and model is not None:
-            why = missing(restore.path)
-            if why is not None and path is None:
-                raise CheckpointError(f"resume.restore_config.path={restore.path}: {why}")
-            take_tokenizer(resolved(restore.path) if why is None else Path(path or ""), model, data)
+        if self.restore_config is not None and self.restore_config.load_artifacts and model is not None:
+            take_tokenizer(self.restore_config.path, model, data, resumed_from=path)
         return path
 
     def get_trainer_ckpt_path(
@@ -134,7 +124,7 @@ class AutoResume:
         """The checkpoint to resume from, or None to start from the beginning. The arguments and errors are those of
         `setup`."""
         if self.resume_from_path:
-            path = resolved(self.resume_from_path)
+            path = folder_of(self.resume_from_path)
             if not path.is_dir():
                 raise CheckpointError(
                     f"resume.resume_from_path={self.resume_from_path}: this checkpoint directory does not exist. Set "
@@ -192,7 +182,7 @@ class AutoResume:
         """The checkpoint from which a run with its checkpoints in ``directory`` starts, unchecked. None: it starts from
         the beginning or from other weights."""
         if self.resume_from_path:
-            return resolved(self.resume_from_path)
+            return folder_of(self.resume_from_path)
         return self._newest_for(directory).found if self.resume_if_exists else None
 
     def get_context_path(self, model: Any = None) -> Optional[Path]:
@@ -200,7 +190,7 @@ class AutoResume:
         have none."""
         if self.restore_config is None or self.restore_config.path.startswith(HUGGING_FACE):
             return None
-        return resolved(self.restore_config.path) / CONTEXT_PATH
+        return folder_of(self.restore_config.path) / CONTEXT_PATH
 
     def _resumable(self, trainer: pl.Trainer, directory: Optional[Path]) -> Search:
         """Search for a checkpoint. Before process groups exist every rank searches the shared file system.
@@ -225,8 +215,7 @@ class AutoResume:
 
     def _newest_for(self, directory: Optional[Path]) -> Search:
         if self.resume_from_directory:
-            root = Path(self.resume_from_directory)
-            return _newest([root, root / "checkpoints", *sorted(root.glob("*/checkpoints"))], any_run=True)
+            return _newest(checkpoint_folders(Path(self.resume_from_directory)), any_run=True)
         return _newest([directory] if directory is not None else [], any_run=False)
 
 

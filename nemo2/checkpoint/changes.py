@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nemo2.checkpoint.context import TOKENIZER_FILES, described, described_parts, load_context, tokenizer_identity
+from nemo2.checkpoint.context import TOKENIZER_FILES, described, described_parts, load_context
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
+from nemo2.checkpoint.tokenizers import tokenizer_identity
 from nemo2.config.show import TARGET, diff
 from nemo2.data.base import MegatronDataModule
 from nemo2.data.tokenizer_files import FIELDS, files_of

@@ -9,7 +9,6 @@ released weights that training began with, of which nemo2's configuration has a 
 import contextlib
 import dataclasses
 import json
-import logging
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -24,12 +23,11 @@ from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.requested import explicit_fields
 from nemo2.data.tokenizer_files import FIELDS, files_of
-from nemo2.errors import CheckpointError, ConfigError, SecurityError
+from nemo2.errors import CheckpointError, ConfigError
 from nemo2.files import read_bounded
 from nemo2.parallel.layout import ParallelismConfig
 from nemo2.precision import DtypeConfig
 
-_log = logging.getLogger(__name__)
 Part = Literal["model", "tokenizer", "data", "optim"]
 TOKENIZER_FILES = "tokenizer"
 RELEASE = "release.json"
@@ -114,7 +112,7 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
         directory = directory / CONTEXT_PATH
     file = directory / f"{part}.json"
     if not file.is_file():
-        raise CheckpointError(f"{directory} does not describe the {part}{_why_missing(directory, part)}.")
+        raise CheckpointError(f"{directory} does not describe the {part}{why_missing(directory, part)}.")
     try:
         refuse_links(directory)
         _refuse_changed(directory)
@@ -126,103 +124,10 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
     return fiddle.build(config) if build else config
 
 
-def tokenizer_identity(tokenizer: Any) -> dict[str, str]:
-    """Plain data that distinguishes a tokenizer's ids from those of other tokenizers. Empty: unknown.
-
-    It contains neither the path of the tokenizer's files nor its end-of-text token, which releases have changed.
-    """
-    try:
-        return {name: str(value) for name, value in tokenizer.unique_identifiers.items() if name not in ("name", "eod")}
-    except Exception:  # no tokenizer, missing files, or any error of a user's class
-        return {}
-
-
-def refuse_another_tokenizer(checkpoint: Path, tokenizer: Any) -> None:
-    """Check that the tokenizer that a checkpoint describes is the one its model was trained with. A name on the hub may
-    stand for other files by now. Values that the checkpoint doesn't contain aren't compared.
-
-    Raises:
-        CheckpointError: the tokenizer has other ids.
-    """
-    manifest = read_manifest(checkpoint)
-    trained = {} if manifest is None else manifest.settings.get("tokenizer_identity", {})
-    found = tokenizer_identity(tokenizer) if trained else {}
-    apart = [name for name in found if trained.get(name, found[name]) != found[name]]
-    if apart:
-        told = ", ".join(f"{name} {found[name]:.16} in place of {trained[name]:.16}" for name in apart)
-        raise CheckpointError(
-            f"{tokenizer!r} is not the tokenizer that the model of {checkpoint} was trained with ({told}), so its ids "
-            "stand for other words. Restore the files that this name stood for in the Hugging Face cache. To avoid "
-            "this problem, give the tokenizer as a folder, which travels with the checkpoint, or give a name with a "
-            "revision."
-        )
-
-
 def describes(checkpoint: Path, part: Part) -> bool:
     """Whether a checkpoint's context has this part. An imported checkpoint has no data, and parts that can't be
     described are missing."""
     return (checkpoint / CONTEXT_PATH / f"{part}.json").is_file()
-
-
-def take_tokenizer(checkpoint: Path, model: Any, data: Any = None) -> None:
-    """Set a checkpoint's tokenizer on ``model``, and on ``data`` if both have the same tokenizer.
-
-    Replacing a tokenizer by one with other ids is reported. If the checkpoint describes no tokenizer, the run keeps its
-    own and reports that.
-
-    Raises:
-        CheckpointError: the description of the tokenizer differs from what was written.
-        SecurityError: the description names something outside the allow-list, or leads out of its folder.
-    """
-    own = getattr(model, "tokenizer", None)
-    file = checkpoint / CONTEXT_PATH / "tokenizer.json"
-    if not file.is_file():
-        why = _why_missing(checkpoint / CONTEXT_PATH, "tokenizer")
-        _log.info("%s does not describe a tokenizer%s. The run keeps its own tokenizer, %s.", checkpoint, why, own)
-        return
-    if own is not None and _is_described_by(own, file):
-        return
-    try:
-        theirs = load_context(checkpoint, "tokenizer")
-        refuse_another_tokenizer(checkpoint, theirs)
-    except (CheckpointError, SecurityError) as error:
-        raise type(error)(
-            f"resume.restore_config.load_artifacts=True: {error} To keep the tokenizer of the run, set "
-            "resume.restore_config.load_artifacts=False."
-        ) from error
-    give_tokenizer(theirs, checkpoint, model, data)
-
-
-def give_tokenizer(theirs: Any, source: Path, model: Any, data: Any = None) -> None:
-    """Set the tokenizer of the weights in ``source`` on ``model``, and on ``data`` if both have the same tokenizer.
-
-    Replacing a tokenizer by one with other ids is reported.
-    """
-    own = getattr(model, "tokenizer", None)
-    if own is not None:
-        if getattr(own, "unique_identifiers", None) == theirs.unique_identifiers:
-            return
-        _log.warning(
-            "The tokenizer of %s, %s, replaces the run's own tokenizer, %s, which gives other ids. To keep the run's "
-            "own tokenizer, set resume.restore_config.load_artifacts=False.",
-            source,
-            theirs,
-            own,
-        )
-    if data is not None and getattr(data, "tokenizer", None) is own:
-        data.tokenizer = theirs
-    model.tokenizer = theirs
-
-
-def _is_described_by(tokenizer: Any, file: Path) -> bool:
-    """Whether ``file`` contains all arguments of a tokenizer. For a tokenizer with its own files it doesn't."""
-    from nemo2.config.serialize import to_json
-
-    try:
-        own = to_json(described(tokenizer), indent=1)
-    except Exception:  # any error of a user's class
-        return False
-    return not files_of(tokenizer) and own.encode() + b"\n" == read_bounded(file, at_most=MOST_BYTES)
 
 
 def described_parts(trainer: Any) -> dict[Part, Any]:
@@ -298,7 +203,8 @@ def _point_at_files(config: Any, directory: Path) -> None:
         setattr(config, field, str(copied if copied.is_file() else directory))
 
 
-def _why_missing(directory: Path, part: str) -> str:
+def why_missing(directory: Path, part: str) -> str:
+    """Why ``context/`` does not describe this part, as the end of a sentence. "": no reason is known."""
     try:
         reason = read_json(directory / "missing.json").get(part)
     except (CheckpointError, AttributeError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import CheckpointError, SecurityError
-from nemo2.files import parse_json, read_bounded
+from nemo2.files import parse_json, read_bounded, why_not_inside
 
 MOST_BYTES = 16 << 20
 MOST_VALUES = 200_000
@@ -85,6 +85,16 @@ def refuse_links(checkpoint: Path) -> None:
             )
 
 
+def refuse_outside(folder: Path, name: str) -> None:
+    """Refuse a ``name`` that leads out of its folder. It may lead into the blobs of a Hugging Face cache.
+
+    Raises:
+        SecurityError: the name leads out of the folder.
+    """
+    if why := why_not_inside(folder, name, links_into=_blobs(folder)):
+        raise SecurityError(f"{folder}: {name} {why}, but nemo2 reads weights from their own folder only.")
+
+
 def _measure(text: str, path: Path) -> None:
     """Count values and depth from YAML's events. An alias counts as all the values that it stands for.
 
@@ -133,3 +143,9 @@ def _shortened(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     return " ".join(str(error).split()).rstrip(".")[:300]
+
+
+def _blobs(folder: Path) -> Path | None:
+    """The folder of blobs that files of a snapshot in Hugging Face's cache link to. None: ``folder`` is no snapshot."""
+    where = Path(os.path.abspath(folder))
+    return (where.parent.parent / "blobs").resolve() if where.parent.name == "snapshots" else None

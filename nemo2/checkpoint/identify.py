@@ -27,7 +27,7 @@ from nemo2.checkpoint.directory import (
     unusable,
 )
 from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, refuse_links
-from nemo2.checkpoint.places import checkpoints_of_runs, places_of_checkpoints
+from nemo2.checkpoint.paths import checkpoint_folders, checkpoints_of_runs
 from nemo2.errors import CheckpointError
 from nemo2.files import open_regular, read_bounded
 from nemo2.parallel.layout import SIZE_FIELDS
@@ -450,7 +450,7 @@ def _inside(path: Path) -> list[Path]:
             return [path / name, *(other for other in path.glob("iter_*") if other.name != name)]
     theirs = (
         folder
-        for where in places_of_checkpoints(path)
+        for where in checkpoint_folders(path)
         if where.is_dir()
         for folder in where.iterdir()
         if folder.is_dir() and _is_nemo(folder)

@@ -11,12 +11,11 @@ from typing import Any
 
 import fiddle as fdl
 
-from nemo2.checkpoint.context import take_tokenizer
-from nemo2.checkpoint.places import HUGGING_FACE, missing, resolved
+from nemo2.checkpoint import tokenizers
+from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.checks.facts import Facts
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.errors import ConfigError, Nemo2Error
-from nemo2.hugging_face.tokenizers import take_released_tokenizer
 from nemo2.settle.agreement import share_tokenizer
 
 
@@ -47,15 +46,11 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
     path = str(getattr(restore, "path", None) or "")
     if path and getattr(restore, "load_artifacts", True):
         folder = path.removeprefix(HUGGING_FACE)
-        if path.startswith(HUGGING_FACE) and not (folder.startswith("/") and Path(folder).is_dir()):
+        here = folder.startswith("/") and Path(folder).is_dir() if path.startswith(HUGGING_FACE) else not missing(path)
+        if not here:
             return Unknown()
         with _silent():
-            if path.startswith(HUGGING_FACE):
-                take_released_tokenizer(SimpleNamespace(path=path, load_artifacts=True), model, data)  # pyright: ignore
-            elif missing(path) is None:
-                take_tokenizer(resolved(path), model, data)
-            else:
-                return Unknown()
+            tokenizers.take_tokenizer(path, model, data)
     return getattr(model if part == "model" else data, "tokenizer", None)
 
 
@@ -92,12 +87,9 @@ def _built(tokenizer: Any) -> Any:
 @contextmanager
 def _silent() -> Iterator[None]:
     """Without the reports of replaced tokenizers, which the run itself writes."""
-    loggers = [logging.getLogger(name) for name in (take_tokenizer.__module__, take_released_tokenizer.__module__)]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
+    logger = logging.getLogger(tokenizers.__name__)
+    before, logger.disabled = logger.disabled, True
     try:
         yield
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
+        logger.disabled = before

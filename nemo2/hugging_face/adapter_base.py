@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import fiddle as fdl
 from torch import Tensor
 
-from nemo2.checkpoint.places import HUGGING_FACE
+from nemo2.checkpoint.paths import HUGGING_FACE
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.checkpoint import Checkpoint

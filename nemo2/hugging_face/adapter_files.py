@@ -12,11 +12,11 @@ from typing import Any, Optional
 
 from torch import Tensor
 
-from nemo2.checkpoint.foreign_files import read_json
+from nemo2.checkpoint.foreign_files import read_json, refuse_outside
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from nemo2.hugging_face.quantised import mapped
-from nemo2.hugging_face.safetensors_files import read_header, refuse_outside
+from nemo2.hugging_face.safetensors_files import read_header
 
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_magnitude_vector)(?:\.default)?(?:\.weight)?"

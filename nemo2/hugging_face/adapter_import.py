@@ -65,7 +65,7 @@ def import_adapter(
         base_model: The adapter's base model: a nemo2 checkpoint (also ``nemo://name``), a folder of released weights,
             or ``hf://organisation/name``. None: the adapter's ``base_model_name_or_path``.
         dtype: The dtype of the adapters. None: the file's.
-        overwrite, show_progress: As in `import_weights`.
+        overwrite, show_progress: As in `write_checkpoint`.
 
     Returns:
         The checkpoint's directory.

@@ -17,7 +17,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo2.checkpoint.directory import read_manifest
-from nemo2.checkpoint.places import HUGGING_FACE
+from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
 from nemo2.data.home import models_home
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_files import is_adapter
@@ -25,7 +25,6 @@ from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.importing import refuse_existing, write_checkpoint
-from nemo2.hugging_face.restore import folder_of
 from nemo2.hugging_face.tokenizers import put_tokenizer
 from nemo2.names import did_you_mean
 
@@ -62,9 +61,10 @@ def import_ckpt(
         The checkpoint's directory.
 
     Raises:
-        CheckpointError: see `import_weights`; or nemo2 doesn't support the source's model.
-        ConfigError: see `import_weights`.
-        SecurityError: see `import_weights`.
+        CheckpointError: weights are missing, damaged, pickles or of another model; the disk is full; or ``target``
+            exists.
+        ConfigError: nemo2 has no such model, or not with these settings.
+        SecurityError: a name in the index leads out of the folder.
     """
     if not source:
         raise ConfigError("import_ckpt requires a source: hf://organisation/name, or a folder with weights.")

@@ -13,26 +13,22 @@ from typing import Any, Optional, Self, Union
 
 import fiddle as fdl
 
-from nemo2.checkpoint.context import describes, load_context, refuse_another_tokenizer
-from nemo2.checkpoint.digests import digest_of_checkpoint, digest_of_release
+from nemo2.checkpoint.context import describes, load_context
+from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, read_manifest
 from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.checkpoint.identify import Kind, identify, kind_at
 from nemo2.checkpoint.nemo_context import load_nemo_model
-from nemo2.checkpoint.places import HUGGING_FACE, resolved
+from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
+from nemo2.checkpoint.tokenizers import read_tokenizer
 from nemo2.config import Config
 from nemo2.config.requested import explicit_fields
 from nemo2.config.tree import as_config
-from nemo2.data.tokenizer_files import tokenizer_files
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.released import open_released
-from nemo2.hugging_face.restore import folder_of
 from nemo2.hugging_face.stored import open_stored
 from nemo2.hugging_face.tensor_source import TensorSource
-from nemo2.hugging_face.tokenizers import tokenizer_in
 
-_NEMO_TOKENIZERS = ("nemo_tokenizer", "tokenizer")
-"""Folders in the ``context`` of NeMo 2.0 that hold a tokenizer of Hugging Face's."""
 _TIME_OF_START = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}-[0-9]{2}-[0-9]{2}")
 """The name of the folder of one start, in the folder of its run."""
 
@@ -65,7 +61,7 @@ class Checkpoint:
         """
         if str(source).startswith(HUGGING_FACE):
             return cls("Hugging Face", folder_of(str(source)), str(source))
-        kind, path = kind_at(resolved(str(source)))
+        kind, path = kind_at(folder_of(str(source)))
         path = path.absolute()
         return cls(kind, path, f"{HUGGING_FACE}{path}" if kind == "Hugging Face" else str(path))
 
@@ -90,7 +86,7 @@ class Checkpoint:
     @cached_property
     def digest(self) -> str:
         """A digest of the weights (`nemo2.checkpoint.digests`). "": unknown."""
-        return digest_of_release(self.path) if self.is_release else digest_of_checkpoint(self.path)
+        return digest_of(self.source)
 
     def require_nemo2(self) -> Self:
         """This checkpoint, for a use that needs nemo2's format.
@@ -158,17 +154,7 @@ class Checkpoint:
             CheckpointError: the files differ from those of the training.
             SecurityError: see `model_config`.
         """
-        if self.is_release:
-            return tokenizer_in(self.path)
-        if not self.is_nemo2:
-            folders = (self.path / CONTEXT_PATH / name for name in _NEMO_TOKENIZERS)
-            return next((tokenizer_in(one) for one in folders if one.is_dir() and tokenizer_files(one)), None)
-        if not describes(self.path, "tokenizer"):
-            return None
-        trusted = ["transformers:trust_remote_code"] if trust_remote_code else []
-        tokenizer = load_context(self.path, "tokenizer", allowed_modules=trusted)
-        refuse_another_tokenizer(self.path, tokenizer)
-        return tokenizer
+        return read_tokenizer(self.path, trust_remote_code=True) if trust_remote_code else self._tokenizer
 
     def model(self, *, trust_remote_code: bool = False, seq_length: Optional[int] = None) -> Any:
         """The model with its tokenizer and sequence length. No weight is allocated.
@@ -220,6 +206,10 @@ class Checkpoint:
         described = config if config is not None else fdl.build(self.model_config()).config
         rows_are_known = self.is_nemo2 or self.tokenizer() is not None
         return open_stored(self.path, described, rows_are_known=rows_are_known)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return read_tokenizer(self.path)
 
     def _refuse_without_tokenizer(self) -> None:
         if self.is_nemo2:

@@ -29,13 +29,12 @@ from torch.distributed.checkpoint.metadata import (
 
 from nemo2.checkpoint.changes import tokenizer_settings
 from nemo2.checkpoint.context import write_parts
+from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
 from nemo2.checkpoint.reading import locate
 from nemo2.checkpoint.untrusted import COMMON
 from nemo2.checkpoint.writing import without_crc
 from nemo2.errors import CheckpointError
-from nemo2.hugging_face.released import open_released
-from nemo2.hugging_face.restore import digest_at
 from nemo2.hugging_face.streams import Planned, Stretch, There, progress_bar, refuse_full_disk, write_files
 from nemo2.hugging_face.tensor_source import TensorSource
 from nemo2.models.conversion.table import Entry
@@ -44,46 +43,6 @@ FILE_BYTES = 2 << 30
 """The size of a file of weights. Several files are written, read and hashed in parallel."""
 _EXTRA_STATES = ("linear_", "in_proj", "out_proj", "eh_proj", "output_layer")
 """Modules whose extra state Megatron-Core's checkpoints store beside their weight. It is empty without FP8."""
-
-
-def import_weights(
-    source: Path | str,
-    target: Path | str,
-    *,
-    config: Optional[Any] = None,
-    tokenizer: Optional[Any] = None,
-    dtype: Optional[torch.dtype] = None,
-    overwrite: bool = False,
-    show_progress: Optional[bool] = None,
-) -> Path:
-    """Convert released weights into a checkpoint that every layout and strategy of nemo2 can read.
-
-    Needs a buffer of some megabytes, whatever the size of the model, and no process group. The checkpoint holds weights
-    only: a run can start from it (``resume.restore_config``) but not resume from it.
-
-    Args:
-        source: A folder with config.json and safetensors.
-        target: The checkpoint's directory, which appears only when it is complete.
-        config: The model's configuration in nemo2. None: derived from config.json. Its ``vocab_size`` may be larger
-            than the file's; the missing rows become zeros.
-        tokenizer: The tokenizer to store in ``context/`` beside the model's description. None: none.
-        dtype: The dtype of the weights in the checkpoint. None: the file's, bit for bit.
-        overwrite: Replace ``target`` once the new checkpoint is complete.
-        show_progress: Show a bar with the bytes and the remaining time. None: show it if standard error is a terminal.
-
-    Returns:
-        The checkpoint's directory.
-
-    Raises:
-        CheckpointError: weights are missing, damaged, pickles or of another model; the disk is full; or ``target``
-            exists.
-        ConfigError: nemo2 has no such model, or not with these settings.
-        SecurityError: a name in the index leads out of the folder.
-    """
-    released = open_released(Path(source).expanduser(), config)
-    return write_checkpoint(
-        released, target, tokenizer=tokenizer, dtype=dtype, overwrite=overwrite, show_progress=show_progress
-    )
 
 
 def write_checkpoint(
@@ -97,11 +56,27 @@ def write_checkpoint(
     model: Any = None,
     part_of: Optional[str] = None,
 ) -> Path:
-    """Write a checkpoint from weights of any source: the second half of `import_weights`.
+    """Write a checkpoint of weights from any source, which every layout and strategy of nemo2 can read.
+
+    Needs a buffer of some megabytes, whatever the size of the model, and no process group. The checkpoint holds weights
+    only: a run can start from it (``resume.restore_config``) but not resume from it.
 
     Args:
+        released: The weights. If the source has fewer rows of the vocabulary than its configuration, the missing rows
+            become zeros.
+        target: The checkpoint's directory, which appears only when it is complete.
+        tokenizer: The tokenizer to store in ``context/`` beside the model's description. None: none.
+        dtype: The dtype of the weights in the checkpoint. None: the source's, bit for bit.
+        overwrite: Replace ``target`` once the new checkpoint is complete.
+        show_progress: Show a bar with the bytes and the remaining time. None: show it if standard error is a terminal.
         model: The model that ``context/`` describes. None: the model of the source's configuration.
         part_of: The checkpoint with the rest of the model, if these weights are only a part. None: they are all of it.
+
+    Returns:
+        The checkpoint's directory.
+
+    Raises:
+        CheckpointError: the disk is full, a file of the source ends early, or ``target`` exists.
     """
     final = Path(target).expanduser()
     weights = _Weights(released, dtype, extra_states=part_of is None)
@@ -120,7 +95,7 @@ def write_checkpoint(
             layout={"world_size": 1, "strategy": f"import of {released.conversion.architectures[0]}"},
             weights_only=True,
             part_of=part_of,
-            part_of_digest="" if part_of is None else digest_at(part_of),
+            part_of_digest="" if part_of is None else digest_of(part_of),
             settings=tokenizer_settings(tokenizer),
             versions=versions(),
         )

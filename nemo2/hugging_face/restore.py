@@ -10,16 +10,14 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Optional
 
 import torch
 
 from nemo2 import ranks
 from nemo2.checkpoint.context import load_release
-from nemo2.checkpoint.digests import digest_of_checkpoint, digest_of_release
+from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
 from nemo2.checkpoint.pieces import Piece
-from nemo2.checkpoint.places import HUGGING_FACE, resolved
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.hugging_face.released import Released, open_released
 from nemo2.hugging_face.safetensors_files import read_config
@@ -27,61 +25,7 @@ from nemo2.models.conversion.table import Entry
 from nemo2.parallel.sharded_state import key_by_layer
 
 _log = logging.getLogger(__name__)
-_DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
-"""The files to download: weights, configuration and tokenizer, but no pickles and no code."""
 _SHOWN = 20
-
-
-def folder_of(path: str, *, local_files_only: bool = False) -> Path:
-    """The folder that ``path`` names: the folder of ``hf:///folder``, or for ``hf://organisation/name`` the snapshot in
-    the cache of huggingface_hub, which is downloaded if it is missing.
-
-    Raises:
-        CheckpointError: there is no such folder, or it can't be downloaded.
-        ConfigError: ``path`` has neither form, or huggingface_hub isn't installed.
-    """
-    if not path.startswith(HUGGING_FACE):
-        raise ConfigError(f"{path}: must be hf:///folder or hf://organisation/name.")
-    name = path.removeprefix(HUGGING_FACE)
-    if name.startswith("/"):
-        if not Path(name).is_dir():
-            raise CheckpointError(f"{path}: the folder does not exist.")
-        return Path(name)
-    repository, _, revision = name.partition("@")
-    if repository.count("/") != 1:
-        raise ConfigError(f"{path}: write a repository as hf://organisation/name, and a folder as hf:///path/to/it.")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ConfigError(
-            f"{path}: huggingface_hub, which downloads it, isn't installed: pip install 'nemo2[hf]'."
-        ) from error
-    try:
-        return Path(
-            snapshot_download(
-                repository,
-                revision=revision or None,
-                allow_patterns=list(_DOWNLOADED),
-                local_files_only=local_files_only,
-            )
-        )
-    except Exception as error:  # the hub's client raises many types: no network, no such repository, no access
-        raise CheckpointError(
-            f"{path} cannot be downloaded: {' '.join(str(error).split())[:300]}. Download it on a machine with a "
-            "network, and name the folder: hf:///path/to/it."
-        ) from error
-
-
-@functools.cache
-def digest_at(path: str) -> str:
-    """The digest of the checkpoint or released weights at ``path`` (`nemo2.checkpoint.digests`). "": unknown. Computed
-    once, because the base of a run doesn't change."""
-    if not path.startswith(HUGGING_FACE):
-        return digest_of_checkpoint(Path(path))
-    try:
-        return digest_of_release(folder_of(path, local_files_only=True))
-    except (CheckpointError, ConfigError, OSError):
-        return ""
 
 
 @functools.cache
@@ -91,7 +35,7 @@ def release_of(path: str) -> Optional[dict[str, Any]]:
     try:
         if path.startswith(HUGGING_FACE):
             return read_config(folder_of(path, local_files_only=True))
-        return load_release(resolved(path))
+        return load_release(folder_of(path))
     except (CheckpointError, ConfigError, SecurityError, OSError) as error:
         _log.warning("An export of this run won't have the settings of its release that nemo2 doesn't use: %s", error)
         return None

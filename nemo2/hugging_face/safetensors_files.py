@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from nemo2.checkpoint.foreign_files import read_json
+from nemo2.checkpoint.foreign_files import read_json, refuse_outside
 from nemo2.checkpoint.identify import conversion_of_pickles
 from nemo2.checkpoint.reading import Stored
-from nemo2.errors import CheckpointError, SecurityError
-from nemo2.files import UnusableFile, open_regular, parse_json, why_not_inside
+from nemo2.errors import CheckpointError
+from nemo2.files import UnusableFile, open_regular, parse_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -131,16 +131,6 @@ def num_bytes(stored: Stored) -> int:
     return math.prod(stored.shape) * stored.dtype.itemsize
 
 
-def refuse_outside(folder: Path, name: str) -> None:
-    """Refuse a ``name`` that leads out of its folder. It may lead into the blobs of a Hugging Face cache.
-
-    Raises:
-        SecurityError: the name leads out of the folder.
-    """
-    if why := why_not_inside(folder, name, links_into=_blobs(folder)):
-        raise SecurityError(f"{folder}: {name} {why}, but nemo2 reads weights from their own folder only.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """A file to write: its header, and the position of each tensor."""
@@ -220,12 +210,6 @@ def _without_index(folder: Path) -> list[str]:
             f"safetensors only. If you trust the files, convert them with: {conversion_of_pickles(folder)}"
         )
     raise CheckpointError(f"{folder} contains neither {SINGLE} nor {INDEX}, so it has no weights that nemo2 can read.")
-
-
-def _blobs(folder: Path) -> Path | None:
-    """The folder of blobs that files of a snapshot in Hugging Face's cache link to. None: ``folder`` is no snapshot."""
-    where = Path(os.path.abspath(folder))
-    return (where.parent.parent / "blobs").resolve() if where.parent.name == "snapshots" else None
 
 
 def _stored(path: Path, begin: int, name: str, entry: dict[str, Any]) -> Stored:

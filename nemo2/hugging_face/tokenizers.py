@@ -1,79 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies tokenizers between Hugging Face's folders and nemo2's checkpoints. The files are copied byte for byte,
-including the chat template and ``generation_config.json``. Code in a folder never runs."""
+"""Writes tokenizers into Hugging Face's folders. The files are copied byte for byte, including the chat template and
+``generation_config.json``."""
 
 import json
-import logging
 import shutil
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.context import give_tokenizer, load_context, refuse_another_tokenizer, take_tokenizer
-from nemo2.checkpoint.places import HUGGING_FACE
+from nemo2.checkpoint.context import load_context
+from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
+from nemo2.checkpoint.tokenizers import refuse_another_tokenizer
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, GPT2BPETokenizer
 from nemo2.data.tokenizer_files import files_of, tokenizer_files
-from nemo2.errors import CheckpointError, ConfigError, DataError
-from nemo2.hugging_face.restore import folder_of
-from nemo2.hugging_face.safetensors_files import CONFIG, refuse_outside
+from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.safetensors_files import CONFIG
 
-_log = logging.getLogger(__name__)
 _GENERATION = "generation_config.json"
 _TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
-
-
-def tokenizer_in(folder: Path) -> Optional[AutoTokenizer]:
-    """The tokenizer in a Hugging Face folder. None, with a message: the folder has no tokenizer that works without its
-    own code.
-
-    Raises:
-        ConfigError: transformers isn't installed.
-        SecurityError: one of its files leads out of the folder.
-    """
-    names = [file.relative_to(folder).as_posix() for file in tokenizer_files(folder)]
-    if not names:
-        _log.warning("%s contains no tokenizer. A run from these weights must set its own tokenizer.", folder)
-        return None
-    for name in names:
-        refuse_outside(folder, name)
-    tokenizer = AutoTokenizer(str(folder), local_files_only=True)
-    try:
-        tokenizer.vocab_size  # noqa: B018  (reads the files)
-    except DataError as error:
-        _log.warning(
-            "The tokenizer in %s is not copied, because nemo2 runs no code of a folder. A run from these weights must "
-            "set its own tokenizer. (%s)",
-            folder,
-            error,
-        )
-        return None
-    return tokenizer
-
-
-def take_released_tokenizer(
-    restore: Optional[RestoreConfig], model: Any, data: Any = None, *, resumed_from: Optional[Path] = None
-) -> None:
-    """Give ``model`` the tokenizer of the released weights that ``restore`` names, and also ``data`` if both have the
-    same tokenizer. Does nothing if ``restore`` names no released weights, or with ``load_artifacts=False``.
-
-    Args:
-        resumed_from: The checkpoint that the run resumes from. If the release can't be read any more, the tokenizer is
-            that of this checkpoint. None: the run starts from the released weights.
-
-    Raises:
-        CheckpointError, ConfigError, SecurityError: see `folder_of` and `tokenizer_in`.
-    """
-    if restore is None or not restore.path.startswith(HUGGING_FACE) or not restore.load_artifacts:
-        return
-    try:
-        folder = folder_of(restore.path)
-    except (CheckpointError, ConfigError):
-        if resumed_from is None:
-            raise
-        take_tokenizer(resumed_from, model, data)
-        return
-    if (theirs := tokenizer_in(folder)) is not None:
-        give_tokenizer(theirs, folder, model, data)
 
 
 def put_tokenizer(source: Any, folder: Path) -> Optional[str]:

@@ -24,7 +24,6 @@ from nemo2.config.factories import refuse_text
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import explaining_changed_inputs
 from nemo2.errors import ConfigError
-from nemo2.hugging_face.tokenizers import take_released_tokenizer
 from nemo2.llm.commands import command
 from nemo2.llm.connecting import connect_parts
 from nemo2.optim.base import OptimizerModule
@@ -334,7 +333,6 @@ def _setup(
         _watch(trainer)
     if resume is not None:
         checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints, data=data)
-        take_released_tokenizer(resume.restore_config, model, data, resumed_from=checkpoint)
         if training and checkpoint is not None:
             told = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
             trainer.callbacks.insert(0, told)  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,15 +16,18 @@ from nemo2 import ranks
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import inputs_of, settings_of
 from nemo2.checkpoint.context import write_context
+from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
 from nemo2.checkpoint.forms.form import Form
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.places import HUGGING_FACE, missing, resolved
+from nemo2.checkpoint.paths import HUGGING_FACE, folder_of, missing
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.strategies.stepping import SteppingStrategy
 
 _log = logging.getLogger(__name__)
+_digest_of_base = functools.cache(digest_of)
+"""Computed once, because the base of a run doesn't change."""
 
 
 class Checkpoints(SteppingStrategy):
@@ -213,7 +216,7 @@ class Checkpoints(SteppingStrategy):
             if self.restore_config.load_model_state:
                 self.start_from_released(self.restore_config.path)
             return
-        path = resolved(self.restore_config.path)
+        path = folder_of(self.restore_config.path)
         if (why := missing(self.restore_config.path)) is not None:
             raise CheckpointError(f"resume.restore_config.path={self.restore_config.path}: {why}")
         loaded = self.form.read(
@@ -257,9 +260,7 @@ class Checkpoints(SteppingStrategy):
     def digest_of(self, base: Optional[Union[str, Path]]) -> str:
         """The digest of the weights at ``base``, a checkpoint or released weights. "": there are none, or they
         aren't on this machine."""
-        from nemo2.hugging_face.restore import digest_at
-
-        return "" if base is None else digest_at(str(base))
+        return "" if base is None else _digest_of_base(str(base))
 
     def remove_checkpoint(self, filepath: Union[str, Path]) -> None:
         if self.is_global_zero:

@@ -16,8 +16,8 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.digests import OF_RELEASE
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
+from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
 from nemo2.checkpoint.pieces import Piece
-from nemo2.checkpoint.places import HUGGING_FACE, resolved
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
 from nemo2.parallel.layout import Layout
@@ -143,11 +143,11 @@ class Form(ABC):
         """The location of the rest of the model: the recipe's initial weights, or the run's. If those are themselves
         a part, such as the adapters that this run continued, the checkpoint that they belong to."""
         given = self.owner.restore_config
-        if given is None or resolved(given.path) == path:
+        if given is None or folder_of(given.path) == path:
             return manifest.part_of or "?"
         if given.path.startswith(HUGGING_FACE):
             return given.path
-        rest = resolved(given.path)
+        rest = folder_of(given.path)
         inner = read_manifest(rest)
         return str(rest) if inner is None or inner.part_of is None else inner.part_of
 
@@ -239,7 +239,7 @@ class Form(ABC):
         given = self.owner.restore_config
         if self._read_base is not None or given is None:
             return self._read_base
-        return given.path if given.path.startswith(HUGGING_FACE) else resolved(given.path).resolve()
+        return given.path if given.path.startswith(HUGGING_FACE) else folder_of(given.path).resolve()
 
     def keeps(self, name: str, trained: bool) -> bool:
         """Whether a parameter of this full name is saved."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.checkpoint.places import HUGGING_FACE, missing
+from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.checks.earlier import directory_to_continue, lacks_a_checkpoint, weights_alone, weights_of_another_shape
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic

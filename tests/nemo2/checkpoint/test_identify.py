@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from nemo2.checkpoint.identify import identify
 from nemo2.checkpoint.nemo_context import load_nemo_model
-from nemo2.checkpoint.places import missing
+from nemo2.checkpoint.paths import missing
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.cli.app import app
 from nemo2.cli.nemo_recipe import recipe_of

@@ -70,24 +70,24 @@ def write(folder: Path, tensors: dict[str, torch.Tensor] | None = None, shards: 
 
 def refused(source: Path, match: str, error: type[Exception] = CheckpointError, **options: Any) -> None:
     """Importing is refused in these words, and nothing is left beside the source."""
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     target = source.parent / "target"
     before = sorted(source.parent.iterdir())
     with pytest.raises(error, match=match):
-        import_weights(source, target, **options)
+        import_release(source, target, **options)
     assert sorted(source.parent.iterdir()) == before
 
 
 def test_good_input_is_taken(tmp_path: Path) -> None:
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
-    assert import_weights(write(tmp_path / "hf", shards=3), tmp_path / "target").is_dir()
+    assert import_release(write(tmp_path / "hf", shards=3), tmp_path / "target").is_dir()
 
 
 def test_an_output_layer_beside_a_tied_embedding(tmp_path: Path) -> None:
     """Left out where it is the same. Where it isn't, neither the file nor config.json is believed alone."""
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     tensors = weights()
     other = write(tmp_path / "other" / "hf", tensors, tie_word_embeddings=True)
@@ -96,7 +96,7 @@ def test_an_output_layer_beside_a_tied_embedding(tmp_path: Path) -> None:
     )
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     same = write(tmp_path / "same" / "hf", tensors, tie_word_embeddings=True)
-    assert import_weights(same, tmp_path / "target").is_dir()
+    assert import_release(same, tmp_path / "target").is_dir()
 
 
 def test_sizes_that_no_model_has(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_command_that_converts_pickles_is_one(tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from nemo2.checkpoint.identify import identify
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
     from tests.nemo2.hugging_face.test_api import make_tokenizer
 
     source = tmp_path / "it's a model"
@@ -240,7 +240,7 @@ def test_the_command_that_converts_pickles_is_one(tmp_path: Path) -> None:
     program = shlex.split(command)
     subprocess.run([sys.executable, *program[1:]], check=True, capture_output=True)
     converted = tmp_path / "it's a model-safetensors"
-    assert import_weights(converted, tmp_path / "ours").is_dir() and (converted / "tokenizer.json").exists()
+    assert import_release(converted, tmp_path / "ours").is_dir() and (converted / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/outside.safetensors"])
@@ -256,7 +256,7 @@ def test_an_index_that_leads_out_of_its_folder(tmp_path: Path, name: str) -> Non
 
 @pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "config.json", "model.safetensors.index.json"])
 def test_links_are_followed_in_hugging_face_s_own_cache_only(tmp_path: Path, name: str) -> None:
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     cached = write(tmp_path / "models--org--name" / "snapshots" / "1234", shards=2)
     blobs = tmp_path / "models--org--name" / "blobs"
@@ -264,7 +264,7 @@ def test_links_are_followed_in_hugging_face_s_own_cache_only(tmp_path: Path, nam
     for file in list(cached.iterdir()):
         file.rename(blobs / file.name)
         file.symlink_to(Path("../../blobs") / file.name)
-    assert import_weights(cached, tmp_path / "ours").is_dir()
+    assert import_release(cached, tmp_path / "ours").is_dir()
     source = write(tmp_path / "hf", shards=2)
     (source / name).rename(tmp_path / name)
     (source / name).symlink_to(tmp_path / name)
@@ -295,10 +295,10 @@ def test_headers_that_lie(tmp_path: Path) -> None:
 
 def test_a_target_that_exists_is_replaced_only_if_asked(tmp_path: Path) -> None:
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     source = write(tmp_path / "hf")
-    for convert, begin, name in ((import_weights, source, "ours"), (export_weights, tmp_path / "ours", "out")):
+    for convert, begin, name in ((import_release, source, "ours"), (export_weights, tmp_path / "ours", "out")):
         target = tmp_path / name
         target.mkdir()
         (target / "mine.txt").write_text("kept")
@@ -313,11 +313,11 @@ def test_a_target_that_exists_is_replaced_only_if_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("direction", ["import", "export"])
 def test_a_disk_that_fills_up_half_way_leaves_nothing(tmp_path: Path, direction: str) -> None:
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
-    convert, begin = import_weights, write(tmp_path / "hf")
+    convert, begin = import_release, write(tmp_path / "hf")
     if direction == "export":
-        convert, begin = export_weights, import_weights(begin, tmp_path / "ours")
+        convert, begin = export_weights, import_release(begin, tmp_path / "ours")
     before = sorted(path.name for path in tmp_path.iterdir())
     written = 0
 
@@ -350,9 +350,9 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path
 def test_a_checkpoint_that_is_not_the_model_it_describes_is_not_exported(tmp_path: Path) -> None:
     from nemo2 import llm
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
-    ours = import_weights(write(tmp_path / "hf"), tmp_path / "ours")
+    ours = import_release(write(tmp_path / "hf"), tmp_path / "ours")
     sizes = {"hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2, "num_query_groups": 1}
     biased = llm.LlamaConfig(**sizes, num_layers=2, add_qkv_bias=True)
     with pytest.raises(CheckpointError, match="linear_qkv.bias is missing"):

@@ -25,7 +25,7 @@ def of_half_biased_llamas(root: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     parity.start()
     found = {}
@@ -33,7 +33,7 @@ def of_half_biased_llamas(root: str) -> dict[str, Any]:
         folder = Path(root) / field
         model = parity.make(Row(name="", config="LlamaConfig", fields=SIZES | {field: True}, switches=""), folder)
         released = parity.Released(folder)
-        checkpoint = import_weights(folder, folder / "ours")
+        checkpoint = import_release(folder, folder / "ours")
         ours = parity.our_logits(released.chunk(released.config(), checkpoint))
         out = export_weights(checkpoint, folder / "out")
         auto: Any = AutoModelForCausalLM
@@ -71,14 +71,14 @@ def with_biases(value: float, *parts: str) -> dict[str, torch.Tensor]:
 
 
 def test_biases_that_our_model_lacks_have_to_be_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     source = write(tmp_path / "hf", with_biases(1e-3, *QKV))
     refused(
         source,
         r"model.layers.1.self_attn.v_proj.bias is not zero, but nemo2's model has no such bias and would compute",
     )
-    assert import_weights(write(tmp_path / "zero" / "hf", with_biases(0.0, *QKV)), tmp_path / "ours").is_dir()
+    assert import_release(write(tmp_path / "zero" / "hf", with_biases(0.0, *QKV)), tmp_path / "ours").is_dir()
     assert "model.layers.1.self_attn.v_proj.bias, which are zero. nemo2's model has no such biases" in caplog.text
     other = with_biases(0.0, *QKV) | {"model.rotary.bias": torch.zeros(2)}
     refused(write(tmp_path / "other" / "hf", other), "model.rotary.bias has no place in this model")
@@ -86,12 +86,12 @@ def test_biases_that_our_model_lacks_have_to_be_zero(tmp_path: Path, caplog: pyt
 
 def test_biases_that_only_the_named_model_has_are_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from nemo2 import llm
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
     from support.resharding import whole_tensors
 
     sizes: dict[str, Any] = {"num_layers": 2, "hidden_size": 8, "ffn_hidden_size": 12, "num_attention_heads": 2}
     config = llm.LlamaConfig(**sizes, num_query_groups=1, add_qkv_bias=True)
-    tensors = whole_tensors(import_weights(write(tmp_path / "hf"), tmp_path / "ours", config=config))
+    tensors = whole_tensors(import_release(write(tmp_path / "hf"), tmp_path / "ours", config=config))
     bias = tensors["module.decoder.layers.self_attention.linear_qkv.bias"]
     assert bias.shape == (2, 16) and not bias.any()
     assert "has no model.layers.0.self_attn.k_proj.bias" in caplog.text and "the model's are zero" in caplog.text
@@ -112,7 +112,7 @@ def of_models_without_biases(root: str) -> dict[str, Any]:
 
     from nemo2 import llm
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     parity.start()
     sizes: dict[str, Any] = {"num_layers": 2, "hidden_size": HIDDEN, "ffn_hidden_size": 96, "num_attention_heads": 4}
@@ -133,7 +133,7 @@ def of_models_without_biases(root: str) -> dict[str, Any]:
         file = folder / "model.safetensors"
         kept = {key: tensor for key, tensor in load_file(file).items() if not key.endswith(".bias") or "ln_" in key}
         save_file(kept, file)
-        checkpoint = import_weights(folder, folder / "ours", config=config)
+        checkpoint = import_release(folder, folder / "ours", config=config)
         chunk = config.configure_model(None).eval()
         parity.load(chunk, checkpoint)
         auto: Any = AutoModelForCausalLM

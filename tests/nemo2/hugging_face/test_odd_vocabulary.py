@@ -35,11 +35,11 @@ def losses(source: str, described: str, saved: str | None, **strategy: Any) -> l
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     folder = tmp_path_factory.mktemp("odd vocabulary")
     released_models.write("llama", folder / "release", vocab_size=ROWS)
-    import_weights(folder / "release", folder / "imported")
+    import_release(folder / "release", folder / "imported")
     return folder
 
 

@@ -55,8 +55,8 @@ def test_tensors_that_begin_at_any_byte_are_read(tmp_path: Path, pad: int) -> No
 
 def test_an_fp8_release_is_imported_as_bfloat16(tmp_path: Path) -> None:
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
     from support import released_models
+    from support.released_models import import_release
     from tests.nemo2.hugging_face.test_bad_input import weights, write
 
     tensors = {name: value.to(torch.bfloat16) for name, value in weights().items()}
@@ -68,6 +68,6 @@ def test_an_fp8_release_is_imported_as_bfloat16(tmp_path: Path) -> None:
         expected[name] = (tensors[name].float() * 0.5).to(torch.bfloat16)
     quantised = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     source = write(tmp_path / "hf", tensors, quantization_config=quantised)
-    exported = released_models.tensors(export_weights(import_weights(source, tmp_path / "ours"), tmp_path / "out"))
+    exported = released_models.tensors(export_weights(import_release(source, tmp_path / "ours"), tmp_path / "out"))
     assert exported.keys() == expected.keys()
     assert all(exported[name].equal(value) for name, value in expected.items())

@@ -57,8 +57,8 @@ def one(row: Row, folder: Path) -> list[dict[str, Any]]:
     from nemo2.checkpoint.auto_resume import RestoreConfig
     from nemo2.checkpoint.context import load_context
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
     from nemo2.optim.megatron import MegatronOptimizerModule
+    from support.released_models import import_release
 
     release, saved = folder / "release", folder / "saved"
     parity.make(row, release)
@@ -66,7 +66,7 @@ def one(row: Row, folder: Path) -> list[dict[str, Any]]:
     if isinstance(said.get("max_position_embeddings"), int) and not stretched(said):
         said["max_position_embeddings"] = LONGEST
     (release / "config.json").write_text(json.dumps(said))
-    imported = import_weights(release, folder / "imported")
+    imported = import_release(release, folder / "imported")
     described = load_context(imported, "model", build=False)
     if getattr(described.config, "position_embedding_type", "rope") != "learned_absolute":
         described.config.seq_length = small_runs.SEQ

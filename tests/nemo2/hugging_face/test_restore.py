@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 
 def test_a_repository_comes_from_the_hub_s_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nemo2.hugging_face.restore import folder_of
+    from nemo2.checkpoint.paths import folder_of
 
     asked: dict[str, Any] = {}
 
@@ -33,7 +33,7 @@ def test_a_repository_comes_from_the_hub_s_own_cache(tmp_path: Path, monkeypatch
 
 
 def test_paths_that_lead_nowhere_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nemo2.hugging_face.restore import folder_of
+    from nemo2.checkpoint.paths import folder_of
 
     with pytest.raises(CheckpointError, match="nowhere: the folder does not exist"):
         folder_of(f"hf://{tmp_path}/nowhere")
@@ -74,13 +74,13 @@ def test_pieces_that_do_not_fit_are_named_at_once_and_none_is_filled(tmp_path: P
 
 def test_any_part_of_a_tensor_is_filled_with_what_belongs_there(tmp_path: Path) -> None:
     """Rows over the bounds of pieces, columns, several layers at a time, rows of padding."""
-    from nemo2.hugging_face.importing import import_weights
     from nemo2.hugging_face.released import open_released
     from nemo2.hugging_face.restore import fill
+    from support.released_models import import_release
     from support.resharding import whole_tensors
 
     source = write(tmp_path / "hf")
-    whole = whole_tensors(import_weights(source, tmp_path / "ours"))
+    whole = whole_tensors(import_release(source, tmp_path / "ours"))
     released = open_released(source)
     qkv, embedding = "module.decoder.layers.self_attention.linear_qkv.weight", "module.embedding.word_embeddings.weight"
     part = Piece(key=qkv, tensor=torch.ones(2, 7, 3), offset=(0, 6, 4), global_shape=(2, 16, 8))
@@ -97,9 +97,9 @@ def test_a_checkpoint_without_the_extra_states_of_other_layers_is_read(tmp_path:
 
     from nemo2.checkpoint.io import _without_absent_extra_states
     from nemo2.checkpoint.untrusted import read_metadata
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
-    ours = import_weights(write(tmp_path / "hf"), tmp_path / "ours")
+    ours = import_release(write(tmp_path / "hf"), tmp_path / "ours")
     there = ShardedObject("module.decoder.layers.mlp.linear_fc1._extra_state", None, (2,), (1,))
     absent = ShardedObject("module.decoder.final_layernorm._extra_state", None, (1,), (0,))
     state = {"model_0": {"a": there, "b": absent}, "c": torch.zeros(1)}

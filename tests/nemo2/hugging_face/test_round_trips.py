@@ -42,11 +42,11 @@ class Begun:
 
     def of(self, kind: str) -> dict[str, Any]:
         if kind not in self.made:
-            from nemo2.hugging_face.importing import import_weights
+            from support.released_models import import_release
 
             folder = self.factory.mktemp(kind)
             model = released_models.write(kind, folder / "released", shard_size="40KB")
-            imported = import_weights(folder / "released", folder / "imported")
+            imported = import_release(folder / "released", folder / "imported")
             runs = {
                 name: self.run_on_ranks(released_models.run_all, 2, kind, path, cuts, str(folder / name), timeout=400)[
                     0
@@ -110,11 +110,11 @@ def test_an_imported_checkpoint_comes_back_from_an_export_of_it_the_same(
     begun: Begun, kind: str, tmp_path: Path
 ) -> None:
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
     from support.resharding import whole_tensors
 
     imported = begun.of(kind)["folder"] / "imported"
-    again = import_weights(export_weights(imported, tmp_path / "out"), tmp_path / "again")
+    again = import_release(export_weights(imported, tmp_path / "out"), tmp_path / "again")
     same(whole_tensors(imported), whole_tensors(again))
 
 
@@ -129,24 +129,24 @@ def test_inspect_finds_an_imported_checkpoint_whole(begun: Begun) -> None:
 
 def test_16_bits_stay_as_they_are_and_a_dtype_may_be_asked_for(tmp_path: Path) -> None:
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     released_models.write("llama", tmp_path / "released", dtype=torch.bfloat16)
-    imported = import_weights(tmp_path / "released", tmp_path / "imported")
+    imported = import_release(tmp_path / "released", tmp_path / "imported")
     theirs = released_models.tensors(tmp_path / "released")
     same(theirs, released_models.tensors(export_weights(imported, tmp_path / "out")))
     wide = export_weights(imported, tmp_path / "wide", dtype=torch.float32)
     same({name: value.float() for name, value in theirs.items()}, released_models.tensors(wide))
-    narrow = import_weights(wide, tmp_path / "narrow", dtype=torch.bfloat16)
+    narrow = import_release(wide, tmp_path / "narrow", dtype=torch.bfloat16)
     same(theirs, released_models.tensors(export_weights(narrow, tmp_path / "narrow_out")))
 
 
 def test_tied_embeddings_are_in_the_files_once(tmp_path: Path) -> None:
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     released_models.write("llama", tmp_path / "released", tie_word_embeddings=True)
-    exported = export_weights(import_weights(tmp_path / "released", tmp_path / "imported"), tmp_path / "out")
+    exported = export_weights(import_release(tmp_path / "released", tmp_path / "imported"), tmp_path / "out")
     found = released_models.tensors(exported)
     assert "lm_head.weight" not in found
     same(released_models.tensors(tmp_path / "released"), found)
@@ -154,15 +154,15 @@ def test_tied_embeddings_are_in_the_files_once(tmp_path: Path) -> None:
 
 def test_rows_of_padding_are_added_on_import_and_cut_off_on_export(tmp_path: Path) -> None:
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
     from nemo2.hugging_face.safetensors_files import read_config
     from nemo2.models.conversion.families import conversion_for
+    from support.released_models import import_release
     from support.resharding import whole_tensors
 
     released_models.write("llama", tmp_path / "released", vocab_size=61)
     config = conversion_for(read_config(tmp_path / "released")).config(read_config(tmp_path / "released"))
     config.vocab_size = 64
-    imported = import_weights(tmp_path / "released", tmp_path / "imported", config=config)
+    imported = import_release(tmp_path / "released", tmp_path / "imported", config=config)
     embedding = whole_tensors(imported)["module.embedding.word_embeddings.weight"]
     assert embedding.shape[0] == 64 and not embedding[61:].any() and embedding[60].any()
     exported = export_weights(imported, tmp_path / "out", vocab_size=61)

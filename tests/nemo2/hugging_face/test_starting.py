@@ -44,8 +44,8 @@ def trained(paths: dict[str, str], tp: int, cache: str, logs: str) -> dict[str, 
 def begun(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from nemo2.hugging_face.importing import import_weights
-    from nemo2.hugging_face.tokenizers import tokenizer_in
+    from nemo2.checkpoint.tokenizers import read_tokenizer
+    from support.released_models import import_release
 
     root = tmp_path_factory.mktemp("starting")
     torch.manual_seed(2)
@@ -54,8 +54,8 @@ def begun(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[i
         parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(root / "released")
     make_tokenizer(root / "released", VOCABULARY)
-    tokenizer = tokenizer_in(root / "released")
-    imported = import_weights(root / "released", root / "models" / "org" / "name", tokenizer=tokenizer)
+    tokenizer = read_tokenizer(root / "released")
+    imported = import_release(root / "released", root / "models" / "org" / "name", tokenizer=tokenizer)
     paths = {"hf": f"hf://{root / 'released'}", "nemo": "nemo://org/name", "folder": str(imported)}
     arguments = (paths, str(root / "models"), str(root / "logs"))
     runs: dict[Any, Any] = {tp: run_on_ranks(trained, tp, paths, tp, *arguments[1:], timeout=300)[0] for tp in (1, 2)}

@@ -43,14 +43,14 @@ def wrapped(source: Path, target: Path, architecture: str, spelling: str) -> Pat
 
 @pytest.mark.parametrize("name", WITHIN)
 def test_a_text_model_is_the_same_alone_and_within_a_model_for_pictures(tmp_path: Path, name: str) -> None:
-    from nemo2.hugging_face.importing import import_weights
+    from support.released_models import import_release
 
     (row,) = (row for row in ROWS if row.name == name)
     parity.make(row, tmp_path / "alone")
-    expected = whole_tensors(import_weights(tmp_path / "alone", tmp_path / "imported alone"))
+    expected = whole_tensors(import_release(tmp_path / "alone", tmp_path / "imported alone"))
     for spelling in SPELLINGS:
         source = wrapped(tmp_path / "alone", tmp_path / spelling, WITHIN[name], spelling)
-        found = whole_tensors(import_weights(source, tmp_path / f"imported {spelling}"))
+        found = whole_tensors(import_release(source, tmp_path / f"imported {spelling}"))
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in expected)
 

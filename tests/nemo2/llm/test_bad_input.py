@@ -42,7 +42,7 @@ def of_another_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     place = described(tmp_path / "run", on_the_hub(tmp_path / "hub", "a" * 40, 320), seq_length=LENGTH)
-    from nemo2.checkpoint.context import refuse_another_tokenizer
+    from nemo2.checkpoint.tokenizers import refuse_another_tokenizer
     from nemo2.hugging_face.checkpoint import Checkpoint
 
     refuse_another_tokenizer(place, Checkpoint.open(place).model().tokenizer)  # the same so far
@@ -94,9 +94,9 @@ def put(place: Path, folder: Path) -> None:
 
 
 def restored(place: Path) -> None:
-    from nemo2.checkpoint.context import take_tokenizer
+    from nemo2.checkpoint.tokenizers import take_tokenizer
 
-    take_tokenizer(place, small_runs.build_llama())
+    take_tokenizer(str(place), small_runs.build_llama())
 
 
 @pytest.mark.parametrize("use", USES)

@@ -48,8 +48,8 @@ def one_row(root: str, row: Any) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.importing import import_weights
     from nemo2.models.conversion.families import conversion_of
+    from support.released_models import import_release
 
     folder = folder_of(root, row)
     folder.mkdir(parents=True)
@@ -62,7 +62,7 @@ def one_row(root: str, row: Any) -> dict[str, Any]:
     if row.name in TRAINED:
         found["step"] = one_step(model, chunk, released, row, folder)
     config = released.config()
-    checkpoint = import_weights(folder, folder / "imported")
+    checkpoint = import_release(folder, folder / "imported")
     whole = released.chunk(config, checkpoint)
     found["import"] = max(found["import"], parity.apart(parity.our_logits(whole), expected))
     if conversion_of(config) is released.conversion:

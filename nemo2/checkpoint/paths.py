@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the folder of the weights that a user names: a path, or as in NeMo 2.0 ``hf://`` and ``nemo://``."""
+
+from pathlib import Path
+from typing import Optional
+
+from nemo2.checkpoint.directory import WEIGHTS_PATH, finished, read_manifest
+from nemo2.checkpoint.foreign_files import nemo_adapters
+from nemo2.data.home import models_home
+from nemo2.errors import CheckpointError, ConfigError
+
+HUGGING_FACE = "hf://"
+"""The prefix of a folder of released weights (``hf:///folder``) or of a repository (``hf://organisation/name``)."""
+IMPORTED = "nemo://"
+"""The prefix of the name of an imported model."""
+_DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
+"""The files to download: weights, configuration and tokenizer, but no pickles and no code."""
+
+
+def folder_of(path: str, *, local_files_only: bool = False) -> Path:
+    """The folder of the weights that a path names.
+
+    - ``hf:///folder``: the folder. ``hf://organisation/name``, or ``hf://organisation/name@revision``: the snapshot of a
+      repository of Hugging Face's hub in the cache of huggingface_hub, which is downloaded if it is missing.
+    - ``nemo://name``: the imported model of this name.
+    - any other path: its checkpoint, or the newest checkpoint in the folder of a run. A folder without a finished
+      checkpoint of nemo2 is returned unchanged.
+
+    Raises:
+        CheckpointError: released weights are missing, or can't be downloaded.
+        ConfigError: a ``hf://`` path has neither form, or huggingface_hub isn't installed.
+    """
+    if not path.startswith(HUGGING_FACE):
+        named = models_home() / path.removeprefix(IMPORTED) if path.startswith(IMPORTED) else Path(path).expanduser()
+        return named if read_manifest(named) is not None else next(iter(checkpoints_of_runs(named)), named)
+    name = path.removeprefix(HUGGING_FACE)
+    if name.startswith("/"):
+        if not Path(name).is_dir():
+            raise CheckpointError(f"{path}: the folder does not exist.")
+        return Path(name)
+    repository, _, revision = name.partition("@")
+    if repository.count("/") != 1:
+        raise ConfigError(f"{path}: write a repository as hf://organisation/name, and a folder as hf:///path/to/it.")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: huggingface_hub, which downloads it, isn't installed: pip install 'nemo2[hf]'."
+        ) from error
+    try:
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=list(_DOWNLOADED),
+                local_files_only=local_files_only,
+            )
+        )
+    except Exception as error:  # the hub's client raises many types: no network, no such repository, no access
+        raise CheckpointError(
+            f"{path} cannot be downloaded: {' '.join(str(error).split())[:300]}. Download it on a machine with a "
+            "network, and name the folder: hf:///path/to/it."
+        ) from error
+
+
+def missing(path: str) -> Optional[str]:
+    """Why a run can't start from ``path``, and the fix, if it is not a folder of this machine. None: it is, or it is
+    a release, which is downloaded. A folder without weights and one of NeMo 2.0's with adapters only are reported
+    too."""
+    if path.startswith(HUGGING_FACE):
+        return None
+    folder = folder_of(path)
+    if folder.is_dir():
+        return nemo_adapters(folder) or _no_weights(folder)
+    if not path.startswith(IMPORTED):
+        return "this checkpoint directory does not exist. Set the path of an existing checkpoint."
+    name = path.removeprefix(IMPORTED)
+    return (
+        f"no model of this name has been imported: {folder} does not exist. Import it with `nemo2 import "
+        f"hf://{name} --output {folder}` (or from a folder, hf:///path/to/it). Or start from the release "
+        f"directly: set resume.restore_config.path=hf://{name}."
+    )
+
+
+def _no_weights(folder: Path) -> Optional[str]:
+    if read_manifest(folder) is not None or any((folder / name / ".metadata").is_file() for name in ("", WEIGHTS_PATH)):
+        return None
+    if (folder / "config.json").is_file():
+        return f"this folder contains a Hugging Face release. Write it as {HUGGING_FACE}{folder.absolute()}."
+    return f"this folder contains no finished checkpoint. `nemo2 show {folder} --checkpoint` shows what it contains."
+
+
+def checkpoints_of_runs(folder: Path) -> list[Path]:
+    """The finished checkpoints of nemo2 in ``folder``, the directory of a run or of several. The newest of each run, the
+    last saved first, and then the older ones."""
+    runs = [finished(one) for one in checkpoint_folders(folder)]
+    by_age = [[item for run in runs for item in run[-1:]], [item for run in runs for item in run[:-1]]]
+    return [path for items in by_age for path, _ in sorted(items, key=lambda item: item[1].saved_at, reverse=True)]
+
+
+def checkpoint_folders(folder: Path) -> list[Path]:
+    """The folders in which checkpoints of ``folder`` can be: itself, or the directory of a run or of several runs."""
+    return [folder, folder / "checkpoints", *sorted(folder.glob("*/checkpoints"))]
