@@ -15,8 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Optional, Self
 
-from nemo2.config.caller import line_of_caller
 from nemo2.config.capture import configurable
+from nemo2.config.provenance import line_of_caller
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout

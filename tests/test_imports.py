@@ -39,7 +39,7 @@ def test_every_file_starts_with_its_licence_and_says_what_it_is_for() -> None:
     ("names", "module"),
     [
         (("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"), "nemo2.ranks"),
-        (("_getframe", "currentframe", "f_back", "f_globals", "f_locals"), "nemo2.config.caller"),
+        (("_getframe", "currentframe", "f_back", "f_globals", "f_locals"), "nemo2.config.provenance"),
     ],
 )
 def test_one_module_exchanges_objects_between_ranks_and_one_looks_at_frames(

@@ -18,10 +18,9 @@ from typing import Any, TypeVar, overload
 
 from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
 from nemo2.config.attributes import guard
-from nemo2.config.caller import line_of_caller
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.homes import homes_of
-from nemo2.config.provenance import note_own_changes
+from nemo2.config.provenance import Call, line_of_caller, note_call, note_own_changes, record_of
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import did_you_mean
 
@@ -36,7 +35,6 @@ __all__ = [
 ]
 
 _T = TypeVar("_T", bound=Callable[..., Any])
-_RECORD = "__nemo2_record__"
 _WRAPPED = "__nemo2_configurable__"
 _MAX_COMPARED_ITEMS = 10_000
 
@@ -81,35 +79,27 @@ def captured_arguments(obj: object) -> dict[str, Any] | None:
     Args:
         obj: An object of a configurable class, or any other object.
     """
-    record = getattr(obj, "__dict__", {}).get(_RECORD)
-    if record is None or record.arguments is None:
-        return None
-    return dict(record.arguments)
+    call = record_of(obj).call
+    return None if call is None or call.arguments is None else dict(call.arguments)
 
 
 def is_being_made(obj: object) -> bool:
     """Whether the constructor of a configurable object, or of a subclass, is still running."""
-    record = getattr(obj, "__dict__", {}).get(_RECORD)
-    return record is not None and record.arguments is None
-
-
-def _is_made(obj: object) -> bool:
-    record = getattr(obj, "__dict__", {}).get(_RECORD)
-    return record is not None and record.arguments is not None
+    call = record_of(obj).call
+    return call is not None and call.arguments is None
 
 
 def recapture(obj: object, name: str, value: Any) -> None:
     """Record a new value of an argument that the class allows to be set after construction."""
-    record = obj.__dict__.get(_RECORD)
-    if record is not None and record.arguments is not None:
-        obj.__dict__[_RECORD] = changed = _Record(record.made_at)
-        changed.close(obj, record.arguments | {name: value})
+    call = record_of(obj).call
+    if call is not None and call.arguments is not None:
+        note_call(obj, Call(call.place, call.arguments | {name: value}, _plain_attributes(obj)))
 
 
 def made_at(obj: object) -> tuple[str, int] | None:
     """The file and line that constructed a captured object. None for any other object."""
-    record = getattr(obj, "__dict__", {}).get(_RECORD)
-    return None if record is None else record.made_at
+    call = record_of(obj).call
+    return None if call is None else call.place
 
 
 def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) -> list[str]:
@@ -123,13 +113,13 @@ def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) 
     """
     now = _plain_attributes(obj)
     if arguments is None or arguments == captured_arguments(obj):
-        record = getattr(obj, "__dict__", {}).get(_RECORD)
-        if record is None or record.arguments is None:
+        call = record_of(obj).call
+        if call is None or call.arguments is None:
             return []
-        suspects = _differences(obj, record.attributes, now)
+        suspects = _differences(obj, call.attributes, now)
         if not suspects:
             return []
-        made_with = record.arguments
+        made_with = call.arguments
     else:
         suspects, made_with = [], dict(arguments)
     try:
@@ -141,11 +131,11 @@ def changed_since_made(obj: object, arguments: Mapping[str, Any] | None = None) 
 
 def edited_arguments(obj: object) -> dict[str, Any]:
     """The arguments of a captured object whose attributes were set to other values after it was constructed."""
-    record = getattr(obj, "__dict__", {}).get(_RECORD)
-    if record is None or record.arguments is None:
+    call = record_of(obj).call
+    if call is None or call.arguments is None:
         return {}
     parameters, _ = _parameters(type(obj))
-    edited = _differences(obj, record.attributes, _plain_attributes(obj))
+    edited = _differences(obj, call.attributes, _plain_attributes(obj))
     return {name: getattr(obj, name) for name in edited if name in parameters and hasattr(obj, name)}
 
 
@@ -159,7 +149,7 @@ def _decorate(target: Any, aliases: Mapping[str, str]) -> Any:
             )
         _wrap_init(target)
         _follow_subclasses(target)
-        guard(target, ready=_is_made, refusal=unknown_name)
+        guard(target, ready=lambda obj: captured_arguments(obj) is not None, refusal=unknown_name)
         register_aliases(target, **aliases)
         for alias, name in aliases_of(target).items():
             if "." not in name and not hasattr(target, alias):
@@ -215,15 +205,14 @@ def _wrap_init(cls: type) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         # `cls` and not `type(self)`: a subclass may pass the parent's aliases to super().__init__.
         kwargs = {name: read_dtype(cls, name, value) for name, value in real_names(cls, kwargs).items()}
-        record = self.__dict__.get(_RECORD)
-        if record is not None and record.arguments is None:
+        if is_being_made(self):
             init(self, *args, **kwargs)  # called by a subclass's constructor, whose arguments are recorded
             return
-        record = _Record(line_of_caller())
-        object.__setattr__(self, _RECORD, record)  # bypasses the __setattr__ of nn.Module and frozen dataclasses
+        place = line_of_caller()
+        note_call(self, Call(place))
         init(self, *args, **kwargs)
         arguments = _bind(signature, self, args, kwargs)
-        record.close(self, arguments)
+        note_call(self, Call(place, arguments, _plain_attributes(self)))
         note_own_changes(self, arguments or {})
 
     setattr(__init__, _WRAPPED, True)
@@ -316,26 +305,6 @@ def _bind(signature: inspect.Signature, obj: Any, args: tuple, kwargs: dict[str,
     return arguments
 
 
-class _Record:
-    """The call that made an instance. `arguments` is None while its constructor runs, or if the arguments have no
-    names."""
-
-    def __init__(self, made_at: tuple[str, int] | None = None) -> None:
-        self.made_at = made_at
-        self.arguments: dict[str, Any] | None = None
-        self.attributes: dict[str, Any] = {}
-
-    def close(self, obj: object, arguments: dict[str, Any] | None) -> None:
-        self.arguments = arguments
-        self.attributes = _plain_attributes(obj)
-
-    def __deepcopy__(self, memo: dict) -> "_Record":
-        return self  # shared by copies: never changed after close, and the arguments may be large
-
-    def __reduce__(self) -> tuple:
-        return (_Record, ())  # an object that is pickled for a loader's worker doesn't take its arguments along
-
-
 _NOT_PLAIN = object()
 
 
@@ -345,7 +314,7 @@ def _plain_attributes(obj: object) -> dict[str, Any]:
     return {name: _freeze(value) for name, value in attributes.items() if not name.startswith("_")}
 
 
-def _differences(obj: object, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def _differences(obj: object, before: Mapping[str, Any], now: dict[str, Any]) -> list[str]:
     parameters, _ = _parameters(type(obj))
     different = []
     for name in before.keys() | now.keys():

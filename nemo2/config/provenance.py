@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the values of a built object come from: one record per object, with the steps of each of its fields.
+"""Where the values of a built object come from: one record per object, with the call that made it and the steps of each
+of its fields.
 
 The user sets a field, the class may replace the value when it is made, and nemo2 may adjust it to the layout or the
 machine. Each is a `Step`. If two settings govern one value, the one that the user set wins; ``nemo2 show --explain`` shows the
@@ -8,7 +9,8 @@ steps; and at the first step of a run a value that is nobody's last step stops i
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Optional
 
 _RECORD = "__nemo2_provenance__"
@@ -25,19 +27,46 @@ class Step(NamedTuple):
     """The "file:line" of a user's step. None: unknown."""
 
 
-class Record:
-    """The steps of an object's fields, oldest first. Never changed, so that copies of the object may share it."""
+class Call(NamedTuple):
+    """The call of a configurable class that made an object."""
 
-    def __init__(self, steps: Mapping[str, tuple[Step, ...]], *, knows_user: bool) -> None:
-        self.steps = steps
-        self.knows_user = knows_user
-        """Whether the user's fields are recorded: a field without a step of the user's has its default."""
+    place: tuple[str, int]
+    """The file and line of the call."""
+    arguments: Optional[dict[str, Any]] = None
+    """The arguments that were passed, by name. None: the constructor is running, or the arguments have no names."""
+    attributes: Mapping[str, Any] = {}
+    """The object's plain attributes when the constructor ended (`nemo2.config.capture`)."""
+
+
+class Record(NamedTuple):
+    """What is known of an object. Never changed, so that copies of the object share it."""
+
+    steps: Mapping[str, tuple[Step, ...]] = {}
+    """The steps of each field, oldest first."""
+    knows_user: bool = False
+    """Whether the user's fields are recorded: a field without a step of the user's has its default."""
+    call: Optional[Call] = None
+    """None: no call of a configurable class made the object."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Record":
-        return self
+        return self  # the arguments may be large
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Record, (self.steps, self.knows_user))  # a loader's worker doesn't get the arguments
 
 
-_EMPTY = Record({}, knows_user=False)
+def line_of_caller(skipping: Collection[str] = ()) -> tuple[str, int]:
+    """The file and line that called the function which asks, for messages. No other module looks at frames, and nothing
+    is decided by them. ``skipping``: files whose callers are asked for instead."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename in skipping:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def note_call(obj: object, call: Call) -> None:
+    """Record the call that makes or made ``obj``."""
+    _write(obj, record_of(obj)._replace(call=call))
 
 
 def note_explicit_fields(
@@ -60,7 +89,7 @@ def note_explicit_fields(
         if later and later[0].by == "default":
             later = later[1:]
         steps[name] = (Step(value, "user", place=(places or {}).get(name)), *later)
-    _write(obj, Record(steps, knows_user=True))
+    _write(obj, record_of(obj)._replace(steps=steps, knows_user=True))
 
 
 def adjust(obj: Any, name: str, value: Any, *, why: str) -> bool:
@@ -122,15 +151,16 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def record_of(obj: object) -> Record:
-    return getattr(obj, "__dict__", {}).get(_RECORD, _EMPTY)
+    return getattr(obj, "__dict__", {}).get(_RECORD) or Record()
 
 
 def _add(obj: Any, name: str, before: Any, step: Step) -> None:
     record = record_of(obj)
     steps = record.steps.get(name) or (Step(before, "default"),)
-    _write(obj, Record({**record.steps, name: (*steps, step)}, knows_user=record.knows_user))
+    _write(obj, record._replace(steps={**record.steps, name: (*steps, step)}))
 
 
 def _write(obj: object, record: Record) -> None:
     with contextlib.suppress(AttributeError, TypeError):  # objects that can't hold a record have none
+        # Not by the __setattr__ of nn.Module and of frozen dataclasses.
         object.__setattr__(obj, _RECORD, record)

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from nemo2.config.capture import captured_arguments, made_at
 from nemo2.config.provenance import adjustments, record_of
 from nemo2.errors import ConfigError
 
@@ -25,9 +24,8 @@ def explicit_values(obj: object) -> dict[str, Any]:
     record = record_of(obj)
     if record.knows_user:
         return {name: steps[0].value for name, steps in record.steps.items() if steps and steps[0].by == "user"}
-    captured = captured_arguments(obj)
-    if captured is not None:
-        return captured
+    if record.call is not None and record.call.arguments is not None:
+        return dict(record.call.arguments)
     if not dataclasses.is_dataclass(obj) or isinstance(obj, type):
         return {}
     first = {name: steps[0].value for name, steps in record.steps.items()}
@@ -41,8 +39,7 @@ def where_set(obj: object, name: str) -> Optional[str]:
     record = record_of(obj)
     if record.knows_user:
         return next((step.place for step in record.steps.get(name, ()) if step.by == "user"), None)
-    place = made_at(obj)
-    return f"{place[0]}:{place[1]}" if place is not None else None
+    return "{}:{}".format(*record.call.place) if record.call is not None else None
 
 
 def at(obj: object, name: str) -> str:
