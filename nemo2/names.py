@@ -71,6 +71,13 @@ def a(name: str) -> str:
     return f"{'an' if name[:1] in 'AEIO' else 'a'} {name}"
 
 
+def listed(names: Iterable[str], most: int = 20, *, separator: str = ", ") -> str:
+    """The names for a sentence: of more than ``most`` the first ones, and the number of the others."""
+    names = list(names)
+    end = f"{'' if separator == ', ' else ';'} and {len(names) - most} more" if len(names) > most else ""
+    return f"{separator.join(names[:most])}{end}"
+
+
 def did_you_mean(name: str, known: Iterable[str], *, listed: bool = False) -> str:
     """The end of a sentence: `"; did you mean 'a' or 'b'?"`, or the known names where none is close, or just `"."`.
 

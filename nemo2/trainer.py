@@ -21,7 +21,6 @@ from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
 from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
-from nemo2.run_dir.max_time import RunTimer
 from nemo2.settle.machine import Machine
 from nemo2.settle.world import World, devices_of
 from nemo2.strategies.stepping import SteppingStrategy
@@ -185,7 +184,7 @@ class Trainer(pl.Trainer):
         _leave_requeueing_to_us(self, plugins=plugins)
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
         if max_time is not None and not has_timer:
-            own[:] = [RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
+            own[:] = [_RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
 
     def to_fabric(self, callbacks: Optional[list[Any]] = None, loggers: Optional[list[Any]] = None) -> "Fabric":
         """Return a `Fabric` with the same devices, strategy and precision, for a loop that you write yourself.
@@ -264,3 +263,18 @@ def missing_gpus(devices: int) -> str:
 
 def _no_gpu() -> bool:
     return not torch.cuda.is_available()
+
+
+class _RunTimer(Timer):
+    """End training after this process has trained for ``max_time``, so that each job of a chain continues the previous
+    one.
+
+    Lightning's timer includes the time of earlier runs. Once a run reaches the limit, running the same command again
+    would end without a step. To get that behavior, add Lightning's `Timer` to the callbacks.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Does nothing: no time is carried over."""

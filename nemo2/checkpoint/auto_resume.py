@@ -7,10 +7,11 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.checkpoint.lineage import belongs, run_of
-from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_folders, folder_of
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
 from nemo2.checkpoint.tokenizers import take_tokenizer
 from nemo2.config.capture import configurable
 from nemo2.errors import CheckpointError, RunFinished
@@ -124,7 +125,7 @@ class AutoResume:
         """The checkpoint to resume from, or None to start from the beginning. The arguments and errors are those of
         `setup`."""
         if self.resume_from_path:
-            path = folder_of(self.resume_from_path)
+            path = checkpoint_at(self.resume_from_path)
             if not path.is_dir():
                 raise CheckpointError(
                     f"resume.resume_from_path={self.resume_from_path}: this checkpoint directory does not exist. Set "
@@ -138,7 +139,7 @@ class AutoResume:
         search = self._resumable(trainer, directory)
         looked = ", ".join(str(path) for path in search.looked_at) or "no directory: the run saves no checkpoints"
         if search.left_out:
-            _say(f"Skipped: {_list(search.left_out)}.")
+            rank_zero_info(f"Skipped: {_list(search.left_out)}.")
         if search.found is None:
             if search.left_out:
                 raise CheckpointError(
@@ -159,15 +160,17 @@ class AutoResume:
                 if search.begun
                 else "No checkpoint"
             )
-            _say(f"{why} to resume from in {looked}; starting from {beginning}.")
+            rank_zero_info(f"{why} to resume from in {looked}; starting from {beginning}.")
             return None
         assert search.manifest is not None
         limit, weights_only = trainer.max_steps, search.manifest.weights_only
         if training and not self.resume_past_end:
             _refuse_finished(search, limit)
-        _allow_falling_back(trainer)
+        io: Any = getattr(trainer.strategy, "checkpoint_io", None)
+        if hasattr(io, "fall_back"):  # nobody named this checkpoint, so a damaged one may be passed over
+            io.fall_back = True
         if training and weights_only and search.whole is not None:
-            _say(
+            rank_zero_info(
                 f"{search.found} holds weights only, because it is the last checkpoint of a run without "
                 f"log.ckpt.save_optim_on_train_end=True. Resuming from {search.whole} (step {search.whole_step}) and "
                 "repeating the steps since then."
@@ -175,14 +178,14 @@ class AutoResume:
             return search.whole
         if training:
             refuse_weights_only(search.found)
-        _say(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
+        rank_zero_info(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
         return search.found
 
     def checkpoint_in(self, directory: Path) -> Optional[Path]:
         """The checkpoint from which a run with its checkpoints in ``directory`` starts, unchecked. None: it starts from
         the beginning or from other weights."""
         if self.resume_from_path:
-            return folder_of(self.resume_from_path)
+            return checkpoint_at(self.resume_from_path)
         return self._newest_for(directory).found if self.resume_if_exists else None
 
     def get_context_path(self, model: Any = None) -> Optional[Path]:
@@ -190,7 +193,7 @@ class AutoResume:
         have none."""
         if self.restore_config is None or self.restore_config.path.startswith(HUGGING_FACE):
             return None
-        return folder_of(self.restore_config.path) / CONTEXT_PATH
+        return checkpoint_at(self.restore_config.path) / CONTEXT_PATH
 
     def _resumable(self, trainer: pl.Trainer, directory: Optional[Path]) -> Search:
         """Search for a checkpoint. Before process groups exist every rank searches the shared file system.
@@ -290,13 +293,6 @@ def _from_weights(path: Optional[Path]) -> str:
     )
 
 
-def _allow_falling_back(trainer: pl.Trainer) -> None:
-    """Let a load fall back to the previous checkpoint if the automatically chosen one turns out to be damaged."""
-    io = getattr(trainer.strategy, "checkpoint_io", None)
-    if hasattr(io, "fall_back"):
-        io.fall_back = True  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-
-
 def _list(left_out: dict[Path, str]) -> str:
     return "; ".join(f"{path} ({reason})" for path, reason in list(left_out.items())[:5])
 
@@ -327,9 +323,3 @@ def _newest(directories: list[Path], *, any_run: bool) -> Search:
             if not manifest.weights_only and manifest.step > search.whole_step:
                 search.whole, search.whole_step = path, manifest.step
     return search
-
-
-def _say(message: str) -> None:
-    from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
-
-    rank_zero_info(message)

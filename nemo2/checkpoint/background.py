@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2 import ranks
 from nemo2.backend import get_backend
@@ -317,12 +318,6 @@ def _anywhere(pending: bool, write: BackgroundWrite) -> bool:
     flags = torch.tensor([pending, bool(told)], dtype=torch.int32, device=get_backend().device)
     anywhere, trouble = map(bool, ranks.largest(flags).tolist())
     if trouble:
-        _tell([words for one in ranks.gather(told) for words in one])
+        for words in (words for warnings in ranks.gather(told) for words in warnings):
+            rank_zero_info("warning: %s", words)
     return anywhere
-
-
-def _tell(warnings: Sequence[str]) -> None:
-    from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
-
-    for words in warnings:
-        rank_zero_info("warning: %s", words)

@@ -117,9 +117,8 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
     found = Changes()
     manifest = read_manifest(checkpoint)
     before = manifest.settings if manifest is not None else {}
-    settings = settings_of(trainer)
     _compare_inputs(found, before.get(_INPUTS), getattr(trainer, "datamodule", None))
-    for name, value in settings.items():
+    for name, value in settings_of(trainer).items():
         if name in before and before[name] != value:
             part = "tokenizer" if name.startswith("tokenizer_") else "trainer"
             _sort(found, part, name, before[name], value)

@@ -18,7 +18,7 @@ import torch
 
 from nemo2.backend.compilation import as_megatron_has_it
 from nemo2.checkpoint.directory import CONTEXT_PATH, comparing, is_loaded, read_manifest
-from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, refuse_links
+from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, read_object, refuse_links
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.requested import explicit_fields
@@ -60,8 +60,9 @@ def write_parts(checkpoint: Path, parts: Mapping[Part, Any], *, release: Optiona
             missing[part] = "the run had none"
             continue
         try:
-            if part == "tokenizer":
-                _keep_files(obj, directory / TOKENIZER_FILES)
+            for name, file in files_of(obj).items() if part == "tokenizer" else ():  # the checkpoint may move
+                (copied := directory / TOKENIZER_FILES / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, copied)
             # The model's optimizer and tokenizer are separate parts.
             text = to_json(described(obj, without=("optim", "tokenizer")), indent=1)
         except Exception as error:  # any error of a user's class: a save without context is better than none
@@ -85,10 +86,7 @@ def load_release(checkpoint: Path) -> Optional[dict[str, Any]]:
         return None
     refuse_links(directory)
     _refuse_changed(directory)
-    release = read_json(directory / RELEASE)
-    if not isinstance(release, dict):
-        raise CheckpointError(f"{directory / RELEASE} isn't a JSON object, but {type(release).__name__}.")
-    return release
+    return read_object(directory, RELEASE)
 
 
 def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = True, allowed_modules: Any = ()) -> Any:
@@ -172,13 +170,6 @@ def described(obj: Any, *, without: Collection[str] = ()) -> Any:
         return as_megatron_has_it(obj)
     kept = {name: described(value) for name, value in arguments.items() if name not in without}
     return Config(type(obj), bind_args=False, **kept)
-
-
-def _keep_files(tokenizer: Any, directory: Path) -> None:
-    """Copy the files that a tokenizer reads, so that the checkpoint can move without them."""
-    for name, file in files_of(tokenizer).items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file, directory / name)
 
 
 def _refuse_changed(directory: Path) -> None:

@@ -4,7 +4,7 @@
 import hashlib
 
 from nemo2.checkpoint.directory import read_manifest
-from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, folder_of
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.files import update_with_samples
 
@@ -21,7 +21,7 @@ def digest_of(path: str) -> str:
     everything would take minutes.
     """
     if not path.startswith(HUGGING_FACE):
-        manifest = read_manifest(folder_of(path))
+        manifest = read_manifest(checkpoint_at(path))
         hashes = {} if manifest is None else manifest.hashes
         files = sorted(f"{name}:{value};" for name, value in hashes.items() if name.endswith(".distcp"))
         return hashlib.sha256("".join(files).encode()).hexdigest() if files else ""

@@ -32,6 +32,20 @@ def read_json(path: Path, *, at_most: int = MOST_BYTES) -> Any:
         raise CheckpointError(f"{path} is not valid JSON: {_shortened(error)}.") from error
 
 
+def read_object(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON object in the file ``name`` of a foreign ``folder``.
+
+    Raises:
+        CheckpointError: as `read_json`, or it is no object.
+        SecurityError: the file leads out of the folder.
+    """
+    refuse_outside(folder, name)
+    value = read_json(folder / name)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{folder / name} isn't a JSON object, but {type(value).__name__}.")
+    return value
+
+
 def read_yaml(path: Path, *, at_most: int = MOST_BYTES) -> Any:
     """The value of a YAML file of plain data. No tag is resolved.
 

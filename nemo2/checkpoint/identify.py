@@ -213,10 +213,6 @@ def _nemo(path: Path) -> Identified:
     return found
 
 
-def _is_legacy(path: Path) -> bool:
-    return any(path.glob("mp_rank_*/model_optim_rng.pt")) or any(path.glob("mp_rank_*/model_rng.pt"))
-
-
 def _legacy(path: Path) -> Identified:
     ranks = sorted(folder.name for folder in path.glob("mp_rank_*"))
     return Identified(
@@ -289,10 +285,6 @@ def _bare(path: Path) -> Identified:
     return found
 
 
-def _is_hugging_face(path: Path) -> bool:
-    return (path / "config.json").is_file()
-
-
 def conversion_of_pickles(folder: Path) -> str:
     """The command that converts pickled weights to safetensors with transformers."""
     new = folder.with_name(f"{folder.name}-safetensors")
@@ -323,7 +315,7 @@ def _hugging_face(path: Path) -> Identified:
     found.parameters = 0
     for file in path.glob("*.safetensors"):
         _read_safetensors(found, file)
-    if not _weight_files(path):
+    if not [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]:
         found.parameters = None
         found.problems.append("it contains no weights")
     elif not list(path.glob("*.safetensors")):
@@ -356,11 +348,11 @@ def _not_importable(config: Any) -> Optional[str]:
 _FORMATS: list[tuple[Callable[[Path], bool], Kind]] = [
     (_is_ours, "nemo2"),
     (_is_nemo, "NeMo 2.0"),
-    (_is_legacy, "Megatron-LM (legacy)"),
+    (lambda path: any(path.glob("mp_rank_*/model_*rng.pt")), "Megatron-LM (legacy)"),
     (_is_bridge, "Megatron-Bridge"),
     (_is_iteration, "Megatron-LM"),
     (_is_torch_dist, "torch_dist"),
-    (_is_hugging_face, "Hugging Face"),
+    (lambda path: (path / "config.json").is_file(), "Hugging Face"),
 ]
 _DESCRIBED: dict[Kind, Callable[..., Identified]] = {
     "nemo2": _ours,
@@ -473,7 +465,3 @@ def _not_one(path: Path) -> str:
 def _iteration(path: Path) -> Optional[int]:
     match = re.fullmatch(r"iter_(\d+)", path.name)
     return int(match[1]) if match else None
-
-
-def _weight_files(path: Path) -> list[Path]:
-    return [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]

@@ -72,6 +72,7 @@ from nemo2.errors import (
     SecurityError,
 )
 from nemo2.files import parse_json
+from nemo2.names import listed
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
@@ -446,7 +447,7 @@ class MegatronCheckpointIO(CheckpointIO):
                 raise DamagedCheckpointError(str(damaged)) from error
             if refused or isinstance(error, SecurityError):
                 raise SecurityError(f"{checkpoint} was not loaded. {refused[0] if refused else error}") from error
-            if _lost_a_peer(error):
+            if isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER):
                 raise RuntimeFault(
                     f"A rank ended while the ranks were reading {checkpoint}: {reason_of(error)}"
                 ) from error
@@ -632,8 +633,7 @@ def _damage_in(error: BaseException) -> Optional[DamagedCheckpointError]:
 
 
 def _damaged(checkpoint: Path, found: list[str]) -> str:
-    more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-    return f"{checkpoint} is damaged: {'; '.join(found[:5])}{more}. Resume from another checkpoint."
+    return f"{checkpoint} is damaged: {listed(found, 5, separator='; ')}. Resume from another checkpoint."
 
 
 def _before(checkpoint: Path) -> Optional[Path]:
@@ -715,11 +715,6 @@ def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]])
                     "directory that all nodes share."
                 )
     _refuse_missing_shards(temporary / WEIGHTS_PATH)
-
-
-def _lost_a_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another process is gone."""
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in LOST_PEER)
 
 
 def _refuse_missing_shards(weights: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any, Literal, Optional, Union
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
+from nemo2 import ranks
 from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, clean_up, finished, remove, without_last
 from nemo2.checkpoint.lineage import Run, begin, own
 from nemo2.checkpoint.lock import DirectoryLock
@@ -148,34 +150,31 @@ class ModelCheckpoint(Checkpoint):
             self.dirpath = str(Path(trainer.default_root_dir) / "checkpoints")
         if stage != "fit":
             return
-        self._on_rank_zero(trainer, self._lock_directory)  # one run per directory
+        self._on_rank_zero(self._lock_directory)  # one run per directory
         if trainer.is_global_zero:
             for path in clean_up(Path(self.dirpath)):
-                _say(f"Deleted {path.name}, which an interrupted save had left.")
+                rank_zero_info(f"Deleted {path.name}, which an interrupted save had left.")
 
     def _lock_directory(self) -> None:
         if self._lock is None:
             self._lock = DirectoryLock(str(self.dirpath)).acquire()
 
-    def _on_rank_zero(self, trainer: pl.Trainer, action: Callable[[], None]) -> None:
+    def _on_rank_zero(self, action: Callable[[], None]) -> None:
         """Run ``action`` on rank 0. A failure raises on every rank.
 
         Raises:
             CheckpointError: on every rank, if ``action`` failed.
         """
-        problem = None
-        if trainer.is_global_zero:
+
+        def act() -> None:
             try:
                 action()
-            except CheckpointError as error:
-                problem = str(error)
             except OSError as error:
-                problem = (
+                raise CheckpointError(
                     f"Cannot write {self.dirpath}: {error.strerror}. Make the directory writable, or set log.log_dir."
-                )
-        problem = trainer.strategy.broadcast(problem)
-        if problem:
-            raise CheckpointError(problem)
+                ) from error
+
+        ranks.on_rank_zero(act, error=CheckpointError)
 
     def _unlock_directory(self) -> None:
         if self._lock is not None:
@@ -193,7 +192,7 @@ class ModelCheckpoint(Checkpoint):
         self._last_saved_step = trainer.global_step
         self._last_has_context = True
         # Only now does Lightning report the checkpoint that it resumed from.
-        self._on_rank_zero(trainer, lambda: self._begin(trainer))
+        self._on_rank_zero(lambda: self._begin(trainer))
 
     def _begin(self, trainer: pl.Trainer) -> None:
         if self._run is None or trainer.ckpt_path or trainer.global_step == 0:  # else a second fit continues the run
@@ -306,7 +305,7 @@ class ModelCheckpoint(Checkpoint):
         doesn't keep."""
         self.last_model_path = str(path)
         if self.verbose:
-            _say(f"Saved {path}.")
+            rank_zero_info(f"Saved {path}.")
         if trainer.is_global_zero:
             try:
                 self._retain(path)
@@ -330,7 +329,9 @@ class ModelCheckpoint(Checkpoint):
             if path not in keep:
                 remove(path)
                 if self.verbose:
-                    _say(f"Deleted {path.name}, which was neither among the {self.save_top_k} best nor the newest.")
+                    rank_zero_info(
+                        f"Deleted {path.name}, which was neither among the {self.save_top_k} best nor the newest."
+                    )
 
     def _ranked(self, checkpoints: list[tuple[Path, Manifest]]) -> list[tuple[Path, Manifest]]:
         sign = 1 if self.mode == "min" else -1
@@ -406,9 +407,3 @@ def _at_max_steps(trainer: pl.Trainer) -> bool:
 
 def _fast_dev_run(trainer: pl.Trainer) -> bool:
     return bool(trainer.fast_dev_run)  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
-
-
-def _say(message: str) -> None:
-    from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
-
-    rank_zero_info(message)

@@ -137,12 +137,12 @@ class _Objects:
                 return Call(metadata[0], dict(zip(names, values, strict=True)))
         if len(values) == 1 and isinstance(values[0], str):
             # NeMo pickles objects that it can't describe, and writes paths and similar values as text.
-            return Call(kind, {"": values[0]}) if _is_text(kind) else Call(kind, pickled=values[0])
+            return (
+                Call(kind, {"": values[0]})
+                if kind.module.partition(".")[0] == "pathlib"
+                else Call(kind, pickled=values[0])
+            )
         return Call(kind, {str(number): value for number, value in enumerate(values)})
-
-
-def _is_text(kind: Named) -> bool:
-    return kind.module.partition(".")[0] == "pathlib"
 
 
 def _are_keys(names: Any, values: list[Any]) -> bool:

@@ -17,22 +17,26 @@ _DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tikt
 """The files to download: weights, configuration and tokenizer, but no pickles and no code."""
 
 
-def folder_of(path: str, *, local_files_only: bool = False) -> Path:
-    """The folder of the weights that a path names.
+def checkpoint_at(path: str) -> Path:
+    """The checkpoint that a path names: its folder, or the newest checkpoint in the folder of a run. ``nemo://name``
+    stands for an imported model. A folder without a finished checkpoint of nemo2 is returned unchanged."""
+    folder = models_home() / path.removeprefix(IMPORTED) if path.startswith(IMPORTED) else Path(path).expanduser()
+    return folder if read_manifest(folder) is not None else next(iter(checkpoints_of_runs(folder)), folder)
 
-    - ``hf:///folder``: the folder. ``hf://organisation/name``, or ``hf://organisation/name@revision``: the snapshot of a
-      repository of Hugging Face's hub in the cache of huggingface_hub, which is downloaded if it is missing.
-    - ``nemo://name``: the imported model of this name.
-    - any other path: its checkpoint, or the newest checkpoint in the folder of a run. A folder without a finished
-      checkpoint of nemo2 is returned unchanged.
+
+def folder_of(path: str, *, local_files_only: bool = False) -> Path:
+    """The folder of weights: of the checkpoint that a path names (`checkpoint_at`), or of a release.
+
+    ``hf:///folder`` is a folder with config.json and safetensors. ``hf://organisation/name``, or
+    ``hf://organisation/name@revision``, is a repository of Hugging Face's hub: its snapshot in the cache of
+    huggingface_hub, which is downloaded if it is missing.
 
     Raises:
         CheckpointError: released weights are missing, or can't be downloaded.
         ConfigError: a ``hf://`` path has neither form, or huggingface_hub isn't installed.
     """
     if not path.startswith(HUGGING_FACE):
-        named = models_home() / path.removeprefix(IMPORTED) if path.startswith(IMPORTED) else Path(path).expanduser()
-        return named if read_manifest(named) is not None else next(iter(checkpoints_of_runs(named)), named)
+        return checkpoint_at(path)
     name = path.removeprefix(HUGGING_FACE)
     if name.startswith("/"):
         if not Path(name).is_dir():
@@ -69,7 +73,7 @@ def missing(path: str) -> Optional[str]:
     too."""
     if path.startswith(HUGGING_FACE):
         return None
-    folder = folder_of(path)
+    folder = checkpoint_at(path)
     if folder.is_dir():
         return nemo_adapters(folder) or _no_weights(folder)
     if not path.startswith(IMPORTED):

@@ -38,6 +38,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from nemo2.checkpoint.reading import Agree, DirectReader
+from nemo2.names import listed
 from nemo2.parallel.stored_names import StoredRows
 
 
@@ -208,8 +209,7 @@ class _LoadPlanner(DefaultLoadPlanner):
             else:
                 items += create_read_items_for_chunk_list(piece.key, entry, [piece.chunk])
         if problems:
-            shown = problems[:5] + ([f"and {len(problems) - 5} more"] if len(problems) > 5 else [])
-            raise ValueError("; ".join(shown))
+            raise ValueError(listed(problems, 5, separator="; "))
         return LoadPlan(items)
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:

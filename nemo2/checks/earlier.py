@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
 from nemo2.checkpoint.changes import unfit_changes
-from nemo2.checkpoint.paths import folder_of
+from nemo2.checkpoint.paths import checkpoint_at
 from nemo2.checks.facts import Facts
 from nemo2.checks.tokenizers import tokenizer_of
 from nemo2.errors import CheckpointError
@@ -58,7 +58,7 @@ def weights_alone(recipe: Any) -> Iterator[str]:
     named = getattr(getattr(recipe, "resume", None), "resume_from_path", None)
     if named and _trains(recipe):
         try:
-            refuse_weights_only(folder_of(str(named)))
+            refuse_weights_only(checkpoint_at(str(named)))
         except CheckpointError as error:
             yield f"resume.resume_from_path={named}: {error}"
 
@@ -67,7 +67,7 @@ def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[st
     """A message if a checkpoint to start from describes a model whose weights have other shapes."""
     changes = [
         change
-        for change in unfit_changes(folder_of(path), model_config=facts.config, tokenizer=None)
+        for change in unfit_changes(checkpoint_at(path), model_config=facts.config, tokenizer=None)
         if change.field.removeprefix("config.") in _SIZES and None not in (change.before, change.now)
     ]
     if changes:
@@ -85,7 +85,7 @@ def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
         return
     named = getattr(resume, "resume_from_path", None)
     directory = checkpoints_to_resume(facts.recipe)
-    checkpoint = folder_of(str(named)) if named else directory and newest_to_resume(directory)
+    checkpoint = checkpoint_at(str(named)) if named else directory and newest_to_resume(directory)
     if not checkpoint:
         return
     changes = unfit_changes(checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts))

@@ -8,7 +8,7 @@ are rejected.
 """
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from nemo2.config.aliases import aliases_of, gone, parameter_names
@@ -61,13 +61,10 @@ def _means_nothing(obj: Any, name: str) -> bool:
     keeps_state = any((base.__module__, base.__qualname__) in _KEEP_STATE for base in cls.__mro__)
     if not keeps_state or gone(cls, name) is not None:
         return True
-    return bool(difflib.get_close_matches(name, {*known, *_public(obj.__dict__)}, n=1, cutoff=_ALMOST))
+    public = (one for one in obj.__dict__ if not one.startswith("_"))
+    return bool(difflib.get_close_matches(name, {*known, *public}, n=1, cutoff=_ALMOST))
 
 
 def _known(cls: type) -> set[str]:
     declared = (name for base in cls.__mro__ for name in getattr(base, "__annotations__", {}))
     return {*parameter_names(cls), *aliases_of(cls), *declared}
-
-
-def _public(names: Iterable[str]) -> list[str]:
-    return [name for name in names if not name.startswith("_")]

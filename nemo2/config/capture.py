@@ -347,10 +347,6 @@ def _freeze(value: Any) -> Any:
         frozen = [_freeze(item) for item in value]
         return (type(value), frozen) if all(item is not _NOT_PLAIN for item in frozen) else _NOT_PLAIN
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _freeze_fields(value)
+        fields = [(field.name, _freeze(getattr(value, field.name, None))) for field in dataclasses.fields(value)]
+        return (type(value), fields) if all(item is not _NOT_PLAIN for _, item in fields) else _NOT_PLAIN
     return _NOT_PLAIN
-
-
-def _freeze_fields(value: Any) -> Any:
-    fields = [(field.name, _freeze(getattr(value, field.name, None))) for field in dataclasses.fields(value)]
-    return (type(value), fields) if all(item is not _NOT_PLAIN for _, item in fields) else _NOT_PLAIN

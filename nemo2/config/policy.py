@@ -167,7 +167,7 @@ class RecipePolicy(serialization.PyrefPolicy):
             elif isinstance(value, Mapping | list | tuple | set | frozenset):
                 if id(value) not in seen:
                     pending.extend(_items(path, value))
-            elif _is_callable(value) and not self.may_be_handed_over(value):
+            elif (isinstance(value, type) or inspect.isroutine(value)) and not self.may_be_handed_over(value):
                 raise self.refusal(
                     *_name_of(value), (f"{path} passes it to other code that calls it, and it is not meant for that")
                 )
@@ -311,9 +311,3 @@ def _bases(target: type) -> set[str]:
 
 def _name_of(target: Any) -> tuple[str, str]:
     return getattr(target, "__module__", None) or "", getattr(target, "__qualname__", None) or repr(target)
-
-
-def _is_callable(value: Any) -> bool:
-    """Whether the value is a class or a function of any kind. Callable instances are built objects, which are checked
-    as nodes."""
-    return isinstance(value, type) or inspect.isroutine(value)

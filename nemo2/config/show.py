@@ -86,7 +86,7 @@ def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
             first_paths[id(value)] = path or "the recipe"
             kind = "" if isinstance(value, fdl.Config) else " (partial)"
             lines.append(f"{indent}{label}{_short_name(value.__fn_or_cls__)}{kind}{note}")
-        elif _fits_on_a_line(value) or not children(value):
+        elif (not holds_configs(value) and len(format_value(value)) <= 100) or not children(value):
             lines.append(f"{indent}{label}{format_value(value)}{note}")
             return
         else:
@@ -205,11 +205,6 @@ def _default(node: Any, name: str, fallback: Any) -> Any:
         return getattr(node, name)
     except (AttributeError, ValueError):
         return fallback
-
-
-def _fits_on_a_line(value: Any) -> bool:
-    """Whether a sequence has only plain values, which are easier to read on one line."""
-    return not holds_configs(value) and len(format_value(value)) <= 100
 
 
 def holds_configs(value: Any) -> bool:

@@ -15,8 +15,8 @@ from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.tensor_source import TensorSource
 from nemo2.models.conversion.table import Conversion, Entry
+from nemo2.names import listed
 
-_SHOWN = 5
 _T = TypeVar("_T")
 
 
@@ -79,7 +79,7 @@ def named_as_in_table(given: Mapping[str, _T], conversion: Conversion, known: Co
         named = dict(given)
     if strange := sorted(name.rstrip(".") for name in named.keys() - set(known)):
         raise CheckpointError(
-            f"The adapter changes {', '.join(strange[:_SHOWN])}{' ...' if len(strange) > _SHOWN else ''}, which the "
+            f"The adapter changes {listed(strange, 5)}, which the "
             f"base, a {conversion.architectures[0]}, does not have. Use the base that it was trained on (--base)."
         )
     return named

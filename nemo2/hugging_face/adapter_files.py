@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 from torch import Tensor
 
-from nemo2.checkpoint.foreign_files import read_json, refuse_outside
+from nemo2.checkpoint.foreign_files import read_object, refuse_outside
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from nemo2.hugging_face.quantised import mapped
@@ -94,10 +94,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         ConfigError: a field requests a feature that nemo2's LoRA and DoRA lack.
         SecurityError: the file leads out of the folder.
     """
-    refuse_outside(folder, ADAPTER_CONFIG)
-    settings = read_json(folder / ADAPTER_CONFIG)
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{folder / ADAPTER_CONFIG} isn't a JSON object, but {type(settings).__name__}.")
+    settings = read_object(folder, ADAPTER_CONFIG)
     known = _READ | _SAID_BY_THE_TENSORS | _OF_NO_CONSEQUENCE
     for name, value in settings.items():
         taken = _TAKEN.get(name)

@@ -2,7 +2,6 @@
 """The contents of a foreign adapter beside its factors: tensors of the release that were trained in full
 (``modules_to_save``)."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_base import Base, named_as_in_table
-from nemo2.hugging_face.adapter_rows import stored_apart
+from nemo2.hugging_face.adapter_rows import short_names, stored_apart
 from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Entry, released_shapes
@@ -60,13 +59,9 @@ class FullModules:
     def names(self) -> list[str]:
         """The names of the modules, in the form of our methods' ``modules_to_save``. Short names if all modules of a
         name are included."""
-        named = list(
-            dict.fromkeys(module_of_key(stored_apart(entry)[0].removeprefix("module.")) for entry in self.entries)
-        )
-        there = Counter(name.rpartition(".")[2] for name in modules_with_weights(self.base.config) or ())
-        found = Counter(name.rpartition(".")[2] for name in named)
-        short = {last for last, count in found.items() if there[last] == count}
-        return sorted(short) + sorted(name for name in named if name.rpartition(".")[2] not in short)
+        known = (name.rpartition(".")[2] for name in modules_with_weights(self.base.config) or ())
+        named = (module_of_key(stored_apart(entry)[0].removeprefix("module.")) for entry in self.entries)
+        return short_names(named, known)
 
     def _made(self, entry: Entry) -> Tensor:
         dtype = next(self.whole[piece.name].dtype for piece in entry.pieces if piece.name in self.whole)

@@ -31,6 +31,7 @@ from nemo2.hugging_face.adapter_rows import (
     module_name,
     module_of,
     rows_of,
+    short_names,
     stored_module,
 )
 from nemo2.hugging_face.importing import refuse_existing, write_checkpoint
@@ -184,7 +185,8 @@ def _translated(
             f"{', '.join(sorted({name.rpartition('.')[2] for name in linear}))}. Merge the adapter in peft, and "
             "import the model."
         )
-    apart = any(_has_parts(module, rows) for module, rows in modules.items())
+    # Released modules with separate first factors can be parts of one nemo2 layer.
+    apart = any(module.rpartition(".")[2] in PARTS and len(each_once(rows)) > 1 for module, rows in modules.items())
     kind = (CanonicalDoRA if dora else CanonicalLoRA) if apart else DoRA if dora else LoRA
     experts = Counter(_linear_name(module) for module in modules if stored_module(module)[1])
     if some := [f"{name} ({count})" for name, count in experts.items() if count != base.config.num_moe_experts]:
@@ -231,11 +233,6 @@ def _linear_name(module: str) -> str:
     return re.sub(r"\.local_experts\.\d+", "", module.removeprefix("module."))
 
 
-def _has_parts(module: str, rows: list[Rows]) -> bool:
-    """Whether several released modules with separate first factors are parts of one nemo2 layer."""
-    return module.rpartition(".")[2] in PARTS and len(each_once(rows)) > 1
-
-
 def _cut(
     modules: Mapping[str, list[Rows]], adapters: Mapping[str, Adapter], config: Any, *, apart: bool
 ) -> Iterator[tuple[_Target, list[Rows]]]:
@@ -263,17 +260,9 @@ def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: Base) -> Tensor:
 def _targets(rows: Iterable[_Target], config: Any, *, apart: bool) -> list[str]:
     """The names for ``target_modules``, short if all layers of that name are included."""
     layers = [(_linear_name(target.module), target.part) for target in rows]
-    named = list(dict.fromkeys(f"{name.rpartition('.')[0]}.{part}" if part else name for name, part in layers))
-    there = Counter(
-        last
-        for name in linear_layers(config) or {}
-        for last in (
-            PARTS.get(name.rpartition(".")[2], (name.rpartition(".")[2],)) if apart else (name.rpartition(".")[2],)
-        )
-    )
-    found = Counter(name.rpartition(".")[2] for name in named)
-    short = {last for last, count in found.items() if there[last] == count}
-    return sorted(short) + sorted(name for name in named if name.rpartition(".")[2] not in short)
+    lasts = (name.rpartition(".")[2] for name in linear_layers(config) or {})
+    known = (part for last in lasts for part in (PARTS.get(last, (last,)) if apart else (last,)))
+    return short_names((f"{name.rpartition('.')[0]}.{part}" if part else name for name, part in layers), known)
 
 
 def _name(piece: Piece) -> str:

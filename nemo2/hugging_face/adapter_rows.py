@@ -2,6 +2,7 @@
 """Maps the rows of nemo2's layers to rows of released modules, for the export and import of adapters."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Optional
@@ -103,6 +104,15 @@ def module_name(tensor: str) -> str:
 def each_once(sections: Iterable[Rows]) -> list[str]:
     """The released modules to which the rows of these sections belong."""
     return list(dict.fromkeys(name for rows in sections for name in rows.distinct_modules))
+
+
+def short_names(modules: Iterable[str], known: Iterable[str]) -> list[str]:
+    """The names for ``target_modules`` or ``modules_to_save``: the last part of a name, if ``modules`` has all layers of
+    that name. ``known``: the last part of the name of each layer of the model."""
+    modules = list(dict.fromkeys(modules))
+    there, found = Counter(known), Counter(name.rpartition(".")[2] for name in modules)
+    short = {last for last, count in found.items() if there[last] == count}
+    return sorted(short) + sorted(name for name in modules if name.rpartition(".")[2] not in short)
 
 
 def stored_apart(entry: Entry) -> tuple[str, tuple[int, ...], tuple[int, ...]]:

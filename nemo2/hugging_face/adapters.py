@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.directory import problems, read_manifest, take_place
-from nemo2.checkpoint.foreign_files import refuse_links
+from nemo2.checkpoint.directory import take_place
 from nemo2.checkpoint.io import weights_dir
+from nemo2.checkpoint.paths import HUGGING_FACE
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_rows import (
     ADAPTER_CONFIG,
@@ -35,6 +35,7 @@ from nemo2.hugging_face.adapter_rows import (
     rows_of,
     stored_apart,
 )
+from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import new_folder, refuse_existing
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.models.conversion.families import conversion_of
@@ -72,10 +73,18 @@ def export_adapter(
         CheckpointError: the checkpoint is missing or damaged, or has no adapters; or ``target`` exists.
         ConfigError: Hugging Face has no such model, or ``peft`` no such adapters.
     """
-    source, final = Path(checkpoint).expanduser(), Path(target).expanduser()
+    final = Path(target).expanduser()
     refuse_existing(final, overwrite=overwrite)
-    model, method = _described(source)
-    stored = StoredTensors(weights_dir(source))
+    source = Checkpoint.open(checkpoint).require_nemo2().require_complete()
+    model = load_context(source.path, "model")
+    method = getattr(model, "model_transform", None)
+    if not isinstance(method, LoRA):
+        raise CheckpointError(
+            f"{source.path} has no adapters that peft supports: its model_transform is "
+            f"{'none' if method is None else type(method).__name__}. Supported are LoRA, DoRA, CanonicalLoRA and "
+            "CanonicalDoRA."
+        )
+    stored = StoredTensors(weights_dir(source.path))
     entries = list(conversion_of(model.config).entries(model.config, vocab_rows=model.config.vocab_size or 1))
     whole = _whole(stored, entries)
     found = _collected(stored, besides={stored_apart(entry)[0] for entry in entries})
@@ -88,34 +97,12 @@ def export_adapter(
             f"{beyond[0]} has values that {dtype or 'its dtype'} cannot represent. Export as bf16 or fp32."
         )
     with new_folder(final, num_bytes, overwrite=overwrite) as temporary:
-        described = _adapter_config(modules, method, base_model or _began_with(source))
+        base = source.base if (source.base or "").startswith(HUGGING_FACE) else None
+        described = _adapter_config(modules, method, base_model or (base or "").removeprefix(HUGGING_FACE))
         described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
         _write_files(temporary, tensors, described)
         take_place(temporary, final)
     return final
-
-
-def _described(checkpoint: Path) -> tuple[Any, LoRA]:
-    if not checkpoint.is_dir():
-        raise CheckpointError(f"{checkpoint} is not a checkpoint directory.")
-    refuse_links(checkpoint)
-    if found := problems(checkpoint) if read_manifest(checkpoint) is not None else []:
-        raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(found[:5])}.")
-    model = load_context(checkpoint, "model")
-    method = getattr(model, "model_transform", None)
-    if not isinstance(method, LoRA):
-        raise CheckpointError(
-            f"{checkpoint} has no adapters that peft supports: its model_transform is "
-            f"{'none' if method is None else type(method).__name__}. Supported are LoRA, DoRA, CanonicalLoRA and "
-            "CanonicalDoRA."
-        )
-    return model, method
-
-
-def _began_with(checkpoint: Path) -> str:
-    manifest = read_manifest(checkpoint)
-    base = "" if manifest is None else manifest.part_of or ""
-    return base.removeprefix("hf://") if base.startswith("hf://") else ""
 
 
 # ------------------------------------------------------------------------------------------------------- ours to theirs

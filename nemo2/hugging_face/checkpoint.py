@@ -19,7 +19,7 @@ from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, read_manifest
 from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.checkpoint.identify import Kind, identify, kind_at
 from nemo2.checkpoint.nemo_context import load_nemo_model
-from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, folder_of
 from nemo2.checkpoint.tokenizers import read_tokenizer
 from nemo2.config import Config
 from nemo2.config.requested import explicit_fields
@@ -28,6 +28,7 @@ from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.released import open_released
 from nemo2.hugging_face.stored import open_stored
 from nemo2.hugging_face.tensor_source import TensorSource
+from nemo2.names import listed
 
 _TIME_OF_START = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}-[0-9]{2}-[0-9]{2}")
 """The name of the folder of one start, in the folder of its run."""
@@ -61,7 +62,7 @@ class Checkpoint:
         """
         if str(source).startswith(HUGGING_FACE):
             return cls("Hugging Face", folder_of(str(source)), str(source))
-        kind, path = kind_at(folder_of(str(source)))
+        kind, path = kind_at(checkpoint_at(str(source)))
         path = path.absolute()
         return cls(kind, path, f"{HUGGING_FACE}{path}" if kind == "Hugging Face" else str(path))
 
@@ -99,6 +100,18 @@ class Checkpoint:
                 f"{self.path} is a checkpoint of {self.kind}, not of nemo2. Convert it with `nemo2 import {self.path} "
                 "--output FOLDER`."
             )
+        return self
+
+    def require_complete(self) -> Self:
+        """This checkpoint, whose files are there in full.
+
+        Raises:
+            CheckpointError: it is damaged, or holds NeMo 2.0's adapters only.
+        """
+        if problems := identify(self.path).problems:
+            raise CheckpointError(f"{self.path} is damaged: {listed(problems, 5, separator='; ')}.")
+        if (adapters := nemo_adapters(self.path)) is not None:
+            raise CheckpointError(f"{self.path}: {adapters}")
         return self
 
     def refuse_adapters(self) -> None:
@@ -143,6 +156,20 @@ class Checkpoint:
         if follow_data and not by_table and "seq_length" in config.__arguments__:  # pyright: ignore[reportOptionalMemberAccess]
             del config.seq_length  # pyright: ignore[reportOptionalMemberAccess]
         return model
+
+    def config(self) -> Any:
+        """nemo2's configuration of the model.
+
+        Raises:
+            ConfigError, SecurityError: see `model_config`.
+        """
+        try:
+            return fdl.build(self.model_config()).config
+        except (CheckpointError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.path} does not describe its model ({error}). Give the configuration: config=LlamaConfig(...), or "
+                "a recipe of the model."
+            ) from error
 
     def tokenizer(self, *, trust_remote_code: bool = False) -> Any:
         """The tokenizer. None: the checkpoint has none that works without code of its own.
@@ -199,11 +226,8 @@ class Checkpoint:
         """
         if self.is_release:
             return open_released(self.path, config)
-        if problems := identify(self.path).problems:
-            raise CheckpointError(f"{self.path} is damaged: {'; '.join(problems[:5])}.")
-        if (adapters := nemo_adapters(self.path)) is not None:
-            raise CheckpointError(f"{self.path}: {adapters}")
-        described = config if config is not None else fdl.build(self.model_config()).config
+        self.require_complete()
+        described = config if config is not None else self.config()
         rows_are_known = self.is_nemo2 or self.tokenizer() is not None
         return open_stored(self.path, described, rows_are_known=rows_are_known)
 

@@ -18,11 +18,11 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from nemo2.checkpoint.context import load_context, load_release
-from nemo2.checkpoint.directory import Manifest, comparing, problems, read_manifest, take_place
-from nemo2.checkpoint.foreign_files import refuse_links
+from nemo2.checkpoint.context import load_release
+from nemo2.checkpoint.directory import Manifest, comparing, take_place
 from nemo2.checkpoint.io import weights_dir
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import new_folder
 from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards
 from nemo2.hugging_face.stored import StoredTensors, refuse_what_does_not_fit, vocabulary_rows
@@ -75,16 +75,19 @@ def export_weights(
             model lacks; the disk is full; or ``target`` exists.
         ConfigError: Hugging Face has no such model, or the checkpoint doesn't describe its model.
     """
-    source = Path(checkpoint).expanduser()
-    manifest = _usable(source)
-    config = config if config is not None else _described(source)
+    manifest = _usable(opened := Checkpoint.open(checkpoint))
+    source = opened.path
+    config = config if config is not None else opened.config()
     conversion = conversion_of(config)
     stored = StoredTensors(weights_dir(source))
     own, config = config, conversion.as_biased(config)
     rows = vocabulary_rows(conversion, config, stored)
-    released = min(vocab_size or getattr(config, "vocab_size", None) or _of_tokenizer(manifest) or rows, rows)
+    trained = None if manifest is None else manifest.settings.get("tokenizer_vocab_size")
+    released = min(vocab_size or getattr(config, "vocab_size", None) or trained or rows, rows)
     entries = tuple(conversion.entries(config, vocab_rows=rows, released_rows=released))
-    lacked = () if config is own else tuple(_biases_not_there(entries, stored))
+    # Biases that Hugging Face's class has and nemo2's model lacks. They become zeros.
+    absent = (entry for entry in entries if entry.key.endswith(".bias") and stored.find(entry) is None)
+    lacked = () if config is own else tuple(absent)
     entries = tuple(entry for entry in entries if entry not in lacked)
     refuse_what_does_not_fit(source, entries, stored)
     prefix = conversion.prefixes[0]
@@ -118,41 +121,15 @@ def export_weights(
 # ------------------------------------------------------------------------------------------------------ what there is
 
 
-def _usable(checkpoint: Path) -> Optional[Manifest]:
-    if not checkpoint.is_dir():
-        raise CheckpointError(f"{checkpoint} is not a checkpoint directory.")
-    refuse_links(checkpoint)
-    manifest = read_manifest(checkpoint)
-    if manifest is None:
-        return None
-    if found := problems(checkpoint):
-        raise CheckpointError(f"{checkpoint} is damaged: {'; '.join(found[:5])}.")
-    if manifest.part_of is not None:
+def _usable(checkpoint: Checkpoint) -> Optional[Manifest]:
+    manifest = checkpoint.require_complete().manifest
+    if manifest is not None and manifest.part_of is not None:
         raise CheckpointError(
-            f"{checkpoint} contains only a part of a model, and the rest is in {manifest.part_of}. For a PEFT run, "
+            f"{checkpoint.path} contains only a part of a model, and the rest is in {manifest.part_of}. For a PEFT run, "
             "write the adapters with llm.peft.export_lora, or merge them into the whole model with "
             "llm.peft.merge_lora and export that model. For other runs, train with strategy.ckpt_save_part=None."
         )
     return manifest
-
-
-def _described(checkpoint: Path) -> Any:
-    try:
-        return load_context(checkpoint, "model").config
-    except (CheckpointError, AttributeError) as error:
-        raise ConfigError(
-            f"{checkpoint} does not describe its model ({error}). Give the configuration: config=LlamaConfig(...), or "
-            "a recipe of the model."
-        ) from error
-
-
-def _of_tokenizer(manifest: Optional[Manifest]) -> Optional[int]:
-    return None if manifest is None else manifest.settings.get("tokenizer_vocab_size")
-
-
-def _biases_not_there(entries: Sequence[Entry], stored: StoredTensors) -> Iterator[Entry]:
-    """Biases that Hugging Face's class has and nemo2's model lacks. They become zeros."""
-    yield from (entry for entry in entries if entry.key.endswith(".bias") and stored.find(entry) is None)
 
 
 # ------------------------------------------------------------------------------------------------------ what is written

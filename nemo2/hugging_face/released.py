@@ -11,20 +11,22 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from nemo2.checkpoint.foreign_files import read_object
 from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.hugging_face.quantised import Plain, Source, sources
-from nemo2.hugging_face.safetensors_files import open_folder, read_config
+from nemo2.hugging_face.safetensors_files import CONFIG, open_folder
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, Zeros, merged
+from nemo2.hugging_face.tensor_source import misfits
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.settings import differences, refusal, text_config
 from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
+from nemo2.names import listed
 
 _log = logging.getLogger(__name__)
 _ALL = slice(None)
 _COMPUTED_BYTES = 64 << 20
-_SHOWN = 20
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "num_nextn_predict_layers", "num_local_experts", "num_experts",
            "n_routed_experts", "num_attention_heads", "n_head", "num_key_value_heads")  # fmt: skip
 """Fields that set the lengths of lists which are built before any tensor is checked."""
@@ -126,7 +128,7 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
         ConfigError: nemo2 has no such model, or not with these settings.
         SecurityError: a name in the index leads out of the folder.
     """
-    hf_config = read_config(folder)
+    hf_config = read_object(folder, CONFIG)
     conversion = (
         conversion_for(hf_config) if config is None else conversion_of(config, hf_config.get("architectures") or ())
     )
@@ -283,7 +285,7 @@ def _with_zeros(
     if wanted - lacked:
         lacked |= wanted - _of_the_release(conversion, hf_config)
     if lacked:
-        _log.warning("%s has no %s: the model's are zero.", folder, _listed(sorted(lacked)))
+        _log.warning("%s has no %s: the model's are zero.", folder, listed(sorted(lacked)))
     for entry in entries:
         pieces = (replace(piece, name=None) if piece.name in lacked else piece for piece in entry.pieces)
         yield replace(entry, pieces=tuple(pieces))
@@ -309,12 +311,12 @@ def _without_zeros(folder: Path, wanted: Mapping[str, Shape], tensors: dict[str,
     extra = [name for name in extra if name.removesuffix("bias") + "weight" in weights]
     if filled := [name for name in extra if tensors[name].part(None, _ALL, _ALL).count_nonzero()]:
         raise CheckpointError(
-            f"{folder}: {_listed(filled)} {'is' if len(filled) == 1 else 'are'} not zero, but nemo2's model has no "
+            f"{folder}: {listed(filled)} {'is' if len(filled) == 1 else 'are'} not zero, but nemo2's model has no "
             f"such {'bias' if len(filled) == 1 else 'biases'} and would compute different values."
         )
     if extra:
         _log.warning(
-            "%s has %s, which are zero. nemo2's model has no such biases, so it drops them.", folder, _listed(extra)
+            "%s has %s, which are zero. nemo2's model has no such biases, so it drops them.", folder, listed(extra)
         )
     return {name: source for name, source in tensors.items() if name not in extra}
 
@@ -333,11 +335,7 @@ def _refuse_what_does_not_fit(
         for name, shape in wanted.items()
         if name in tensors and tensors[name].shape != shape
     ]
-    problems = [
-        *([f"{_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []),
-        *([f"{_listed(extra)} {'has' if len(extra) == 1 else 'have'} no place in this model"] if extra else []),
-        *([_listed(other)] if other else []),
-    ]
+    problems = misfits(missing, extra, other, model="this model")
     if problems and contradictions:
         first = (
             [f"{missing[0]} is missing"] if missing else [f"{extra[0]} has no place in this model"] if extra else other
@@ -362,12 +360,8 @@ def _refuse_other_dtypes(
     kinds = sorted({str(tensors[name].dtype).removeprefix("torch.") for name in wrong})
     method = (hf_config.get("quantization_config") or {}).get("quant_method")
     raise CheckpointError(
-        f"{folder}: {_listed(wrong)} {'has' if len(wrong) == 1 else 'have'} dtype "
+        f"{folder}: {listed(wrong)} {'has' if len(wrong) == 1 else 'have'} dtype "
         f"{', '.join(kinds)}{f', by quantization_config.quant_method={method!r}' if method else ''}. nemo2 reads "
         "weights in bfloat16, float16, float32 or float64. It also reads two quantized formats: FP8 with "
         "weight_scale_inv by blocks (DeepSeek V3) and MXFP4 (GPT-OSS). Use a release that is not quantized."
     )
-
-
-def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads released weights directly into a model: each rank reads only its own slices.
-
-``hf:///folder`` is a folder with config.json and safetensors. ``hf://organisation/name``, or
-``hf://organisation/name@revision``, is a repository of Hugging Face's hub, which huggingface_hub downloads into its own
-cache.
-"""
+"""Loads released weights directly into a model: each rank reads only its own slices."""
 
 import functools
 import itertools
@@ -16,16 +11,17 @@ import torch
 
 from nemo2 import ranks
 from nemo2.checkpoint.context import load_release
-from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
+from nemo2.checkpoint.foreign_files import read_object
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, folder_of
 from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.hugging_face.released import Released, open_released
-from nemo2.hugging_face.safetensors_files import read_config
+from nemo2.hugging_face.safetensors_files import CONFIG
 from nemo2.models.conversion.table import Entry
+from nemo2.names import listed
 from nemo2.parallel.sharded_state import key_by_layer
 
 _log = logging.getLogger(__name__)
-_SHOWN = 20
 
 
 @functools.cache
@@ -34,8 +30,8 @@ def release_of(path: str) -> Optional[dict[str, Any]]:
     unknown. Read once, because the base of a run doesn't change."""
     try:
         if path.startswith(HUGGING_FACE):
-            return read_config(folder_of(path, local_files_only=True))
-        return load_release(folder_of(path))
+            return read_object(folder_of(path, local_files_only=True), CONFIG)
+        return load_release(checkpoint_at(path))
     except (CheckpointError, ConfigError, SecurityError, OSError) as error:
         _log.warning("An export of this run won't have the settings of its release that nemo2 doesn't use: %s", error)
         return None
@@ -56,9 +52,8 @@ def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = (
     left_out = set(also)
     wanted = [piece for piece in pieces if piece.key not in left_out]
     if problems := list(_problems(wanted, by_key, released)):
-        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         raise CheckpointError(
-            f"{released.folder} does not fit this model: {'; '.join(problems[:_SHOWN])}{more}. Check model.config."
+            f"{released.folder} does not fit this model: {listed(problems, separator='; ')}. Check model.config."
         )
     with torch.no_grad():
         for piece in wanted:

@@ -21,6 +21,7 @@ from nemo2.checkpoint.identify import conversion_of_pickles
 from nemo2.checkpoint.reading import Stored
 from nemo2.errors import CheckpointError
 from nemo2.files import UnusableFile, open_regular, parse_json
+from nemo2.names import listed
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -61,7 +62,7 @@ def open_folder(folder: Path) -> dict[str, Stored]:
         refuse_outside(folder, name)
     if lost := [name for name in files if not (folder / name).exists()]:
         raise CheckpointError(
-            f"{folder}: {INDEX} names {_listed(lost)}, but {'this file is' if len(lost) == 1 else 'these files are'} "
+            f"{folder}: {INDEX} names {listed(lost)}, but {'this file is' if len(lost) == 1 else 'these files are'} "
             "missing. The download is incomplete. Download it again."
         )
     found: dict[str, Stored] = {}
@@ -74,23 +75,9 @@ def open_folder(folder: Path) -> dict[str, Stored]:
             found[tensor] = stored
     if absent := sorted((named or {}).keys() - found.keys()):
         raise CheckpointError(
-            f"{folder}: {_listed(absent)} {'is' if len(absent) == 1 else 'are'} in no file, although {INDEX} says so."
+            f"{folder}: {listed(absent)} {'is' if len(absent) == 1 else 'are'} in no file, although {INDEX} says so."
         )
     return found
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The contents of config.json.
-
-    Raises:
-        CheckpointError: the file is missing, or isn't a JSON object.
-        SecurityError: the file is a link out of the folder.
-    """
-    refuse_outside(folder, CONFIG)
-    config = read_json(folder / CONFIG)
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{folder / CONFIG} isn't a JSON object, but {type(config).__name__}.")
-    return config
 
 
 def read_header(path: Path) -> dict[str, Stored]:
@@ -206,7 +193,7 @@ def _without_index(folder: Path) -> list[str]:
         raise CheckpointError(f"{folder} is not a folder.")
     if pickles := sorted({file.name for pattern in _PICKLES for file in folder.glob(pattern)}):
         raise CheckpointError(
-            f"{folder}: the weights are pickles ({_listed(pickles)}), and loading a pickle can run code. nemo2 reads "
+            f"{folder}: the weights are pickles ({listed(pickles)}), and loading a pickle can run code. nemo2 reads "
             f"safetensors only. If you trust the files, convert them with: {conversion_of_pickles(folder)}"
         )
     raise CheckpointError(f"{folder} contains neither {SINGLE} nor {INDEX}, so it has no weights that nemo2 can read.")
@@ -223,7 +210,3 @@ def _stored(path: Path, begin: int, name: str, entry: dict[str, Any]) -> Stored:
     if last - first != num_bytes(stored):
         raise ValueError(f"{name} has {last - first} bytes, and its shape {list(shape)} needs {num_bytes(stored)}")
     return stored
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:20])}{f' and {len(names) - 20} more' if len(names) > 20 else ''}"

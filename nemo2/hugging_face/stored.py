@@ -23,12 +23,12 @@ from nemo2.checkpoint.reading import Stored, locate, read_part
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
+from nemo2.hugging_face.tensor_source import misfits
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.table import Conversion, Entry
 from nemo2.parallel.sharded_state import key_by_layer
 
 _BLOCK_BYTES = 64 << 20
-_SHOWN = 20
 
 
 class _Chunk(NamedTuple):
@@ -250,16 +250,7 @@ def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored:
         for entry in entries
         if (shape := stored.shape_of(entry)) is not None and shape != entry.own_shape
     ]
-    found = [
-        *([f"{_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing"] if missing else []),
-        *(
-            [f"{_listed(extra)} {'has' if len(extra) == 1 else 'have'} no place in Hugging Face's model"]
-            if extra
-            else []
-        ),
-        *([_listed(list(dict.fromkeys(other)))] if other else []),
-    ]
-    if found:
+    if found := misfits(missing, extra, other, model="Hugging Face's model"):
         raise CheckpointError(
             f"{checkpoint} is not the model that its configuration describes: {'; '.join(found)}. Merge the "
             "parameters of a model_transform into the model before you export it."
@@ -284,7 +275,3 @@ def _named_as_ours(metadata: Any) -> Any:
 
 def _row_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return math.prod(shape[1:]) * dtype.itemsize
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:_SHOWN])}{f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''}"

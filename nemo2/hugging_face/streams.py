@@ -198,15 +198,12 @@ def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
     found: list[Stretch] = []
     for stretch in stretches:
         last = found[-1] if found else None
-        if isinstance(stretch, Copy) and isinstance(last, Copy) and _continues(last, stretch):
+        end = (last.file, last.place + last.length) if isinstance(last, Copy) else None
+        if isinstance(stretch, Copy) and isinstance(last, Copy) and (stretch.file, stretch.place) == end:
             found[-1] = Copy(last.file, last.place, last.length + stretch.length)
         else:
             found.append(stretch)
     return found
-
-
-def _continues(first: Copy, second: Copy) -> bool:
-    return first.file == second.file and first.place + first.length == second.place
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a source of a model's tensors can be asked: released weights, and checkpoints of any layout."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,6 +10,18 @@ from torch import Tensor
 
 from nemo2.hugging_face.streams import Stretch
 from nemo2.models.conversion.table import Conversion, Entry
+from nemo2.names import listed
+
+
+def misfits(missing: Sequence[str], extra: Sequence[str], other: Iterable[str], *, model: str) -> list[str]:
+    """The clauses of a refusal: tensors that are missing, that have no place in ``model``, and sentences about others."""
+    one = ("is", "has"), ("are", "have")
+    sentences = list(dict.fromkeys(other))
+    return [
+        *([f"{listed(missing)} {one[len(missing) > 1][0]} missing"] if missing else []),
+        *([f"{listed(extra)} {one[len(extra) > 1][1]} no place in {model}"] if extra else []),
+        *([listed(sentences)] if sentences else []),
+    ]
 
 
 class TensorSource(Protocol):

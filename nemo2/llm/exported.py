@@ -17,10 +17,11 @@ from typing import Any, Literal, Optional
 import torch
 
 from nemo2.checkpoint.directory import MANIFEST, temporary_name
+from nemo2.checkpoint.foreign_files import read_object
 from nemo2.checkpoint.io import weights_dir
 from nemo2.data.home import nemo_home
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.hugging_face.safetensors_files import read_config
+from nemo2.hugging_face.safetensors_files import CONFIG
 from nemo2.hugging_face.stored import StoredTensors
 
 Kind = Literal["model", "merged", "adapters"]
@@ -87,7 +88,7 @@ def dtype_of(checkpoint: Checkpoint) -> str:
     if checkpoint.base is not None:
         return dtype_of(Checkpoint.open(checkpoint.base))
     if checkpoint.is_release:
-        config = read_config(checkpoint.path)
+        config = read_object(checkpoint.path, CONFIG)
         return own_dtype(str(config.get("dtype") or config.get("torch_dtype"))) or "fp32"
     counted: Counter[torch.dtype] = Counter()
     for tensor in StoredTensors(weights_dir(checkpoint.path)).tensors.values():

@@ -38,6 +38,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from nemo2.errors import ConfigError
+from nemo2.names import listed
 from nemo2.parallel.cuda_graphs import PER_MICROBATCH, StepGraphs, building_stream, kind_of
 from nemo2.parallel.forms import reduction_of, with_model
 from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk
@@ -696,7 +697,7 @@ def _refuse_parameters_outside(module: pl.LightningModule, chunks: list[nn.Modul
     if outside:
         raise ConfigError(
             f"{type(module).__name__}.module is the model that is trained, but it doesn't contain these parameters: "
-            f"{', '.join(outside[:5])}{' ...' if len(outside) > 5 else ''}. Move them into self.module, or rename the "
+            f"{listed(outside, 5)}. Move them into self.module, or rename the "
             "attribute `module`, so that the whole LightningModule is the model."
         )
 

@@ -240,9 +240,11 @@ def create_directory(directory: Path, *, field: str) -> None:
             pass
         link = link_in(directory)
     except OSError as error:
+        home = Path.home()
+        writable = home if os.access(home, os.W_OK) else Path(tempfile.gettempdir())
         raise ConfigError(
             f"{field}: cannot write to {directory} ({error.strerror or error}). Set a directory that this user can "
-            f"write to, for example {field}={_writable_place() / 'runs'}."
+            f"write to, for example {field}={writable / 'runs'}."
         ) from error
     if link is not None:
         raise ConfigError(f"{link} Remove the link, or choose another {field}.")
@@ -254,11 +256,6 @@ def link_in(directory: Path) -> Optional[str]:
         if entry.is_symlink() and not entry.is_dir():
             return f"{entry.path} is a link to {os.readlink(entry.path)}, and the run would write through it."
     return None
-
-
-def _writable_place() -> Path:
-    home = Path.home()
-    return home if os.access(home, os.W_OK) else Path(tempfile.gettempdir())
 
 
 @contextmanager

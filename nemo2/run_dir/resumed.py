@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
-from nemo2.checkpoint.changes import Changes, changes_since
+from nemo2.checkpoint.changes import changes_since
 from nemo2.errors import CheckpointError
 from nemo2.run_dir.records import CHANGES_FILE, write_text
 
@@ -41,7 +42,10 @@ class ResumedRecipe(Callback):
                 "(--accept-changes) to resume anyway."
             )
         if trainer.is_global_zero:
-            self._tell(found)
+            write_text(self.log_dir / CHANGES_FILE, json.dumps(found.to_dict(), indent=1) + "\n")
+            if found:
+                lines = "\n  ".join(found.lines())
+                rank_zero_info("The recipe has changed since %s:\n  %s", self.checkpoint.name, lines)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._trains = True
@@ -56,10 +60,3 @@ class ResumedRecipe(Callback):
                 trainer.global_step,
                 " and ".join(limits),
             )
-
-    def _tell(self, found: Changes) -> None:
-        from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
-
-        write_text(self.log_dir / CHANGES_FILE, json.dumps(found.to_dict(), indent=1) + "\n")
-        if found:
-            rank_zero_info("The recipe has changed since %s:\n  %s", self.checkpoint.name, "\n  ".join(found.lines()))

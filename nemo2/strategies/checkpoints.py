@@ -20,7 +20,7 @@ from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
 from nemo2.checkpoint.forms.form import Form
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import HUGGING_FACE, folder_of, missing
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, missing
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.strategies.stepping import SteppingStrategy
@@ -216,7 +216,7 @@ class Checkpoints(SteppingStrategy):
             if self.restore_config.load_model_state:
                 self.start_from_released(self.restore_config.path)
             return
-        path = folder_of(self.restore_config.path)
+        path = checkpoint_at(self.restore_config.path)
         if (why := missing(self.restore_config.path)) is not None:
             raise CheckpointError(f"resume.restore_config.path={self.restore_config.path}: {why}")
         loaded = self.form.read(

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of parameters that torch's ``fully_shard`` has made DTensors."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from nemo2.checkpoint.forms.pieces import Held, PieceForm
-from nemo2.checkpoint.optimizer_forms import set_steps, steps_done
 from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.megatron_parallel import unwrap
 from nemo2.parallel.stored_names import StoredChunk
@@ -24,12 +22,6 @@ class DTensorForm(PieceForm):
         state = unwrap(self.parallel[0]).state_dict(keep_vars=True)
         return {name: self._held(name, state[name]) for name in self.chunk.stored}
 
-    def optimizer_states(self) -> dict[str, Held]:
-        held = self.optimizer.optimizer.state
-        return {
-            name: one._replace(value=held[one.value]) for name, one in self.model_state().items() if one.value in held
-        }
-
     def _held(self, name: str, value: Any) -> Held:
         chunk = self.chunk
         return Held(chunk.stored[name], value, name=chunk.full_names[name], trained=name in chunk.trained)
@@ -41,6 +33,14 @@ class DTensorForm(PieceForm):
         return optimizer
 
     @property
+    def torch_optimizers(self) -> list[Any]:
+        return [self.optimizer.optimizer]
+
+    @property
+    def scaler(self) -> Any:
+        return self.optimizer.scaler
+
+    @property
     def core(self) -> nn.Module:
         return unwrap(self.parallel[0])
 
@@ -50,17 +50,6 @@ class DTensorForm(PieceForm):
 
     def make_optimizer_state(self) -> None:
         self.optimizer.make_state()
-
-    def optimizer_extras(self) -> dict[str, Any]:
-        scaler = self.optimizer.scaler
-        steps = steps_done([self.optimizer.optimizer])
-        return {"step": steps, "loss_scaler": scaler.state_dict() if scaler is not None else {}}
-
-    def load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
-        set_steps([self.optimizer.optimizer], extras.get("step"))
-        scaler = self.optimizer.scaler
-        if scaler is not None and extras.get("loss_scaler"):
-            scaler.load_state_dict(extras["loss_scaler"])
 
     def stored_objects(self) -> dict[str, Any]:
         return self.chunk.objects

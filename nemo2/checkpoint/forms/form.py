@@ -16,10 +16,11 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.digests import OF_RELEASE
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at
 from nemo2.checkpoint.pieces import Piece
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
+from nemo2.names import listed
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.megatron_parallel import MegatronParallel
 
@@ -143,11 +144,11 @@ class Form(ABC):
         """The location of the rest of the model: the recipe's initial weights, or the run's. If those are themselves
         a part, such as the adapters that this run continued, the checkpoint that they belong to."""
         given = self.owner.restore_config
-        if given is None or folder_of(given.path) == path:
+        if given is None or checkpoint_at(given.path) == path:
             return manifest.part_of or "?"
         if given.path.startswith(HUGGING_FACE):
             return given.path
-        rest = folder_of(given.path)
+        rest = checkpoint_at(given.path)
         inner = read_manifest(rest)
         return str(rest) if inner is None or inner.part_of is None else inner.part_of
 
@@ -220,7 +221,7 @@ class Form(ABC):
         if lacking and lacking != added:
             raise CheckpointError(
                 f"{path} has some of the parameters that model_transform adds to the model, but lacks "
-                f"{', '.join(sorted(lacking)[:3])}{' ...' if len(lacking) > 3 else ''}, so it was saved with another "
+                f"{listed(sorted(lacking), 3)}, so it was saved with another "
                 "transform. Use that transform, or a checkpoint of the model without a transform."
             )
         if lacking and self.owner.is_global_zero:
@@ -239,7 +240,7 @@ class Form(ABC):
         given = self.owner.restore_config
         if self._read_base is not None or given is None:
             return self._read_base
-        return given.path if given.path.startswith(HUGGING_FACE) else folder_of(given.path).resolve()
+        return given.path if given.path.startswith(HUGGING_FACE) else checkpoint_at(given.path).resolve()
 
     def keeps(self, name: str, trained: bool) -> bool:
         """Whether a parameter of this full name is saved."""
@@ -262,10 +263,9 @@ class Form(ABC):
             (missing, "lacks {} that model_transform adds"),
         ):
             if names:
-                shown = f"{', '.join(sorted(names)[:3])}{' ...' if len(names) > 3 else ''}"
                 raise CheckpointError(
-                    f"{path}, a part of a model, {fault.format(f'{len(names)} parameters')}: {shown}. Use the same "
-                    "model_transform and configuration as the run that saved it."
+                    f"{path}, a part of a model, {fault.format(f'{len(names)} parameters')}: "
+                    f"{listed(sorted(names), 3)}. Use the same model_transform and configuration as the run that saved it."
                 )
         return there & set(here)
 

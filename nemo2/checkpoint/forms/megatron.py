@@ -125,7 +125,9 @@ class MegatronForm(Form):
         here: set[str] = set()
         self._of_chunks(model_state, lambda core, state: here.update(frozen_keys(state)))
         everywhere = set().union(*ranks.gather(here))  # other stages hold layers of the same stack
-        keys = {key for key in everywhere if not any(_is_state_of(key, one) for one in stored)}
+        keys = {
+            key for key in everywhere if not any(one.startswith(_STATE) and one.endswith(f".{key}") for one in stored)
+        }
         return self._of_chunks(model_state, lambda core, state: unstacked(state, keys)) if keys else model_state
 
     def _of_chunks(self, model_state: dict[str, Any], change: Callable[[Any, dict[str, Any]], Any]) -> dict[str, Any]:
@@ -309,8 +311,3 @@ def _only(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
 
 def _keys(state: dict[str, Any]) -> set[str]:
     return {value.key for value in nested_values(state) if hasattr(value, "key")}
-
-
-def _is_state_of(key: str, stored: str) -> bool:
-    """Whether a checkpoint's tensor is an optimizer's state for the parameters stored under ``key``."""
-    return stored.startswith(_STATE) and stored.endswith(f".{key}")

@@ -5,14 +5,13 @@ Megatron-Core's own format for it ("fsdp_dtensor") doesn't support layers stacke
 could read it.
 """
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast
 
 from torch import nn
 
 from nemo2.checkpoint.forms.pieces import Held, PieceForm
-from nemo2.checkpoint.optimizer_forms import set_steps, steps_done, torch_optimizers
+from nemo2.checkpoint.optimizer_forms import torch_optimizers
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.parallel.fsdp import MegatronFSDPChunk
 
@@ -38,40 +37,24 @@ class MegatronFSDPForm(PieceForm):
                     state[f"{index}.{name}"] = Held(stored, buffers[name], **full)
         return state
 
-    def optimizer_states(self) -> dict[str, Held]:
-        held = self._optimizer.state
-        return {
-            name: one._replace(value=held[one.value]) for name, one in self.model_state().items() if one.value in held
-        }
-
     @property
-    def _optimizer(self) -> MegatronOptimizer:
+    def optimizer(self) -> MegatronOptimizer:
         optimizer = self.owner.optimizers[0]
         assert isinstance(optimizer, MegatronOptimizer)
         return optimizer
 
     @property
-    def _torch_optimizers(self) -> list[Any]:
-        return torch_optimizers(self._optimizer.mcore_optimizer)
+    def torch_optimizers(self) -> list[Any]:
+        return torch_optimizers(self.optimizer.mcore_optimizer)
+
+    @property
+    def scaler(self) -> Any:
+        return getattr(self.optimizer.mcore_optimizer, "grad_scaler", None)
 
     def make_optimizer_state(self) -> None:
-        whole = self._optimizer.mcore_optimizer
+        whole = self.optimizer.mcore_optimizer
         for optimizer in getattr(whole, "chained_optimizers", [whole]):
             optimizer._init_optimizer_states_with_dummy_values()
-
-    def optimizer_extras(self) -> dict[str, Any]:
-        """The optimizer's values without a tensor. The run sets scheduled hyperparameters again."""
-        scaler = getattr(self._optimizer.mcore_optimizer, "grad_scaler", None)
-        return {
-            "step": steps_done(self._torch_optimizers),
-            "loss_scaler": scaler.state_dict() if scaler is not None else {},
-        }
-
-    def load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
-        set_steps(self._torch_optimizers, extras.get("step"))
-        scaler = getattr(self._optimizer.mcore_optimizer, "grad_scaler", None)
-        if scaler is not None and extras.get("loss_scaler"):
-            scaler.load_state_dict(extras["loss_scaler"])
 
     def stored_objects(self) -> dict[str, Any]:
         return {key: value for chunk in self._chunks for key, value in chunk.described.objects.items()}

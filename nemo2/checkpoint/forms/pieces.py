@@ -17,7 +17,7 @@ from torch import Tensor
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.forms.form import Form, paddings
 from nemo2.checkpoint.io import weights_dir
-from nemo2.checkpoint.optimizer_forms import into_pieces, refuse_nemo, scaler_of, step_of
+from nemo2.checkpoint.optimizer_forms import into_pieces, refuse_nemo, scaler_of, set_steps, step_of, steps_done
 from nemo2.checkpoint.pieces import Piece, padded_to, stored_pieces
 from nemo2.checkpoint.random_state import random_state, say_they_start_anew
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
@@ -47,22 +47,43 @@ class PieceForm(Form):
     def model_state(self) -> dict[str, Held]:
         """Parameters and buffers of all chunks by name. The tensors are the model's, or `take_up` writes them back."""
 
+    @property
     @abstractmethod
-    def optimizer_states(self) -> dict[str, Held]:
-        """The same for the optimizer's state of each parameter."""
+    def optimizer(self) -> Any:
+        """The strategy's optimizer, whose ``state`` has that of each parameter."""
+
+    @property
+    @abstractmethod
+    def torch_optimizers(self) -> list[Any]:
+        """The torch optimizers inside it."""
+
+    @property
+    @abstractmethod
+    def scaler(self) -> Any:
+        """Its loss scaler. None: it has none."""
 
     @abstractmethod
     def make_optimizer_state(self) -> None:
         """Let the optimizer create all state that a checkpoint is read into."""
 
-    @abstractmethod
+    def optimizer_states(self) -> dict[str, Held]:
+        """The optimizer's state of each parameter, by the names of `model_state`."""
+        state = self.optimizer.state
+        return {
+            name: one._replace(value=state[one.value]) for name, one in self.model_state().items() if one.value in state
+        }
+
     def optimizer_extras(self) -> dict[str, Any]:
         """The optimizer's values that are no tensors of a parameter: "step", the number of updates, and
-        "loss_scaler"."""
+        "loss_scaler". The run sets scheduled hyperparameters again."""
+        scaler = {} if self.scaler is None else self.scaler.state_dict()
+        return {"step": steps_done(self.torch_optimizers), "loss_scaler": scaler}
 
-    @abstractmethod
     def load_optimizer_extras(self, extras: Mapping[str, Any]) -> None:
         """Set the values of `optimizer_extras`, possibly from another strategy."""
+        set_steps(self.torch_optimizers, extras.get("step"))
+        if self.scaler is not None and extras.get("loss_scaler"):
+            self.scaler.load_state_dict(extras["loss_scaler"])
 
     @abstractmethod
     def stored_objects(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from nemo2.checkpoint.context import load_context, write_context
 from nemo2.data.mock import MockDataModule
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from nemo2.errors import CheckpointError, SecurityError
-from support import small_runs
+from support import small_chats, small_runs
 
 
 def trainer(model: Any = None, data: Any = None) -> Any:
@@ -142,3 +142,11 @@ def test_a_checkpoint_without_a_tokenizer_leaves_the_runs_and_a_dangerous_one_is
     with pytest.raises(SecurityError, match=r"load_artifacts=True: .*os.*load_artifacts=False"):
         restored(checkpoint, own)
     assert restored(checkpoint, own, load_artifacts=False) == (own, own)
+
+
+def test_a_checkpoint_of_nemo_2_gives_its_tokenizer_too(tmp_path):
+    small_chats.make_tokenizer(tmp_path / "context" / "nemo_tokenizer")
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / ".metadata").touch()
+    model, data = restored(tmp_path, NullTokenizer(7))
+    assert data is model and str(model.pretrained_model_name) == str(tmp_path / "context" / "nemo_tokenizer")

@@ -88,10 +88,10 @@ def test_weights_name_the_tokenizer_of_text_by_every_path(tmp_path: Path) -> Non
 
 
 def test_a_folder_that_holds_no_weights_is_refused_with_the_way_to_name_a_release(tmp_path: Path) -> None:
-    from nemo2.checkpoint.paths import folder_of, missing
+    from nemo2.checkpoint.paths import checkpoint_at, missing
 
     checkpoint = checkpoint_in(tmp_path / "run", {"tokenizer": None})
-    assert folder_of(str(tmp_path / "run")) == checkpoint and missing(str(tmp_path / "run")) is None
+    assert checkpoint_at(str(tmp_path / "run")) == checkpoint and missing(str(tmp_path / "run")) is None
     (tmp_path / "empty").mkdir()
     (tmp_path / "release").mkdir()
     (tmp_path / "release" / "config.json").write_text("{}")

@@ -153,14 +153,15 @@ def test_tied_embeddings_are_in_the_files_once(tmp_path: Path) -> None:
 
 
 def test_rows_of_padding_are_added_on_import_and_cut_off_on_export(tmp_path: Path) -> None:
+    from nemo2.checkpoint.foreign_files import read_object
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.hugging_face.safetensors_files import read_config
     from nemo2.models.conversion.families import conversion_for
     from support.released_models import import_release
     from support.resharding import whole_tensors
 
     released_models.write("llama", tmp_path / "released", vocab_size=61)
-    config = conversion_for(read_config(tmp_path / "released")).config(read_config(tmp_path / "released"))
+    released = read_object(tmp_path / "released", "config.json")
+    config = conversion_for(released).config(released)
     config.vocab_size = 64
     imported = import_release(tmp_path / "released", tmp_path / "imported", config=config)
     embedding = whole_tensors(imported)["module.embedding.word_embeddings.weight"]
