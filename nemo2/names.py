@@ -71,6 +71,11 @@ def a(name: str) -> str:
     return f"{'an' if name[:1] in 'AEIO' else 'a'} {name}"
 
 
+def shortened(text: str, most: int = 80) -> str:
+    """The text for a sentence: a longer one ends in dots."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def listed(names: Iterable[str], most: int = 20, *, separator: str = ", ") -> str:
     """The names for a sentence: of more than ``most`` the first ones, and the number of the others."""
     names = list(names)

@@ -39,6 +39,11 @@ class RestoreConfig:
     load_artifacts: bool = True
     """Use the checkpoint's tokenizer for the model, and for the data if both share one tokenizer."""
 
+    @property
+    def checkpoint(self) -> Optional[Path]:
+        """The checkpoint at ``path`` (`checkpoint_at`). None: ``path`` names released weights."""
+        return None if self.path.startswith(HUGGING_FACE) else checkpoint_at(self.path)
+
 
 @dataclass
 class Search:
@@ -191,9 +196,8 @@ class AutoResume:
     def get_context_path(self, model: Any = None) -> Optional[Path]:
         """The ``context/`` of the weights to start from. None without such weights, and for released weights, which
         have none."""
-        if self.restore_config is None or self.restore_config.path.startswith(HUGGING_FACE):
-            return None
-        return checkpoint_at(self.restore_config.path) / CONTEXT_PATH
+        checkpoint = None if self.restore_config is None else self.restore_config.checkpoint
+        return None if checkpoint is None else checkpoint / CONTEXT_PATH
 
     def _resumable(self, trainer: pl.Trainer, directory: Optional[Path]) -> Search:
         """Search for a checkpoint. Before process groups exist every rank searches the shared file system.

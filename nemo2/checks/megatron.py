@@ -18,7 +18,7 @@ import fiddle as fdl
 import nemo2
 from nemo2.checks.arithmetic import is_count
 from nemo2.checks.facts import Facts, read_facts
-from nemo2.config.walk import who_set
+from nemo2.config.walk import place_of, who_set
 
 AGREES = "megatron-core-agrees"
 MOST_ROUNDS = 5
@@ -134,8 +134,7 @@ def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
         return f"{', '.join(named) or 'model.config'}: {rejects}: {sentence}"
     first = accepted[0]
     node = _node(facts.recipe, first.path)
-    setters = who_set(node, first.name)
-    place = f" (set at {setters[-1][0]}:{setters[-1][1]})" if setters and _by_user(facts, first) else ""
+    place = f" (set at {place_of(node, first.name)})" if _by_user(facts, first) else ""
     return (
         f"{first._replace(value=getattr(node, first.name))}{place}: {rejects}: {sentence} "
         f"It accepts {', or '.join(map(str, accepted))}."

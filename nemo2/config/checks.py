@@ -9,8 +9,9 @@ import fiddle as fdl
 from fiddle._src.experimental import serialization
 
 from nemo2.config.tree import Config, Partial, refuse_changed_objects
-from nemo2.config.walk import children, who_set
+from nemo2.config.walk import children, place_of
 from nemo2.errors import ConfigError
+from nemo2.names import shortened
 
 _PLAIN = frozenset((bool, int, str, type(None)))
 """Types whose values are always written unchanged."""
@@ -48,7 +49,7 @@ def problems(recipe: Any) -> list[str]:
             if trouble := _trouble_with_node(value):
                 found.append(f"{path or 'the recipe'}: {trouble}{_setter(field)}")
         elif not steps and (trouble := _trouble_with(value)):
-            found.append(f"{path or 'the recipe'} = {_shorten(value)}: {trouble}{_setter(field)}")
+            found.append(f"{path or 'the recipe'} = {shortened(repr(value))}: {trouble}{_setter(field)}")
         for step, child in steps:
             is_field = isinstance(value, fdl.Buildable) and step.startswith(".")
             visit(f"{path}{step}".removeprefix("."), child, (value, step[1:]) if is_field else field)
@@ -100,10 +101,5 @@ def _can_be_written(value: Any) -> bool:
 
 
 def _setter(field: tuple[Any, str] | None) -> str:
-    setters = who_set(*field) if field is not None else []
-    return f" (set at {setters[-1][0]}:{setters[-1][1]})" if setters else ""
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    place = place_of(*field) if field is not None else ""
+    return f" (set at {place})" if place else ""

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import fiddle as fdl
 
 from nemo2.config.codegen import Group, Imports, Writer, layout, quoted, run_function, same_tree, shared_values
+from nemo2.config.provenance import is_same
 from nemo2.config.show import NOT_SET, TARGET, flatten, format_value, qualified_name
 from nemo2.config.tree import Partial
 from nemo2.config.walk import children
@@ -56,7 +57,7 @@ class Edit(NamedTuple):
     @property
     def changes_nothing(self) -> bool:
         """Whether the effective value stays the same, because the edit sets or unsets a default."""
-        return _same(_effective(self.old), _effective(self.new))
+        return is_same(_effective(self.old), _effective(self.new))
 
 
 def edits(old: Any, new: Any) -> list[Edit]:
@@ -149,7 +150,7 @@ def _compare(old: Any, new: Any, owner: str, key: Any, steps: list[Edit]) -> Non
         _compare_lists(old, new, here.path, steps)
     elif type(old) is dict and type(new) is dict and old and new:
         _compare_keys(old, new, here.path, steps, lambda key: key, lambda _, key: NOT_SET)
-    elif not _same(old, new):
+    elif not is_same(old, new):
         steps.append(here)
 
 
@@ -208,13 +209,6 @@ def _holds_configs(values: list) -> bool:
     return any(isinstance(item, fdl.Buildable) for item in values)
 
 
-def _same(left: Any, right: Any) -> bool:
-    try:
-        return left is right or (type(left) is type(right) and bool(left == right))
-    except (TypeError, ValueError, RuntimeError):  # arrays compare element by element
-        return False
-
-
 def _effective(value: Any) -> Any:
     return value.default if isinstance(value, Unset) else value
 
@@ -235,7 +229,7 @@ def _differing_values(old: Any, new: Any, path: str) -> Iterator[tuple[str, str]
     """The effective values that two configs of different classes both have and that differ."""
     before, after = flatten(old, defaults=True), flatten(new, defaults=True)
     for step, value in before.items():
-        if step in after and not step.endswith(TARGET) and not _same(value, after[step]):
+        if step in after and not step.endswith(TARGET) and not is_same(value, after[step]):
             yield "~", f"  {path}.{step}: {format_value(value)} -> {format_value(after[step])}"
 
 

@@ -14,7 +14,7 @@ import nemo_run as run
 
 from nemo2.config.show import effective_children, holds_configs, render, shown_value
 from nemo2.config.tree import Config, Partial
-from nemo2.config.walk import who_set
+from nemo2.config.walk import place_of
 
 _OPEN = 2
 """Levels that are expanded at first."""
@@ -74,8 +74,7 @@ def _who(node: Any, step: str) -> str:
     """The ``file:line`` that set a field last. "": an item of a list."""
     if not isinstance(node, fdl.Buildable) or not step.startswith("."):
         return ""
-    setters = who_set(node, step[1:])
-    return f"{setters[-1][0]}:{setters[-1][1]}" if setters else ""
+    return place_of(node, step[1:])
 
 
 def _shown_in_ipython(node: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:

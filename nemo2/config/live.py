@@ -14,6 +14,7 @@ from typing import Any
 import fiddle as fdl
 
 from nemo2.config.capture import captured_arguments, changed_since_made
+from nemo2.config.provenance import is_same
 from nemo2.errors import ConfigError
 
 
@@ -80,13 +81,6 @@ def _from_fields(obj: Any, fields: list[str]) -> dict[str, Any] | None:
             default = field.default_factory()
         else:
             default = dataclasses.MISSING
-        if type(value) is not type(default) or not _equal(value, default):
+        if not is_same(value, default):
             arguments[field.name] = value
     return arguments
-
-
-def _equal(left: Any, right: Any) -> bool:
-    try:
-        return bool(left == right)
-    except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element
-        return left is right

@@ -95,7 +95,7 @@ def note_explicit_fields(
 def adjust(obj: Any, name: str, value: Any, *, why: str) -> bool:
     """Set ``obj.name`` to ``value`` and record the change with its reason. Returns whether the value changed."""
     before = getattr(obj, name, None)
-    if before is value or _equal(before, value):
+    if is_same(before, value):
         return False
     setattr(obj, name, value)
     _add(obj, name, before, Step(value, "nemo2", why))
@@ -121,7 +121,7 @@ def adjusting(obj: Any, *, why: str) -> Iterator[None]:
     yield
     for name in names:
         after = getattr(obj, name, None)
-        if after is not before[name] and not _equal(before[name], after):
+        if not is_same(before[name], after):
             _add(obj, name, before[name], Step(after, "nemo2", why))
 
 
@@ -133,7 +133,7 @@ def note_own_changes(obj: Any, arguments: Mapping[str, Any]) -> None:
     known = adjustments(obj)
     for name, requested in arguments.items():
         value = getattr(obj, name, requested)
-        if value is not requested and name not in known and requested is not None and not _equal(value, requested):
+        if name not in known and requested is not None and not is_same(value, requested):
             _add(obj, name, requested, Step(value, "class", f"{type(obj).__name__} makes it so"))
 
 
@@ -142,11 +142,11 @@ def adjustments(obj: object) -> dict[str, tuple[Step, ...]]:
     return {name: steps[1:] for name, steps in record_of(obj).steps.items() if steps[1:]}
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """Equality of value and type: True and 1 are different settings."""
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values of a setting are the same, by value and type: True and 1 are different settings."""
     try:
-        return type(one) is type(other) and bool(one == other)
-    except (TypeError, ValueError, RuntimeError):
+        return one is other or (type(one) is type(other) and bool(one == other))
+    except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element
         return False
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import fiddle as fdl
 
 from nemo2.config import wire
+from nemo2.config.provenance import is_same
 from nemo2.config.tree import Config, Partial, bring_up_to_date
-from nemo2.config.walk import children, who_set
+from nemo2.config.walk import children, place_of
 
 TARGET = "_target_"
 """The key of a config's class or function, as in YAML."""
@@ -97,8 +98,8 @@ def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
             name = f"{step[1:]}: " if is_field else f"{step[1:-1]}: "
             child_label = "- " if isinstance(value, list | tuple) else name
             child_note = "" if step in given or not is_field else "  [default]"
-            if who and is_field and step in given and (setters := who_set(value, step[1:])):
-                child_note = f"  # {setters[-1][0]}:{setters[-1][1]}"
+            if who and is_field and step in given and (place := place_of(value, step[1:])):
+                child_note = f"  # {place}"
             visit(child_label, child, f"{path}{step}".removeprefix("."), depth + 1, child_note)
 
     visit("", recipe, "", 0, "")
@@ -120,7 +121,7 @@ def diff(old: Any, new: Any) -> list[Change]:
     changes = []
     for path in explicit:
         left, right = before.get(path, NOT_SET), after.get(path, NOT_SET)
-        if not _same(left, right):
+        if not is_same(left, right):
             changes.append(Change(path=path, old=left, new=right))
     return changes
 
@@ -214,12 +215,3 @@ def holds_configs(value: Any) -> bool:
 
 def _short_name(target: Any) -> str:
     return getattr(target, "__qualname__", str(target))
-
-
-def _same(left: Any, right: Any) -> bool:
-    if left is right:
-        return True
-    try:
-        return type(left) is type(right) and bool(left == right)
-    except (TypeError, ValueError, RuntimeError):  # arrays compare element by element
-        return False

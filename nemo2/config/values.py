@@ -17,7 +17,7 @@ from nemo2.config.capture import is_configurable
 from nemo2.config.dtypes import named_dtype
 from nemo2.config.factories import factory_names, made_by_name
 from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, part_classes, without_annotated
-from nemo2.names import a, did_you_mean
+from nemo2.names import a, did_you_mean, shortened
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -243,8 +243,7 @@ def _is_torch(cls: Any, name: str) -> bool:
 
 
 def _shown(value: Any, text: str | None) -> str:
-    shown = repr(value) if text is None else f"{text!r}"
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return shortened(repr(value if text is None else text))
 
 
 _RULES: dict[Any, Any] = {

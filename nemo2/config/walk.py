@@ -64,6 +64,12 @@ def children(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
+def place_of(config: Any, name: str) -> str:
+    """The ``file:line`` that set a field last, as `who_set` knows it. "": the field has its default."""
+    setters = who_set(config, name)
+    return f"{setters[-1][0]}:{setters[-1][1]}" if setters else ""
+
+
 def who_set(config: Any, name: str) -> list[tuple[str, int, Any]]:
     """Return `(file, line, value)` for each time a field was set, oldest first. Empty: the field has its default.
 

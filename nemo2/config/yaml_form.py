@@ -385,18 +385,11 @@ def _check_names(form: Any, policy: RecipePolicy) -> None:
         seen.add(id(value))
         pending.extend(value.values() if isinstance(value, dict) else value)
         if isinstance(value, dict) and TARGET in value:
-            _check_name(str(value[TARGET]), policy, value=ARGS in value)
-
-
-def _check_name(name: str, policy: RecipePolicy, *, value: bool) -> None:
-    """Reject a name that isn't on the list: the list for ``_args_`` if ``value``, else the policy's."""
-    if value:
-        listed = name in _VALUES or name == "torch.device"
-    else:
-        listed = any(policy.allows_import(module, symbols[0]) for module, symbols in _readings(name))
-    if not listed:
-        module, _, symbol = name.rpartition(".")
-        raise policy.refusal(module, symbol, "it is not on the list of objects that recipes may contain")
+            name = str(value[TARGET])
+            module, _, symbol = name.rpartition(".")
+            allowed = (policy.allows_import(package, symbols[0]) for package, symbols in _readings(name))
+            if not (name in _VALUES or name == "torch.device" if ARGS in value else any(allowed)):
+                raise policy.refusal(module, symbol, "it is not on the list of objects that recipes may contain")
 
 
 def _at_most(form: Any, most: int) -> bool:

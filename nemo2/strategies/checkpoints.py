@@ -20,7 +20,7 @@ from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
 from nemo2.checkpoint.forms.form import Form
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, missing
+from nemo2.checkpoint.paths import missing
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.strategies.stepping import SteppingStrategy
@@ -212,11 +212,11 @@ class Checkpoints(SteppingStrategy):
             CheckpointError: the checkpoint is unreadable or doesn't fit the model.
         """
         assert self.restore_config is not None
-        if self.restore_config.path.startswith(HUGGING_FACE):
+        path = self.restore_config.checkpoint
+        if path is None:
             if self.restore_config.load_model_state:
                 self.start_from_released(self.restore_config.path)
             return
-        path = checkpoint_at(self.restore_config.path)
         if (why := missing(self.restore_config.path)) is not None:
             raise CheckpointError(f"resume.restore_config.path={self.restore_config.path}: {why}")
         loaded = self.form.read(

@@ -16,7 +16,7 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.digests import OF_RELEASE
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at
+from nemo2.checkpoint.paths import HUGGING_FACE
 from nemo2.checkpoint.pieces import Piece
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
@@ -143,12 +143,12 @@ class Form(ABC):
     def _rest_of(self, path: Path, manifest: Manifest) -> str:
         """The location of the rest of the model: the recipe's initial weights, or the run's. If those are themselves
         a part, such as the adapters that this run continued, the checkpoint that they belong to."""
-        given = self.owner.restore_config
-        if given is None or checkpoint_at(given.path) == path:
+        restore = self.owner.restore_config
+        rest = None if restore is None else restore.checkpoint
+        if restore is None or rest == path:
             return manifest.part_of or "?"
-        if given.path.startswith(HUGGING_FACE):
-            return given.path
-        rest = checkpoint_at(given.path)
+        if rest is None:
+            return restore.path
         inner = read_manifest(rest)
         return str(rest) if inner is None or inner.part_of is None else inner.part_of
 
@@ -237,10 +237,10 @@ class Form(ABC):
     @property
     def base(self) -> Optional[Union[Path, str]]:
         """The model's initial weights, a checkpoint or released ones, which hold the parameters outside `part`."""
-        given = self.owner.restore_config
-        if self._read_base is not None or given is None:
+        restore = self.owner.restore_config
+        if self._read_base is not None or restore is None:
             return self._read_base
-        return given.path if given.path.startswith(HUGGING_FACE) else checkpoint_at(given.path).resolve()
+        return restore.path if restore.checkpoint is None else restore.checkpoint.resolve()
 
     def keeps(self, name: str, trained: bool) -> bool:
         """Whether a parameter of this full name is saved."""

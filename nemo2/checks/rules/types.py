@@ -11,7 +11,8 @@ from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.config.factories import misplaced_text
 from nemo2.config.value_types import misfits
-from nemo2.config.walk import iterate_nodes, who_set
+from nemo2.config.walk import iterate_nodes, place_of
+from nemo2.names import shortened
 from nemo2.run_dir.environment import holds_secret
 
 TYPES = Topic("Types", needs_sizes=False)
@@ -29,10 +30,9 @@ TYPES = Topic("Types", needs_sizes=False)
 def _types(facts: Facts) -> Iterator[str]:
     for path, node in iterate_nodes(facts.recipe):
         for name, value, wanted in misfits(node.__fn_or_cls__, node.__arguments__):
-            setters = who_set(node, name) if name in node.__arguments__ else []
-            where = f" (set at {setters[-1][0]}:{setters[-1][1]})" if setters else ""
-            shown = "'...'" if isinstance(value, str) and holds_secret(value) else repr(value)
-            shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+            setter = place_of(node, name) if name in node.__arguments__ else ""
+            where = f" (set at {setter})" if setter else ""
+            shown = "'...'" if isinstance(value, str) and holds_secret(value) else shortened(repr(value))
             place = f"{path}.{name}".removeprefix(".")
             place = place.removeprefix("trainer.") if place.startswith("trainer.strategy.") else place
             yield f"{place}={shown}: takes {wanted}, not {type(value).__name__}{where}."
