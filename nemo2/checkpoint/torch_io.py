@@ -2,7 +2,6 @@
 """Checkpoint IO for fully sharded models, in the directory layout and file format of all other checkpoints."""
 
 import os
-import pathlib
 from pathlib import Path
 from typing import Any, Optional
 
@@ -10,7 +9,7 @@ import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
 from nemo2 import ranks
-from nemo2.checkpoint.directory import WEIGHTS_PATH, sha256
+from nemo2.checkpoint.directory import sha256
 from nemo2.checkpoint.io import MegatronCheckpointIO, reason_of, weights_dir
 from nemo2.checkpoint.pieces import Piece, load_pieces, save_pieces
 from nemo2.checkpoint.untrusted import COMMON
@@ -33,25 +32,6 @@ class TorchCheckpointIO(MegatronCheckpointIO):
         del content_metadata  # pieces record how they were sharded
         writing = _Writing(checkpoint, weights)
         return writing, writing
-
-    def load_plain(self, path: os.PathLike | str) -> dict[str, Any]:
-        """The state that is not sharded over ranks.
-
-        Raises:
-            CheckpointError: the state is missing, or contains objects that aren't plain data.
-        """
-        checkpoint = Path(path)
-        self.check(checkpoint)
-        if not (weights_dir(checkpoint) / COMMON).is_file():
-            return self.load_checkpoint(checkpoint)  # saved by Megatron-Core from 0.19 on
-        safe = [pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath]
-        try:
-            with torch.serialization.safe_globals(safe):
-                return torch.load(weights_dir(checkpoint) / COMMON, map_location="cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(
-                f"{checkpoint / WEIGHTS_PATH / COMMON} cannot be read: {reason_of(error)}."
-            ) from error
 
     def load_into(self, pieces: list[Piece], path: os.PathLike | str) -> None:
         """Read the checkpoint into the pieces, in place. Every rank calls it.

@@ -12,6 +12,7 @@ import functools
 import importlib
 import io
 import os
+import pathlib
 import pickle
 import types
 from collections.abc import Iterator
@@ -49,6 +50,8 @@ _METADATA = ".metadata"
 _CONFIG = "metadata.json"
 _UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"}
+_DATA = [io.BytesIO, pathlib.PosixPath, pathlib.WindowsPath, pathlib.PurePosixPath]
+"""Classes that torch's safe loading accepts besides its own. Transformer Engine keeps its FP8 state in a BytesIO."""
 _CLASSES = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -237,8 +240,7 @@ def data_only() -> Iterator[list[SecurityError]]:
     @functools.wraps(load)
     def load_data(*args: Any, **kwargs: Any) -> Any:
         try:
-            # BytesIO: Transformer Engine keeps its FP8 state in one.
-            with torch.serialization.safe_globals([io.BytesIO]):
+            with torch.serialization.safe_globals(_DATA):
                 return load(*args, **{**kwargs, "weights_only": True})
         except pickle.UnpicklingError as error:
             refused.append(SecurityError(_what_is_named(error)))

@@ -145,7 +145,7 @@ class PieceForm(Form):
     def read_whole(
         self, path: Path, *, optimizer: bool, model: bool = True, base: bool = False, part: bool = False
     ) -> dict[str, Any]:
-        plain = self.io.load_plain(path)
+        plain = self.io.load_checkpoint(path)
         manifest = read_manifest(path)
         optimizer = optimizer and self.load_optimizer and not (manifest is not None and manifest.weights_only)
         extras: dict[str, Any] = {}
