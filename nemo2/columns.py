@@ -76,3 +76,13 @@ def columns(
     with console.capture() as captured:
         console.print(table)
     return [f"{' ' * indent}{line.rstrip()}" for line in captured.get().splitlines()]
+
+
+def short_count(value: Optional[float]) -> str:
+    """``8030000000`` as ``8.03B``; a dash for None."""
+    if value is None:
+        return "-"
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= limit:
+            return f"{value / limit:.3g}{suffix}"
+    return str(int(value))

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
+from nemo2.errors import ConfigError
+
 MIB = 1 << 20
 _SAMPLE_BYTES, _SAMPLES = 4096, 64
 
@@ -150,3 +152,34 @@ def open_to_write(path: Path | str, flags: int = 0) -> int:
         os.close(descriptor)
         raise UnusableFile("is no regular file")
     return descriptor
+
+
+def output_file(path: Path | str) -> Path:
+    """The path of a file to write, which may exist already, in a folder that may not.
+
+    Raises:
+        ConfigError: no file can be written there.
+    """
+    target = Path(path).expanduser()
+    above = next((one for one in target.absolute().parents if one.exists()), target)
+    if target.is_dir() or str(path).endswith("/"):
+        raise ConfigError(f"{path} is a directory: add the name of the file to write.")
+    if not above.is_dir():
+        raise ConfigError(f"{path}: {above} is a file, not a directory. Use another path.")
+    if not os.access(target if target.exists() else above, os.W_OK):
+        raise ConfigError(f"{path}: this user has no permission to write it. Use another path.")
+    return target
+
+
+def write_file(path: Path | str, text: str, *, new: bool = False) -> Path:
+    """Write a file and its folders. With ``new``, a file that exists is an error instead of replaced.
+
+    Raises:
+        ConfigError: see `output_file`; or the file exists.
+    """
+    target = output_file(path)
+    if new and target.exists():
+        raise ConfigError(f"{path} already exists: use another name, or remove it first.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    return target

@@ -16,6 +16,7 @@ from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
+from nemo2.advice import advice
 from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
@@ -243,9 +244,8 @@ def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
     if World(num_nodes, devices).size > 1 and here().world_size == 1:
         raise ConfigError(
             f"trainer.devices={devices} with trainer.num_nodes={num_nodes}: this machine has no GPU, and only one "
-            "process was started. To train on CPU processes, launch them (`nemo2 pretrain NAME --devices 2`, or "
-            "run.LocalExecutor(launcher='torchrun', ntasks_per_node=2) with trainer.devices=2), or set "
-            "trainer.devices=1."
+            "process was started. To train on CPU processes, launch them ("
+            f"{advice('nemo2 pretrain NAME --devices 2', 'launch(recipe, devices=2)')}), or set trainer.devices=1."
         )
 
 
@@ -256,7 +256,7 @@ def missing_gpus(devices: int) -> str:
         return ""
     return (
         f"trainer.devices={devices}: a rank needs a GPU of its own, and this process sees {gpus} "
-        f"GPU{'s' if gpus > 1 else ''}. Set trainer.devices={gpus} (`--devices {gpus}`) and parallel sizes that divide it, "
+        f"GPU{'s' if gpus > 1 else ''}. Use {advice('--devices', 'trainer.devices')}={gpus} and parallel sizes that divide it, "
         "run on a machine with more GPUs, or make more of them visible in CUDA_VISIBLE_DEVICES."
     )
 

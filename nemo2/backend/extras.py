@@ -5,8 +5,11 @@ A check imports nothing and doesn't need torch.
 """
 
 import importlib.util
+import tomllib
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any
 
 OLDEST_TE = "2.2.0"
 """The oldest Transformer Engine of the extra `te`, whose calls and steps were measured (tests/transformer_engine).
@@ -15,17 +18,16 @@ ANY_VERSION = "999"
 """Stands for Transformer Engine's version on another machine, where it is unknown. A feature that some version
 supports isn't rejected."""
 
+DISTRIBUTION = "nemo2"
+"""The name of the installed package. It is of no package index, so no message tells to install it by name."""
 APEX = "fused_weight_gradient_mlp_cuda"
 """Apex's extension with which Megatron-Core's own linear layers add a weight's gradient to its buffer."""
 
-_HOW_TO_GET = {
-    "transformer_engine": "install nemo2's extra `te` on a machine with an NVIDIA GPU (pip install 'nemo2[te]')",
-    "apex": "nemo2 does not use Apex: what it offers has a counterpart in PyTorch or Transformer Engine",
-    "transformers": "install nemo2's extra `hf` (pip install 'nemo2[hf]')",
-    "safetensors": "install nemo2's extra `hf` (pip install 'nemo2[hf]')",
-    "datasets": "install nemo2's extra `data` (pip install 'nemo2[data]')",
-    "psutil": "pip install psutil",
+_EXTRAS = {"transformer_engine": "te", "transformers": "hf", "safetensors": "hf", "datasets": "data"}
+"""The extras of nemo2 that bring these packages."""
+_FIXES = {
     "nvidia_resiliency_ext": "pip install nvidia-resiliency-ext (Linux with NVIDIA GPUs)",
+    "apex": "nemo2 does not use Apex: what it offers has a counterpart in PyTorch or Transformer Engine",
     APEX: "a CUDA extension of Apex; Transformer Engine accumulates gradients itself",
 }
 
@@ -58,7 +60,45 @@ def why_missing(module: str) -> str:
         if module == "transformer_engine" and not have_te():
             return "transformer_engine is installed, but this machine has no GPU for its kernels"
         return f"{module} is installed"
-    return f"{module} is not installed; {_HOW_TO_GET.get(module, f'pip install {module}')}"
+    extra = _EXTRAS.get(module)
+    fix = install(extra) if extra else _FIXES.get(module, f"pip install {module}")
+    return f"{module} is not installed; {fix}{' on a machine with an NVIDIA GPU' if extra == 'te' else ''}"
+
+
+def install(extra: str) -> str:
+    """The command that installs the packages of an extra of nemo2. It works however nemo2 was installed, from a clone, a
+    git address or a wheel, because it names the packages and not nemo2."""
+    return " ".join(["pip install", *(f"'{one}'" for one in requirements(extra))])
+
+
+def requirements(extra: str = "") -> list[str]:
+    """The packages with their versions that nemo2 declares: the required ones, or those of an extra."""
+    from packaging.requirements import Requirement
+
+    found: dict[str, None] = {}
+    for line in _declared():
+        one = Requirement(line)
+        if (one.marker is None or one.marker.evaluate({"extra": ""})) if not extra else _is_of(one, extra):
+            if one.name != DISTRIBUTION:
+                one.marker = None
+                found[str(one)] = None
+            for inner in one.extras if one.name == DISTRIBUTION else ():
+                found |= dict.fromkeys(requirements(inner))
+    return list(found)
+
+
+def _is_of(one: Any, extra: str) -> bool:
+    return one.marker is not None and one.marker.evaluate({"extra": extra}) and not one.marker.evaluate({"extra": ""})
+
+
+def _declared() -> list[str]:
+    """The lines of the checkout, whose installed metadata may be older than its code, or of the installed package."""
+    file = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if not file.is_file():
+        return requires(DISTRIBUTION) or []
+    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    lines = [f"{line}; extra == '{name}'" for name, lines in project["optional-dependencies"].items() for line in lines]
+    return [*project["dependencies"], *lines]
 
 
 def installed(package: str) -> str:

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
+from nemo2.advice import advice, new_name
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.checkpoint.lineage import belongs, run_of
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
@@ -149,8 +150,8 @@ class AutoResume:
             if search.left_out:
                 raise CheckpointError(
                     f"The run has checkpoints, but none of them is usable: {_list(search.left_out)} (looked in "
-                    f"{looked}). nemo2 does not start from the beginning next to them. Repair or remove them, or set "
-                    "another log.name."
+                    f"{looked}). nemo2 does not start from the beginning next to them. Repair or remove them, or "
+                    f"{new_name()}."
                 )
             if not self.resume_ignore_no_checkpoint and self.restore_config is None:
                 raise CheckpointError(
@@ -183,7 +184,9 @@ class AutoResume:
             return search.whole
         if training:
             refuse_weights_only(search.found)
-        rank_zero_info(f"Resuming from {search.found} (step {search.manifest.step}); looked in {looked}.")
+        rank_zero_info(
+            f"Resuming from {search.found} (step {search.manifest.step}).\nFor another run instead, {new_name()}."
+        )
         return search.found
 
     def checkpoint_in(self, directory: Path) -> Optional[Path]:
@@ -248,29 +251,26 @@ def newest_to_resume(directory: Path) -> Optional[Path]:
 def _refuse_finished(search: Search, max_steps: int) -> None:
     if search.manifest is not None and 0 < max_steps <= search.manifest.step:
         raise RunFinished(
-            f"{search.found} is at step {search.manifest.step}, and trainer.max_steps={max_steps}, so this run is "
-            f"complete. {_how_to_go_on(search)}"
+            f"{_run_of(search.found)} is complete: it is at step {search.manifest.step}, and "
+            f"trainer.max_steps={max_steps}. {_how_to_go_on(search)}"
         )
 
 
 def _how_to_go_on(search: Search) -> str:
     """The changes that work for this run. Each of them works alone."""
     assert search.manifest is not None
+    another = f"For a second run, {new_name()}."
     if not search.manifest.weights_only:
         return (
-            "To train further, raise trainer.max_steps. For a new run, change log.name. To resume without training "
-            "further, set resume.resume_past_end=True."
+            f"To train further, raise trainer.max_steps. {another} To resume without training further, set "
+            "resume.resume_past_end=True."
         )
     if search.whole is not None:
         return (
             f"To train further from step {search.whole_step}, the last step that was saved with the optimizer, raise "
-            "trainer.max_steps. (With log.ckpt.save_optim_on_train_end=True, the last step is saved with the "
-            "optimizer.) For a new run, change log.name."
+            f"trainer.max_steps. {another}"
         )
-    return (
-        f"It holds weights only, so a higher trainer.max_steps cannot continue from it. {_from_weights(search.found)} "
-        "For a new run, change log.name alone."
-    )
+    return _from_weights(search.found)
 
 
 def refuse_weights_only(path: Path) -> None:
@@ -282,18 +282,24 @@ def refuse_weights_only(path: Path) -> None:
     manifest = read_manifest(path)
     if manifest is not None and manifest.weights_only:
         raise CheckpointError(
-            f"{path} holds weights only, because it was saved at the end of training without the optimizer, so it "
-            f"cannot be resumed. {_from_weights(path)}"
+            f"{path} holds weights only: it was saved at the end of training without the optimizer, so it cannot be "
+            f"resumed. {_from_weights(path)}"
         )
 
 
 def _from_weights(path: Optional[Path]) -> str:
-    from nemo2.config.overrides import in_shell
-
-    changes = in_shell(["log.name=NAME", f"resume.restore_config.path={path}"])
+    source = _run_of(path)
     return (
-        f"To train on from its weights, start a run with another name: {changes}. (With "
-        "log.ckpt.save_optim_on_train_end=True, the last step is saved with the optimizer and can be resumed.)"
+        f"For a second run, {new_name()}. To train on from its weights, also set "
+        f"{advice(f'--from {source}', f'resume.restore_config.path={source}')}. With "
+        "log.ckpt.save_optim_on_train_end=True, a run can be continued after its end."
+    )
+
+
+def _run_of(checkpoint: Optional[Path]) -> Optional[Path]:
+    """The directory of the checkpoint's run; a checkpoint outside a run stands for itself."""
+    return (
+        checkpoint.parent.parent if checkpoint is not None and checkpoint.parent.name == "checkpoints" else checkpoint
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nemo2.advice import advice, new_name
 from nemo2.checkpoint.context import TOKENIZER_FILES, described, described_parts, load_context
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
 from nemo2.checkpoint.tokenizers import tokenizer_identity
@@ -40,6 +41,9 @@ _DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|params_dtype|pipelin
 
 
 _INPUTS = "inputs"
+_TOLD = 3
+"""Changes that an error names."""
+_HASH = re.compile("[0-9a-f]{32,}")
 
 
 class Difference(NamedTuple):
@@ -175,6 +179,16 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> lis
     return found.unfit
 
 
+def misfit(checkpoint: Path, unfit: list[Difference]) -> str:
+    """The error that a run with ``unfit`` changes doesn't resume from ``checkpoint``."""
+    further = f"; {len(unfit) - _TOLD} further changes" if len(unfit) > _TOLD else ""
+    return (
+        f"The recipe doesn't fit {checkpoint}, from which the run would resume "
+        f"({'; '.join(map(str, unfit[:_TOLD]))}{further}). For a second experiment, {new_name()}. To resume anyway, "
+        f"{advice('use --accept-changes', 'set resume.accept_changes=True')}."
+    )
+
+
 def _sort(found: Changes, part: str, path: str, old: Any, new: Any) -> None:
     difference = Difference(part, path, old, new)
     if part == "tokenizer" or (part == "model" and _SHAPES.search(path)):
@@ -186,8 +200,8 @@ def _sort(found: Changes, part: str, path: str, old: Any, new: Any) -> None:
 
 
 def _shown(value: Any) -> Any:
-    """A value as text. A function is shown by name, because its repr has an address."""
-    return getattr(value, "__name__", value)
+    """A value as text. A function is shown by name, because its repr has an address, and a hash by its beginning."""
+    return _HASH.sub(lambda found: found[0][:8], str(getattr(value, "__name__", value)))
 
 
 def _compare_files(found: Changes, copies: Path, files: Mapping[str, Path]) -> None:

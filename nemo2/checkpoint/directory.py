@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.advice import advice, new_name
 from nemo2.checkpoint.writer_process import TRANSIENT, persistently
 from nemo2.errors import CheckpointError
 from nemo2.files import parse_json, read_bounded, why_not_inside
@@ -142,8 +143,8 @@ def _make_way(target: Path, run: str) -> None:
         set_aside(target)
     elif existing.run not in ("", run):
         raise CheckpointError(
-            f"{target} is a checkpoint of run {existing.run}, but this run is {run}. It was not replaced. Set another "
-            "log.name, log.version or log.explicit_log_dir."
+            f"{target} is a checkpoint of run {existing.run}, but this run is {run}. It was not replaced. For this run, "
+            f"{new_name()}, log.version or log.explicit_log_dir."
         )
 
 
@@ -411,8 +412,8 @@ def _entries(directory: Path) -> Iterator[Path]:
 
 def _not_permitted(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} cannot be read, because this user has no permission for it. Ask its owner for access, or set another "
-        "log.name or log.log_dir."
+        f"{path} cannot be read, because this user has no permission for it. Ask its owner for access, or "
+        f"{new_name()} or another {advice('--dir', 'log.log_dir')}."
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.advice import new_name
 from nemo2.checkpoint.directory import Manifest, finished, read_manifest
 from nemo2.checkpoint.foreign_files import read_json
 from nemo2.errors import CheckpointError
@@ -78,7 +79,7 @@ def another_run(directory: Path, results: str, owner: str, run: Run) -> Checkpoi
     return CheckpointError(
         f"{directory} holds {results} of run {owner or 'without an id'}, but this run is {run.id}. nemo2 neither replaces "
         "nor deletes the results of another run. To continue that run, set resume.resume_if_exists=True, or set "
-        "resume.resume_from_path to one of its checkpoints. To start another run, set another log.name, log.version or "
+        f"resume.resume_from_path to one of its checkpoints. To start another run, {new_name()}, log.version or "
         "log.explicit_log_dir, or move the results of the other run to another directory."
     )
 

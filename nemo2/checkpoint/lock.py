@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.advice import new_name
 from nemo2.errors import CheckpointError, RuntimeFault
 from nemo2.files import UnusableFile, open_to_write
 from nemo2.place import here
@@ -90,8 +91,8 @@ class DirectoryLock:
                     )
                 raise CheckpointError(
                     f"Another run is writing to {self.directory}: {owner}. Two runs would delete each other's "
-                    "checkpoints. Wait for the other run, stop it, or set another log.name or log.version for this "
-                    "run."
+                    "checkpoints. Wait for the other run, stop it, or, for this run, "
+                    f"{new_name()} or log.version."
                 )
             time.sleep(_POLL_SECONDS)
         os.ftruncate(descriptor, 0)

@@ -4,6 +4,7 @@
 from pathlib import Path
 from typing import Optional
 
+from nemo2.backend.extras import install
 from nemo2.checkpoint.directory import WEIGHTS_PATH, finished, read_manifest
 from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.data.home import models_home
@@ -48,9 +49,7 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ConfigError(
-            f"{path}: huggingface_hub, which downloads it, isn't installed: pip install 'nemo2[hf]'."
-        ) from error
+        raise ConfigError(f"{path}: huggingface_hub, which downloads it, isn't installed: {install('hf')}.") from error
     try:
         return Path(
             snapshot_download(

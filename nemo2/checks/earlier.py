@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
-from nemo2.checkpoint.changes import unfit_changes
+from nemo2.checkpoint.changes import misfit, unfit_changes
 from nemo2.checkpoint.paths import checkpoint_at
 from nemo2.checks.facts import Facts
 from nemo2.checks.tokenizers import tokenizer_of
@@ -90,10 +90,7 @@ def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
         return
     changes = unfit_changes(checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts))
     if changes:
-        yield (
-            f"The recipe doesn't fit {checkpoint}, from which the run would resume: {'; '.join(map(str, changes))}. Undo the "
-            "changes, set another log.name to start a new run, or set resume.accept_changes=True to resume anyway."
-        )
+        yield misfit(checkpoint, changes)
 
 
 def _trains(recipe: Any) -> bool:

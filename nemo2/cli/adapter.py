@@ -28,6 +28,9 @@ AT_LEAST_1 = typer.Option(min=1)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
+_JSON = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False)
+
+
 @dataclass(frozen=True)
 class Result:
     """The answer of a verb."""
@@ -72,9 +75,7 @@ def as_command(verb: Callable[..., Any]) -> Callable[..., None]:
             parameters.append(_parameter(one, hint, texts, is_option=one.kind is one.KEYWORD_ONLY))
     prints = hints.get("return") is Result
     if prints:
-        parameters.append(
-            inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-        )
+        parameters.append(_parameter(_JSON, AsJson, {}, is_option=True))
 
     @functools.wraps(verb)
     def run(**given: Any) -> None:
@@ -91,6 +92,10 @@ def as_command(verb: Callable[..., Any]) -> Callable[..., None]:
             if result.exit_code:
                 raise typer.Exit(result.exit_code)
 
+    panels = {name: one.title for one in getattr(verb, "groups", ()) for name in (one.option, *one.own)}
+    for one in parameters:
+        if one.name in panels:
+            typing.get_args(one.annotation)[1].rich_help_panel = panels[one.name]
     # typer reads both.
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
     run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn, Optional
 
 import typer
 
+from nemo2.advice import for_the_command_line
 from nemo2.cli.adapter import add_verbs
 from nemo2.cli.check import check
 from nemo2.cli.cluster import add, list_clusters, show_cluster, test
@@ -49,7 +50,7 @@ from nemo2.cli.waiting import waiting_line
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
 from nemo2.names import visible
 from nemo2.noise import VERBOSE_VARIABLE
-from nemo2.run_dir.environment import redact_text
+from nemo2.run_dir.environment import redact_arguments, redact_text
 from nemo2.run_dir.faults import words_of
 
 _DEBUG = "--debug"
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = candidates(typer.main.get_command(app), arguments[1:])
             print("\n".join(found), end="\n" if found else "")
             return 0
-        with waiting_line("nemo2: loading torch and Megatron-Core"):
+        with for_the_command_line(redact_arguments(arguments)), waiting_line("nemo2: loading torch and Megatron-Core"):
             code = _code_of(lambda: app(arguments, prog_name="nemo2"))
         sys.stdout.flush()  # A write error surfaces here. At the end of the interpreter it would print a traceback.
         return code

@@ -87,17 +87,23 @@ def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True
     from nemo2.checks import RULES, find, nearest_layouts
     from nemo2.checks.facts import read_facts
     from nemo2.checks.table import LAYOUT_TOPICS
+    from nemo2.data.mock import is_mock
+    from nemo2.planner.size import size_of
 
     facts = read_facts(recipe, machine=machine)
     # A launch on this machine starts the devices that the trainer names.
     launched = facts.devices if machine.local else None
     problems = find(recipe, devices=launched, local=machine.local, chosen=chosen, machine=machine)
+    size = size_of(recipe, machine)
     near = nearest_layouts(facts) if any(problem.topic in LAYOUT_TOPICS for problem in problems) else []
     return {
         "recipe": name,
         "nodes": facts.nodes,
         "devices": facts.devices,
         "layout": facts.layout.describe(facts.world_size),
+        "parameters": None if size is None else size.parameters,
+        "model": "" if size is None else str(size),
+        "mock_data": is_mock(facts.data),
         "machine": machine.describe(),
         "installed": {"python": machine.python, "megatron-core": machine.megatron_core},
         "rules": len(RULES),
@@ -117,7 +123,9 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
 
     place = f"{verdict['nodes']} node{'s' if verdict['nodes'] > 1 else ''} x {verdict['devices'] or 1}"
     problems = verdict["problems"]
-    machine = f"\nchecked for {verdict['machine']}" if "machine" in verdict else ""
+    machine = f"\nparameters: {verdict['model']}" if verdict.get("model") else ""
+    machine += "\ndata: random tokens (MockDataModule)" if verdict.get("mock_data") else ""
+    machine += f"\nchecked for {verdict['machine']}" if "machine" in verdict else ""
     head = f"{verdict['recipe']} on {place}, {verdict['layout']}: "
     if not problems:
         memory = verdict.get("memory")

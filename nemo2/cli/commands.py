@@ -4,7 +4,9 @@ spelling."""
 
 import functools
 import re
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import typer
@@ -117,7 +119,8 @@ class Group(_Parsed, TyperGroup):
             from nemo2.names import did_you_mean
 
             if ctx.parent is None:
-                refuse_moved(args[0])
+                for option in ("", *(f" {word}" for word in args[1:] if word.startswith("--")))[::-1]:
+                    refuse_moved(f"{args[0]}{option}")
             raise ConfigError(
                 f"{ctx.command_path} has no command {args[0]!r}{did_you_mean(args[0], list(self.commands))} "
                 f"`{ctx.command_path} --help` lists the commands."
@@ -185,6 +188,42 @@ def not_with(option: str, *others: str) -> None:
     """Refuse the options ``others`` on a command line with ``option``. Errors: see `only_with`."""
     if option in _given():
         _refuse_any(others, f"not read with {_spelled(option)}")
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """Options of a command that belong together, with their own heading in ``--help``."""
+
+    title: str
+    option: str
+    """The option that chooses the group."""
+    own: tuple[str, ...] = ()
+    """Options that are read with it only."""
+    beside: tuple[str, ...] = ()
+    """Options of the groups below that are read beside it. All others of these groups are refused."""
+
+
+def in_groups(groups: tuple[OptionGroup, ...]) -> Callable[[Any], Any]:
+    """Give a verb its groups, for ``--help``. The verb calls `refuse_across` where its options are to be judged."""
+
+    def mark(verb: Any) -> Any:
+        verb.groups = groups
+        return verb
+
+    return mark
+
+
+def rules_of(groups: tuple[OptionGroup, ...]) -> Iterator[tuple[Callable[..., None], str, tuple[str, ...]]]:
+    """`only_with` and `not_with` with their arguments."""
+    for place, one in enumerate(groups):
+        yield only_with, one.option, one.own
+        yield not_with, one.option, tuple(b.option for b in groups[place + 1 :] if b.option not in one.beside)
+
+
+def refuse_across(groups: tuple[OptionGroup, ...]) -> None:
+    """Refuse options of one group beside options of another. Errors: see `only_with`."""
+    for rule, option, others in rules_of(groups):
+        rule(option, *others)
 
 
 def refuse_all_but(*names: str, why: str) -> None:

@@ -10,6 +10,7 @@ from nemo2.cli.flags import Output, spread
 from nemo2.cli.launching import TRAINING, TrainingOptions, launched, logged
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import Overrides, recipe_tree, run_with_recipe
+from nemo2.files import write_file
 
 
 def distill(
@@ -52,10 +53,8 @@ def distill(
     if output is not None:
         from nemo2.config.serialize import to_json
 
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(
-            to_json(spread(tree, options.gpus, nodes=options.nodes, devices=options.devices), indent=1) + "\n"
-        )
+        placed = spread(tree, options.gpus, nodes=options.nodes, devices=options.devices)
+        write_file(output, to_json(placed, indent=1) + "\n")
         print(f"{output}: nemo2 check {output}, nemo2 rehearse {output}, nemo2 plan {output}, nemo2 pretrain {output}")
         return
     launched(tree, name=name, changes=overrides or [], options=options)

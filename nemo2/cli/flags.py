@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from nemo2.files import output_file
+
 if TYPE_CHECKING:
     from nemo2.settle.machine import Machine
 
@@ -26,8 +28,26 @@ Nodes = Annotated[Optional[int], typer.Option("--nodes", min=1, help="Number of 
 Devices = Annotated[
     Optional[int], typer.Option("--devices", min=1, help="GPUs (or CPU processes) per node; sets trainer.devices.")
 ]
-Output = Annotated[Optional[Path], typer.Option("--output", "-o")]
-Folder = Annotated[Path, typer.Option("--output", "-o", help="Directory to write.")]
+
+
+def _file(path: Optional[Path]) -> Optional[Path]:
+    """Refuse a path where no file can be written before any work starts. `nemo2.files.write_file` makes its folders."""
+    return None if path is None else output_file(path)
+
+
+def _folder(path: Path) -> Path:
+    if path.is_file():
+        from nemo2.errors import ConfigError
+
+        raise ConfigError(f"{path} is a file: name a directory to write.")
+    return path
+
+
+Output = Annotated[Optional[Path], typer.Option("--output", "-o", callback=_file)]
+FileOrFolder = Annotated[Optional[Path], typer.Option("--output", "-o")]
+Prefix = Annotated[Path, typer.Option("--output", "-o", callback=_file)]
+Html = Annotated[Optional[Path], typer.Option("--html", callback=_file)]
+Folder = Annotated[Path, typer.Option("--output", "-o", callback=_folder, help="Directory to write.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing directory.")]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the Python code beside the tokenizer's files. Read it first.")

@@ -11,7 +11,8 @@ from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import WeightsOption, named_weights
 from nemo2.cli.chat import chat as converse
 from nemo2.cli.commands import as_json, not_with, only_with, refuse_all_but
-from nemo2.cli.flags import MinP, Output, Temperature, TopK, TopP, TrustRemoteCode
+from nemo2.cli.flags import Html, MinP, Output, Temperature, TopK, TopP, TrustRemoteCode
+from nemo2.files import write_file
 
 _STANDARD = Path("-")
 """Standard input or output, in place of a file name."""
@@ -35,7 +36,7 @@ def generate(
     batch_size: Annotated[int, AT_LEAST_1] = 4,
     seed: int = 1234,
     output: Output = None,
-    html: Optional[Path] = None,
+    html: Html = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> Result:
     """Generate text with a checkpoint's model, or chat with it.
@@ -132,8 +133,7 @@ def generate(
             name: complete(path) for name, path in zip(names_of([Path(path) for path in paths]), paths, strict=True)
         }
         how = f"temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}, seed {seed}"
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(side_by_side(answers, subtitle=how), "utf-8")
+        write_file(html, side_by_side(answers, subtitle=how))
         return Result(None, str(html))
     completions = complete(paths[0])
     if alone:

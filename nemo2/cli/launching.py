@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of commands that start a run, and the start itself."""
 
-import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -15,7 +14,7 @@ from nemo2.cli.sources import changed
 from nemo2.cli.trackers import Trackers, add_trackers, place_trackers, tracker_called, variables_for
 
 if TYPE_CHECKING:
-    from nemo2.settle.machine import Machine
+    pass
 
 Executor = Annotated[
     str, typer.Option("--executor", help="Where to run: 'local', or a cluster profile (`nemo2 cluster list`).")
@@ -142,6 +141,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
         ConfigError: options contradict each other, or the launch refuses the recipe.
     """
     from nemo2.launch import launch
+    from nemo2.launch.announce import say_end, say_start
     from nemo2.launch.launcher import place_of
     from nemo2.launch.plugins import named
 
@@ -160,7 +160,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     if options.plugins:
         import nemo2.plugins  # noqa: F401  (whose names it announces)
 
-    _say_what_starts(recipe, name, executor, machine, changes=changes)
+    say_start(recipe, name, executor, machine, changes=changes)
     if executor != "local" and not (options.yes or options.dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)
     trackers = options.trackers or [] if isinstance(options, TrainingOptions) else []
@@ -176,21 +176,11 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
         chain=options.chain if isinstance(options, TrainingOptions) else 1,
         plugins=named(options.plugins or []),
         force=options.force,
+        quiet=True,
     )
     if result.status == "continued":
         raise typer.Exit(result.exit_code)
-    if result.jobs and result.status == "submitted":
-        run = result.experiment_id
-        print(f"follow the run with `nemo2 runs tail {run}`, end it with `nemo2 runs cancel {run}`")
-    elif result.status == "submitted":
-        print(
-            f"submitted as {result.experiment_id}; show its status with `nemo experiment status {result.experiment_id}`"
-        )
-    elif result.run_dir is not None:
-        print(f"run directory: {result.run_dir}")
-        report = result.run_dir / "report.html"
-        if report.is_file():
-            print(f"report: {report}")
+    say_end(result)
 
 
 def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool, profile: str) -> None:
@@ -210,25 +200,3 @@ def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool, profile: str) 
         f"--gpus {kind}: the run would start on {here.describe()}. Use --devices instead of --gpus, name a cluster with "
         "--executor, or add --dryrun."
     )
-
-
-def _say_what_starts(recipe: Any, name: str, executor: str, machine: "Machine", *, changes: list[str]) -> None:
-    """Print on stderr what will run. Nothing is printed about a recipe that can't run: the launch reports its
-    mistakes."""
-    from nemo2.cli.start import start_block
-    from nemo2.errors import ConfigError
-
-    cluster = None if executor == "local" else executor
-    with contextlib.suppress(ConfigError, AttributeError, TypeError):
-        runs = str(_profile_of(cluster).get("runs", ""))
-        text = start_block(recipe, name, machine, changes=changes, executor=cluster, runs=runs)
-        print(text, file=sys.stderr, flush=True)
-
-
-def _profile_of(cluster: Optional[str]) -> Mapping[str, Any]:
-    if cluster is None:
-        return {}
-    from nemo2.launch.clusters import profiles
-
-    known = profiles()
-    return known[cluster].values if cluster in known else {}

@@ -9,6 +9,7 @@ from typing import Any, Optional
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import machine_of
+from nemo2.files import write_file
 
 
 def layout_of(
@@ -41,8 +42,7 @@ def layout_of(
         from nemo2.pictures.svg import standalone
 
         text = layout_page(shown) if output.suffix == ".html" else standalone(draw(shown).render())
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
+        write_file(output, text)
         return Result(layout_json(shown), str(output))
     width = shutil.get_terminal_size((120, 24)).columns
     return Result(layout_json(shown), layout_text(shown, width=width, colour=sys.stdout.isatty()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What earlier versions called otherwise."""
+"""What earlier versions, or a user by habit, call otherwise."""
 
 MOVED = {
     "explain": "nemo2 show RECIPE --explain FIELD",
@@ -19,13 +19,18 @@ MOVED = {
     "show --graph": "--output FILE",
     "show --recipe-json": "--output FILE.json",
     "distill --write": "--output FILE.json",
+    "diff --all": "nemo2 show RECIPE --diff OTHER --defaults",
+    "diff --code": "nemo2 show RECIPE --diff OTHER --python",
+    "validate --checkpoint": "nemo2 evaluate CHECKPOINT --recipe RECIPE",
+    **dict.fromkeys(("pretrain --json", "finetune --json", "distill --json"), "nemo2 runs status RUN --json"),
+    "serve --json": "nemo2 serve CHECKPOINT --print, which prints the server's command",
 }
-"""Commands and options of earlier versions, each with what replaces it."""
+"""Commands and options that don't exist, each with what takes its place."""
 
 
 def refuse_moved(words: str) -> None:
-    """Raise ConfigError if ``words``, a command or a command and its option, are of an earlier version."""
+    """Raise ConfigError if ``words``, a command or a command and its option, are in `MOVED`."""
     if words in MOVED:
         from nemo2.errors import ConfigError
 
-        raise ConfigError(f"nemo2 {words} has another name now: {MOVED[words]}.")
+        raise ConfigError(f"nemo2 {words} doesn't exist: use {MOVED[words]}.")

@@ -7,13 +7,15 @@ from typing import Annotated
 import typer
 
 from nemo2.cli.adapter import Result
+from nemo2.cli.flags import FileOrFolder
+from nemo2.files import write_file
 
 
 def new_recipe(
     name: str,
     *,
     parent: Annotated[str, typer.Option("--from")],
-    output: Annotated[Path, typer.Option("--output", "-o")] = Path("."),
+    output: FileOrFolder = None,
 ) -> Result:
     """Create a recipe file of your own, based on another recipe.
 
@@ -22,7 +24,7 @@ def new_recipe(
     Args:
         name: Name of the new recipe, a Python identifier such as my_llama.
         parent: Recipe to start from: a name or file.py.
-        output: Directory for NAME.py.
+        output: File to write (.py), or its directory. Default: NAME.py here.
 
     Example: nemo2 new-recipe my_llama --from llama3_8b
     """
@@ -30,11 +32,12 @@ def new_recipe(
     from nemo2.recipes._page import check_name, page
 
     check_name(name)
-    file = output / f"{name}.py"
+    file = output or Path(f"{name}.py")
+    file = file if file.suffix == ".py" else file / f"{name}.py"
     refuse_existing(file)
-    write_new(file, page(name, parent, recipes.get(parent)))
+    write_file(file, page(name, parent, recipes.get(parent)), new=True)
     text = f"{file}: print it with `nemo2 show {as_source(file)}`; to add it to `nemo2 list`, run\n"
-    return Result({"file": str(file)}, f"{text}  export NEMO2_RECIPES={output.resolve()}")
+    return Result({"file": str(file)}, f"{text}  export NEMO2_RECIPES={file.resolve().parent}")
 
 
 def refuse_existing(path: Path) -> None:
@@ -45,13 +48,6 @@ def refuse_existing(path: Path) -> None:
         raise ConfigError(f"{path} must be a Python file that can be imported, such as my_recipe.py.")
     if path.exists():
         raise ConfigError(f"{path} already exists: use another name, or remove it first.")
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a file that doesn't exist yet, and its directory."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "x", encoding="utf-8") as file:
-        file.write(text)
 
 
 def as_source(path: Path) -> str:

@@ -9,9 +9,10 @@ import typer
 
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import Devices, Gpus, Nodes, Performance, kind_of, number_of, put, recipe_on
+from nemo2.cli.flags import Devices, Gpus, Html, Nodes, Performance, kind_of, number_of, put, recipe_on
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import Overrides, RecipeName
+from nemo2.files import write_file
 from nemo2.gpus import DEFAULT, HEADROOM
 
 
@@ -34,7 +35,7 @@ def plan(
     limit: Annotated[int, AT_LEAST_1] = 5,
     seq: Annotated[Optional[int], AT_LEAST_1] = None,
     global_batch: Annotated[Optional[int], AT_LEAST_1] = None,
-    html: Optional[Path] = None,
+    html: Html = None,
 ) -> Result:
     """Predict a run's speed, memory, duration and cost.
 
@@ -101,8 +102,8 @@ def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, h
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
     text = render_search(found, title=title)
     if html is not None:
-        from nemo2.planner.page import write_page
+        from nemo2.planner.page import render_page
 
-        write_page(found, html, title=title)
+        write_file(html, render_page(found, title=title))
         text += f"\npage: {html}"
     return Result(as_dict(found), text)

@@ -10,13 +10,14 @@ import typer
 
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import as_json
+from nemo2.cli.flags import Prefix
 from nemo2.run_dir.terminal import is_terminal
 
 
 def prepare_data(
     inputs: list[str],
     *,
-    output: Annotated[Path, typer.Option("--output", "-o")],
+    output: Prefix,
     tokenizer: Optional[Path] = None,
     train_bpe: Annotated[Optional[int], typer.Option(min=256)] = None,
     text_key: str = "text",

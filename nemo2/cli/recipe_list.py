@@ -2,6 +2,7 @@
 """``nemo2 list``: lists the recipes."""
 
 import fnmatch
+import re
 import shutil
 import sys
 from typing import Annotated, Any, Optional
@@ -11,7 +12,7 @@ import typer
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.flags import number_of
 from nemo2.cli.sources import FINETUNING
-from nemo2.columns import columns
+from nemo2.columns import columns, short_count
 
 _COLUMNS = ("name", "family", "parameters", "gpus", "GiB", "layout", "seq", "precision")
 _RIGHT = ("parameters", "gpus", "GiB", "seq")
@@ -30,10 +31,12 @@ def list_recipes(
     layout: Optional[str] = None,
     origin: Annotated[Optional[bool], typer.Option("--own/--shipped")] = None,
     finetune: bool = False,
+    fits: Optional[str] = None,
 ) -> Result:
     """List all recipes, also your own, with size, GPUs and layout.
 
-    Prints the number of parameters, the number of GPUs, the memory of the fullest GPU and the layout.
+    Prints the number of parameters with the released vocabulary, the number of GPUs, the memory of the fullest GPU and
+    the layout.
 
     Args:
         pattern: Only recipes whose name or family contains this text, or matches it (with * and ?).
@@ -45,15 +48,24 @@ def list_recipes(
         layout: Only layouts with these sizes: 'pp cp=2' is any pipeline size above 1 and context size 2.
         origin: Only your own recipes, or only the recipes that nemo2 ships.
         finetune: List fine-tuning recipes, each with LoRA and with all parameters.
+        fits: Only recipes that fit GPUs with this memory (24GB, or a GPU such as A100-40), by their rehearsal.
 
     Example: nemo2 list 'llama3*' --max-gpus 64
     """
+    from nemo2.gpus import DEFAULT, GIB, HEADROOM, answer_of, gpu
+
     if layout is not None:
         _refuse_unknown_sizes(layout)
+    memory = gpu(DEFAULT).memory if fits is None else memory_of(fits)
     forms = "a number of parameters, such as 7B or 350M"
     least = None if min_params is None else number_of(min_params, option="--min-params", forms=forms)
     most = None if max_params is None else number_of(max_params, option="--max-params", forms=forms)
     rows, problems = _rows(own=origin is not False, shipped=origin is not True, finetune=finetune)
+    for item in rows:
+        peak = _rehearsed_peak(item)
+        item["peak_gib"] = None if peak is None else round(peak / GIB, 1)
+        # Without --fits, for the GPU that the recipes are laid out for.
+        item["memory"] = None if peak is None else answer_of(peak, memory)
     found = [
         item
         for item in rows
@@ -63,6 +75,7 @@ def list_recipes(
         and within(item["parameters"], least, most)
         and (precision is None or matches(precision, item["precision"]))
         and (layout is None or has_layout(item["layout"], layout))
+        and (fits is None or item["memory"] == "fits")
     ]
     for problem in problems:
         print(f"not listed: {problem}", file=sys.stderr)
@@ -73,17 +86,10 @@ def list_recipes(
         if pattern is None:
             raise ConfigError("No recipe passes all filters: leave one of them out.")
         raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, [item['name'] for item in rows])}")
-    from nemo2.gpus import DEFAULT, GIB, answer_of, gpu
-    from nemo2.planner.peaks import peak_of, rehearsed
-
-    for item in found:
-        shipped = rehearsed().get(item["name"]) if item["origin"] == SHIPPED else None
-        peak = None if shipped is None else peak_of(shipped["ranks"])
-        item["peak_gib"] = None if peak is None else round(peak / GIB, 1)
-        # The recipes are laid out for this GPU.
-        item["memory"] = None if peak is None else answer_of(peak, gpu(DEFAULT).memory)
     none = "You have no recipes of your own. `nemo2 new-recipe NAME --from RECIPE` creates one."
-    return Result(found, table(found) if found or problems else none)
+    legend = f"\n! leaves less than {HEADROOM:.0%} of an {DEFAULT}'s {memory / GIB:.0f} GiB free"
+    text = table(found) + (legend if {one["memory"] for one in found} - {"fits", None} else "")
+    return Result(found, text if found or problems else none)
 
 
 def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, Any]], list[str]]:
@@ -106,6 +112,27 @@ def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, A
         else:
             rows += [{**item, "name": _renamed(item, name), "origin": source.origin} for item in found]
     return rows, problems
+
+
+def _rehearsed_peak(item: dict[str, Any]) -> Optional[int]:
+    """The bytes on the fullest GPU of a shipped recipe. None: nobody has rehearsed it."""
+    from nemo2.planner.peaks import peak_of, rehearsed
+
+    shipped = rehearsed().get(item["name"]) if item["origin"] == SHIPPED else None
+    return None if shipped is None else peak_of(shipped["ranks"])
+
+
+def memory_of(text: str) -> float:
+    """The bytes of a GPU's memory: ``24GB`` as GPUs are sold, or a GPU of nemo2's table.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    from nemo2.gpus import GIB, parse_gpus
+
+    if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GI?B?)?", text.strip().upper()):
+        return float(size[1]) * GIB
+    return parse_gpus(text, option="--fits")[0].memory
 
 
 def _of_facts(recipe: Any, finetune: bool) -> list[dict[str, Any]]:
@@ -152,34 +179,19 @@ def row_of_tree(recipe: Any) -> dict[str, Any]:
     """The row of a recipe without facts, read from its tree. ``parameters`` is None if the tree doesn't tell their
     number."""
     from nemo2.parallel.layout import Layout
+    from nemo2.planner.size import size_of
     from nemo2.settle import Machine, world_of
 
     strategy, trainer, plugin = recipe.trainer.strategy, recipe.trainer, recipe.trainer.plugins
+    size = size_of(recipe, Machine())
     return {
         "family": recipe.model.__fn_or_cls__.__name__.removesuffix("Model"),
-        "parameters": counted_parameters(recipe),
+        "parameters": None if size is None else size.parameters,
         "gpus": world_of(trainer, Machine()).size,
         "layout": layout_text(Layout.of(strategy)),
         "seq": recipe.data.seq_length,
         "precision": str(getattr(plugin, "precision", None) or trainer.precision or "32"),
     }
-
-
-def counted_parameters(recipe: Any) -> Optional[int]:
-    """The number of the model's parameters. None: the vocabulary's size is unknown, or nemo2 can't count a model of
-    this kind."""
-    from nemo2.models.parameters import count_parameters
-    from nemo2.settle.machine import Machine
-    from nemo2.settle.parts import build_parts
-
-    config = recipe.model.config
-    rows = config.vocab_size or getattr(recipe.data, "vocab_size", None)
-    # A built config also describes layers of different widths. If the config can't be built, its fields are counted.
-    built = build_parts(recipe, Machine(), ["model.config"]).get("model.config")
-    try:
-        return None if rows is None else count_parameters(config if built is None else built, rows)
-    except AttributeError:
-        return None
 
 
 def layout_text(layout: Any) -> str:
@@ -188,16 +200,6 @@ def layout_text(layout: Any) -> str:
 
     parts = [f"{name}={value}" for name in SIZE_FIELDS if (value := getattr(layout, name)) not in (1, None)]
     return " ".join([*parts, "sp"] if layout.sp else parts) or "dp"
-
-
-def short_count(value: Optional[float]) -> str:
-    """``8030000000`` as ``8.03B``; a dash for None."""
-    if value is None:
-        return "-"
-    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:.3g}{suffix}"
-    return str(int(value))
 
 
 def _gib(item: dict[str, Any]) -> str:
@@ -244,7 +246,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Aligned columns, with a bold header on a terminal. If a recipe is the user's own, the last column names its
     origin.
 
-    GiB is the rehearsed peak of the fullest GPU; "!" marks a peak that leaves less than 5 % of an H100 free. A narrow
+    GiB is the rehearsed peak of the fullest GPU; "!" marks a peak that leaves less than `HEADROOM` free. A narrow
     terminal drops columns in the order of `_FIRST_TO_GO`, until a row fits on a line.
     """
     texts = [{**item, "parameters": short_count(item["parameters"]), "GiB": _gib(item)} for item in rows]

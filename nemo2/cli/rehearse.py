@@ -9,9 +9,10 @@ import typer
 
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import Devices, Gpus, Nodes, Performance, kind_of, recipe_on
+from nemo2.cli.flags import Devices, Gpus, Html, Nodes, Performance, kind_of, recipe_on
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import Overrides, RecipeName
+from nemo2.files import write_file
 from nemo2.gpus import DEFAULT, HEADROOM
 
 
@@ -28,7 +29,7 @@ def rehearse(
     kernels: str = "te",
     all_stages: bool = False,
     advice: Annotated[bool, typer.Option("--advice/--no-advice")] = True,
-    html: Optional[Path] = None,
+    html: Html = None,
     tiny: bool = False,
     processes: Annotated[int, AT_LEAST_1] = 8,
     steps: Annotated[int, AT_LEAST_1] = 5,
@@ -68,9 +69,9 @@ def rehearse(
     result = run(recipe, name=name, gpus=kind, headroom=headroom, kernels=kernels, all_stages=all_stages, advice=advice)
     text = render(result)
     if html is not None:
-        from nemo2.rehearse.page import write_page
+        from nemo2.rehearse.page import render_page
 
-        write_page(result, html, _rates(result.gpu))
+        write_file(html, render_page(result, _rates(result.gpu)))
         text += f"\npage: {html}"
     return Result(result.to_dict(), text, int(not result.verdict.fits))
 

@@ -4,7 +4,6 @@
 A name stands for a run on this machine where there is one, else for a submitted run. `status` and `cancel` ask Slurm first.
 """
 
-import shutil
 import time
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -14,8 +13,9 @@ import typer
 from nemo2.cli import submitted as slurm
 from nemo2.cli.adapter import AT_LEAST_1, Result, print_json
 from nemo2.cli.commands import as_json, not_with, refuse_all_but
-from nemo2.cli.flags import Output
+from nemo2.cli.flags import Html, Output
 from nemo2.cli.run_names import RECIPE_FILE, all_runs, run_called, run_folder
+from nemo2.files import write_file
 
 Run = Annotated[str, typer.Argument(help="A run: its directory or its name; a submitted one also by its Slurm job id.")]
 _PAUSE = 0.5
@@ -60,7 +60,7 @@ def list_runs(
 def compare(
     names: list[str],
     *,
-    html: Optional[Path] = None,
+    html: Html = None,
 ) -> Result:
     """Compare runs: results, the loss at the last common step, and the settings that differ.
 
@@ -94,8 +94,7 @@ def compare(
     recipes, without = _recipes(found)
     changes = differences(recipes) if recipes else []
     if html is not None:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(comparison_page(found, changes, without=without), "utf-8")
+        write_file(html, comparison_page(found, changes, without=without))
     told = [summary(run) for run in found]
     common = losses_at_one_step(found)
     rows = [[name, *row] for name, row in zip(called, rows_of(told), strict=True)]
@@ -185,8 +184,7 @@ def report(run: Run, *, output: Output = None) -> Result:
     else:
         path = write_report(_local(run))
         if output is not None:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            path = Path(shutil.copy(path, output))
+            path = write_file(output, path.read_text(encoding="utf-8"))
     return Result({"path": str(path)}, str(path))
 
 

@@ -8,17 +8,36 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.cli.adapter import AT_LEAST_1, Result
-from nemo2.cli.commands import not_with, only_with, refuse_all_but
+from nemo2.cli.commands import OptionGroup, in_groups, not_with, refuse_across, refuse_all_but
 from nemo2.cli.diff import difference
 from nemo2.cli.explain import reasons
 from nemo2.cli.flags import Devices, Gpus, Nodes, Output, Performance, machine_of, place, recipe_on
 from nemo2.cli.inspect import identified, is_checkpoint
 from nemo2.cli.layout import layout_of
-from nemo2.cli.new_recipe import as_source, refuse_existing, write_new
+from nemo2.cli.new_recipe import as_source, refuse_existing
 from nemo2.cli.own_data import Data
 from nemo2.cli.sources import RECIPE_HELP, Overrides
+from nemo2.files import write_file
+
+GROUPS = (
+    OptionGroup("Checkpoint", "checkpoint", own=("verify",)),
+    OptionGroup("Reasons", "explain", own=("executor", "plugins"), beside=("as_json",)),
+    OptionGroup(
+        "Layout", "layout", own=("rank", "world_size", "microbatches", "backward"), beside=("output", "as_json")
+    ),
+    OptionGroup("Difference", "diff", own=("exit_code",), beside=("python", "as_json", "defaults")),
+    OptionGroup("Format", "output", beside=("defaults",)),
+    OptionGroup("Format", "python", beside=("defaults",)),
+    OptionGroup("Format", "as_yaml", beside=("defaults",)),
+    OptionGroup("Format", "as_json", beside=("defaults",)),
+    OptionGroup("Format", "flat", beside=("defaults",)),
+    OptionGroup("Format", "who", beside=("defaults",)),
+    OptionGroup("Format", "defaults"),
+)
+"""What can be asked of a recipe, and in which form it is answered."""
 
 
+@in_groups(GROUPS)
 def show(
     name: Annotated[str, typer.Argument(help=f"{RECIPE_HELP} Or a checkpoint's directory.")],
     overrides: Overrides = None,
@@ -78,18 +97,7 @@ def show(
     if checkpoint or is_checkpoint(name):
         refuse_all_but("name", "checkpoint", "verify", "as_json", why="of a checkpoint")
         return identified(name, verify=verify)
-    only_with("checkpoint", "verify")
-    only_with("explain", "executor", "plugins")
-    only_with("diff", "exit_code")
-    only_with("layout", "rank", "world_size", "microbatches", "backward")
-    not_with("explain", "layout", "diff", "output", "python", "as_yaml", "flat", "defaults", "who")
-    not_with("layout", "diff", "python", "as_yaml", "flat", "defaults", "who")
-    not_with("diff", "output", "as_yaml", "flat", "who")
-    not_with("output", "python", "as_yaml", "flat", "who", "as_json")
-    not_with("python", "as_yaml", "flat", "who", "as_json")
-    not_with("as_yaml", "flat", "who", "as_json")
-    not_with("as_json", "flat", "who")
-    not_with("flat", "who")
+    refuse_across(GROUPS)
     if output is not None:
         _refuse_output(output, layout=layout)
     recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
@@ -147,7 +155,7 @@ def _written(recipe: Any, origin: str, output: Path, *, defaults: bool) -> Resul
         from nemo2.pictures.recipe_tree import write_picture
 
         return Result(None, str(write_picture(recipe, output, title=origin, defaults=defaults)))
-    write_new(output, _text_of(recipe, origin, output.suffix, defaults=defaults))
+    write_file(output, _text_of(recipe, origin, output.suffix, defaults=defaults), new=True)
     return Result(None, f"{output}: run it with `nemo2 pretrain {as_source(output)}`")
 
 

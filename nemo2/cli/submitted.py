@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.cli.adapter import Result
+from nemo2.files import write_file
 
 
 def submissions() -> list[Any]:
@@ -79,9 +80,7 @@ def fetch_report(submission: Any, output: Path) -> Path:
     if code != 0:
         name = submission.name
         raise DataError(f"{name} has no report yet; `nemo2 runs status {name}` shows its progress.")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(page, encoding="utf-8")
-    return output
+    return write_file(output, page)
 
 
 def log(submission: Any, *, lines: int, follow: bool) -> Result:

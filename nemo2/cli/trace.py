@@ -5,6 +5,7 @@ from nemo2.cli.adapter import Result
 from nemo2.cli.commands import as_json
 from nemo2.cli.flags import Output
 from nemo2.cli.run_names import run_folder
+from nemo2.files import write_file
 
 
 def trace(
@@ -29,6 +30,5 @@ def trace(
     if output is None and not as_json():
         output = (run_dir / TRACES if (run_dir / TRACES).is_dir() else run_dir) / PAGE
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(render(traces, title=f"Overlap: {run_dir.absolute().name}"), encoding="utf-8")
+        write_file(output, render(traces, title=f"Overlap: {run_dir.absolute().name}"))
     return Result(rows(traces), f"{text(traces)}\n{output}")

@@ -18,6 +18,7 @@ from nemo2.cli.flags import Output
 from nemo2.cli.translate_notebook import translated_notebook
 from nemo2.config.aliases import aliases_of, gone, parameter_names
 from nemo2.errors import ConfigError
+from nemo2.files import write_file
 
 
 class Translation(NamedTuple):
@@ -46,13 +47,10 @@ def translate(
     Example: nemo2 translate pretrain.py --output pretrain_nemo2.py
     """
     if output is not None and output.exists():
-        from nemo2.errors import ConfigError
-
         raise ConfigError(f"--output {output}: the file exists: use another name, or remove it first.")
     text, left, taken_out = _of_run(script, output) if script.is_dir() else _of_script(script)
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text, encoding="utf-8")
+        write_file(output, text, new=True)
     for line in (*taken_out, *left):
         print(line, file=sys.stderr)
     return Result(

@@ -2,7 +2,7 @@
 """`MockDataModule`: random tokens of the right shape, from a seed."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import torch
@@ -139,3 +139,8 @@ class MockGPTDataset(Dataset[dict[str, Tensor]]):
         random = np.random.default_rng([*self.seed, index])
         text = torch.from_numpy(random.integers(self.vocab_size, size=self.seq_length + 1, dtype=np.int64))
         return {"tokens": text[:-1], "labels": text[1:], **self._constant}
+
+
+def is_mock(data: Any) -> bool:
+    """Whether a data module, or its config, provides random tokens."""
+    return isinstance(data, MockDataModule) or getattr(data, "__fn_or_cls__", None) is MockDataModule

@@ -17,6 +17,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
+from nemo2.advice import advice
 from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
 from nemo2.data.finetuning.sample import Malformed, tokenized, unknown_in
 from nemo2.data.special_text import OnSpecialToken, as_plain_text, check_choice, special_in
@@ -134,7 +135,9 @@ def prepare_data(
                 raise DataError(f"No text in the {len(files)} input files: {writer.empty} are empty{left_out}.")
             return writer.commit(tokenizer, eod, bad, on_special_token)
     except OSError as error:
-        raise DataError(f"{prefix}.bin/.idx can't be written: {error}. Choose another --output.") from error
+        raise DataError(
+            f"{prefix}.bin/.idx can't be written: {error}. Choose another {advice('--output', 'prefix')}."
+        ) from error
 
 
 def read_sidecar(prefix: Union[str, Path]) -> Optional[PreparedData]:

@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from nemo2.backend.extras import install
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, DataError
 
@@ -371,8 +372,8 @@ class AutoTokenizer(Tokenizer):
             from transformers import AutoTokenizer as HFAutoTokenizer
         except ImportError as error:
             raise ConfigError(
-                f"AutoTokenizer({self.pretrained_model_name!r}) requires the package transformers: pip install "
-                "'nemo2[hf]'. Or use BPETokenizer with the model's tokenizer.json."
+                f"AutoTokenizer({self.pretrained_model_name!r}) requires the package transformers: "
+                f"{install('hf')}. Or use BPETokenizer with the model's tokenizer.json."
             ) from error
         overrides = {
             key: value

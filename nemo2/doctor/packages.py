@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from nemo2.backend.extras import install, requirements
 from nemo2.doctor.finding import Finding
 
 LEAST_PYTHON = (3, 11)
@@ -41,15 +42,15 @@ PARTS: tuple[Part, ...] = (
             "no fp8 or fp4, no fused kernels, no tensor-parallel overlap, no precision-aware optimizer (deepseek_v3 needs "
             "it)"
         ),
-        fix="pip install 'nemo2[te]' on a machine with an NVIDIA GPU and the CUDA toolkit",
+        fix=f"{install('te')} on a machine with an NVIDIA GPU and the CUDA toolkit",
         gpu_only=True,
     ),
     Part(
         package="transformers",
         costs="no import from and export to Hugging Face, no AutoTokenizer",
-        fix="pip install 'nemo2[hf]'",
+        fix=install("hf"),
     ),
-    Part(package="safetensors", costs="no import from and export to Hugging Face", fix="pip install 'nemo2[hf]'"),
+    Part(package="safetensors", costs="no import from and export to Hugging Face", fix=install("hf")),
     Part(package="wandb", costs="no logging to Weights & Biases (log.wandb)", fix="pip install wandb"),
     Part(
         package="mamba-ssm",
@@ -88,10 +89,8 @@ def needed() -> Iterator[Finding]:
         costs="" if good else f"nemo2 needs {least} or newer",
     )
     yield Finding(topic="Needed", name="nemo2", state="ok", value=installed_version("nemo2") or "a checkout")
-    for line in _declared():
+    for line in requirements():
         requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
         have = installed_version(requirement.name)
         fits = have is not None and requirement.specifier.contains(have, prereleases=True)
         wanted = f"'{requirement.name}{requirement.specifier}'"
@@ -151,21 +150,6 @@ def installed_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _declared() -> list[str]:
-    try:
-        return metadata.requires("nemo2") or []
-    except metadata.PackageNotFoundError:
-        return _of_the_checkout()
-
-
-def _of_the_checkout() -> list[str]:
-    """The dependencies in the checkout, because nemo2 may run from a folder without being installed."""
-    import tomllib
-
-    project = Path(__file__).resolve().parent.parent.parent / "pyproject.toml"
-    return tomllib.loads(project.read_text(encoding="utf-8"))["project"]["dependencies"] if project.is_file() else []
 
 
 def _hf_token_file() -> Path:

@@ -19,6 +19,8 @@ import torch
 from megatron.core import parallel_state
 
 from nemo2 import ranks
+from nemo2.advice import advice
+from nemo2.backend.extras import install
 from nemo2.errors import ConfigError
 from nemo2.evaluation import task_files
 from nemo2.evaluation.answers import Answers
@@ -94,7 +96,7 @@ def require_lm_eval() -> None:
     """Raise ConfigError if lm-eval isn't installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(
-            "Tasks need lm-eval, which is not installed: pip install 'nemo2[evaluate]'. Text files (--text) don't need it."
+            f"Tasks need lm-eval, which is not installed: {install('evaluate')}. Text files (--text) don't need it."
         )
 
 
@@ -109,7 +111,7 @@ def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_t
     if not tasks:
         raise ConfigError("tasks is empty: name at least one task, such as arc_easy.")
     if task_folder is not None and not task_folder.is_dir():
-        raise ConfigError(f"task_folder={str(task_folder)!r} (--include): the folder doesn't exist.")
+        raise ConfigError(f"{advice('--include ', 'task_folder=')}{str(task_folder)!r}: the folder doesn't exist.")
     require_lm_eval()
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
@@ -123,7 +125,8 @@ def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_t
         if not known.match_tasks([name]):
             hint = did_you_mean(name, known.all_tasks)
             raise ConfigError(
-                f"lm-eval has no task {name!r}{hint} `lm-eval ls tasks` lists the tasks, and --include FOLDER adds your own."
+                f"lm-eval has no task {name!r}{hint} `lm-eval ls tasks` lists the tasks, and "
+                f"{advice('--include FOLDER', 'task_folder=')} adds your own."
             )
     return known
 

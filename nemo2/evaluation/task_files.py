@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from nemo2.advice import advice
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.errors import CheckpointError, SecurityError
 
@@ -80,8 +81,8 @@ def _why_not(folder: Path, file: Path, key: str, value: Any, metrics: Collection
 
 def _refusal(what: str) -> SecurityError:
     return SecurityError(
-        f"{what}. nemo2 doesn't run code from a task folder unless you trust the folder. If you do, add --trust-tasks "
-        "(trust_tasks=True)."
+        f"{what}. nemo2 doesn't run code from a task folder unless you trust the folder. If you do, add "
+        f"{advice('--trust-tasks', 'trust_tasks=True')}."
     )
 
 

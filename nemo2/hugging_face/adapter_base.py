@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import fiddle as fdl
 from torch import Tensor
 
+from nemo2.advice import advice
 from nemo2.checkpoint.paths import HUGGING_FACE
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
@@ -52,7 +53,7 @@ def named_base(settings: Mapping[str, Any], folder: Path) -> str:
     if not name:
         raise CheckpointError(
             f"{folder / ADAPTER_CONFIG} does not name the model that it was trained on (base_model_name_or_path). Set "
-            "base_model (--base) to a checkpoint, hf:///folder or hf://organisation/name."
+            f"{advice('--base', 'base_model')} to a checkpoint, hf:///folder or hf://organisation/name."
         )
     revision = f"@{settings['revision']}" if settings.get("revision") else ""
     return name if Path(name).is_dir() or "://" in name else f"{HUGGING_FACE}{name}{revision}"
@@ -80,6 +81,7 @@ def named_as_in_table(given: Mapping[str, _T], conversion: Conversion, known: Co
     if strange := sorted(name.rstrip(".") for name in named.keys() - set(known)):
         raise CheckpointError(
             f"The adapter changes {listed(strange, 5)}, which the "
-            f"base, a {conversion.architectures[0]}, does not have. Use the base that it was trained on (--base)."
+            f"base, a {conversion.architectures[0]}, does not have. Use the base that it was trained on "
+            f"({advice('--base', 'base_model=')})."
         )
     return named

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nemo2.advice import advice
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_base import Base, named_as_in_table
 from nemo2.hugging_face.adapter_rows import short_names, stored_apart
@@ -109,7 +110,7 @@ class FullModules:
                 raise CheckpointError(
                     f"{self.folder}: {name} is {list(tensor.shape)} in the adapter, but {list(shapes[name])} in the "
                     "base. The adapter was trained on a model of another size, or with a resized vocabulary. Use "
-                    "that model as the base (--base)."
+                    f"that model as the base ({advice('--base', 'base_model=')})."
                 )
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from nemo2.advice import advice
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_base import Base, named_as_in_table, named_base, open_base
 from nemo2.hugging_face.adapter_files import Adapter, read_adapters, read_settings
@@ -224,7 +225,7 @@ def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Iterable[Entry
             raise CheckpointError(
                 f"{folder}: the adapter of {name} has {one.first.shape[1]:,} inputs and {one.second.shape[0]:,} "
                 f"outputs, but the base has {inputs:,} and {outputs:,}. The adapter was trained on a model of another "
-                "size. Use that model as the base (--base)."
+                f"size. Use that model as the base ({advice('--base', 'base_model=')})."
             )
 
 

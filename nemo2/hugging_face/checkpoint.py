@@ -13,6 +13,7 @@ from typing import Any, Optional, Self, Union
 
 import fiddle as fdl
 
+from nemo2.advice import advice
 from nemo2.checkpoint.context import describes, load_context
 from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, read_manifest
@@ -149,7 +150,7 @@ class Checkpoint:
         else:
             raise ConfigError(
                 f"{self.path} is a checkpoint of {self.kind} that does not describe its model in a way that nemo2 can "
-                "read. Name a recipe of the same model: --recipe llama3_8b, or model=LlamaModel(config=...)."
+                f"read. Name its model: {advice('--recipe llama3_8b', 'model=LlamaModel(config=...)')}."
             )
         config = getattr(model, "config", None)
         by_table = getattr(config, "position_embedding_type", None) == "learned_absolute"

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from nemo2.advice import advice
 from nemo2.checkpoint.changes import tokenizer_settings
 from nemo2.checkpoint.context import write_parts
 from nemo2.checkpoint.digests import digest_of
@@ -108,7 +109,7 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
     read."""
     if target.exists() and not overwrite:
         raise CheckpointError(
-            f"{target} exists: give overwrite=True (--overwrite) to replace it, or another directory."
+            f"{target} exists: use {advice('--overwrite', 'overwrite=True')} to replace it, or another directory."
         )
 
 

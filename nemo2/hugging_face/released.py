@@ -11,6 +11,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from nemo2.advice import advice
 from nemo2.checkpoint.foreign_files import read_object
 from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.hugging_face.quantised import Plain, Source, sources
@@ -342,7 +343,8 @@ def _refuse_what_does_not_fit(
         )
         raise CheckpointError(
             f"{folder} is another {conversion.architectures[0]} than the recipe describes: {contradictions}. Remove these "
-            f"settings, or start with --from, which takes the model from config.json. For example, {first[0]}."
+            f"settings, or "
+            f"{advice('start with --from, which takes the model from config.json', 'take its values')}. For example, {first[0]}."
         )
     if problems:
         raise CheckpointError(

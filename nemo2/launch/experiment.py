@@ -201,8 +201,10 @@ def prepare_executor(
 
 
 def describe(executor: Any, title: str) -> str:
-    """The command that would be started on this machine, formatted for reading."""
-    variables = "".join(f"  {name}={value}\n" for name, value in sorted(executor.env_vars.items()))
+    """The command that would be started on this machine, formatted for reading, without the variables that are nemo2's
+    own."""
+    named = ((name, value) for name, value in sorted(executor.env_vars.items()) if not name.startswith("NEMO2_"))
+    variables = "".join(f"  {name}={value}\n" for name, value in named)
     launcher = executor.get_launcher()
     under = f"nsys profile -t {','.join(launcher.nsys_trace)} ... " if launcher.nsys_profile else ""
     starter = "ft_launcher" if isinstance(launcher, nemo_run.FaultTolerance) else "torchrun"

@@ -11,7 +11,10 @@ from typing import Any
 
 import nemo_run
 
+from nemo2.advice import advice
+from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.launch.announce import say_end, say_start
 from nemo2.launch.clusters import named
 from nemo2.launch.environment import set_variables
 from nemo2.launch.experiment import on_experiment
@@ -46,6 +49,7 @@ def launch(
     check: bool = True,
     force: bool = False,
     raise_on_failure: bool = True,
+    quiet: bool = False,
 ) -> RunResult:
     """Run ``recipe`` on ``executor`` and wait for its end.
 
@@ -69,6 +73,8 @@ def launch(
         check: before anything starts, reject a recipe that can't work or whose memory far exceeds its GPUs'.
         force: start a recipe even if its memory far exceeds its GPUs'.
         raise_on_failure: False: return a result with ``status="failed"`` instead of raising.
+        quiet: leave out the block at the start, which says what runs, and the last lines, which say where the results
+            are.
 
     Returns:
         The result of the run.
@@ -84,7 +90,7 @@ def launch(
             'the launch under `if __name__ == "__main__":`.'
         )
     recipe = copy.deepcopy(recipe)
-    chosen = devices is not None
+    chosen, asked = devices is not None, executor
     executor, settings, machine = place_of(executor, gpu)
     local = machine.local
     if isinstance(chain, bool) or not isinstance(chain, int) or chain < 1:
@@ -97,6 +103,8 @@ def launch(
         check_types(recipe)
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
     title = safe_name(name)
+    if not quiet:
+        say_start(recipe, title, asked, machine)
     experiment_id = f"{title}_{time.time_ns()}"
     edited: list[str] = []
     if chosen_plugins := made(plugins):
@@ -133,6 +141,8 @@ def launch(
         result = on_experiment(recipe, executor, **given, **shape, machine=machine, local=local, edited=edited)
     if result.failure is not None and raise_on_failure:
         raise result.failure
+    if not quiet:
+        say_end(result)
     return result
 
 
@@ -194,21 +204,20 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
     if answer == "does not fit" and not fit.assumed and not force:
         raise ConfigError(
             f"{said[0].upper()}{said[1:]} `nemo2 rehearse` counts each part and searches for a change that makes the run "
-            "fit. To start it anyway, pass --force (launch(force=True))."
+            "fit. To start it anyway, use "
+            f"{advice('--force', 'launch(recipe, force=True)')}."
         )
     print(f"warning: {said} `nemo2 rehearse` counts each part.", file=sys.stderr)
 
 
 def _say_random_data(recipe: Any) -> None:
     """Warn on stderr if a run longer than a trial trains on random tokens."""
-    from nemo2.data.mock import MockDataModule
-
     steps = _get(_get(recipe, "trainer"), "max_steps") or 0
-    if getattr(_get(recipe, "data"), "__fn_or_cls__", None) is MockDataModule and (steps > _TRIAL or steps < 0):
+    if is_mock(_get(recipe, "data")) and (steps > _TRIAL or steps < 0):
         print(
             f"note: {f'{steps:,}' if steps > 0 else 'all'} steps on random tokens (MockDataModule), from which the "
-            "model can learn nothing. To train on text, pass --data PATH, or data=PreTrainingDataModule "
-            "data.paths=PATH.",
+            "model can learn nothing. To train on text, "
+            f"{advice('pass --data PATH', 'set recipe.data to a PreTrainingDataModule with paths=PATH')}.",
             file=sys.stderr,
         )
 
@@ -250,10 +259,11 @@ def _refuse_more_ranks_than_gpus(executor: Any, *, devices: int, nodes: int) -> 
     if not isinstance(executor, nemo_run.SlurmExecutor) or not gpus or devices <= gpus:
         return
     ranks = World(nodes, devices).size
-    fit = f"{ranks // gpus} nodes of {gpus} (--gpus {ranks}), or " if not devices % gpus else ""
+    per_node = advice("--devices", "devices")
+    fit = f"{ranks // gpus} nodes of {gpus}, or " if not devices % gpus else ""
     raise ConfigError(
         f"trainer.devices={devices}: the executor requests only {gpus} GPU{'s' if gpus > 1 else ''} per node "
-        f"(gpus_per_node), but each rank needs one. Use {fit}nodes of at most {gpus} (--devices {gpus}), or correct "
+        f"(gpus_per_node), but each rank needs one. Use {fit}nodes of at most {gpus} ({per_node}={gpus}), or correct "
         "gpus_per_node."
     )
 

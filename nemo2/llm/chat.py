@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.advice import advice
 from nemo2.checkpoint.context import describes, load_context
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.module import ChatDataModule
@@ -150,7 +151,8 @@ def conversation(
         except ConfigError as error:
             raise ConfigError(
                 f"{path} cannot be used for chat: {error} Give the template that the model was trained with "
-                "(--template FILE, Jinja), train on conversations with a template (ChatDataModule), or complete "
+                f"({advice('--template FILE', 'template=')}, Jinja), train on "
+                "conversations with a template (ChatDataModule), or complete "
                 "texts with nemo2 generate."
             ) from None
         return encoder

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Optional
 
+from nemo2.advice import advice
+from nemo2.backend.extras import install
 from nemo2.errors import ConfigError
 from nemo2.llm.exported import DTYPES, torch_name
 from nemo2.peft import LoRA
@@ -17,7 +19,7 @@ from nemo2.peft import LoRA
 Engine = Literal["vllm", "transformers"]
 ENGINES: tuple[Engine, ...] = ("vllm", "transformers")
 """The first installed engine serves."""
-_INSTALL = {"vllm": "pip install vllm", "transformers": "pip install 'nemo2[serve]'"}
+_INSTALL = {"vllm": "pip install vllm", "transformers": install("serve")}
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's ``--max-lora-rank`` (vllm/config/lora.py)."""
 _OLDEST_TRANSFORMERS = 5
@@ -75,7 +77,8 @@ def chosen(engine: Optional[str], *, print_only: bool = False) -> Engine:
     if print_only:
         return ENGINES[0]
     reasons = "; ".join(f"{_missing(one)}" for one in ENGINES if engine in (None, one))
-    raise ConfigError(f"This machine has no engine to serve with: {reasons}. To only see the command, pass --print.")
+    show = advice("--print", "plan_serving(..., print_only=True)")
+    raise ConfigError(f"This machine has no engine to serve with: {reasons}. To only see the command, use {show}.")
 
 
 def vllm_command(

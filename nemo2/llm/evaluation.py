@@ -14,9 +14,10 @@ from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.evaluation import figures
 from nemo2.evaluation.harness import evaluate_tasks, refuse_unknown
 from nemo2.evaluation.perplexity import Perplexity, perplexity_of, text_of
+from nemo2.files import output_file, write_file
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.exported import exports_cache
-from nemo2.llm.inference import loaded, refuse_no_place
+from nemo2.llm.inference import loaded
 from nemo2.run_dir.records import METRICS_FILE, add_evaluation
 from nemo2.run_dir.report import write_report
 
@@ -67,7 +68,8 @@ def evaluate(
         SecurityError: a file in ``task_folder`` would run code.
     """
     folder = None if task_folder is None else Path(task_folder)
-    refuse_no_place(output_path)
+    if output_path is not None:
+        output_file(output_path)
     refuse_unknown(tasks, folder, trust_tasks=trust_tasks)
     with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
         results = evaluate_tasks(
@@ -87,7 +89,7 @@ def evaluate(
     if first and report:
         _report(path, figures.of_tasks(results))
     if first and output_path is not None:
-        Path(output_path).write_text(json.dumps(results, indent=1, default=float) + "\n")
+        write_file(output_path, json.dumps(results, indent=1, default=float) + "\n")
     return results
 
 

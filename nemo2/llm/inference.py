@@ -15,6 +15,7 @@ import torch
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.errors import ConfigError, DataError
 from nemo2.evaluation.perplexity import text_of
+from nemo2.files import output_file, write_file
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.models.generate import Generation, generate, read_prompts
 from nemo2.models.sampling import Sampling
@@ -101,7 +102,8 @@ def generate_from_checkpoint(
     """See `nemo2.llm.generate`. ``records`` are those of `prompts_of`."""
     trainer = trainer or _trainer(params_dtype)
     _refuse_another_dtype(trainer, params_dtype)
-    refuse_no_place(output_path)
+    if output_path is not None:
+        output_file(output_path)
     prompts = [record["input"] for record in records]
 
     def read(model: Any) -> None:
@@ -121,7 +123,7 @@ def generate_from_checkpoint(
         )
     if output_path is not None and trainer.is_global_zero:
         lines = [_line(record, result) for record, result in zip(records, results, strict=True)]
-        Path(output_path).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_file(output_path, "".join(json.dumps(line) + "\n" for line in lines))
     return [result.text for result in results] if text_only else results
 
 
@@ -151,15 +153,6 @@ def loaded(
             yield model
     finally:
         strategy.restore_config = restore
-
-
-def refuse_no_place(output_path: Optional[str]) -> None:
-    """
-    Raises:
-        ConfigError: no file can be written there; said before the work whose results it would have.
-    """
-    if output_path is not None and (Path(output_path).is_dir() or not Path(output_path).absolute().parent.is_dir()):
-        raise ConfigError(f"output_path={output_path!r} must be a file in an existing folder. Create the folder first.")
 
 
 def _line(record: dict[str, Any], result: Generation) -> dict[str, Any]:

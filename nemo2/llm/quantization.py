@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.backend.extras import install
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, DataError
 from nemo2.hugging_face.checkpoint import Checkpoint
@@ -126,8 +127,8 @@ def ptq(
     settings = quantization_config or QuantizationConfig()
     if importlib.util.find_spec("modelopt") is None:
         raise ConfigError(
-            "Quantization requires NVIDIA's ModelOpt, which is not installed: pip install 'nemo2[quantize]' "
-            f"('nvidia-modelopt[hf]'). You can also run ModelOpt yourself on the output of `nemo2 export {model_path} "
+            f"Quantization requires NVIDIA's ModelOpt, which is not installed: {install('quantize')}. "
+            f"You can also run ModelOpt yourself on the output of `nemo2 export {model_path} "
             "--output FOLDER`."
         )
     if forward_loop is None and settings.calibration_dataset is None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.advice import advice
 from nemo2.checkpoint.directory import temporary_name
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
@@ -251,7 +252,7 @@ def _why_whole(checkpoint: Checkpoint, model: Any, engine: Engine, *, merge: boo
     if checkpoint.base is None:
         return ""
     if merge:
-        return "--merge requests it"
+        return f"{advice('--merge', 'merge=True')} requests it"
     if engine == "transformers":
         return "`transformers serve` has no argument for adapters"
     return engines.why_vllm_takes_no_adapters(model)
@@ -286,7 +287,8 @@ def _by_vllm(
     if options.max_length is None:
         notes = (
             *notes,
-            f"At most {length} tokens, the sequence length of the model. To change this, pass --max-length.",
+            f"At most {length} tokens, the sequence length of the model. To change this, set "
+            f"{advice('--max-length', 'max_length')}.",
         )
     command = engines.vllm_command(place, options, dtype=dtype, length=length, name=name, adapters=adapters)
     return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from nemo2.backend.extras import have_te
+from nemo2.backend.extras import have_te, why_missing
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
@@ -101,8 +101,8 @@ def fused_adam(params: Any, **settings: Any) -> Optimizer:
     """
     if not have_te():
         raise ConfigError(
-            "optim.optimizer_fn=fused_adam requires Transformer Engine, which is not installed here. Use "
-            "torch.optim.Adam (pytorch_adam_with_cosine_annealing), or install 'nemo2[te]'."
+            f"optim.optimizer_fn=fused_adam requires Transformer Engine: {why_missing('transformer_engine')}. Or use "
+            "torch.optim.Adam (pytorch_adam_with_cosine_annealing)."
         )
     from transformer_engine.pytorch.optimizers import FusedAdam
 

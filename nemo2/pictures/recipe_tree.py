@@ -10,6 +10,7 @@ import fiddle as fdl
 
 from nemo2.config.show import effective_children, qualified_name, shown_value
 from nemo2.errors import ConfigError
+from nemo2.files import write_file
 from nemo2.pictures.page import figure, page
 from nemo2.pictures.svg import Canvas, standalone, text_width
 
@@ -61,14 +62,12 @@ def write_picture(recipe: Any, path: Path, *, title: str, defaults: bool = False
         raise ConfigError(f"{path}: the suffix of a picture must be one of {', '.join(SUFFIXES)}.")
     picture = draw(boxes(recipe, defaults=defaults), title).render()
     caption = "Each box is a config with the fields that it sets."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
+    text = (
         standalone(picture)
         if path.suffix == ".svg"
-        else page(title, figure(picture, caption, natural_size=True), wide=True),
-        encoding="utf-8",
+        else page(title, figure(picture, caption, natural_size=True), wide=True)
     )
-    return path
+    return write_file(path, text)
 
 
 def boxes(recipe: Any, *, defaults: bool = False) -> Box:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A search for layouts as one HTML page: all that fit as a scatter plot, the best as a table."""
 
-from pathlib import Path
-
 from nemo2.config.overrides import in_shell
 from nemo2.pictures import Point, page, scatter_chart
 from nemo2.pictures.page import cards, figure, paragraph, section, table
@@ -10,13 +8,6 @@ from nemo2.planner.search import Candidate, SearchResult
 from nemo2.planner.text import GIB, seconds
 
 MOST_POINTS = 400
-
-
-def write_page(found: SearchResult, path: Path, *, title: str) -> Path:
-    """Write the page to ``path``. Missing folders are created, and an existing file is replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_page(found, title=title), encoding="utf-8")
-    return path
 
 
 def render_page(found: SearchResult, *, title: str) -> str:

@@ -135,7 +135,7 @@ def plan(
         ConfigError: the recipe breaks a rule, the GPU is unknown, or the planner has no formula for the model.
     """
     if tokens is not None and tokens <= 0:
-        raise ConfigError(f"tokens={tokens:g}: the token budget (--tokens) must be above 0.")
+        raise ConfigError(f"tokens={tokens:g}: the token budget must be above 0.")
     machine = Machine.named(gpus)
     chip, recipe = gpu(gpus), on(recipe, machine)
     if check:

@@ -62,7 +62,7 @@ def read_recipe(recipe: Any, chip: GPU) -> Subject:
     sharded = _is_sharded(facts)
     alone = teachers_recipe(recipe)
     teacher = None if alone is None else shape_of(read_facts(alone, machine=Machine.named(chip.name)))
-    job = _job_of(facts, chip, sharded=sharded)
+    job = job_of(facts, chip, sharded=sharded)
     return Subject(facts=facts, shape=shape, job=job, sharded=sharded, teacher=teacher)
 
 
@@ -72,7 +72,7 @@ def shape_of(facts: Facts) -> ModelShape:
     Raises:
         ConfigError: the planner has no formula for a layer of the model.
     """
-    shape = read_shape(facts.config, _vocabulary(facts))
+    shape = read_shape(facts.config, vocabulary_of(facts))
     for part in shape.parts:
         sparse = isinstance(part, LatentAttention) and part.index_heads
         if sparse or isinstance(part, DeltaNet):
@@ -84,7 +84,7 @@ def shape_of(facts: Facts) -> ModelShape:
     return shape
 
 
-def _vocabulary(facts: Facts) -> int:
+def vocabulary_of(facts: Facts) -> int:
     """The rows of the embedding with padding, as in `GPTConfig.padded_vocab_size`."""
     rows, tp = facts.of_model("vocab_size"), facts.layout.tp
     if rows:
@@ -120,7 +120,7 @@ def _is_sharded(facts: Facts) -> bool:
     return getattr(class_of(facts.strategy), "sharded_by_torch", False) or bool(facts.of_strategy("fsdp"))
 
 
-def _job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
+def job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
     layout, precision = facts.layout, facts.precision
     tp, cp = layout.tp, layout.cp
     if sharded and not facts.sizes:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple, Optional
 
+from nemo2.advice import advice
 from nemo2.checks.arithmetic import divisors_of
 from nemo2.checks.facts import Facts, with_layout
 from nemo2.checks.megatron import refused
@@ -116,7 +117,7 @@ def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
     if tried.number == 0:
         return (
             f"No layout of {gpus} splits data.global_batch_size={subject.job.global_batch} into equal micro-batches. Use a "
-            "global batch with more divisors (--global-batch), or another number of GPUs."
+            f"global batch with more divisors ({advice('--global-batch', 'data.global_batch_size')}), or another number of GPUs."
         )
     if tried.fitting:
         return (
@@ -125,7 +126,7 @@ def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
         )
     return (
         f"No layout of {gpus} fits in memory: the smallest needs {tried.least / 2**30:.0f} GiB per GPU, and "
-        f"{capacity / 2**30:.0f} GiB are usable. Use more GPUs, or shorter sequences (--seq)."
+        f"{capacity / 2**30:.0f} GiB are usable. Use more GPUs, or shorter sequences ({advice('--seq', 'data.seq_length')})."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import nemo_run
 
+from nemo2.backend.extras import install
 from nemo2.callbacks.fault_tolerance import FaultToleranceCallback
 from nemo2.errors import ConfigError
 from nemo2.plugins.editing import add_callback, set_variable, trainer_of
@@ -134,7 +135,7 @@ class FaultTolerancePlugin(nemo_run.Plugin):
         if self.resiliency_ext and not there:
             raise ConfigError(
                 "FaultTolerancePlugin.resiliency_ext=True: nvidia-resiliency-ext is not installed here. Run "
-                "`pip install 'nemo2[resiliency]'` here and where the ranks run, or leave resiliency_ext unset."
+                f"`{install('resiliency')}` here and where the ranks run, or leave resiliency_ext unset."
             )
         if self.resiliency_ext and not has_gpus:
             raise ConfigError(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nemo2.advice import advice
 from nemo2.checks import check_recipe
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, answer_of
@@ -143,7 +144,8 @@ def notes_of(recipe: Any, kernels: str) -> tuple[str, ...]:
     notes = []
     if kernels == "te":
         notes.append(
-            "memory and arithmetic are those of Transformer Engine's kernels; --kernels plain counts plain PyTorch layers"
+            "memory and arithmetic are those of Transformer Engine's kernels; "
+            f"{advice('--kernels plain', 'kernels=plain')} counts plain PyTorch layers"
         )
     model = recipe.model.config
     if getattr(model, "num_moe_experts", None):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rehearsal as one HTML page: memory as stacked bars, the pipeline's timeline, and the tables."""
 
-from pathlib import Path
 from typing import Optional
 
 from nemo2.pictures import Bar, Limit, page, stacked_bars
@@ -10,13 +9,6 @@ from nemo2.pictures.pipeline import Messages, draw_timeline
 from nemo2.rehearse.counts import CollectiveCount, MemoryCount, RankRehearsal, Rehearsal, Verdict
 from nemo2.rehearse.step_timeline import Rates, step_timeline
 from nemo2.rehearse.text import GIB, verdict_lines
-
-
-def write_page(rehearsal: Rehearsal, path: Path, rates: Optional[Rates] = None) -> Path:
-    """Write the page to ``path``. Missing folders are created, and an existing file is replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_page(rehearsal, rates), encoding="utf-8")
-    return path
 
 
 def render_page(rehearsal: Rehearsal, rates: Optional[Rates] = None) -> str:

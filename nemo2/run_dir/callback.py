@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 
 from nemo2 import ranks
 from nemo2.checkpoint.directory import read_manifest
-from nemo2.errors import CheckpointError, RuntimeFault
+from nemo2.errors import CheckpointError, Preempted, RuntimeFault
 from nemo2.run_dir.directory import RunDirectory, refuse_another_run, writing_to
 from nemo2.run_dir.effective import EFFECTIVE_FILE, effective_config, write_effective_config
 from nemo2.run_dir.environment import ENVIRONMENT_FILE
@@ -111,7 +111,8 @@ class RunDirectoryCallback(Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         record_fault(exception, step=trainer.global_step)
-        logger.error("the run ended with %s", type(exception).__name__, exc_info=exception)
+        if not isinstance(exception, Preempted):  # which says what it saved
+            logger.error("the run ended with %s", type(exception).__name__, exc_info=exception)
         _report(trainer, self.directory, self.metrics)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import torch
 
 from nemo2 import ranks
+from nemo2.advice import again
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint, ends_now
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, Preempted
@@ -96,7 +97,7 @@ class PreemptionCallback(pl.Callback):
         error = Preempted(
             f"{signal.Signals(heard).name} after step {trainer.global_step}: "
             + (
-                f"saved {saved}. Run the same command again to resume from this checkpoint."
+                f"saved {saved}.\nTo go on, run: {again()}"
                 if saved
                 else "nothing was saved, because the run has no ModelCheckpoint callback. Set log.ckpt."
             )
@@ -123,10 +124,14 @@ def _save(trainer: pl.Trainer) -> str:
     callback = next((item for item in trainer.checkpoint_callbacks if isinstance(item, ModelCheckpoint)), None)
     if callback is None:
         return ""
-    callback.save(trainer, weights_only=False)
-    io: Any = trainer.strategy.checkpoint_io
-    if hasattr(io, "maybe_finalize_save_checkpoint"):
-        io.maybe_finalize_save_checkpoint(blocking=True)
+    told, callback.verbose = callback.verbose, False  # the message that follows names the checkpoint
+    try:
+        callback.save(trainer, weights_only=False)
+        io: Any = trainer.strategy.checkpoint_io
+        if hasattr(io, "maybe_finalize_save_checkpoint"):
+            io.maybe_finalize_save_checkpoint(blocking=True)
+    finally:
+        callback.verbose = told
     return callback.last_model_path
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
-from nemo2.checkpoint.changes import changes_since
+from nemo2.advice import new_name
+from nemo2.checkpoint.changes import changes_since, misfit
 from nemo2.errors import CheckpointError
 from nemo2.run_dir.records import CHANGES_FILE, write_text
 
@@ -36,11 +37,7 @@ class ResumedRecipe(Callback):
         """
         found = trainer.strategy.broadcast(changes_since(self.checkpoint, trainer) if trainer.is_global_zero else None)
         if found.unfit and not self.accept_changes:
-            raise CheckpointError(
-                f"The recipe doesn't fit {self.checkpoint}, from which the run would resume: {'; '.join(map(str, found.unfit))}. "
-                "Undo the changes, set another log.name to start a new run, or set resume.accept_changes=True "
-                "(--accept-changes) to resume anyway."
-            )
+            raise CheckpointError(misfit(self.checkpoint, found.unfit))
         if trainer.is_global_zero:
             write_text(self.log_dir / CHANGES_FILE, json.dumps(found.to_dict(), indent=1) + "\n")
             if found:
@@ -55,8 +52,9 @@ class ResumedRecipe(Callback):
             limits = [f"trainer.{name}={getattr(trainer, name)}" for name in ("max_steps", "max_epochs")]
             _log.warning(
                 "No step was trained: %s is at step %d, where %s end training. To train further, raise the limit. For a new "
-                "run, change log.name.",
+                "run, %s.",
                 self.checkpoint,
                 trainer.global_step,
                 " and ".join(limits),
+                new_name(),
             )

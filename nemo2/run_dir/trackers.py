@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from nemo2.advice import advice
 from nemo2.backend.extras import has
 from nemo2.place import here
 from nemo2.run_dir.directory import RunDirectory
@@ -111,7 +112,7 @@ def missing_login(kind: str, arguments: Mapping[str, Any]) -> Optional[str]:
             return None
         return (
             "W&B has no API key. Run `wandb login`, set WANDB_API_KEY, or keep the run on this machine with "
-            "`--tracker wandb:offline` (offline=True of its logger)"
+            f"{advice('--tracker wandb:offline', 'offline=True of its logger')}"
         )
     if kind in ("CometLogger", "CometTracker"):
         offline = arguments.get("offline") or arguments.get("online") is False
@@ -122,7 +123,7 @@ def missing_login(kind: str, arguments: Mapping[str, Any]) -> Optional[str]:
             return None
         return (
             "Comet has no API key. Run `comet login`, set COMET_API_KEY, or keep the run on this machine with "
-            "`--tracker comet:offline` (offline=True of its logger)"
+            f"{advice('--tracker comet:offline', 'offline=True of its logger')}"
         )
     return None
 

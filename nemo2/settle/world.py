@@ -5,6 +5,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from nemo2.advice import advice
 from nemo2.errors import ConfigError
 from nemo2.settle.machine import Machine
 
@@ -50,7 +51,8 @@ def world_of(recipe: Any, machine: Machine) -> World:
     per_node = requested if machine.count % requested == 0 else min(machine.count, machine.per_node)
     if machine.count % per_node:
         raise ConfigError(
-            f"--gpus: {machine.count} GPUs are not whole nodes of {per_node} GPUs. Use a multiple of {per_node}."
+            f"{advice('--gpus', 'Machine.count')}: {machine.count} GPUs are not whole nodes of "
+            f"{per_node} GPUs. Use a multiple of {per_node}."
         )
     return World(machine.count // per_node, per_node)
 

@@ -16,6 +16,7 @@ from lightning.pytorch.strategies.ddp import DDPStrategy
 from torch._C._distributed_c10d import HashStore
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from nemo2.advice import advice
 from nemo2.backend import get_backend
 from nemo2.backend.attention_variables import attention_chosen_anew
 from nemo2.backend.base import Backend
@@ -117,7 +118,7 @@ class WorldStrategy(DDPStrategy):
                 f"trainer.num_nodes * trainer.devices = {self.num_nodes} * {self.num_processes} = {world_size}, but "
                 f"the launcher started {launched} process{'es' if launched > 1 else ''}. Set trainer.num_nodes and "
                 f"trainer.devices to the launched nodes and processes per node, or launch {world_size} "
-                f"process{'es' if world_size > 1 else ''} (`--devices`, ntasks_per_node)."
+                f"process{'es' if world_size > 1 else ''} ({advice('--devices', 'ntasks_per_node')})."
             )
         self.layout.data_parallel_size(world_size)
 

@@ -13,7 +13,8 @@ import pytest
 from nemo2 import recipes
 from nemo2.cli.adapter import described
 from nemo2.cli.app import VERBS, main
-from nemo2.cli.recipe_list import layout_text, matches, short_count
+from nemo2.cli.recipe_list import layout_text, matches
+from nemo2.columns import short_count
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.parallel.layout import Layout
 
@@ -208,7 +209,7 @@ def test_pretrain_hands_the_changed_recipe_to_the_launcher(monkeypatch, tmp_path
     assert f"run directory: {tmp_path}" in told.out
     block = dict(line.split(maxsplit=1) for line in told.err.splitlines() if line.startswith("  "))
     assert block["machine"].startswith("2 processes") and block["layout"] == "TP 2 (SP) · DP 1"
-    assert block["parameters"] == "3.67M" and block["writes"] == f"to   {tmp_path}/mine"
+    assert block["parameters"] == "3.67M with a vocabulary of 2,048" and block["writes"] == f"to   {tmp_path}/mine"
     assert block["changed"] == "trainer.max_steps=50 optim.config.lr=1e-3"
 
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import textwrap
+import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import which
@@ -19,6 +20,7 @@ import typer
 
 from nemo2.cli import adapter, evaluate, flags, launching
 from nemo2.cli.app import FIRST, VERBS, app, main
+from nemo2.cli.commands import rules_of
 from nemo2.cli.moved import MOVED
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import latest, run_called
@@ -34,6 +36,8 @@ SHARED = {
     "overrides": Overrides,
     "as_json": adapter.AsJson,
 }
+WRITTEN = (flags.Output, flags.Prefix, flags.Html, flags.Folder, flags.FileOrFolder)
+"""What is written: `nemo2.files.output_file` refuses a place for a file, `nemo2.files.write_file` makes its folders."""
 SHAPED = ("show", "check", "plan", "rehearse", "pretrain", "finetune", "evaluate")
 """Commands that take a recipe and look at it on a machine."""
 ANOTHER_MEANING = {("cluster test", "nodes"), ("data preview", "overrides")}
@@ -64,7 +68,7 @@ def typer_commands() -> dict[str, Any]:
 
 def annotation(parameter: inspect.Parameter) -> tuple[Any, Any]:
     kind, info = get_args(parameter.annotation)
-    return kind, {name: value for name, value in vars(info).items() if name != "default"}
+    return kind, {name: value for name, value in vars(info).items() if name not in ("default", "rich_help_panel")}
 
 
 def test_what_commands_share_is_the_same_in_all_of_them() -> None:
@@ -76,6 +80,11 @@ def test_what_commands_share_is_the_same_in_all_of_them() -> None:
         assert options.get("output", ["--output", "-o"]) == ["--output", "-o"], words
         assert options.get("source", ["--from"]) == ["--from"] and options.get("html", ["--html"]) == ["--html"], words
         assert ("as_json" in options) is (words not in NO_DATA), f"nemo2 {words}: --json, or a line in NO_DATA"
+        written = [one for one in inspect.signature(VERBS[words]).parameters.items() if one[0] in ("output", "html")]
+        hints = typing.get_type_hints(VERBS[words], include_extras=True)
+        assert all(hints[name] in WRITTEN for name, _ in written), (
+            f"nemo2 {words}: a file or folder is written by one rule"
+        )
         assert all(one.help for one in command.params), f"nemo2 {words}: each parameter has a line in Args"
         assert command.help and command.epilog.startswith(f"Example: nemo2 {words}"), words
         for name, parameter in inspect.signature(as_typed(words)).parameters.items():
@@ -83,6 +92,33 @@ def test_what_commands_share_is_the_same_in_all_of_them() -> None:
                 shared = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=SHARED[name])
                 assert annotation(parameter) == annotation(shared), f"nemo2 {words}: {name} is its own"
     assert NO_DATA.keys() <= found.keys()
+
+
+def test_advice_names_options_to_who_types_a_command_and_fields_to_a_program() -> None:
+    from nemo2.advice import again, for_the_command_line, new_name
+
+    assert "log.name" in new_name() and "--name" not in new_name()
+    with for_the_command_line(["pretrain", "a b", "--devices", "2"]):
+        assert "--name" in new_name() and "log.name" not in new_name()
+        assert again() == "nemo2 pretrain 'a b' --devices 2"
+    assert "--name" not in new_name()
+
+
+def test_a_file_to_write_gets_its_folders_and_a_place_for_none_is_refused_before_work(tmp_path, capsys) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    for command in (
+        ["rehearse", "llama_tiny", "--html"],
+        ["show", "llama_tiny", "--output"],
+        ["plan", "llama_tiny", "--search", "--html"],
+    ):
+        for place in ("folder", "folder/", "file/below.html"):
+            assert main([*command, f"{tmp_path}/{place}"]) == 2
+            assert str(tmp_path) in capsys.readouterr().err
+    assert main(["new-recipe", "own_a", "--from", "llama_tiny", "--output", str(tmp_path / "new" / "own_b.py")]) == 0
+    assert (tmp_path / "new" / "own_b.py").is_file()
+    assert main(["new-recipe", "own_a", "--from", "llama_tiny", "--output", str(tmp_path / "folder")]) == 0
+    assert (tmp_path / "folder" / "own_a.py").is_file()
 
 
 def as_typed(words: str) -> Callable[..., Any]:
@@ -149,6 +185,7 @@ def test_each_option_is_read_or_refused_however_the_command_goes_on(command: str
     assert isinstance(body, ast.FunctionDef)
     options = set(inspect.signature(commands()[command]).parameters)
     rules = list(refusals(body))
+    rules += [(rule.__name__, option, others) for rule, option, others in rules_of(getattr(function, "groups", ()))]
     named = {name for _, option, others in rules for name in (option, *others)}
     assert named <= options, f"no options of nemo2 {command}: {named - options}"
     for taken, read in ways(body.body):

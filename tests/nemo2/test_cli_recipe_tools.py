@@ -74,7 +74,7 @@ def test_own_recipes_are_listed_with_where_they_are_from_and_a_broken_one_is_nam
     assert main(["list"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert len(lines) == 1 + len(recipes.names()) + 2 and lines[0].split()[-1] == "origin"
+    assert len(lines) == 1 + len(recipes.names()) + 3 and lines[0].split()[-1] == "origin"
     assert any(line.startswith("own_page ") and line.endswith("own/own_page.py") for line in lines)
     assert err.startswith("not listed: own_broken: ") and "No module named 'no_such_module'" in err
     assert set(listed(capsys, "--own")) == {"own_page", "own_frozen"}
@@ -268,3 +268,14 @@ def test_a_recipe_is_shown_and_written_down_for_the_gpus_that_are_named(
     assert capsys.readouterr().err == "for 1 node x 8 GPUs of any kind\n"
     assert main(["show", *options, "llama3_8b", "--gpus", "H100x12"]) == 2
     assert "12 GPUs are not whole nodes of 8" in capsys.readouterr().err
+
+
+def test_recipes_that_fit_a_gpu_are_those_whose_rehearsed_peak_leaves_room():
+    from nemo2.cli.recipe_list import list_recipes, memory_of
+    from nemo2.gpus import GIB, HEADROOM, gpu
+
+    everything = {one["name"]: one for one in list_recipes().data}
+    fit = {one["name"] for one in list_recipes(fits="24GB").data}
+    assert fit == {name for name, one in everything.items() if one["peak_gib"] <= 24 * (1 - HEADROOM)}
+    assert {"llama_tiny"} < fit < everything.keys()
+    assert memory_of("24GB") == 24 * GIB and memory_of("A100-40") == gpu("A100-40").memory

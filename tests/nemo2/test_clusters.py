@@ -8,8 +8,9 @@ import nemo_run
 import pytest
 
 from nemo2.cli.app import main
-from nemo2.cli.launching import _say_what_starts
 from nemo2.errors import ConfigError
+from nemo2.launch import launch
+from nemo2.launch.announce import say_start
 from nemo2.launch.clusters import KINDS, named, profiles, user_file
 from nemo2.launch.launcher import place_of
 from nemo2.launch.shape import give_shape
@@ -229,7 +230,7 @@ def test_what_starts_is_told_with_the_nodes_that_the_profile_has(capsys, options
 
 
 @pytest.mark.parametrize(
-    ("devices", "fix"), [("8", "Use 2 nodes of 4 (--gpus 8), or nodes of at most 4"), ("6", "Use nodes of at most 4")]
+    ("devices", "fix"), [("8", "Use 2 nodes of 4, or nodes of at most 4"), ("6", "Use nodes of at most 4")]
 )
 def test_more_ranks_than_the_profiles_nodes_have_gpus_are_refused(capsys, devices, fix):
     said = dry_run_on_nodes_of_four(capsys, devices=devices)
@@ -249,9 +250,21 @@ def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsy
 
     assert main(["cluster", "add", "new", "kind=slurm", "gpu=H100", "runs=/shared/runs"]) == 0
     recipe = llama3_8b.pretrain_recipe(num_nodes=2)
-    _say_what_starts(recipe, "llama3_8b", "new", place_of("new", None)[2], changes=[])
+    say_start(recipe, "llama3_8b", "new", place_of("new", None)[2])
     recipe.log.log_dir = "mine"
-    _say_what_starts(recipe, "llama3_8b", "new", place_of("new", None)[2], changes=[])
+    say_start(recipe, "llama3_8b", "new", place_of("new", None)[2])
     said = capsys.readouterr().err
     assert "16 GPUs on 2 nodes, new (H100" in said
     assert "/shared/runs/default" in said and "/shared/runs/mine/default" in said
+
+
+def test_a_launch_from_python_says_what_starts_as_a_command_does_and_a_dry_run_shows_no_variables_of_ours(capsys):
+    from nemo2.recipes import llama_tiny
+
+    recipe = llama_tiny.pretrain_recipe()
+    launch(recipe, devices=2, name="mine", dryrun=True)
+    told = capsys.readouterr()
+    assert told.err.startswith("mine\n") and "parameters  3.67M" in told.err
+    assert "torchrun" in told.out and "PYTHONSAFEPATH" in told.out and "NEMO2_" not in told.out
+    launch(recipe, devices=2, name="mine", dryrun=True, quiet=True)
+    assert "parameters" not in capsys.readouterr().err

@@ -61,9 +61,7 @@ def test_gpus_are_refused_where_there_are_none():
 def test_more_cpu_processes_than_were_launched_are_refused_with_the_ways_to_launch_them(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     for devices, nodes in ((8, 1), (1, 2)):
-        with pytest.raises(
-            ConfigError, match=rf"trainer.devices={devices} with trainer.num_nodes={nodes}.*--devices 2"
-        ):
+        with pytest.raises(ConfigError, match=rf"trainer.devices={devices} with trainer.num_nodes={nodes}.*devices=2"):
             made(devices=devices, num_nodes=nodes)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "8")

@@ -4,7 +4,8 @@
 from typing import Any
 
 from nemo2 import recipes
-from nemo2.cli.recipe_list import row, row_of_finetuning
+from nemo2.cli.recipe_list import list_recipes, row, row_of_finetuning
+from nemo2.columns import short_count
 
 
 def page() -> str:
@@ -38,18 +39,40 @@ def page() -> str:
     return "\n".join(lines)
 
 
+SIZES = (24, 40, 80, 141)
+"""Memory of common GPUs, in GB as they are sold."""
+
+
+def page_of_gpus() -> str:
+    """For each size of GPU memory the recipes whose fullest GPU fits, by `nemo2 list --fits`."""
+    lines = [
+        "# Which recipe for my GPU",
+        "",
+        "The tables list recipes whose rehearsed peak leaves 5 % of the GPU free, on the number of GPUs of the recipe's layout. "
+        "A recipe stands in the table of the smallest memory that it fits; larger GPUs fit it too. `nemo2 list --fits 24GB` "
+        "prints the same for any memory, and `--max-gpus 1` leaves the recipes for one GPU. On fewer GPUs than its layout has, a "
+        "recipe needs more memory of each: `nemo2 rehearse NAME --gpus RTX4090x1` counts it.",
+        "",
+    ]
+    before: set[str] = set()
+    for size in SIZES:
+        found = [*list_recipes(fits=f"{size}GB").data, *list_recipes(fits=f"{size}GB", finetune=True).data]
+        new = [one for one in found if one["name"] not in before]
+        before |= {one["name"] for one in found}
+        lines += [f"## {size} GB", "", "| recipe | size | GPUs | GiB | layout |", "|---|---:|---:|---:|---|"]
+        for one in sorted(new, key=lambda one: (one["gpus"], one["peak_gib"])):
+            layout = one["layout"].replace(" ", "&nbsp;")
+            count = short_count(one["parameters"])
+            lines.append(f"| `{one['name']}` | {count} | {one['gpus']} | {one['peak_gib']:.0f} | {layout} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def _table(rows: Any) -> list[str]:
     lines = ["| recipe | family | size | GPUs | layout | sequence | precision |", "|---|---|---:|---:|---|---:|---|"]
     for file, facts in rows:
         lines.append(
-            f"| [`{facts['name']}`](../../recipes/{file}.py) | {facts['family']} | {_count(facts['parameters'])} "
+            f"| [`{facts['name']}`](../../recipes/{file}.py) | {facts['family']} | {short_count(facts['parameters'])} "
             f"| {facts['gpus']} | {facts['layout'].replace(' ', '&nbsp;')} | {facts['seq']} | {facts['precision']} |"
         )
     return lines
-
-
-def _count(parameters: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6)):
-        if parameters >= size:
-            return f"{parameters / size:.3g} {unit}"
-    return str(parameters)

@@ -127,6 +127,7 @@ def pages() -> dict[str, str]:
         "reference/model_fields.md": _model_fields(),
         "reference/commands.md": commands.page(),
         "reference/recipes.md": recipe_list.page(),
+        "reference/which_gpu.md": recipe_list.page_of_gpus(),
         **places,
     }
 

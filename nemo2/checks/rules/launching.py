@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.advice import advice
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.checks.earlier import directory_to_continue, lacks_a_checkpoint, weights_alone, weights_of_another_shape
 from nemo2.checks.facts import Facts, number
@@ -294,8 +295,8 @@ def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, c
 
     if nodes is not None and nodes > 1:
         yield (
-            f"trainer.num_nodes={nodes}: a launch on this machine starts the ranks of one node. Set trainer.num_nodes=1 "
-            "(`--nodes 1`), or name a cluster (`--executor NAME`)."
+            f"trainer.num_nodes={nodes}: a launch on this machine starts the ranks of one node. Use "
+            f"{advice('--nodes 1', 'trainer.num_nodes=1')}, or a cluster ({advice('--executor NAME', 'launch(recipe, NAME)')})."
         )
     if devices is not None and (missing := missing_gpus(devices)):
         yield missing
@@ -307,6 +308,6 @@ def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, c
         yield (
             f"trainer.devices={devices}: this recipe needs {devices} GPUs per node, but this machine has no GPU and {cores} "
             f"CPU core{'s' if cores > 1 else ''}. Run the recipe on a machine with GPUs. To run a smaller version "
-            f"here on CPU processes, pass `--devices {min(2, cores)}` (in Python: launch(..., "
-            f"devices={min(2, cores)}))."
+            f"here on CPU processes, use "
+            f"{advice(f'--devices {min(2, cores)}', f'launch(recipe, devices={min(2, cores)})')}."
         )

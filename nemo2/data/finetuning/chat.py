@@ -25,6 +25,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
+from nemo2.backend.extras import install
 from nemo2.data.finetuning.completeness import (
     NoTools,
     Span,
@@ -152,7 +153,7 @@ class ChatEncoder(Encoder):
         try:
             from transformers import PreTrainedTokenizerFast
         except ImportError as error:
-            raise ConfigError("Chat templates require the package transformers: pip install 'nemo2[hf]'.") from error
+            raise ConfigError(f"Chat templates require the package transformers: {install('hf')}.") from error
         backend = self.tokenizer.backend
         named = {
             "eos_token": self.tokenizer.eos_id,

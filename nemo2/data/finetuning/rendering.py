@@ -174,7 +174,7 @@ def _folders_of_jinja() -> list[str]:
     """The folders of the packages that the process imports, which isolated mode may not search."""
     specs = [find_spec(name) for name in ("jinja2", "markupsafe")]
     if None in specs:
-        raise ConfigError("Chat templates require the package jinja2: pip install 'nemo2[hf]'.")
+        raise ConfigError("Chat templates require the package jinja2: pip install jinja2.")
     return sorted({str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin})
 
 

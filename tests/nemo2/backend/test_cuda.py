@@ -44,7 +44,7 @@ def test_plain_layers_on_a_gpu_are_said_once(monkeypatch: pytest.MonkeyPatch, ca
     say_once.cache_clear()
     assert len(made) == 2
     (said,) = [record.getMessage() for record in caplog.records if "plain PyTorch" in record.getMessage()]
-    assert "nemo2[te]" in said and "fp8" in said
+    assert "pip install 'transformer-engine[pytorch]" in said and "fp8" in said
 
 
 def recompute_without_te() -> Any:

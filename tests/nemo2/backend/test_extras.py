@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optional packages are asked about by name, without importing them."""
 
+import re
 import subprocess
 import sys
 
@@ -45,8 +46,24 @@ def test_transformer_engine_needs_its_package_and_a_gpu(monkeypatch, package, gp
 
 def test_reasons_say_what_to_do(monkeypatch):
     monkeypatch.setattr(extras, "has", lambda module: False)
-    assert "nemo2[te]" in extras.why_missing("transformer_engine")
+    assert "pip install 'transformer-engine[pytorch]" in extras.why_missing("transformer_engine")
     assert "pip install surely_no_such_package" in extras.why_missing("surely_no_such_package")
     monkeypatch.setattr(extras, "has", lambda module: True)
     monkeypatch.setattr(extras, "have_te", lambda: False)
     assert "no GPU" in extras.why_missing("transformer_engine")
+
+
+@pytest.mark.parametrize("checkout", [True, False])
+def test_an_extra_is_installed_by_its_packages_wherever_nemo2_comes_from(monkeypatch, tmp_path, checkout):
+    lines = ["torch>=2", "old; python_version < '3'", "a[x]>=1; extra == 'one'", "b; extra == 'two'"]
+    lines.append("nemo2[one]; extra == 'two'")
+    monkeypatch.setattr(extras, "requires", lambda name: lines)
+    if not checkout:
+        monkeypatch.setattr(extras, "__file__", str(tmp_path / "site" / "nemo2" / "backend" / "extras.py"))
+    if checkout:
+        assert {re.split("[<>=]", one)[0] for one in extras.requirements()} >= {"torch", "megatron-core", "nemo-run"}
+        assert "transformers" in extras.install("serve") and "safetensors" in extras.install("serve")
+        assert "nemo2" not in extras.install("serve")
+    else:
+        assert extras.requirements() == ["torch>=2"]
+        assert extras.install("two") == "pip install 'b' 'a[x]>=1'"

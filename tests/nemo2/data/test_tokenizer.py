@@ -174,7 +174,7 @@ def test_a_hugging_face_tokenizer_that_is_not_there_says_what_to_do(monkeypatch)
 
 def test_without_transformers_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"pip install 'nemo2\[hf\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'transformers"):
         _ = AutoTokenizer("some/model").vocab_size
 
 

@@ -84,15 +84,6 @@ def test_a_small_shared_memory_and_a_full_disk_are_notes(monkeypatch):
     assert "--shm-size" in notes["shared memory"].fix and "14 bytes per parameter" in notes["disk"].costs
 
 
-def test_a_checkout_that_nobody_installed_knows_its_packages_too(monkeypatch):
-    def missing(name):
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(packages.metadata, "requires", missing)
-    names = {line.split(">")[0].split("<")[0] for line in packages._declared()}
-    assert {"torch", "megatron-core", "nemo-run", "psutil"} <= names
-
-
 def test_the_report_is_aligned_wrapped_and_colourless_off_terminals():
     findings = [
         Finding(

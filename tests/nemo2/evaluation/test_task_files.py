@@ -56,7 +56,7 @@ def test_what_would_run_code_is_refused_with_its_file_named(tmp_path: Path, line
     with pytest.raises(SecurityError) as caught:
         refuse_code(tmp_path, metrics={"acc"})
     assert what in str(caught.value)
-    assert "mine.yaml" in str(caught.value) and "--trust-tasks" in str(caught.value)
+    assert "mine.yaml" in str(caught.value) and "trust_tasks=True" in str(caught.value)
     assert not (tmp_path / "mark").exists()
 
 

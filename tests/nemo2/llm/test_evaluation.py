@@ -102,5 +102,5 @@ def test_tasks_without_lm_eval_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch
     from nemo2 import llm
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'nemo2\[evaluate\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'lm-eval"):
         llm.evaluate("nowhere", ["arc_easy"])

@@ -147,7 +147,7 @@ def test_a_launch_refuses_what_does_not_fit(monkeypatch, capsys, tmp_path) -> No
         account="a", partition="p", launcher="torchrun", tunnel=nemo_run.LocalTunnel(job_dir=str(tmp_path))
     )
     large = recipe("llama3_8b", "data.micro_batch_size=2")
-    with pytest.raises(ConfigError, match="does not fit.*--force"):
+    with pytest.raises(ConfigError, match="does not fit.*force=True"):
         launch(large, executor, gpu="H100", dryrun=True)
     assert launch(large, executor, gpu="H100", dryrun=True, force=True).status == "dryrun"
     assert launch(large, executor, dryrun=True).status == "dryrun"  # nobody says which GPUs

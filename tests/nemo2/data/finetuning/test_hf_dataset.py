@@ -115,7 +115,7 @@ def test_tables_are_read_by_the_package_datasets_where_it_is_installed(tmp_path,
     if not opening.has("datasets"):
         (folder / f"train.{kind}").write_bytes(b"PAR1")
         with pytest.raises(
-            ConfigError, match=r"read by the package datasets: datasets is not installed.*nemo2\[data\]"
+            ConfigError, match=r"read by the package datasets: datasets is not installed.*pip install 'datasets"
         ):
             module(str(folder)).setup("fit")
         return

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advice in the language of its reader: options on the command line, fields and arguments in Python."""
+
+import contextlib
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+
+_VARIABLE = "NEMO2_COMMAND"
+"""The command that a user has typed, here and in the processes that it starts."""
+
+
+def advice(option: str, python: str) -> str:
+    """``option`` if the reader has typed a command, else ``python``, which code can do."""
+    return option if _VARIABLE in os.environ else python
+
+
+def new_name() -> str:
+    """How to give a run another name, as the end of a sentence."""
+    return advice("use --name NAME", "set another log.name")
+
+
+def again() -> str:
+    """What goes on with a run that has stopped, as a line to copy."""
+    return os.environ.get(_VARIABLE, "the same command or script")
+
+
+@contextlib.contextmanager
+def for_the_command_line(arguments: Sequence[str]) -> Iterator[None]:
+    """While this lasts, advice names options. ``arguments``: the command's, without secrets."""
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = shlex.join(["nemo2", *arguments])
+    try:
+        yield
+    finally:
+        os.environ.pop(_VARIABLE)
+        if before is not None:
+            os.environ[_VARIABLE] = before

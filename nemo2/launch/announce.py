@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lines around a run, for commands and for `launch` in Python: a block at its start with machine, model, output
+directory and changed settings, and where its results are at its end."""
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.config.overrides import in_shell
+from nemo2.data.mock import is_mock
+from nemo2.errors import ConfigError
+from nemo2.launch.clusters import profiles
+from nemo2.launch.result import RunResult
+from nemo2.parallel.layout import Layout
+from nemo2.planner.size import size_of
+from nemo2.run_dir.directory import DEFAULT_BASE
+from nemo2.run_dir.environment import redact_text
+from nemo2.settle.machine import Machine
+from nemo2.settle.world import world_of
+
+
+def say_start(recipe: Any, name: str, executor: Any, machine: Machine, *, changes: Sequence[str] = ()) -> None:
+    """Print on stderr what will run. Nothing is printed about a recipe that can't run: the launch reports its
+    mistakes.
+
+    Args:
+        recipe: The recipe with all changes, on its final nodes and devices.
+        name: The title: the recipe's name on the command line, or the run's.
+        executor: A cluster's profile or a nemo-run executor; None or "local": this machine.
+        machine: The machine of the run.
+        changes: The changes of the command line to the recipe.
+    """
+    cluster = None if machine.local else executor if isinstance(executor, str) else type(executor).__name__
+    with contextlib.suppress(ConfigError, AttributeError, TypeError):
+        known = profiles() if isinstance(executor, str) and cluster is not None else {}
+        runs = str(known[executor].values.get("runs", "")) if executor in known else ""
+        text = start_block(recipe, name, machine, changes=changes, executor=cluster, runs=runs)
+        print(text, file=sys.stderr, flush=True)
+
+
+def say_end(result: RunResult) -> None:
+    """Print where the results of a run are, or how to follow it."""
+    run = result.experiment_id
+    if result.jobs and result.status == "submitted":
+        print(f"follow the run with `nemo2 runs tail {run}`, end it with `nemo2 runs cancel {run}`")
+    elif result.status == "submitted":
+        print(f"submitted as {run}; show its status with `nemo experiment status {run}`")
+    elif result.run_dir is not None and result.status == "succeeded":
+        print(f"run directory: {result.run_dir}")
+        report = result.run_dir / "report.html"
+        if report.is_file():
+            print(f"report: {report}")
+
+
+def start_block(
+    recipe: Any,
+    name: str,
+    machine: Machine,
+    *,
+    changes: Sequence[str] = (),
+    executor: Optional[str] = None,
+    runs: str = "",
+) -> str:
+    """The text of the block, with a line per fact.
+
+    Args:
+        recipe: The recipe with all changes, on its final nodes and devices.
+        name: The recipe's name on the command line.
+        machine: The machine of the run.
+        changes: The changes of the command line to the recipe.
+        executor: The cluster's profile; None: this machine.
+        runs: The profile's directory for runs whose recipe names no absolute directory.
+    """
+    world = world_of(recipe, machine)
+    each = "process" if machine.accelerator == "cpu" else "GPU"
+    count = f"{world.size:,} {each}{'' if world.size == 1 else 'es' if each == 'process' else 's'}"
+    nodes = f" on {world.nodes} nodes" if world.nodes > 1 else ""
+    kind = (
+        machine.describe() + machine.lacking(world.devices)
+        if executor is None
+        else f"{executor} ({machine.describe()})"
+    )
+    data, log = recipe.data, recipe.log
+    base = log.log_dir or ("" if runs else DEFAULT_BASE)
+    size, start = size_of(recipe, machine), _weights(recipe)
+    validates, batches = recipe.__fn_or_cls__.__name__ == "validate", recipe.trainer.limit_val_batches
+    facts = {
+        "machine": f"{count}{nodes}, {kind}",
+        "layout": Layout.of(recipe.trainer.strategy).describe(world.size),
+        "parameters": "" if size is None else str(size),
+        "starts from": start,
+        "data": f"{data.__fn_or_cls__.__name__}{' (random tokens)' if is_mock(data) else ''}, sequences of "
+        f"{data.seq_length:,} tokens, {data.global_batch_size:,} per step",
+        "steps": f"{recipe.trainer.max_steps:,}" if (recipe.trainer.max_steps or 0) > 0 and not validates else "",
+        "batches": str(batches) if validates and batches is not None else "",
+        "writes to": str(Path(runs) / (log.explicit_log_dir or Path(base) / (log.name or "default"))),
+        "changed": in_shell(changes),
+    }
+    # This block is printed before the checks, which refuse a secret among the changes.
+    return redact_text("\n".join([name, *(f"  {fact:12}{value}" for fact, value in facts.items() if value)]))
+
+
+def _weights(recipe: Any) -> str:
+    """The weights that a run starts from. "": random ones."""
+    restored = getattr(getattr(recipe, "resume", None), "restore_config", None)
+    return str(getattr(restored, "path", None) or "")

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the parameters of a recipe's model as its run builds them, with the vocabulary of its data or tokenizer."""
+
+import dataclasses
+from typing import Any, NamedTuple, Optional
+
+from nemo2.checks.facts import read_facts
+from nemo2.columns import short_count
+from nemo2.errors import ConfigError
+from nemo2.gpus import DEFAULT, gpu
+from nemo2.models.walker import shape_of
+from nemo2.planner.recipe import job_of, vocabulary_of
+from nemo2.planner.step_time import trained_weights
+from nemo2.settle.machine import Machine
+
+
+class Size(NamedTuple):
+    """The parameters of a model."""
+
+    parameters: int
+    """Those of the whole model, without adapters."""
+    vocabulary: int
+    """The rows of the embedding, with padding. Recipes with other data have other rows, and another number of
+    parameters."""
+    adapters: Optional[int] = None
+    """The trained parameters beside frozen ones. None: all parameters are trained, or the method's are not counted."""
+
+    def __str__(self) -> str:
+        count = f"{short_count(self.parameters)} with a vocabulary of {self.vocabulary:,}"
+        if self.adapters is None:
+            return count
+        return f"{count}; {short_count(self.adapters)} in adapters train ({self.adapters / self.parameters:.2%})"
+
+
+def size_of(recipe: Any, machine: Machine) -> Optional[Size]:
+    """The size of a recipe's model. None: its vocabulary is unknown, or nemo2 can't count a model of this kind."""
+    try:
+        facts = read_facts(recipe, machine=machine)
+        rows = vocabulary_of(facts)
+        shape = shape_of(facts.config, rows)
+        if getattr(recipe, "peft", None) is None:
+            return Size(shape.parameters, rows)
+        job = job_of(facts, gpu(DEFAULT), sharded=False)
+        held = trained_weights(shape, dataclasses.replace(job, tp=1, pp=1, ep=1, etp=1), embeddings=0)
+        return Size(shape.parameters, rows, round(held.dense + held.routed) if job.adapters is not None else None)
+    except (ConfigError, AttributeError, TypeError, ValueError):
+        return None
