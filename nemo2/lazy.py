@@ -33,7 +33,7 @@ def front_door(
             home = package
         if home is None and nemo:
             # By its text, because the room that knows NeMo's names is far above this one.
-            module = import_module("nemo2.cli.nemo_modules").nemo_module(f"{nemo}.{name}")
+            module = import_module("nemo2.from_nemo.modules").nemo_module(f"{nemo}.{name}")
             if module is not None:
                 return module
         if home is None:

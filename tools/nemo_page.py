@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from nemo2.cli.nemo_names import find
+from nemo2.from_nemo.names import find
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "from_nemo.md"

@@ -160,7 +160,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     if options.plugins:
         import nemo2.plugins  # noqa: F401  (whose names it announces)
 
-    say_start(recipe, name, executor, machine, changes=changes)
+    say_start(recipe, name, executor, machine, profile, changes=changes)
     if executor != "local" and not (options.yes or options.dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)
     trackers = options.trackers or [] if isinstance(options, TrainingOptions) else []

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.cli.run_names import RECIPE_FILE, latest, run_called, run_of
+from nemo2.cli.run_names import latest, run_called, run_of
+from nemo2.run_dir.records import RECIPE_FILE
 
 NAME, PERFORMANCE = "recipe", "performance"
 YAML = (".yaml", ".yml")

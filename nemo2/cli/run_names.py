@@ -12,10 +12,11 @@ from typing import Annotated, Optional
 
 import typer
 
+from nemo2.run_dir.environment import ENVIRONMENT_FILE
+from nemo2.run_dir.records import RECIPE_FILE
+
 VARIABLE = "NEMO2_RUNS"
-RECIPE_FILE = "recipe.json"
-"""A run's recipe, in its folder. Missing only if the user's own process ran it (``run.run(recipe, direct=True)``)."""
-_SIGNS = (RECIPE_FILE, "environment.json")
+_SIGNS = (RECIPE_FILE, ENVIRONMENT_FILE)
 """Every run's folder has at least one of these files."""
 _CHECKPOINT_HELP = "A checkpoint directory, or a run (directory or name), which stands for its newest checkpoint."
 Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT_HELP)]

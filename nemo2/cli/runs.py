@@ -14,8 +14,9 @@ from nemo2.cli import submitted as slurm
 from nemo2.cli.adapter import AT_LEAST_1, Result, print_json
 from nemo2.cli.commands import as_json, not_with, refuse_all_but
 from nemo2.cli.flags import Html, Output
-from nemo2.cli.run_names import RECIPE_FILE, all_runs, run_called, run_folder
+from nemo2.cli.run_names import all_runs, run_called, run_folder
 from nemo2.files import write_file
+from nemo2.run_dir.records import RECIPE_FILE
 
 Run = Annotated[str, typer.Argument(help="A run: its directory or its name; a submitted one also by its Slurm job id.")]
 _PAUSE = 0.5

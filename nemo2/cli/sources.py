@@ -9,7 +9,7 @@ import typer
 
 from nemo2.cli.own_data import give_data, refuse_unknown_tokenizer
 from nemo2.cli.recipe_files import NAME, changes_in, names_its_run, recipe_file, recipe_in
-from nemo2.cli.run_names import RECIPE_FILE
+from nemo2.run_dir.records import RECIPE_FILE
 
 FINETUNING = {"lora": "lora", "dora": "dora", "full": "none"}
 """The words that may follow a recipe's name and a colon, each with its ``peft_scheme``."""

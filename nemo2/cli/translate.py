@@ -1,32 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 translate``: converts a NeMo 2.0 script's imports, or a NeMo 2.0 run to a recipe, and lists the lines to
-edit.
+edit."""
 
-A script or notebook is read, never run. Its import statements are rewritten, arguments that NeMo ignored are removed, and
-fields of other parts that it sets on the strategy are set where they live. Every other line is kept.
-`nemo2.cli.nemo_recipe` reads the description of a run or checkpoint.
-"""
-
-import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from nemo2.cli.adapter import Result
 from nemo2.cli.flags import Output
-from nemo2.cli.translate_notebook import translated_notebook
-from nemo2.config.aliases import aliases_of, gone, parameter_names
 from nemo2.errors import ConfigError
 from nemo2.files import write_file
-
-
-class Translation(NamedTuple):
-    text: str
-    left: list[tuple[int, str]]
-    """Lines of the script to edit by hand, with the reason."""
-    taken_out: list[tuple[int, str]]
-    """Lines from which something without effect in NeMo was removed, or in which a field moved, and what."""
+from nemo2.from_nemo.notebook import translated_notebook
+from nemo2.from_nemo.script import translated
 
 
 def translate(
@@ -75,9 +60,9 @@ def _of_script(script: Path) -> tuple[str, list[str], list[str]]:
 
 
 def _of_run(folder: Path, output: Optional[Path]) -> tuple[str, list[str], list[str]]:
-    from nemo2.cli.nemo_recipe import recipe_of
     from nemo2.config.codegen import function_source
     from nemo2.config.serialize import to_json
+    from nemo2.from_nemo.recipe import recipe_of
 
     done = recipe_of(folder)
     left = [f"{done.source}: {one}" for one in done.left]
@@ -86,254 +71,3 @@ def _of_run(folder: Path, output: Optional[Path]) -> tuple[str, list[str], list[
     entry = done.recipe.__fn_or_cls__.__name__
     header = "A run of NeMo 2.0, by `nemo2 translate`."
     return function_source(done.recipe, header=header, name=f"{entry}_recipe"), left, []
-
-
-def translated(text: str) -> Translation:
-    """The script with its imports rewritten, and fields that it sets on the strategy set where they live.
-
-    Raises:
-        SyntaxError: the text isn't Python.
-        ConfigError: the text is only a value, such as JSON, and no script.
-    """
-    tree = ast.parse(text)
-    if tree.body and all(isinstance(one, ast.Expr) and not isinstance(one.value, ast.Call) for one in tree.body):
-        raise ConfigError(
-            "this is no script: it contains only values. `nemo2 translate` reads NeMo 2.0's scripts and notebooks."
-        )
-    lines = text.splitlines(keepends=True)
-    left: list[tuple[int, str]] = []
-    aliases: dict[str, str] = {}
-    unused = sorted(_without_effect(tree), key=lambda one: (one.node.lineno, one.node.col_offset), reverse=True)
-    taken_out = [one for one in unused if _take_out(lines, one.node)]
-    moved, misplaced = _move_fields(lines, tree)
-    left += misplaced
-    taken_out_lines = sorted([*((one.node.lineno, one.told) for one in taken_out), *moved])
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    for node in sorted(imports, key=lambda one: one.lineno, reverse=True):
-        written, problems = _rewritten(node)
-        left += [(node.lineno, problem) for problem in problems]
-        aliases |= _modules_named_by(node)
-        if written is not None:
-            indent = " " * node.col_offset
-            end = "\n" if lines[(node.end_lineno or node.lineno) - 1].endswith("\n") else ""
-            if node.col_offset and all(line.startswith("#") for line in written):
-                written = [*written, "pass"]  # a block must not be empty
-            lines[node.lineno - 1 : node.end_lineno] = [indent + f"\n{indent}".join(written) + end]
-    left += _unknown_attributes(tree, aliases, without=[one.node for one in taken_out])
-    return Translation("".join(lines), sorted(set(left)), taken_out_lines)
-
-
-def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]], list[str]]:
-    """The statements that replace an import, and the lines to edit. None for the statements: it doesn't import from
-    NeMo."""
-    if isinstance(node, ast.ImportFrom):
-        if node.level or not _of_nemo(node.module or ""):
-            return None, []
-        return _of_names(node)
-    if not any(_of_nemo(one.name) for one in node.names):
-        return None, []
-    written, problems = [], []
-    for one in node.names:
-        from nemo2.cli.nemo_names import module_of
-
-        home = module_of(one.name) if _of_nemo(one.name) else one.name
-        if home is None:
-            problems.append(f"import {one.name}: nemo2 has no such module")
-            written.append(f"# import {one.name}")
-        elif one.asname is None and home != one.name:
-            problems.append(
-                f"import {one.name}: use `import {home} as NAME`, and NAME instead of {one.name} in the code"
-            )
-            written.append(f"import {home}")
-        else:
-            written.append(f"import {home} as {one.asname}" if one.asname and one.asname != home else f"import {home}")
-    return written, problems
-
-
-def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
-    from nemo2.cli.nemo_names import find, module_of, reason_of
-
-    by_home: dict[str, list[str]] = {}
-    written: list[str] = []
-    problems: list[str] = []
-    for one in node.names:
-        used = one.asname or one.name
-        if one.name == "*":
-            home = module_of(node.module or "")
-            written.append(f"from {home} import *" if home else f"# from {node.module} import *")
-            problems += [] if home else [f"from {node.module} import *: nemo2 has no such module"]
-            continue
-        home = module_of(f"{node.module}.{one.name}")
-        if home is not None:
-            package, _, last = home.rpartition(".")
-            if not package:
-                written.append(f"import {home}" + (f" as {used}" if used != home else ""))
-            else:
-                by_home.setdefault(package, []).append(_as(last, used))
-            continue
-        inside, found = module_of(node.module or ""), find(one.name)
-        if inside is not None and found.status in ("gone", "unknown") and _has(inside, one.name):
-            by_home.setdefault(inside, []).append(_as(one.name, used))
-        elif found.status in ("works", "renamed"):
-            if found.name:
-                by_home.setdefault(found.home, []).append(_as(found.name, used))
-            else:
-                written.append(f"import {found.home}" + (f" as {used}" if used != found.home else ""))
-            if found.status == "renamed":
-                problems.append(
-                    f"{one.name} is now {found.home}.{found.name}: check its arguments" if found.name else ""
-                )
-        else:
-            written.append(f"# from {node.module} import {one.name}")
-            reason = reason_of(f"{node.module}.{one.name}") if found.status == "unknown" else None
-            problems.append(f"{one.name}: {reason or found.reason}")
-    written += [f"from {home} import {', '.join(names)}" for home, names in by_home.items()]
-    return written, [problem for problem in problems if problem]
-
-
-def _as(name: str, used: str) -> str:
-    return name if name == used else f"{name} as {used}"
-
-
-def _of_nemo(module: str) -> bool:
-    return module.partition(".")[0] == "nemo"
-
-
-def _has(module: str, name: str) -> bool:
-    from importlib import import_module
-
-    try:
-        return hasattr(import_module(module), name)
-    except ImportError:
-        return False
-
-
-def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
-    """Names in the script that stand for NeMo's modules, with nemo2's modules."""
-    from nemo2.cli.nemo_names import module_of
-
-    found = {}
-    for one in node.names:
-        full = f"{node.module}.{one.name}" if isinstance(node, ast.ImportFrom) else one.name
-        home = module_of(full) if _of_nemo(full) else None
-        if home is not None and (isinstance(node, ast.ImportFrom) or one.asname):
-            found[one.asname or one.name] = home
-    return found
-
-
-def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list[ast.AST]) -> Iterator[tuple[int, str]]:
-    """Uses of a module's attribute that nemo2's module lacks, such as ``nl.io`` or ``llm.deploy``."""
-    from nemo2.cli.nemo_names import find
-
-    for node in ast.walk(tree):
-        if node in without:
-            continue
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
-            home = aliases[node.value.id]
-            if not _has(home, node.attr):
-                found = find(node.attr)
-                told = f"import it from {found.home}" if found.status in ("works", "renamed") else found.reason
-                yield node.lineno, f"{node.value.id}.{node.attr}: {home} has no {node.attr}; {told}"
-
-
-class _Unused(NamedTuple):
-    node: "ast.keyword | ast.expr"
-    told: str
-
-
-UNUSED_BASES = {
-    "ConnectorMixin": "llm.import_ckpt and llm.export_ckpt convert the weights of every model family",
-}
-"""Base classes whose methods no run calls, with nemo2's replacement."""
-UNUSED_ARGUMENTS = {
-    "find_unused_parameters": "Megatron-Core's gradient buffers reduce every parameter",
-}
-"""Arguments of the strategy that NeMo passes only to torch's DDP."""
-
-
-def _without_effect(tree: ast.AST) -> Iterator[_Unused]:
-    """Arguments of the strategy that NeMo ignores, and base classes that a run doesn't need."""
-    from nemo2.strategy import MegatronStrategy
-
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            for base in node.bases if len(node.bases) > 1 else ():
-                if (name := _last(base)) in UNUSED_BASES:
-                    yield _Unused(base, f"removed the base class {name} of {node.name}: {UNUSED_BASES[name]}")
-        elif isinstance(node, ast.Call) and "MegatronStrategy" in {_last(one) for one in (node.func, *node.args[:1])}:
-            for keyword in node.keywords:
-                name = keyword.arg or ""
-                if (reason := UNUSED_ARGUMENTS.get(name) or gone(MegatronStrategy, name)) is not None:
-                    yield _Unused(keyword, f"removed MegatronStrategy({name}=...): {reason}")
-
-
-def _move_fields(lines: list[str], tree: ast.AST) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-    """Rewrite ``recipe.trainer.strategy.NAME = value`` where NAME is a field of another part of the recipe. Returns the
-    lines that changed, and the lines to edit: the part can't be reached from there."""
-    from nemo2.config.homes import homes_of
-    from nemo2.strategy import MegatronStrategy
-
-    known = {*parameter_names(MegatronStrategy), *aliases_of(MegatronStrategy)}
-    moved, left = [], []
-    for node in ast.walk(tree):
-        for target in node.targets if isinstance(node, ast.Assign) else ():
-            if not isinstance(target, ast.Attribute) or not _is_strategy(target.value) or target.attr in known:
-                continue
-            homes = homes_of(target.attr)
-            root = _recipe_of(target.value)
-            if not homes or gone(MegatronStrategy, target.attr) is not None:
-                continue
-            if root is None or target.lineno != target.end_lineno:
-                told = f"{ast.unparse(target)}: the strategy has no such field; set {homes[0]} of the recipe"
-                left.append((target.lineno, told))
-                continue
-            line = lines[target.lineno - 1].encode()
-            new = f"{ast.unparse(root)}.{homes[0]}"
-            lines[target.lineno - 1] = (
-                line[: target.col_offset] + new.encode() + line[target.end_col_offset :]
-            ).decode()
-            moved.append((target.lineno, f"{ast.unparse(target)} is now {new}"))
-        if isinstance(node, ast.Call) and "MegatronStrategy" in {_last(one) for one in (node.func, *node.args[:1])}:
-            for keyword in node.keywords:
-                name = keyword.arg or ""
-                if name not in known and gone(MegatronStrategy, name) is None and (homes := homes_of(name)):
-                    told = f"MegatronStrategy({name}=...): the strategy has no such field; set {homes[0]} instead"
-                    left.append((keyword.lineno, told))
-    return moved, left
-
-
-def _is_strategy(node: ast.expr) -> bool:
-    return _last(node) == "strategy"
-
-
-def _recipe_of(strategy: ast.expr) -> Optional[ast.expr]:
-    """The recipe in ``recipe.trainer.strategy`` or ``recipe.strategy``. None: the expression names none."""
-    owner = getattr(strategy, "value", None)
-    if isinstance(owner, ast.Attribute) and owner.attr == "trainer":
-        return owner.value
-    return owner if isinstance(owner, ast.Name) and "recipe" in owner.id else None
-
-
-def _last(node: ast.expr) -> str:
-    return getattr(node, "attr", getattr(node, "id", ""))
-
-
-def _take_out(lines: list[str], node: "ast.keyword | ast.expr") -> bool:
-    """Remove an argument or a base class, and its comma. If it has a line of its own, a comment replaces it, so that
-    line numbers stay. Returns False, without a change, if it spans several lines."""
-    number = node.lineno - 1
-    if node.end_lineno != node.lineno:
-        return False
-    line = lines[number].encode()  # ast counts columns in UTF-8 bytes
-    before, own, after = (
-        line[: node.col_offset],
-        line[node.col_offset : node.end_col_offset],
-        line[node.end_col_offset :],
-    )
-    if not before.strip() and after.strip() in (b"", b","):
-        lines[number] = (before + b"# " + own + after).decode()
-    else:
-        rest = after.removeprefix(b",").lstrip(b" ") if after.startswith(b",") else after
-        kept = before if after.startswith(b",") else before.rstrip(b" ").removesuffix(b",")
-        lines[number] = (kept + rest).decode()
-    return True

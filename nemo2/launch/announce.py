@@ -11,8 +11,8 @@ from typing import Any, Optional
 from nemo2.config.overrides import in_shell
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError
-from nemo2.launch.clusters import profiles
 from nemo2.launch.result import RunResult
+from nemo2.launch.slurm.start import ClusterSettings
 from nemo2.parallel.layout import Layout
 from nemo2.planner.size import size_of
 from nemo2.run_dir.directory import DEFAULT_BASE
@@ -21,23 +21,31 @@ from nemo2.settle.machine import Machine
 from nemo2.settle.world import world_of
 
 
-def say_start(recipe: Any, name: str, executor: Any, machine: Machine, *, changes: Sequence[str] = ()) -> None:
-    """Print on stderr what will run. Nothing is printed about a recipe that can't run: the launch reports its
-    mistakes.
+def say_start(
+    recipe: Any,
+    name: str,
+    executor: Any,
+    machine: Machine,
+    settings: Optional[ClusterSettings] = None,
+    *,
+    changes: Sequence[str] = (),
+) -> None:
+    """Print on stderr what will run, with a line per fact. Nothing is printed about a recipe that can't run: the launch
+    reports its mistakes.
 
     Args:
         recipe: The recipe with all changes, on its final nodes and devices.
         name: The title: the recipe's name on the command line, or the run's.
         executor: A cluster's profile or a nemo-run executor; None or "local": this machine.
         machine: The machine of the run.
+        settings: The profile's, with the directory of runs whose recipe names no absolute one.
         changes: The changes of the command line to the recipe.
     """
     cluster = None if machine.local else executor if isinstance(executor, str) else type(executor).__name__
     with contextlib.suppress(ConfigError, AttributeError, TypeError):
-        known = profiles() if isinstance(executor, str) and cluster is not None else {}
-        runs = str(known[executor].values.get("runs", "")) if executor in known else ""
-        text = start_block(recipe, name, machine, changes=changes, executor=cluster, runs=runs)
-        print(text, file=sys.stderr, flush=True)
+        text = _block(recipe, name, cluster, machine, settings.runs if settings else "", changes)
+        # The checks, which refuse a secret among the changes, come later.
+        print(redact_text(text), file=sys.stderr, flush=True)
 
 
 def say_end(result: RunResult) -> None:
@@ -54,25 +62,7 @@ def say_end(result: RunResult) -> None:
             print(f"report: {report}")
 
 
-def start_block(
-    recipe: Any,
-    name: str,
-    machine: Machine,
-    *,
-    changes: Sequence[str] = (),
-    executor: Optional[str] = None,
-    runs: str = "",
-) -> str:
-    """The text of the block, with a line per fact.
-
-    Args:
-        recipe: The recipe with all changes, on its final nodes and devices.
-        name: The recipe's name on the command line.
-        machine: The machine of the run.
-        changes: The changes of the command line to the recipe.
-        executor: The cluster's profile; None: this machine.
-        runs: The profile's directory for runs whose recipe names no absolute directory.
-    """
+def _block(recipe: Any, name: str, executor: Optional[str], machine: Machine, runs: str, changes: Sequence[str]) -> str:
     world = world_of(recipe, machine)
     each = "process" if machine.accelerator == "cpu" else "GPU"
     count = f"{world.size:,} {each}{'' if world.size == 1 else 'es' if each == 'process' else 's'}"
@@ -98,11 +88,12 @@ def start_block(
         "writes to": str(Path(runs) / (log.explicit_log_dir or Path(base) / (log.name or "default"))),
         "changed": in_shell(changes),
     }
-    # This block is printed before the checks, which refuse a secret among the changes.
-    return redact_text("\n".join([name, *(f"  {fact:12}{value}" for fact, value in facts.items() if value)]))
+    return "\n".join([name, *(f"  {fact:12}{value}" for fact, value in facts.items() if value)])
 
 
 def _weights(recipe: Any) -> str:
     """The weights that a run starts from. "": random ones."""
-    restored = getattr(getattr(recipe, "resume", None), "restore_config", None)
-    return str(getattr(restored, "path", None) or "")
+    resume = getattr(recipe, "resume", None)
+    return str(
+        getattr(getattr(resume, "restore_config", None), "path", "") or getattr(resume, "resume_from_path", "") or ""
+    )

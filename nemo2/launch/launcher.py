@@ -104,7 +104,7 @@ def launch(
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
     title = safe_name(name)
     if not quiet:
-        say_start(recipe, title, asked, machine)
+        say_start(recipe, title, asked, machine, settings)
     experiment_id = f"{title}_{time.time_ns()}"
     edited: list[str] = []
     if chosen_plugins := made(plugins):

@@ -250,9 +250,10 @@ def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsy
 
     assert main(["cluster", "add", "new", "kind=slurm", "gpu=H100", "runs=/shared/runs"]) == 0
     recipe = llama3_8b.pretrain_recipe(num_nodes=2)
-    say_start(recipe, "llama3_8b", "new", place_of("new", None)[2])
+    _, settings, machine = place_of("new", None)
+    say_start(recipe, "llama3_8b", "new", machine, settings)
     recipe.log.log_dir = "mine"
-    say_start(recipe, "llama3_8b", "new", place_of("new", None)[2])
+    say_start(recipe, "llama3_8b", "new", machine, settings)
     said = capsys.readouterr().err
     assert "16 GPUs on 2 nodes, new (H100" in said
     assert "/shared/runs/default" in said and "/shared/runs/mine/default" in said

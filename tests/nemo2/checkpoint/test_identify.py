@@ -20,8 +20,8 @@ from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.checkpoint.paths import missing
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.cli.app import app
-from nemo2.cli.nemo_recipe import recipe_of
 from nemo2.errors import CheckpointError, SecurityError
+from nemo2.from_nemo.recipe import recipe_of
 from nemo2.hugging_face.checkpoint import Checkpoint
 from support import small_runs
 
@@ -283,7 +283,7 @@ def started_from_nemo(directory: str, path: str, *, translated: bool = False) ->
     import fiddle
 
     from nemo2.checkpoint.auto_resume import RestoreConfig
-    from nemo2.cli.nemo_recipe import recipe_of
+    from nemo2.from_nemo.recipe import recipe_of
 
     recipe = recipe_of(Path(path)).recipe if translated else None
     model: Any = load_nemo_model(path) if recipe is None else fiddle.build(recipe.model)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """NeMo 2.0's module paths as attributes: ``nl.pytorch.callbacks.PEFT``, ``llm.gpt.data.mock``.
 
-A path that `nemo2.cli.nemo_names` knows is a module here, and the names in it are nemo2's.
+A path that `nemo2.from_nemo.names` knows is a module here, and the names in it are nemo2's.
 """
 
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Optional
 
-from nemo2.cli.nemo_names import MODULES, find, module_of
+from nemo2.from_nemo.names import MODULES, find, module_of
 from nemo2.names import did_you_mean
 
 

@@ -2,7 +2,7 @@
 """Converts a NeMo 2.0 run into a nemo2 recipe, from ``task.json`` or a checkpoint's ``context/``, without running its
 code.
 
-The names in these files are looked up in our own table (`nemo2.cli.nemo_names`) and never imported as they stand there.
+The names in these files are looked up in our own table (`nemo2.from_nemo.names`) and never imported as they stand there.
 They also pass through the policy for recipes of other people. Settings that can't be converted are listed by path, with
 value and reason.
 """
@@ -22,13 +22,13 @@ from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import nemo_adapters, refuse_links
 from nemo2.checkpoint.identify import kind_at
 from nemo2.checkpoint.nemo_tree import Call, Named, read_io_json, read_model_yaml
-from nemo2.cli.nemo_names import find
 from nemo2.config import Config, Partial
 from nemo2.config.aliases import aliases_of, gone, parameter_names
 from nemo2.config.policy import NAMES_THAT_ARE_IMPORTED, SWITCHES_THAT_RUN_CODE, RecipePolicy
 from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.files import why_not_inside
+from nemo2.from_nemo.names import find
 from nemo2.llm.api import finetune, pretrain
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import ParallelismConfig

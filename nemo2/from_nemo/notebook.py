@@ -26,7 +26,7 @@ def translated_notebook(text: str, translate: Callable[[str], Any]) -> tuple[str
     """The notebook with its code cells translated, the lines to edit, and the lines from which something was removed.
 
     Args:
-        translate: `nemo2.cli.translate.translated`.
+        translate: `nemo2.from_nemo.script.translated`.
 
     Raises:
         ConfigError: the text is no notebook.

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from nemo2 import llm
 from nemo2.callbacks import JitConfig
-from nemo2.cli import nemo_names
 from nemo2.cli.app import app
-from nemo2.cli.nemo_names import REASONS_OF_MODULES
-from nemo2.cli.translate import translated
 from nemo2.errors import ConfigError
+from nemo2.from_nemo import names as nemo_names
+from nemo2.from_nemo.names import REASONS_OF_MODULES
+from nemo2.from_nemo.script import translated
 from tools import nemo_page
 
 SCRIPT = '''\

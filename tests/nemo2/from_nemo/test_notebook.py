@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nemo2.cli.app import app
-from nemo2.cli.translate import translated
+from nemo2.from_nemo.script import translated
 
 CELLS = [
     ("markdown", "from nemo import lightning as nl"),
