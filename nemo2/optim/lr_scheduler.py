@@ -274,14 +274,11 @@ class StepSchedule(LRScheduler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Move to the saved step and set that step's learning rates."""
-        now = {"base_lrs": self.base_lrs, "schedule": self._describe()}
-        changed = [key for key in now if key in state_dict and state_dict[key] != now[key]]
+        before = {"base_lrs": state_dict.get("base_lrs"), **state_dict.get("schedule", {})}
+        now = {"base_lrs": self.base_lrs, **self._describe()}
+        changed = [f"{name}: {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
         if changed:
-            before = {key: state_dict[key] for key in changed}
-            after = {key: now[key] for key in changed}
-            rank_zero_info(
-                f"The learning-rate schedule differs from the checkpoint's. Checkpoint: {before}. This run: {after}."
-            )
+            rank_zero_info(f"The learning-rate schedule differs from the checkpoint's: {'; '.join(changed)}.")
         self.last_epoch = int(state_dict["last_epoch"])
         self._apply()
 
