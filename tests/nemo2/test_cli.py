@@ -41,14 +41,17 @@ def test_every_recipe_is_listed_with_its_facts(capsys):
     assert rows["llama3_8b"]["gpus"] == facts.nodes * facts.gpus_per_node
     assert main(["list"]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert table[0].split()[:2] == ["name", "family"] and len(table) == len(rows) + 1
+    assert table[0].split()[:2] == ["name", "family"] and len(table) == len(rows) + 2
+    assert table[-1].startswith("! ")  # what the mark behind a figure means, where a row has it
+    assert any("!" in line for line in table[:-1])
+    assert main(["list", "llama_tiny"]) == 0 and "!" not in capsys.readouterr().out
 
 
 def test_on_a_terminal_of_80_columns_every_recipe_is_one_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["list"]) == 0
-    head, *rows = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
+    head, *rows, _ = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
     assert head.split() == ["name", "parameters", "gpus", "GiB", "layout"]
     assert len(rows) == len(recipes.names()) and max(map(len, rows)) <= 80
 
