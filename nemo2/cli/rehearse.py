@@ -104,5 +104,5 @@ def _train_tiny(recipe: Any, name: str, *, processes: int, steps: int, directory
     print(
         f"{name}, shrunk: {steps} step{'s' * (steps > 1)} on {small.processes} CPU process{'es' * (small.processes > 1)}"
     )
-    result = launch(small.recipe, "local", devices=small.processes)
-    return Result(None, f"run directory: {result.run_dir}" if result.run_dir is not None else "")
+    launch(small.recipe, "local", devices=small.processes)
+    return Result(None)
