@@ -9,52 +9,13 @@ tokenizers; architectures in ``nemo2.models``.
 from functools import partial
 from typing import Any
 
-from nemo2.recipes._assembler import Layout, PretrainRecipe
-from nemo2.recipes._finetuning import FinetuneRecipe, On
+from nemo2.recipes._assembler import Layout as Layout
+from nemo2.recipes._assembler import PretrainRecipe
+from nemo2.recipes._finetuning import FinetuneRecipe as FinetuneRecipe
+from nemo2.recipes._finetuning import On as On
 from nemo2.recipes._performance import overlap
-from nemo2.recipes._vocabularies import HybridFinetune, HybridRecipe, KeywordRecipe
-
-__all__ = [
-    "ATTENTION",
-    "AVERAGED",
-    "LATENT",
-    "PADDED",
-    "RANK_16",
-    "RANK_8",
-    "SHARDED",
-    "FinetuneRecipe",
-    "HybridFinetune",
-    "Layout",
-    "On",
-    "baichuan2",
-    "chatglm",
-    "deepseek",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "gpt3",
-    "gpt_oss",
-    "llama2",
-    "llama3",
-    "llama31",
-    "llama32",
-    "llama4",
-    "llama_nemotron",
-    "mamba2",
-    "nvidia_mamba2",
-    "mistral",
-    "mixtral",
-    "nemotron3",
-    "nemotron4",
-    "nemotron_nano",
-    "nemotronh",
-    "phi3",
-    "qwen2",
-    "qwen25",
-    "qwen3",
-    "starcoder",
-    "starcoder2",
-]
+from nemo2.recipes._vocabularies import HybridFinetune as HybridFinetune
+from nemo2.recipes._vocabularies import HybridRecipe, KeywordRecipe
 
 # ------------------------------------------------------------------------------------------------------- three schools
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# Written by `make fmt` from the files of this folder.
 from nemo2.models.baichuan import Baichuan2Config as Baichuan2Config
 from nemo2.models.baichuan import Baichuan2Config7B as Baichuan2Config7B
 from nemo2.models.baichuan import Baichuan2Model as Baichuan2Model
@@ -6,6 +7,7 @@ from nemo2.models.chatglm import ChatGLM2Config6B as ChatGLM2Config6B
 from nemo2.models.chatglm import ChatGLM3Config6B as ChatGLM3Config6B
 from nemo2.models.chatglm import ChatGLMConfig as ChatGLMConfig
 from nemo2.models.chatglm import ChatGLMModel as ChatGLMModel
+from nemo2.models.decoder import DecoderConfig as DecoderConfig
 from nemo2.models.deepseek import DeepSeekConfig as DeepSeekConfig
 from nemo2.models.deepseek import DeepSeekModel as DeepSeekModel
 from nemo2.models.deepseek import DeepSeekV2Config as DeepSeekV2Config

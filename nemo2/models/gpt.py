@@ -9,7 +9,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Optional, Union
 
@@ -25,7 +25,7 @@ from nemo2.backend.compilation import as_megatron_has_it
 from nemo2.backend.extras import ANY_VERSION, has
 from nemo2.backend.te_version import megatron_finds
 from nemo2.config.aliases import NOT_HERE, register_elsewhere, register_gone
-from nemo2.config.capture import configurable
+from nemo2.config.capture import configurable, unknown_name
 from nemo2.config.notices import announce_machine_settings, warn_without_effect
 from nemo2.config.provenance import adjust, adjust_to
 from nemo2.errors import ConfigError
@@ -107,6 +107,24 @@ class GPTConfig(TransformerConfig):
     """The parts of a training step that CUDA graphs capture, and the implementation (`nemo2.parallel.cuda_graphs`)."""
     tp_comm_overlap_cfg: Optional[Union[str, dict[str, Any]]] = None
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
+
+    def __init_subclass__(cls, **sizes: Any) -> None:
+        """A size of a family is a row: ``class Qwen3Config8B(Qwen3Config, num_layers=36, hidden_size=4096, ...)`` is the
+        dataclass with these defaults.
+
+        Raises:
+            UnknownNameError: the family has no such field.
+        """
+        super().__init_subclass__()
+        if not sizes:
+            return
+        fields = cls.__dataclass_fields__
+        for name, value in sizes.items():
+            if name not in fields:
+                raise unknown_name(cls, name)
+            cls.__annotations__[name] = fields[name].type
+            setattr(cls, name, field(default_factory=partial(list, value)) if isinstance(value, list) else value)
+        dataclass(cls)
 
     def __post_init__(self) -> None:
         own = type(self).__dataclass_fields__["use_transformer_engine_full_layer_spec"].default

@@ -26,128 +26,101 @@ class Qwen2Config(DecoderConfig):
     rotary_base: int = 1_000_000
 
 
-@configurable
-@dataclass
-class Qwen2Config500M(Qwen2Config):
+# NeMo 2.0 unties it, which makes 0.63 B parameters of a released 0.49 B.
+class Qwen2Config500M(
+    Qwen2Config,
+    num_layers=24,
+    hidden_size=896,
+    num_attention_heads=14,
+    num_query_groups=2,
+    ffn_hidden_size=4864,
+    share_embeddings_and_output_weights=True,
+):
     """0.49 B parameters, the embedding counted once (tied)."""
 
-    num_layers: int = 24
-    hidden_size: int = 896
-    num_attention_heads: int = 14
-    num_query_groups: Optional[int] = 2
-    ffn_hidden_size: Optional[int] = 4864
-    # NeMo 2.0 unties it, which makes 0.63 B parameters of a released 0.49 B.
-    share_embeddings_and_output_weights: bool = True
 
-
-@configurable
-@dataclass
-class Qwen2Config1P5B(Qwen2Config):
+class Qwen2Config1P5B(
+    Qwen2Config,
+    num_layers=28,
+    hidden_size=1536,
+    num_attention_heads=12,
+    num_query_groups=2,
+    ffn_hidden_size=8960,
+    share_embeddings_and_output_weights=True,
+):
     """1.54 B parameters, the embedding counted once (tied)."""
 
-    num_layers: int = 28
-    hidden_size: int = 1536
-    num_attention_heads: int = 12
-    num_query_groups: Optional[int] = 2
-    ffn_hidden_size: Optional[int] = 8960
-    share_embeddings_and_output_weights: bool = True
 
-
-@configurable
-@dataclass
-class Qwen2Config7B(Qwen2Config):
+class Qwen2Config7B(
+    Qwen2Config,
+    num_layers=28,
+    hidden_size=3584,
+    num_attention_heads=28,
+    num_query_groups=4,
+    ffn_hidden_size=18944,
+    vocab_size=152064,
+):
     """7.62 B parameters."""
 
-    num_layers: int = 28
-    hidden_size: int = 3584
-    num_attention_heads: int = 28
-    num_query_groups: Optional[int] = 4
-    ffn_hidden_size: Optional[int] = 18944
-    vocab_size: Optional[int] = 152064
 
-
-@configurable
-@dataclass
-class Qwen2Config72B(Qwen2Config):
+class Qwen2Config72B(
+    Qwen2Config,
+    num_layers=80,
+    hidden_size=8192,
+    num_attention_heads=64,
+    num_query_groups=8,
+    ffn_hidden_size=29568,
+    vocab_size=152064,
+    layernorm_epsilon=1e-5,
+):
     """72.7 B parameters."""
-
-    num_layers: int = 80
-    hidden_size: int = 8192
-    num_attention_heads: int = 64
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 29568
-    vocab_size: Optional[int] = 152064
-    layernorm_epsilon: float = 1e-5
 
 
 # Qwen 2.5: some sizes are those of Qwen 2, trained on longer sequences.
-@configurable
-@dataclass
-class Qwen25Config500M(Qwen2Config500M):
+class Qwen25Config500M(Qwen2Config500M, seq_length=32768):
     """0.49 B parameters, the embedding counted once (tied); 32,768 tokens of context."""
 
-    seq_length: int = 32768
 
-
-@configurable
-@dataclass
-class Qwen25Config1P5B(Qwen2Config1P5B):
+class Qwen25Config1P5B(Qwen2Config1P5B, seq_length=131072):
     """1.54 B parameters, the embedding counted once (tied); 131,072 tokens of context."""
 
-    seq_length: int = 131072
 
-
-@configurable
-@dataclass
-class Qwen25Config3B(Qwen2Config):
+class Qwen25Config3B(
+    Qwen2Config,
+    num_layers=36,
+    hidden_size=2048,
+    num_attention_heads=16,
+    num_query_groups=2,
+    ffn_hidden_size=11008,
+    share_embeddings_and_output_weights=True,
+):
     """3.09 B parameters, the embedding counted once (tied)."""
 
-    num_layers: int = 36
-    hidden_size: int = 2048
-    num_attention_heads: int = 16
-    num_query_groups: Optional[int] = 2
-    ffn_hidden_size: Optional[int] = 11008
-    share_embeddings_and_output_weights: bool = True
 
-
-@configurable
-@dataclass
-class Qwen25Config7B(Qwen2Config7B):
+class Qwen25Config7B(Qwen2Config7B, seq_length=131072):
     """7.62 B parameters; 131,072 tokens of context."""
 
-    seq_length: int = 131072
 
-
-@configurable
-@dataclass
-class Qwen25Config14B(Qwen2Config):
+class Qwen25Config14B(
+    Qwen2Config,
+    num_layers=48,
+    hidden_size=5120,
+    num_attention_heads=40,
+    num_query_groups=8,
+    ffn_hidden_size=13824,
+    vocab_size=152064,
+    layernorm_epsilon=1e-5,
+    seq_length=131072,
+):
     """14.8 B parameters; 131,072 tokens of context."""
 
-    num_layers: int = 48
-    hidden_size: int = 5120
-    num_attention_heads: int = 40
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 13824
-    vocab_size: Optional[int] = 152064
-    layernorm_epsilon: float = 1e-5
-    seq_length: int = 131072
 
-
-@configurable
-@dataclass
-class Qwen25Config32B(Qwen25Config14B):
+class Qwen25Config32B(Qwen25Config14B, num_layers=64, ffn_hidden_size=27648):
     """32.8 B parameters; deeper and wider than 14B, which it equals otherwise."""
 
-    num_layers: int = 64
-    ffn_hidden_size: Optional[int] = 27648
 
-
-@configurable
-@dataclass
-class Qwen25Config72B(Qwen2Config72B):
+class Qwen25Config72B(Qwen2Config72B, seq_length=131072):
     """72.7 B parameters; 131,072 tokens of context."""
-
-    seq_length: int = 131072
 
 
 @configurable

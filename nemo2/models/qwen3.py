@@ -41,99 +41,73 @@ class Qwen3MoEConfig(Qwen3Config):
     moe_permute_fusion: bool = True
 
 
-@configurable
-@dataclass
-class Qwen3Config600M(Qwen3Config):
+class Qwen3Config600M(
+    Qwen3Config,
+    num_layers=28,
+    hidden_size=1024,
+    num_attention_heads=16,
+    ffn_hidden_size=3072,
+    share_embeddings_and_output_weights=True,
+):
     """0.60 B parameters, the embedding counted once (tied)."""
 
-    num_layers: int = 28
-    hidden_size: int = 1024
-    num_attention_heads: int = 16
-    ffn_hidden_size: Optional[int] = 3072
-    share_embeddings_and_output_weights: bool = True
 
-
-@configurable
-@dataclass
-class Qwen3Config1P7B(Qwen3Config):
+class Qwen3Config1P7B(
+    Qwen3Config,
+    num_layers=28,
+    hidden_size=2048,
+    num_attention_heads=16,
+    ffn_hidden_size=6144,
+    share_embeddings_and_output_weights=True,
+):
     """1.72 B parameters, the embedding counted once (tied)."""
 
-    num_layers: int = 28
-    hidden_size: int = 2048
-    num_attention_heads: int = 16
-    ffn_hidden_size: Optional[int] = 6144
-    share_embeddings_and_output_weights: bool = True
 
-
-@configurable
-@dataclass
-class Qwen3Config4B(Qwen3Config):
+class Qwen3Config4B(
+    Qwen3Config,
+    num_layers=36,
+    hidden_size=2560,
+    num_attention_heads=32,
+    ffn_hidden_size=9728,
+    share_embeddings_and_output_weights=True,
+):
     """4.02 B parameters, the embedding counted once (tied)."""
 
-    num_layers: int = 36
-    hidden_size: int = 2560
-    num_attention_heads: int = 32
-    ffn_hidden_size: Optional[int] = 9728
-    share_embeddings_and_output_weights: bool = True
 
-
-@configurable
-@dataclass
-class Qwen3Config8B(Qwen3Config):
+class Qwen3Config8B(Qwen3Config, num_layers=36, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=12288):
     """8.19 B parameters."""
 
-    num_layers: int = 36
-    hidden_size: int = 4096
-    num_attention_heads: int = 32
-    ffn_hidden_size: Optional[int] = 12288
 
-
-@configurable
-@dataclass
-class Qwen3Config14B(Qwen3Config):
+class Qwen3Config14B(Qwen3Config, num_layers=40, hidden_size=5120, num_attention_heads=40, ffn_hidden_size=17408):
     """14.8 B parameters."""
 
-    num_layers: int = 40
-    hidden_size: int = 5120
-    num_attention_heads: int = 40
-    ffn_hidden_size: Optional[int] = 17408
 
-
-@configurable
-@dataclass
-class Qwen3Config32B(Qwen3Config):
+class Qwen3Config32B(Qwen3Config, num_layers=64, hidden_size=5120, num_attention_heads=64, ffn_hidden_size=25600):
     """32.8 B parameters."""
 
-    num_layers: int = 64
-    hidden_size: int = 5120
-    num_attention_heads: int = 64
-    ffn_hidden_size: Optional[int] = 25600
 
-
-@configurable
-@dataclass
-class Qwen3Config30B_A3B(Qwen3MoEConfig):
+class Qwen3Config30B_A3B(
+    Qwen3MoEConfig,
+    num_layers=48,
+    hidden_size=2048,
+    num_attention_heads=32,
+    num_query_groups=4,
+    ffn_hidden_size=6144,
+    moe_ffn_hidden_size=768,
+):
     """30.5 B parameters, 3.3 B of them used per token."""
 
-    num_layers: int = 48
-    hidden_size: int = 2048
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = 4
-    ffn_hidden_size: Optional[int] = 6144
-    moe_ffn_hidden_size: Optional[int] = 768
 
-
-@configurable
-@dataclass
-class Qwen3Config235B_A22B(Qwen3MoEConfig):
+class Qwen3Config235B_A22B(
+    Qwen3MoEConfig,
+    num_layers=94,
+    hidden_size=4096,
+    num_attention_heads=64,
+    num_query_groups=4,
+    ffn_hidden_size=12288,
+    moe_ffn_hidden_size=1536,
+):
     """235.1 B parameters, 22 B of them used per token."""
-
-    num_layers: int = 94
-    hidden_size: int = 4096
-    num_attention_heads: int = 64
-    num_query_groups: Optional[int] = 4
-    ffn_hidden_size: Optional[int] = 12288
-    moe_ffn_hidden_size: Optional[int] = 1536
 
 
 @configurable

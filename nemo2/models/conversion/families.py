@@ -2,36 +2,30 @@
 """The families of models with a conversion, and the choice of the family for a configuration."""
 
 import difflib
+import functools
+import importlib
+import pkgutil
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.baichuan import BAICHUAN
-from nemo2.models.conversion.chatglm import CHATGLM, GLM
-from nemo2.models.conversion.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
-from nemo2.models.conversion.gemma import GEMMA, GEMMA2, GEMMA3
-from nemo2.models.conversion.gpt2 import GPT2
-from nemo2.models.conversion.gpt_oss import GPT_OSS
-from nemo2.models.conversion.llama import LLAMA
-from nemo2.models.conversion.llama4 import LLAMA4
-from nemo2.models.conversion.llama_nemotron import LLAMA_NEMOTRON
-from nemo2.models.conversion.mistral import MISTRAL
-from nemo2.models.conversion.mixtral import MIXTRAL
-from nemo2.models.conversion.nemotron import NEMOTRON
-from nemo2.models.conversion.phi3 import PHI3
-from nemo2.models.conversion.qwen2 import QWEN2
-from nemo2.models.conversion.qwen3 import QWEN3, QWEN3_MOE
-from nemo2.models.conversion.ssm import MAMBA, NEMOTRON_H
-from nemo2.models.conversion.starcoder import STARCODER, STARCODER2
 from nemo2.models.conversion.table import Conversion
 from nemo2.names import did_you_mean
 from nemo2.parallel.norm_names import module_of_key
 
-FAMILIES: tuple[Conversion, ...] = (
-    LLAMA, LLAMA4, LLAMA_NEMOTRON, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI3, GPT_OSS,
-    DEEPSEEK_V2, DEEPSEEK_V3, NEMOTRON, NEMOTRON_H, MAMBA, STARCODER, STARCODER2, BAICHUAN, GLM, CHATGLM, GPT2,
-)  # fmt: skip
+
+@functools.cache
+def families() -> tuple[Conversion, ...]:
+    """Every `Conversion` of a module of ``nemo2.models`` or ``nemo2.models.conversion``, so that a family's file is enough.
+    A family with several has the one that exports use first."""
+    found: dict[int, Conversion] = {}
+    for package in ("nemo2.models.conversion", "nemo2.models"):
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            if not module.ispkg:
+                values = vars(importlib.import_module(f"{package}.{module.name}")).values()
+                found |= {id(value): value for value in values if isinstance(value, Conversion)}
+    return tuple(found.values())
 
 
 def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
@@ -44,10 +38,10 @@ def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
         ConfigError: no family has the configuration.
     """
     for kind in type(config).__mro__:
-        found = [family for family in FAMILIES if kind in family.configs]
+        found = [family for family in families() if kind in family.configs]
         if found:
             return next((family for family in found if set(architectures) & set(family.architectures)), found[0])
-    known = sorted(kind.__name__ for family in FAMILIES for kind in family.configs)
+    known = sorted(kind.__name__ for family in families() for kind in family.configs)
     raise ConfigError(
         f"model.config={type(config).__name__}: nemo2 has no conversion between this model and Hugging Face. Conversions exist "
         f"for {', '.join(known)} and their subclasses."
@@ -74,7 +68,7 @@ def conversion_for(released: Mapping[str, Any]) -> Conversion:
         )
     raise ConfigError(
         f"config.json has architectures={names}, for which nemo2 has no conversion{_did_you_mean(names[0])} Conversions exist "
-        f"for {', '.join(name for family in FAMILIES for name in family.architectures)}."
+        f"for {', '.join(name for family in families() for name in family.architectures)}."
     )
 
 
@@ -82,7 +76,7 @@ def _did_you_mean(name: str) -> str:
     """A suggestion for a misspelled architecture. The names of most differ in a few letters only, so those of the model, before
     "For", must be alike, and a model of another generation is another model."""
     alike = []
-    for known in (one for family in FAMILIES for one in family.architectures):
+    for known in (one for family in families() for one in family.architectures):
         models = name.partition("For")[0].lower(), known.partition("For")[0].lower()
         generations = [re.sub(r"\D", "", model) for model in models]
         if generations[0] == generations[1] and difflib.SequenceMatcher(None, *models).ratio() >= 0.75:
@@ -92,7 +86,7 @@ def _did_you_mean(name: str) -> str:
 
 def conversion_named(released: Mapping[str, Any]) -> Optional[Conversion]:
     """The conversion for the first known name under "architectures" in a config.json. None: no name is known."""
-    known = {name: family for family in FAMILIES for name in family.architectures}
+    known = {name: family for family in families() for name in family.architectures}
     names = released.get("architectures") or []
     return next((known[name] for name in names if name in known), None)
 

@@ -3,8 +3,8 @@
 
 from typing import Any
 
+from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.llama import rows
-from nemo2.models.conversion.positions import KINDS, positions, positions_of, rope_of
 from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
@@ -12,29 +12,15 @@ from nemo2.models.conversion.settings import (
     decoder_fields,
     layer_types,
     pattern_of,
-    read,
-    said,
     size_of,
     window_of,
     without,
-    written,
 )
-from nemo2.models.conversion.table import Conversion
 from nemo2.models.qwen2 import Qwen2Config, Qwen2Model
 
 # config.json has no head_dim: heads are hidden_size / num_attention_heads wide.
 _FIELDS = without(decoder_fields(num_key_value_heads=32, max_position_embeddings=32768), "head_dim")
 _ONLY = {"model_type": "qwen2", "hidden_act": "silu"}
-
-
-def config(hf: Config) -> Qwen2Config:
-    fields = read(hf, _FIELDS, only=_ONLY)
-    rotary = positions(hf, rope_of(hf, kinds=KINDS), longest=fields["seq_length"])
-    return Qwen2Config(**fields, **windows(hf), **rotary)
-
-
-def hf_config(ours: Qwen2Config) -> dict[str, Any]:
-    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **windows_of(ours), **positions_of(ours)}, config)
 
 
 def windows(hf: Config) -> dict[str, Any]:
@@ -65,12 +51,14 @@ def windows_of(ours: Any) -> dict[str, Any]:
     }
 
 
-QWEN2 = Conversion(
-    architectures=("Qwen2ForCausalLM",),
-    model=Qwen2Model,
-    configs=(Qwen2Config,),
+QWEN2 = decoder_conversion(
+    "Qwen2ForCausalLM",
+    Qwen2Model,
+    Qwen2Config,
     rows=rows,
-    config=config,
-    hf_config=hf_config,
+    fields=_FIELDS,
+    only=_ONLY,
+    ours=windows,
+    theirs=windows_of,
     biased=("add_qkv_bias",),
 )

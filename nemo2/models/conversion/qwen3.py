@@ -4,6 +4,7 @@
 from dataclasses import replace
 from typing import Any
 
+from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.llama import attention, decoder, gated_feed_forward, rows
 from nemo2.models.conversion.pieces import cat, one
 from nemo2.models.conversion.positions import KINDS, positions, positions_of, rope_of
@@ -46,15 +47,6 @@ def experts() -> list[Row]:
     ]
 
 
-def config(hf: Config) -> Qwen3Config:
-    fields = read(hf, _FIELDS, only=_ONLY)
-    return Qwen3Config(**fields, **windows(hf), **_lengths(hf, fields["seq_length"]))
-
-
-def hf_config(ours: Qwen3Config) -> dict[str, Any]:
-    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **_common(ours)}, config)
-
-
 def config_with_experts(hf: Config) -> Qwen3MoEConfig:
     # transformers 5 writes the number of experts under Mixtral's name.
     named = {"num_experts": hf["num_local_experts"], **hf} if "num_local_experts" in hf else hf
@@ -65,7 +57,8 @@ def config_with_experts(hf: Config) -> Qwen3MoEConfig:
         **fields,
         # Whatever else config.json says, transformers' class has the window in all layers or in none.
         **windows({**hf, "max_window_layers": 0, "layer_types": None}),
-        **_lengths(hf, fields["seq_length"]),
+        **_longest(hf),
+        **positions(hf, rope_of(hf, kinds=KINDS), longest=fields["seq_length"]),
         moe_router_pre_softmax=not hf.get("norm_topk_prob", False),
         moe_layer_freq=1 if all(experts_in) else experts_in,
     )
@@ -74,7 +67,9 @@ def config_with_experts(hf: Config) -> Qwen3MoEConfig:
 def hf_config_with_experts(ours: Qwen3MoEConfig) -> dict[str, Any]:
     hf = {
         **written(ours, _EXPERTS, only=_ONLY | {"model_type": "qwen3_moe"}),
-        **_common(ours),
+        **_longest_of(ours),
+        **windows_of(ours),
+        **positions_of(ours),
         "norm_topk_prob": not ours.moe_router_pre_softmax,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [layer for layer, experts in enumerate(meaning(ours)["experts_in"]) if not experts],
@@ -82,22 +77,23 @@ def hf_config_with_experts(ours: Qwen3MoEConfig) -> dict[str, Any]:
     return said(ours, hf, config_with_experts)
 
 
-def _lengths(hf: Config, longest: int) -> dict[str, Any]:
-    return {"max_position_embeddings": longest, **positions(hf, rope_of(hf, kinds=KINDS), longest=longest)}
+def _longest(hf: Config) -> dict[str, Any]:
+    return {"max_position_embeddings": hf.get("max_position_embeddings", 32768)}
 
 
-def _common(ours: Qwen3Config) -> dict[str, Any]:
-    longest = {"max_position_embeddings": ours.max_position_embeddings}
-    return {**longest, **windows_of(ours), **positions_of(ours)}
+def _longest_of(ours: Qwen3Config) -> dict[str, Any]:
+    return {"max_position_embeddings": ours.max_position_embeddings}
 
 
-QWEN3 = Conversion(
-    architectures=("Qwen3ForCausalLM",),
-    model=Qwen3Model,
-    configs=(Qwen3Config,),
+QWEN3 = decoder_conversion(
+    "Qwen3ForCausalLM",
+    Qwen3Model,
+    Qwen3Config,
     rows=rows,
-    config=config,
-    hf_config=hf_config,
+    fields=_FIELDS,
+    only=_ONLY,
+    ours=lambda hf: {**windows(hf), **_longest(hf)},
+    theirs=lambda ours: {**windows_of(ours), **_longest_of(ours)},
 )
 
 QWEN3_MOE = Conversion(

@@ -281,3 +281,15 @@ def test_megatron_core_s_activation_is_known_compiled_or_not(
             monkeypatch.setattr(place, name, kinds[theirs])
     made = getattr(import_module(f"nemo2.models.{module}"), config)(activation_func=kinds[ours])
     assert made.activation_func is kinds[theirs]
+
+
+def test_a_size_is_a_row_of_defaults_and_a_field_that_the_family_lacks_is_refused() -> None:
+    from nemo2.config.capture import captured_arguments
+    from nemo2.models.qwen3 import Qwen3Config, Qwen3Config8B
+
+    assert [field.name for field in dataclasses.fields(Qwen3Config8B)] == [
+        f.name for f in dataclasses.fields(Qwen3Config)
+    ]
+    assert captured_arguments(Qwen3Config8B(num_layers=2)) == {"num_layers": 2}
+    with pytest.raises(AttributeError, match="num_layer'.*did you mean 'num_layers'"):
+        type("Typo", (Qwen3Config,), {}, num_layer=2)

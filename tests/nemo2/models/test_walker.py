@@ -65,20 +65,17 @@ ODD: dict[str, tuple[str, dict[str, Any]]] = {
         "num_layers": 9, "hybrid_attention_ratio": 0.3, "hybrid_mlp_ratio": 0.3,
     }),
 }  # fmt: skip
-FAMILIES = [
-    "baichuan", "chatglm", "deepseek", "gemma", "gemma2", "gemma3", "gpt3", "gpt_oss", "llama", "llama4", "llama_nemotron",
-    "mistral", "mixtral", "nemotron", "phi3", "qwen2", "qwen3", "ssm", "starcoder",
-]  # fmt: skip
 
 
 def configs_of_families() -> dict[str, Any]:
     """Every named size of every family, made small in the numbers and left alone in kind; of those that become alike, one."""
     from nemo2.config.capture import is_configurable
+    from nemo2.models.conversion.families import families
     from nemo2.rehearse.shrink import small_sizes
 
     found, seen = {}, set()
-    for family in FAMILIES:
-        module = import_module(f"nemo2.models.{family}")
+    for path in sorted({kind.__module__ for family in families() for kind in family.configs} | {"nemo2.models.gpt3"}):
+        module, family = import_module(path), path.removeprefix("nemo2.models.")
         for name, value in vars(module).items():
             if not (isinstance(value, type) and value.__module__ == module.__name__ and is_configurable(value)):
                 continue

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conversion of a decoder whose config.json has one field for each of nemo2's settings, rotary positions, and little
+else. A family names its fields, and the rest as two functions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+from nemo2.models.conversion.positions import KINDS, partial_positions, positions, positions_of, rope_of
+from nemo2.models.conversion.settings import Config, Field, read, said, written
+from nemo2.models.conversion.table import Conversion, Row
+
+
+def decoder_conversion(
+    architecture: str,
+    model: Any,
+    kind: type,
+    *,
+    rows: Callable[[Any], list[Row]],
+    fields: Sequence[Field],
+    only: Config,
+    ours: Callable[[Config], dict[str, Any]] = lambda hf: {},
+    theirs: Callable[[Any], dict[str, Any]] = lambda ours: {},
+    theta: float = 10_000.0,
+    partial: Optional[float] = None,
+    **more: Any,
+) -> Conversion:
+    """The conversion between ``kind``, a configuration of nemo2, and config.json.
+
+    Args:
+        fields, only: As in `read`.
+        ours: nemo2's other settings for a config.json.
+        theirs: The inverse of ``ours``.
+        theta: The rotary base if config.json omits it.
+        partial: The share of rotated channels if config.json omits it. None: all, and no other share is supported.
+        more: Other fields of `Conversion`.
+    """
+
+    def config(hf: Config) -> Any:
+        told = read(hf, fields, only=only)
+        rope = rope_of(hf, theta=theta, partial=1.0 if partial is None else partial, kinds=KINDS)
+        if partial is None:
+            told |= positions(hf, rope, longest=told["seq_length"])
+        else:
+            told |= {**partial_positions(hf, rope, longest=told["seq_length"]), "rotary_percent": rope.partial}
+        return kind(**told | ours(hf))
+
+    def hf_config(given: Any) -> dict[str, Any]:
+        share = None if partial is None else given.rotary_percent
+        told = {**written(given, fields, only=only), **positions_of(given, partial=share), **theirs(given)}
+        return said(given, told, config)
+
+    return Conversion(
+        architectures=(architecture,),
+        model=model,
+        configs=(kind,),
+        rows=rows,
+        config=config,
+        hf_config=hf_config,
+        **more,
+    )
