@@ -38,8 +38,6 @@ def texts() -> dict[Path, str]:
     stubs = {"__init__.pyi": f"{door}\n__all__ = {names!r}\n", "_typed.pyi": Types().text}
     files = {FOLDER / name: stub for name, stub in stubs.items()}
     files[MODELS] = f"{_LICENSE}{models}{_STEPS}\n__all__: list[str]\n"
-        f"# SPDX-License-Identifier: Apache-2.0\n# Written by `make fmt` from the files of this folder.\n{models}{_STEPS}\n__all__: list[str]\n"
-    )
     return {file: _formatted(file, stub) for file, stub in files.items()}
 
 

@@ -40,7 +40,7 @@ class GemmaConfig(DecoderConfig):
     ) -> MegatronGPTModel:
         model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
         if model.pre_process:
-            model.embedding.register_forward_hook(partial(_scaled, self.hidden_size**0.5))
+            model.embedding.register_forward_hook(partial(multiply, self.hidden_size**0.5))
         return model
 
 
@@ -85,7 +85,7 @@ class GemmaModel(GPTModel):
     """The LightningModule of Gemma; see `GPTModel`."""
 
 
-def _scaled(factor: float, module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
+def multiply(factor: float, module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
     """The embedding's output times a factor. As in the released weights, the factor is rounded to the tensor's
     dtype."""
     return embedded * embedded.new_tensor(factor)

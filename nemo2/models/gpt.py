@@ -60,6 +60,9 @@ class GPTConfig(TransformerConfig):
     otherwise when the model is built.
     """
 
+    deciding_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields of a family's own that decide what the model computes (`nemo2.models.conversion.settings.meaning`)."""
+
     fp16_lm_cross_entropy: bool = False
     """Compute the loss in 16 bits, which uses less memory and is less exact."""
     parallel_output: bool = True

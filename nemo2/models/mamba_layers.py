@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.layers import TorchNorm
-from nemo2.models.layers.spec import _exchange, _replacements
+from nemo2.models.layers.spec import exchanged, _replacements
 
 # 0.19 renamed it, and 0.16 knows only the old name.
 _Stack: Any = getattr(mamba_block, "HybridStack", None) or mamba_block.MambaStack
@@ -266,11 +266,11 @@ def torch_stack_spec(config: Any) -> ModuleSpec:
     Parameters have the names that Transformer Engine's layers give them in checkpoints.
     """
     replaced = _replacements(config)
-    layer: Any = _exchange(get_gpt_layer_local_spec(normalization=config.normalization), replaced)
+    layer: Any = exchanged(get_gpt_layer_local_spec(normalization=config.normalization), replaced)
     whole = layer.submodules
     names = whole.sharded_state_dict_keys_map
     # Only whether there are experts counts here, and those are built one by one or grouped as the configuration says.
-    routed: Any = _exchange(
+    routed: Any = exchanged(
         get_gpt_layer_local_spec(num_experts=1, normalization=config.normalization), replaced
     ).submodules
     experts = TransformerLayerSubmodules(

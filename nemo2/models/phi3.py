@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phi-3 mini: Llama's decoder at 3.8 B parameters, with a window.
+"""Phi-3 mini, Llama's decoder at 3.8 B parameters with a window, and the two Phi-4 that have its layers.
 
 Sources: arXiv:2404.14219, section 2; config.json of microsoft/Phi-3-mini-4k-instruct, whose ``sliding_window`` is 2,047.
 Microsoft's own code applies it under flash attention only, transformers' class always, as is done here; without the window
@@ -38,6 +38,35 @@ class Phi3ConfigMini(Phi3Config):
     window_size: Optional[tuple[int, int]] = (2046, 0)
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
     cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
+
+
+class Phi4Config14B(
+    Phi3Config,
+    num_layers=40,
+    hidden_size=5120,
+    ffn_hidden_size=17920,
+    num_attention_heads=40,
+    num_query_groups=10,
+    rotary_base=250_000,
+    vocab_size=100352,
+    seq_length=16384,
+):
+    """Phi-4: 14.7 B parameters, no window; arXiv:2412.08905, section 3; config.json of microsoft/phi-4."""
+
+
+class Phi4MiniConfig3P8B(
+    Phi3Config,
+    num_layers=32,
+    hidden_size=3072,
+    ffn_hidden_size=8192,
+    num_attention_heads=24,
+    num_query_groups=8,
+    rotary_percent=0.75,
+    vocab_size=200064,
+    share_embeddings_and_output_weights=True,
+):
+    """Phi-4 mini: 3.84 B parameters, the embedding counted once (tied); arXiv:2503.01743, section 2. Positions aren't
+    stretched, so sequences have at most 4,096 tokens; an import of the release stretches them to 128k."""
 
 
 @configurable

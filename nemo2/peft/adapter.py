@@ -197,9 +197,9 @@ class Adapted(nn.Module):
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The layer's output plus the adapter's, and the layer's bias if the layer leaves the bias to the caller."""
         layer: Any = self.to_wrap
-        if hasattr(layer, "post_layernorm"):  # nemo2.models.layers.post_norm: the norm follows the sum
+        if hasattr(layer, "finished"):  # nemo2.models.layers.post_norm: the norm or the multiplier follows the sum
             output, bias = layer.project(x, *args, **kwargs)
-            return layer.normalised(self.joined(output, bias, x), bias)
+            return layer.finished(self.joined(output, bias, x), bias)
         output, bias, seen = call(layer, x, *args, **kwargs)
         joined = self.joined(output, bias, seen)
         return joined if type(layer) is nn.Linear else (joined, bias)

@@ -39,12 +39,12 @@ def methods() -> Canvas:
     for method, gemms in found.items():
         canvas.text(LEFT, y + 8, method.replace("_", " "), "ink", strong=True)
         lines = [
-            [one for one in gemms if _exchange(one) == exchange] for exchange in dict.fromkeys(map(_exchange, gemms))
+            [one for one in gemms if exchanged(one) == exchange] for exchange in dict.fromkeys(map(exchanged, gemms))
         ]
         for line in lines:
             y += 15
             canvas.text(LEFT, y + 8, ", ".join(line), size=SMALL)
-            canvas.text(WIDTH - LEFT, y + 8, _exchange(line[0]), anchor="end", size=SMALL)
+            canvas.text(WIDTH - LEFT, y + 8, exchanged(line[0]), anchor="end", size=SMALL)
         splits = {settings[gemm].num_splits for gemm in gemms} if method == "pipeline" else {tp}
         (pieces,) = {1} if method == "bulk" else splits
         y = _timeline(canvas, y + 15, method, pieces) + 18
@@ -57,7 +57,7 @@ def methods() -> Canvas:
     return signed(canvas, y - 14, BulkOverlapCfg, PipelineOverlapCfg, RingExchangeOverlapCfg)
 
 
-def _exchange(gemm: str) -> str:
+def exchanged(gemm: str) -> str:
     """Communication hidden behind a GEMM."""
     if gemm in GATHERS:
         return "all-gather of its input"

@@ -84,7 +84,7 @@ def _exchange_per_layer(facts: Facts) -> Iterator[str]:
     broken="model.config.cp_comm_type=a2a+p2p",
     mended="model.config.cp_comm_type=a2a",
 )
-def _exchange(facts: Facts) -> Iterator[str]:
+def exchanged(facts: Facts) -> Iterator[str]:
     kinds = facts.of_model("cp_comm_type")
     for kind in dict.fromkeys(kinds if isinstance(kinds, list) else [kinds]):
         if kind == "a2a+p2p" and facts.layout.cp == 1:

@@ -64,7 +64,7 @@ def rows(config: DeepSeekConfig) -> list[Row]:
         *(replace(row, layers=dense) for row in gated_feed_forward()),
         *(replace(row, layers=sparse) for row in _experts(config)),
     ]
-    return decoder(config, layer) + _further_predictions(config)
+    return decoder(config, layer) + further_predictions(config, _attention(config))
 
 
 def _attention(config: DeepSeekConfig) -> list[Row]:
@@ -84,8 +84,14 @@ def _attention(config: DeepSeekConfig) -> list[Row]:
     ]
 
 
-def _experts(config: DeepSeekConfig) -> list[Row]:
-    found, shared = experts(), "mlp.shared_experts."
+def _experts(config: Any) -> list[Row]:
+    return [*experts(), *beside_experts(config)]
+
+
+def beside_experts(config: Any) -> list[Row]:
+    """The bias of the router and the shared experts, under names that GLM-4.5 shares."""
+    found: list[Row] = []
+    shared = "mlp.shared_experts."
     if config.moe_router_enable_expert_bias:
         found.append(Row("mlp.router.expert_bias", one("mlp.gate.e_score_correction_bias"), dtype=torch.float32))
     if config.moe_shared_expert_intermediate_size:
@@ -94,18 +100,21 @@ def _experts(config: DeepSeekConfig) -> list[Row]:
     return found
 
 
-def _further_predictions(config: DeepSeekConfig) -> list[Row]:
+def further_predictions(config: Any, attention: list[Row]) -> list[Row]:
     """The layers of multi-token prediction, after the last layer. The file repeats the embedding and the output layer for
-    them, which are not read again."""
+    them, which are not read again (`REPEATED`)."""
     layer = [
         *norm("enorm.", one("enorm.")),
         *norm("hnorm.", one("hnorm.")),
         *linear("eh_proj.", one("eh_proj.")),
-        *under("transformer_layer.", "", [*_attention(config), *_experts(config)]),
+        *under("transformer_layer.", "", [*attention, *_experts(config)]),
         *norm("final_layernorm.", one("shared_head.norm.")),
     ]
     layers = range(config.mtp_num_layers or 0)
     return under("mtp.layers.*.", "model.layers.*.", layer, layers=layers, shift=config.num_layers)
+
+
+REPEATED = ("model.layers.*.embed_tokens.weight", "model.layers.*.shared_head.head.weight")
 
 
 def config_v2(hf: Config) -> DeepSeekV2Config:
@@ -212,5 +221,5 @@ DEEPSEEK_V3 = Conversion(
     rows=rows,
     config=config_v3,
     hf_config=hf_config_v3,
-    ignored=("model.layers.*.embed_tokens.weight", "model.layers.*.shared_head.head.weight"),
+    ignored=REPEATED,
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen 3, dense and with experts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,14 +25,16 @@ _EXPERTS = [
 _ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False}
 
 
-def rows_with_experts(config: Qwen3MoEConfig) -> list[Row]:
+def rows_with_experts(config: Any, further: Sequence[Row] = ()) -> list[Row]:
+    """A model with these attention layers, experts in some layers and a feed-forward in the others. ``further`` are rows of the
+    layers with experts."""
     with_experts = meaning(config)["experts_in"]
     dense = [layer for layer, experts in enumerate(with_experts) if not experts]
     sparse = [layer for layer, experts in enumerate(with_experts) if experts]
     layer = [
         *attention(config),
         *(replace(row, layers=dense) for row in gated_feed_forward()),
-        *(replace(row, layers=sparse) for row in experts()),
+        *(replace(row, layers=sparse) for row in (*experts(), *further)),
     ]
     return decoder(config, layer)
 
@@ -51,8 +54,6 @@ def config_with_experts(hf: Config) -> Qwen3MoEConfig:
     # transformers 5 writes the number of experts under Mixtral's name.
     named = {"num_experts": hf["num_local_experts"], **hf} if "num_local_experts" in hf else hf
     fields = read(named, _EXPERTS, only=_ONLY | {"model_type": "qwen3_moe"})
-    dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)
-    experts_in = [int(n not in dense and (n + 1) % step == 0) for n in range(fields["num_layers"])]
     return Qwen3MoEConfig(
         **fields,
         # Whatever else config.json says, transformers' class has the window in all layers or in none.
@@ -60,7 +61,7 @@ def config_with_experts(hf: Config) -> Qwen3MoEConfig:
         **_longest(hf),
         **positions(hf, rope_of(hf, kinds=KINDS), longest=fields["seq_length"]),
         moe_router_pre_softmax=not hf.get("norm_topk_prob", False),
-        moe_layer_freq=1 if all(experts_in) else experts_in,
+        **expert_layers(hf),
     )
 
 
@@ -71,10 +72,22 @@ def hf_config_with_experts(ours: Qwen3MoEConfig) -> dict[str, Any]:
         **windows_of(ours),
         **positions_of(ours),
         "norm_topk_prob": not ours.moe_router_pre_softmax,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [layer for layer, experts in enumerate(meaning(ours)["experts_in"]) if not experts],
+        **expert_layers_of(ours),
     }
     return said(ours, hf, config_with_experts)
+
+
+def expert_layers(hf: Config) -> dict[str, Any]:
+    """nemo2's setting for the layers without experts, which Qwen 2's models of experts name as well."""
+    dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)
+    experts_in = [int(n not in dense and (n + 1) % step == 0) for n in range(hf["num_hidden_layers"])]
+    return {"moe_layer_freq": 1 if all(experts_in) else experts_in}
+
+
+def expert_layers_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `expert_layers`."""
+    dense = [layer for layer, experts in enumerate(meaning(ours)["experts_in"]) if not experts]
+    return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
 
 def _longest(hf: Config) -> dict[str, Any]:

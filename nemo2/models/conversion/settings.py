@@ -189,7 +189,7 @@ _DECIDES = (
 
 def meaning(ours: Any) -> dict[str, Any]:
     """The settings that decide what a model computes, in a form that doesn't depend on their notation."""
-    told = {name: getattr(ours, name, None) for name in _DECIDES}
+    told = {name: getattr(ours, name, None) for name in (*_DECIDES, *getattr(ours, "deciding_fields", ()))}
     heads = ours.num_attention_heads
     told["num_query_groups"] = ours.num_query_groups or heads
     told["rotary_base"] = _listed(getattr(ours, "rotary_base", None))

@@ -70,7 +70,7 @@ def local_layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = Non
     sequential = copy.copy(config)
     sequential.moe_grouped_gemm = False
     block = _block(sequential, use_transformer_engine=False, vp_stage=vp_stage)
-    return ModuleSpec(module=TransformerBlock, submodules=_exchange(block, _replacements(config)))
+    return ModuleSpec(module=TransformerBlock, submodules=exchanged(block, _replacements(config)))
 
 
 def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Optional[int] = None) -> Any:
@@ -97,17 +97,17 @@ def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Opt
         block = dataclasses.replace(block, layer_specs=built.layer_specs[-1:])
     local = not have_te()
     mtp = get_gpt_mtp_block_spec(config, block, use_transformer_engine=not local, vp_stage=vp_stage)
-    return _exchange(mtp, _replacements(config)) if local and mtp is not None else mtp
+    return exchanged(mtp, _replacements(config)) if local and mtp is not None else mtp
 
 
 def completed(spec: Any, config: TransformerConfig) -> Any:
     """A copy of a spec of Transformer Engine's layers, with the features that they lack for `config`."""
-    return _exchange(spec, _additions_to_te(config))
+    return exchanged(spec, _additions_to_te(config))
 
 
 def with_weighted_routers(spec: Any) -> Any:
     """A copy of a spec of a model's layers, a user's own too, whose routers weigh their losses as `WeightedRouter`."""
-    return _exchange(spec, {TopKRouter: WeightedRouter})
+    return exchanged(spec, {TopKRouter: WeightedRouter})
 
 
 def _block(
@@ -157,7 +157,16 @@ def _additions_to_te(config: TransformerConfig) -> dict[Any, Any]:
     return table
 
 
-def _exchange(spec: Any, table: dict[Any, Any]) -> Any:
+def row_parallel_linears() -> list[Any]:
+    """The classes of the last projections of attention and feed-forward that a spec on this machine may have."""
+    if not have_te():
+        return [RowParallelLinear]
+    from megatron.core.extensions import transformer_engine as te
+
+    return [RowParallelLinear, te.TERowParallelLinear]
+
+
+def exchanged(spec: Any, table: dict[Any, Any]) -> Any:
     """A copy of a finished spec with classes exchanged wherever they stand.
 
     Specs are nested dataclasses, lists and (from 0.19) partials; the local spec builders take no provider of classes.
@@ -165,12 +174,12 @@ def _exchange(spec: Any, table: dict[Any, Any]) -> Any:
     if isinstance(spec, type):
         return table.get(spec, spec)
     if isinstance(spec, list):
-        return [_exchange(item, table) for item in spec]
+        return [exchanged(item, table) for item in spec]
     if isinstance(spec, functools.partial):
-        arguments = [_exchange(item, table) for item in spec.args]
-        keywords = {name: _exchange(item, table) for name, item in spec.keywords.items()}
-        return functools.partial(_exchange(spec.func, table), *arguments, **keywords)
+        arguments = [exchanged(item, table) for item in spec.args]
+        keywords = {name: exchanged(item, table) for name, item in spec.keywords.items()}
+        return functools.partial(exchanged(spec.func, table), *arguments, **keywords)
     if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
         fields = (field.name for field in dataclasses.fields(spec) if field.init)
-        return dataclasses.replace(spec, **{name: _exchange(getattr(spec, name), table) for name in fields})
+        return dataclasses.replace(spec, **{name: exchanged(getattr(spec, name), table) for name in fields})
     return spec

@@ -93,10 +93,10 @@ def with_experts_in_hybrids(config: Any) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerLayerSubmodules
 
-    from nemo2.models.layers.spec import _exchange, _replacements
+    from nemo2.models.layers.spec import exchanged, _replacements
     from nemo2.models.mamba_layers import torch_stack_spec
 
-    layer: Any = _exchange(get_gpt_layer_local_spec(num_experts=4, normalization="RMSNorm"), _replacements(config))
+    layer: Any = exchanged(get_gpt_layer_local_spec(num_experts=4, normalization="RMSNorm"), _replacements(config))
     whole, stack = layer.submodules, torch_stack_spec(config)
     layers: Any = stack.submodules
     experts = TransformerLayerSubmodules(

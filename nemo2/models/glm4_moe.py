@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GLM-4.5 and 4.6: grouped-query attention of which half of each head's channels is rotated, and DeepSeek V3's experts.
+
+Sources: arXiv:2508.06471, table 1; transformers' ``Glm4MoeConfig`` (zai-org/GLM-4.5); the config.json files of zai-org/GLM-4.5,
+GLM-4.5-Air and GLM-4.6.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.deepseek import REPEATED, beside_experts, check_routing, further_predictions
+from nemo2.models.conversion.llama import attention
+from nemo2.models.conversion.qwen3 import rows_with_experts
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning
+from nemo2.models.conversion.table import Row
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class GLM4MoEConfig(DecoderConfig):
+    """Settings that all sizes share: 96 heads of 128 channels for both widths, a dense layer or three before the experts."""
+
+    seq_length: int = 131072
+    rotary_base: int = 1_000_000
+    rotary_percent: float = 0.5
+    vocab_size: Optional[int] = 151552
+    layernorm_epsilon: float = 1e-5
+    add_qkv_bias: bool = True
+    num_attention_heads: int = 96
+    num_query_groups: Optional[int] = 8
+    kv_channels: Optional[int] = 128
+    num_moe_experts: Optional[int] = 128
+    moe_router_topk: int = 8
+    moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
+    moe_router_enable_expert_bias: bool = True
+    moe_router_bias_update_rate: float = 1e-3
+    moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
+    moe_router_load_balancing_type: Union[str, list[str]] = "seq_aux_loss"
+    moe_aux_loss_coeff: Union[float, list[float]] = 1e-4
+    moe_grouped_gemm: bool = True
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    moe_permute_fusion: bool = True
+
+
+class GLM45AirConfig106B_A12B(
+    GLM4MoEConfig,
+    num_layers=46,
+    hidden_size=4096,
+    ffn_hidden_size=10944,
+    moe_ffn_hidden_size=1408,
+    moe_shared_expert_intermediate_size=1408,
+    moe_layer_freq=[0] + [1] * 45,
+    moe_router_topk_scaling_factor=1.0,
+):
+    """GLM-4.5-Air: 106.9 B parameters, 12 B of them used per token."""
+
+
+class GLM45Config355B_A32B(
+    GLM4MoEConfig,
+    num_layers=92,
+    hidden_size=5120,
+    ffn_hidden_size=12288,
+    num_moe_experts=160,
+    moe_ffn_hidden_size=1536,
+    moe_shared_expert_intermediate_size=1536,
+    moe_layer_freq=[0] * 3 + [1] * 89,
+    moe_router_topk_scaling_factor=2.5,
+    qk_layernorm=True,
+):
+    """GLM-4.5: 352.8 B parameters, 32 B of them used per token; a norm on each query and key."""
+
+
+class GLM46Config355B_A32B(GLM45Config355B_A32B, seq_length=202752):
+    """GLM-4.6: GLM-4.5's shape; 202,752 tokens of context."""
+
+
+@configurable
+class GLM4MoEModel(GPTModel):
+    """The LightningModule of GLM-4.5 and 4.6; see `GPTModel`."""
+
+
+def _rows(config: GLM4MoEConfig) -> list[Row]:
+    return rows_with_experts(config, beside_experts(config)) + further_predictions(config, attention(config))
+
+
+_GROUPS = {"n_group": "moe_router_num_groups", "topk_group": "moe_router_group_topk"}
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    dense, layers = hf.get("first_k_dense_replace", 1), hf["num_hidden_layers"]
+    groups = {ours: hf.get(theirs, 1) for theirs, ours in _GROUPS.items()}
+    check_routing(hf, {"moe_router_topk": hf.get("num_experts_per_tok", 8), **groups})
+    shared = hf.get("n_shared_experts", 1) * hf.get("moe_intermediate_size", 1408)
+    return {
+        **groups,
+        "mtp_num_layers": hf.get("num_nextn_predict_layers", hf.get("num_mtp_layers", 0)) or None,
+        "moe_layer_freq": [int(layer >= dense) for layer in range(layers)],
+        "moe_shared_expert_intermediate_size": shared or None,
+    }
+
+
+def _theirs(ours: GLM4MoEConfig) -> dict[str, Any]:
+    experts_in = meaning(ours)["experts_in"] or []
+    return {
+        **{theirs: getattr(ours, name) or 1 for theirs, name in _GROUPS.items()},
+        "first_k_dense_replace": experts_in.index(1) if 1 in experts_in else len(experts_in),
+        "n_shared_experts": (ours.moe_shared_expert_intermediate_size or 0) // (ours.moe_ffn_hidden_size or 1),
+        "num_nextn_predict_layers": ours.mtp_num_layers or 0,
+    }
+
+
+GLM4_MOE = decoder_conversion(
+    "Glm4MoeForCausalLM",
+    GLM4MoEModel,
+    GLM4MoEConfig,
+    rows=_rows,
+    fields=[
+        *decoder_fields(num_key_value_heads=8, rms_norm_eps=1e-5, max_position_embeddings=131072),
+        Field("attention_bias", "add_qkv_bias", False),
+        Field("use_qk_norm", "qk_layernorm", False),
+        Field("n_routed_experts", "num_moe_experts", 128),
+        Field("num_experts_per_tok", "moe_router_topk", 8),
+        Field("moe_intermediate_size", "moe_ffn_hidden_size", 1408),
+        Field("routed_scaling_factor", "moe_router_topk_scaling_factor", 1.0),
+    ],
+    only={"model_type": "glm4_moe", "hidden_act": "silu", "norm_topk_prob": True},
+    ours=_ours,
+    theirs=_theirs,
+    partial=0.5,
+    ignored=REPEATED,
+)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Granite 3, dense: Llama's decoder with four numbers: the embedding, each block's output, the scores and the logits are
+multiplied by one each.
+
+Sources: the model cards and config.json of ibm-granite/granite-3.3-2b-base and granite-3.3-8b-base.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Optional
+
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+from megatron.core.transformer import ModuleSpec
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.llama import biases, rows, unbiased
+from nemo2.models.conversion.settings import Field, decoder_fields, without
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gemma import multiply
+from nemo2.models.gpt import GPTModel, default_layer_spec
+from nemo2.models.layers.post_norm import with_multiplier
+from nemo2.models.layers.softcap import LogitDivisor
+from nemo2.models.layers.spec import exchanged, row_parallel_linears
+
+
+def granite_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
+    """The default layers, whose outputs are multiplied before they are added to the residual stream."""
+    spec = default_layer_spec(config, vp_stage=vp_stage)
+    return exchanged(spec, {linear: with_multiplier(linear) for linear in row_parallel_linears()})
+
+
+@configurable
+@dataclass
+class GraniteConfig(DecoderConfig):
+    """Settings that all sizes of Granite 3 share."""
+
+    deciding_fields: ClassVar[tuple[str, ...]] = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+
+    seq_length: int = 131072
+    rotary_base: int = 10_000_000
+    vocab_size: Optional[int] = 49152
+    layernorm_epsilon: float = 1e-5
+    share_embeddings_and_output_weights: bool = True
+    num_query_groups: Optional[int] = 8
+    embedding_multiplier: float = 12.0
+    """The factor of the embedding's output."""
+    residual_multiplier: float = 0.22
+    """The factor of the outputs of attention and feed-forward before they are added to the residual stream."""
+    logits_scaling: float = 8.0
+    """The divisor of the output layer's logits."""
+    softmax_scale: Optional[float] = 0.015625
+    transformer_layer_spec: Any = granite_layer_spec
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        if model.pre_process:
+            model.embedding.register_forward_hook(partial(multiply, self.embedding_multiplier))
+        if hasattr(model, "output_layer"):
+            model.output_layer.register_forward_hook(LogitDivisor(self.logits_scaling), prepend=True)
+        return model
+
+
+class Granite3Config2B(GraniteConfig, num_layers=40, hidden_size=2048, num_attention_heads=32, ffn_hidden_size=8192):
+    """2.53 B parameters, the embedding counted once (tied)."""
+
+
+class Granite3Config8B(
+    GraniteConfig,
+    num_layers=40,
+    hidden_size=4096,
+    num_attention_heads=32,
+    ffn_hidden_size=12800,
+    softmax_scale=0.0078125,
+    logits_scaling=16.0,
+):
+    """8.17 B parameters, the embedding counted once (tied)."""
+
+
+@configurable
+class GraniteModel(GPTModel):
+    """The LightningModule of Granite; see `GPTModel`."""
+
+
+GRANITE = decoder_conversion(
+    "GraniteForCausalLM",
+    GraniteModel,
+    GraniteConfig,
+    rows=rows,
+    fields=[
+        *without(decoder_fields(), "head_dim"),
+        Field("embedding_multiplier", "embedding_multiplier", 1.0),
+        Field("residual_multiplier", "residual_multiplier", 1.0),
+        Field("attention_multiplier", "softmax_scale", 1.0),
+        Field("logits_scaling", "logits_scaling", 1.0),
+    ],
+    only={"model_type": "granite", "hidden_act": "silu"},
+    ours=biases,
+    theirs=lambda ours: {"attention_bias": ours.add_bias_linear, "mlp_bias": ours.add_bias_linear},
+    unbiased=unbiased,
+)

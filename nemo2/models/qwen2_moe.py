@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 1.5 MoE and Qwen 2 57B-A14B: Qwen 2's attention, routed experts, and a shared one whose output has a gate.
+
+Sources: transformers' ``Qwen2MoeConfig``, whose defaults are config.json of Qwen/Qwen1.5-MoE-A2.7B; arXiv:2407.10671, table 1
+(57B-A14B).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.qwen3 import expert_layers, expert_layers_of, rows_with_experts
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, without
+from nemo2.models.conversion.table import Row, linear
+from nemo2.models.gpt import GPTModel
+from nemo2.models.qwen2 import Qwen2Config
+
+
+@configurable
+@dataclass
+class Qwen2MoEConfig(Qwen2Config):
+    """Settings that both sizes share. The weights of a token's experts aren't divided by their sum."""
+
+    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
+    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
+    moe_router_pre_softmax: bool = True
+    moe_shared_expert_gate: bool = True
+    moe_grouped_gemm: bool = True
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    moe_permute_fusion: bool = True
+    num_moe_experts: Optional[int] = 60
+    moe_router_topk: int = 4
+    moe_ffn_hidden_size: Optional[int] = 1408
+    moe_shared_expert_intermediate_size: Optional[int] = 5632
+
+
+class Qwen15MoEConfigA2P7B(
+    Qwen2MoEConfig, num_layers=24, hidden_size=2048, num_attention_heads=16, num_query_groups=16, ffn_hidden_size=5632
+):
+    """14.3 B parameters, 2.7 B of them used per token."""
+
+
+class Qwen2Config57B_A14B(
+    Qwen2MoEConfig,
+    num_layers=28,
+    hidden_size=3584,
+    num_attention_heads=28,
+    num_query_groups=4,
+    ffn_hidden_size=18944,
+    num_moe_experts=64,
+    moe_router_topk=8,
+    moe_ffn_hidden_size=2560,
+    moe_shared_expert_intermediate_size=20480,
+):
+    """57.4 B parameters, 14 B of them used per token."""
+
+
+@configurable
+class Qwen2MoEModel(GPTModel):
+    """The LightningModule of Qwen 1.5 and 2 with experts; see `GPTModel`."""
+
+
+def _rows(config: Qwen2MoEConfig) -> list[Row]:
+    shared = "mlp.shared_expert."
+    beside = [
+        *linear("mlp.shared_experts.linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj.")),
+        *linear("mlp.shared_experts.linear_fc2.", one(f"{shared}down_proj.")),
+        Row("mlp.shared_experts.gate_weight", one("mlp.shared_expert_gate.weight")),
+    ]
+    return rows_with_experts(config, beside)
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    return {**expert_layers(hf), "moe_router_pre_softmax": not hf.get("norm_topk_prob", False)}
+
+
+def _theirs(ours: Qwen2MoEConfig) -> dict[str, Any]:
+    return {**expert_layers_of(ours), "norm_topk_prob": not ours.moe_router_pre_softmax}
+
+
+QWEN2_MOE = decoder_conversion(
+    "Qwen2MoeForCausalLM",
+    Qwen2MoEModel,
+    Qwen2MoEConfig,
+    rows=_rows,
+    fields=[
+        *without(decoder_fields(num_key_value_heads=16, max_position_embeddings=32768), "head_dim"),
+        Field("qkv_bias", "add_qkv_bias", True),
+        Field("moe_intermediate_size", "moe_ffn_hidden_size", 1408),
+        Field("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", 5632),
+        Field("num_experts", "num_moe_experts", 60),
+        Field("num_experts_per_tok", "moe_router_topk", 4),
+        Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+    ],
+    only={"model_type": "qwen2_moe", "hidden_act": "silu", "use_sliding_window": False},
+    ours=_ours,
+    theirs=_theirs,
+)

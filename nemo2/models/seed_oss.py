@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seed-OSS: Qwen 2's decoder, biases on queries, keys and values, with heads of 128 channels.
+
+Source: transformers' ``SeedOssConfig``, whose defaults are config.json of ByteDance-Seed/Seed-OSS-36B-Base but for its
+``hidden_size`` of 5,120.
+"""
+
+from dataclasses import dataclass
+from typing import Optional
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.llama import rows
+from nemo2.models.conversion.settings import Field, decoder_fields
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class SeedOSSConfig(DecoderConfig):
+    """Settings that all sizes of Seed-OSS share."""
+
+    add_qkv_bias: bool = True
+    seq_length: int = 524288
+    kv_channels: Optional[int] = 128
+    num_query_groups: Optional[int] = 8
+    layernorm_epsilon: float = 1e-6
+    rotary_base: int = 10_000_000
+    vocab_size: Optional[int] = 155136
+
+
+class SeedOSSConfig36B(SeedOSSConfig, num_layers=64, hidden_size=5120, num_attention_heads=80, ffn_hidden_size=27648):
+    """36.2 B parameters."""
+
+
+@configurable
+class SeedOSSModel(GPTModel):
+    """The LightningModule of Seed-OSS; see `GPTModel`."""
+
+
+SEED_OSS = decoder_conversion(
+    "SeedOssForCausalLM",
+    SeedOSSModel,
+    SeedOSSConfig,
+    rows=rows,
+    fields=[
+        *decoder_fields(num_key_value_heads=8, head_dim=128, max_position_embeddings=524288, attention_dropout=0.1),
+        Field("attention_bias", "add_qkv_bias", True),
+        Field("residual_dropout", "hidden_dropout", 0.1),
+    ],
+    only={"model_type": "seed_oss", "hidden_act": "silu", "attention_out_bias": False, "mlp_bias": False},
+)

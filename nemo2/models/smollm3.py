@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SmolLM 3: Llama's decoder, in which every fourth layer has no positions (NoPE, arXiv:2501.18795).
+
+Sources: transformers' ``SmolLM3Config``, whose defaults are config.json of HuggingFaceTB/SmolLM3-3B; the rotary base of its
+last stage of training from huggingface.co/blog/smollm3.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.llama import rows
+from nemo2.models.conversion.settings import Config, decoder_fields, meaning, without
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class SmolLM3Config(DecoderConfig):
+    """Settings that all sizes of SmolLM 3 share."""
+
+    seq_length: int = 65536
+    layernorm_epsilon: float = 1e-6
+    rotary_base: int = 5_000_000
+    vocab_size: Optional[int] = 128256
+    no_rope_freq: Optional[Union[int, list[int]]] = 4
+    """Every n-th layer has no positions. A list has an entry per layer: 1 for a layer without positions."""
+    share_embeddings_and_output_weights: bool = True
+
+
+class SmolLM3Config3B(
+    SmolLM3Config, num_layers=36, hidden_size=2048, num_attention_heads=16, num_query_groups=4, ffn_hidden_size=11008
+):
+    """3.08 B parameters, the embedding counted once (tied)."""
+
+
+@configurable
+class SmolLM3Model(GPTModel):
+    """The LightningModule of SmolLM 3; see `GPTModel`."""
+
+
+def _rotated(hf: Config) -> dict[str, Any]:
+    every = hf.get("no_rope_layer_interval", 4)
+    rotated = hf.get("no_rope_layers") or [(layer + 1) % every for layer in range(hf["num_hidden_layers"])]
+    return {"no_rope_freq": [int(not flag) for flag in rotated]}
+
+
+def _rotated_of(ours: SmolLM3Config) -> dict[str, Any]:
+    without_positions = meaning(ours)["without_positions"] or [0] * ours.num_layers
+    return {"no_rope_layers": [int(not flag) for flag in without_positions]}
+
+
+SMOLLM3 = decoder_conversion(
+    "SmolLM3ForCausalLM",
+    SmolLM3Model,
+    SmolLM3Config,
+    rows=rows,
+    fields=without(
+        decoder_fields(num_key_value_heads=4, max_position_embeddings=32768, tie_word_embeddings=True), "head_dim"
+    ),
+    only={"model_type": "smollm3", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    | {"use_sliding_window": False},
+    ours=_rotated,
+    theirs=_rotated_of,
+    theta=2_000_000.0,
+)
