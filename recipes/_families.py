@@ -149,6 +149,13 @@ _qwen = partial(KeywordRecipe, model_class="nemo2.models.qwen2:Qwen2Model", voca
 qwen2 = partial(_qwen, family="Qwen 2")
 qwen25 = partial(_qwen, family="Qwen 2.5")
 qwen3 = partial(_qwen, family="Qwen 3", model_class="nemo2.models.qwen3:Qwen3Model", ddp=SHARDED)
+_today = partial(PretrainRecipe, **{**LONG, "seq_length": 4096, "ddp": SHARDED})
+smollm3 = partial(_today, family="SmolLM 3", model_class="nemo2.models.smollm3:SmolLM3Model", vocabulary=128_256)
+seed_oss = partial(_today, family="Seed-OSS", model_class="nemo2.models.seed_oss:SeedOSSModel", vocabulary=155_136)
+granite3 = partial(_today, family="Granite 3", model_class="nemo2.models.granite:GraniteModel")
+phi4 = partial(_today, family="Phi-4", model_class="nemo2.models.phi3:Phi3Model", config={"vocab_size": None})
+qwen2_moe = partial(_today, family="Qwen 2 MoE", model_class="nemo2.models.qwen2_moe:Qwen2MoEModel", vocabulary=151_936)
+glm45 = partial(_today, family="GLM-4.5", model_class="nemo2.models.glm4_moe:GLM4MoEModel", vocabulary=151_552)
 _starcoder = partial(
     KeywordRecipe,
     vocabulary=49_152,

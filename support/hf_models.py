@@ -313,5 +313,12 @@ ROWS: tuple[Row, ...] = (
          num_mtp_layers=0),
     _row("GLM-4.5 Air", "Glm4MoeConfig", "no QK norm, no further prediction", head_dim=32, attention_bias=True,
          n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, layouts=_EXPERTS, num_mtp_layers=0),
+    _row("OLMo 2", "Olmo2Config", "norms behind blocks only, QK norm over all heads"),
+    _row("OLMo 2, many keys", "Olmo2Config", "the same with multi-head attention", num_key_value_heads=4, rms_norm_eps=1e-6,
+         rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
+    _row("OLMoE", "OlmoeConfig", "experts, QK norm over all heads, expert weights not renormalized", num_experts=8,
+         num_experts_per_tok=4, layouts=_EXPERTS),
+    _row("OLMoE, renormalized", "OlmoeConfig", "expert weights renormalized, multi-head attention", num_experts=4,
+         num_experts_per_tok=2, num_key_value_heads=4, norm_topk_prob=True, layouts=_EXPERTS),
     _row("GPT-2, GPT-3", "GPT2Config", "learned positions, transposed weights, tied embedding", _GPT2),
 )  # fmt: skip

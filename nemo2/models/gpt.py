@@ -106,6 +106,10 @@ class GPTConfig(TransformerConfig):
     """The same cap for the logits over the vocabulary. None: no cap."""
     post_sublayer_layernorm: bool = False
     """Add a norm after each attention and feed-forward layer, before the residual is added, as in Gemma 2 and 3."""
+    pre_sublayer_layernorm: bool = True
+    """Have a norm before each attention and feed-forward layer. False: none, as in OLMo 2."""
+    qk_layernorm_over_heads: bool = False
+    """With ``qk_layernorm``, normalize queries and keys over the channels of all heads, as in OLMo 2. False: each head."""
     cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = "none"
     """The parts of a training step that CUDA graphs capture, and the implementation (`nemo2.parallel.cuda_graphs`)."""
     tp_comm_overlap_cfg: Optional[Union[str, dict[str, Any]]] = None

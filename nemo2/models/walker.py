@@ -287,6 +287,8 @@ class _Reader:
         head_dim = self("kv_channels") or self.hidden // heads
         bias = bool(self("add_bias_linear", True))
         normed = 2 * self.norm(head_dim) if qk_norm and self("qk_layernorm", False) else 0
+        if normed and self("qk_layernorm_over_heads", False):
+            normed = self.norm((heads + (groups or self("num_query_groups") or heads)) * head_dim)
         return Attention(
             name="self_attention",
             hidden=self.hidden,
@@ -404,8 +406,9 @@ class _Reader:
         return self.config.num_attention_heads if self("softmax_type", "vanilla") == "learnable" else 0
 
     def around(self) -> int:
-        """The weights of the norms before a block, and after it if there is one."""
-        return (2 if self("post_sublayer_layernorm", False) else 1) * self.norm(self.hidden)
+        """The weights of the norms before and after a block, of which a model may have one or both."""
+        norms = bool(self("pre_sublayer_layernorm", True)) + bool(self("post_sublayer_layernorm", False))
+        return norms * self.norm(self.hidden)
 
     def norm(self, width: int) -> int:
         return width if self("normalization", "LayerNorm") == "RMSNorm" else 2 * width

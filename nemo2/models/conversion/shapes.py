@@ -35,12 +35,13 @@ def shapes(config: Any, *, vocab_rows: int) -> dict[str, Shape]:
 def _attention(config: Any) -> dict[str, Shape]:
     hidden, heads, width = config.hidden_size, config.num_attention_heads, config.kv_channels or 0
     groups = config.num_query_groups or heads
+    over_heads = getattr(config, "qk_layernorm_over_heads", False)
     return {
         "self_attention.linear_qkv.weight": ((heads + 2 * groups) * width, hidden),
         "self_attention.linear_qkv.layer_norm_weight": (hidden,),
         "self_attention.linear_proj.weight": (hidden, heads * width),
-        "self_attention.q_layernorm.weight": (width,),
-        "self_attention.k_layernorm.weight": (width,),
+        "self_attention.q_layernorm.weight": (heads * width if over_heads else width,),
+        "self_attention.k_layernorm.weight": (groups * width if over_heads else width,),
         "self_attention.core_attention.softmax_offset": (heads,),
         "self_attention.weight": (hidden, hidden),  # a linear layer in attention's place
     }

@@ -6,10 +6,15 @@ parallelism each tensor-parallel rank normalizes only its part of the sequence, 
 `finalize_model_grads` adds up the gradients of weights with `sequence_parallel = True`.
 """
 
-from typing import Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 import torch.nn.functional as F
+from megatron.core.parallel_state import get_tensor_model_parallel_rank
+from megatron.core.tensor_parallel import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -82,6 +87,47 @@ class TorchNorm(torch.nn.Module):
     def extra_repr(self) -> str:
         kind = "RMSNorm" if self.is_rms else "LayerNorm"
         return f"{kind}, {self.hidden_size}, eps={self.eps}, zero_centered={self.zero_centered}"
+
+
+class _NormOverHeads(TorchNorm):
+    """An RMSNorm of queries or keys over the channels of all heads (OLMo 2, OLMoE, MiniMax M2), not of each head.
+
+    Heads are spread over tensor-parallel ranks, which add up their squares. Each rank holds the whole weight and uses the part
+    of its heads: Megatron-Core adds the gradients of weights of this name over the ranks.
+
+    Raises:
+        ConfigError: the ranks don't have the same number of heads, or the norm isn't an RMSNorm.
+    """
+
+    heads_field: ClassVar[str]
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **unused: Any):
+        heads = getattr(config, self.heads_field) or config.num_attention_heads
+        self.ranks = config.tensor_model_parallel_size
+        if config.normalization != "RMSNorm" or heads % self.ranks:
+            raise ConfigError(
+                f"qk_layernorm_over_heads=True needs normalization='RMSNorm', which is {config.normalization!r}, and "
+                f"{self.heads_field}={heads} as a multiple of tensor_model_parallel_size={self.ranks}."
+            )
+        super().__init__(config, heads * hidden_size, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalized ``x``, ``[..., heads of this rank, channels]``."""
+        own = x.flatten(-2).to(torch.promote_types(x.dtype, self.weight.dtype))
+        squares, weight = own.square().sum(dim=-1, keepdim=True), self.weight
+        if self.ranks > 1:
+            squares = copy_to_tensor_model_parallel_region(reduce_from_tensor_model_parallel_region(squares))
+            weight = weight.narrow(0, get_tensor_model_parallel_rank() * own.size(-1), own.size(-1))
+        scale = torch.rsqrt(squares / self.hidden_size + self.eps)
+        return (own * scale * (weight + 1.0 if self.zero_centered else weight)).view(x.shape).to(self.weight.dtype)
+
+
+class QueryNormOverHeads(_NormOverHeads):
+    heads_field = "num_attention_heads"
+
+
+class KeyNormOverHeads(_NormOverHeads):
+    heads_field = "num_query_groups"
 
 
 def _refuse_contradiction(name: str, argument: object, configured: object) -> None:

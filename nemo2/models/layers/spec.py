@@ -14,6 +14,7 @@ from typing import Any, Optional
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
@@ -30,7 +31,7 @@ from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
 from nemo2.models.layers.mla import LocalMLA, MLAOfTransformerEngine
 from nemo2.models.layers.moe import WeightedRouter
-from nemo2.models.layers.norm import TorchNorm
+from nemo2.models.layers.norm import KeyNormOverHeads, QueryNormOverHeads, TorchNorm
 from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.post_norm import with_post_norm
 from nemo2.models.layers.rules import best_of_group_needs_plain_router, layer_problems, mla_problems, refuse
@@ -54,7 +55,7 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
             say_once(backend.plain_layers())
         return local_layer_spec(config, vp_stage=vp_stage)
     refuse([*mla_problems(config), *best_of_group_needs_plain_router(config)])
-    block = _block(config, use_transformer_engine=True, vp_stage=vp_stage)
+    block = _with_norms(_block(config, use_transformer_engine=True, vp_stage=vp_stage), config)
     return completed(ModuleSpec(module=TransformerBlock, submodules=block), config)
 
 
@@ -69,7 +70,7 @@ def local_layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = Non
     # The local spec's grouped experts need a CUDA extension in 0.16. nemo2's replace the sequential ones.
     sequential = copy.copy(config)
     sequential.moe_grouped_gemm = False
-    block = _block(sequential, use_transformer_engine=False, vp_stage=vp_stage)
+    block = _with_norms(_block(sequential, use_transformer_engine=False, vp_stage=vp_stage), config)
     return ModuleSpec(module=TransformerBlock, submodules=exchanged(block, _replacements(config)))
 
 
@@ -127,6 +128,23 @@ def _block(
     )
 
 
+def _with_norms(block: TransformerBlockSubmodules, config: Any) -> TransformerBlockSubmodules:
+    """`block` without norms in front of sub-layers (``pre_sublayer_layernorm=False``), and with norms of queries and keys over all
+    heads (``qk_layernorm_over_heads``)."""
+    over_heads = getattr(config, "qk_layernorm_over_heads", False)
+    if getattr(config, "pre_sublayer_layernorm", True) and not over_heads:
+        return block
+    layers = copy.deepcopy(block.layer_specs)
+    for layer in layers:
+        parts: Any = layer.submodules
+        if over_heads:
+            attention = parts.self_attention.submodules
+            attention.q_layernorm, attention.k_layernorm = QueryNormOverHeads, KeyNormOverHeads
+        if not getattr(config, "pre_sublayer_layernorm", True):
+            parts.input_layernorm = parts.pre_mlp_layernorm = IdentityOp
+    return dataclasses.replace(block, layer_specs=layers)
+
+
 def _replacements(config: TransformerConfig) -> dict[Any, Any]:
     table: dict[Any, Any] = {
         WrappedTorchNorm: TorchNorm,
@@ -151,6 +169,8 @@ def _additions_to_te(config: TransformerConfig) -> dict[Any, Any]:
     table: dict[Any, Any] = {MLASelfAttention: MLAOfTransformerEngine}
     if getattr(config, "attn_logit_softcapping", None) is not None:
         table[te.TEDotProductAttention] = SDPAttention
+    if not getattr(config, "pre_sublayer_layernorm", True):
+        table[te.TELayerNormColumnParallelLinear] = te.TEColumnParallelLinear
     if getattr(config, "post_sublayer_layernorm", False):
         linear: Any = te.TERowParallelLinear
         table[linear] = with_post_norm(linear)

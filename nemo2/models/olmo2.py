@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OLMo 2: norms behind attention and feed-forward instead of in front, and norms of queries and keys over all heads.
+
+Sources: arXiv:2501.00656, table 1 and section 3; config.json of allenai/OLMo-2-1124-7B, 1124-13B (also in litgpt's
+``config.py``) and 0325-32B.
+"""
+
+from dataclasses import dataclass
+from typing import Optional
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.llama import attention, decoder, gated_feed_forward
+from nemo2.models.conversion.pieces import one
+from nemo2.models.conversion.settings import decoder_fields, without
+from nemo2.models.conversion.table import Row, norm
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class OLMo2Config(DecoderConfig):
+    """Settings that all sizes of OLMo 2 share."""
+
+    seq_length: int = 4096
+    layernorm_epsilon: float = 1e-6
+    rotary_base: int = 500_000
+    vocab_size: Optional[int] = 100352
+    pre_sublayer_layernorm: bool = False
+    post_sublayer_layernorm: bool = True
+    qk_layernorm: bool = True
+    qk_layernorm_over_heads: bool = True
+
+
+class OLMo2Config7B(OLMo2Config, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=11008):
+    """7.30 B parameters."""
+
+
+class OLMo2Config13B(OLMo2Config, num_layers=40, hidden_size=5120, num_attention_heads=40, ffn_hidden_size=13824):
+    """13.7 B parameters."""
+
+
+class OLMo2Config32B(
+    OLMo2Config, num_layers=64, hidden_size=5120, num_attention_heads=40, num_query_groups=8, ffn_hidden_size=27648
+):
+    """32.2 B parameters; eight key-value heads."""
+
+
+@configurable
+class OLMo2Model(GPTModel):
+    """The LightningModule of OLMo 2; see `GPTModel`."""
+
+
+def _rows(config: OLMo2Config) -> list[Row]:
+    layer = [
+        *(row for row in (*attention(config), *gated_feed_forward()) if "layer_norm_" not in row.key),
+        *norm("self_attention.linear_proj.post_layernorm.", one("post_attention_layernorm.")),
+        *norm("mlp.linear_fc2.post_layernorm.", one("post_feedforward_layernorm.")),
+    ]
+    return decoder(config, layer)
+
+
+OLMO2 = decoder_conversion(
+    "Olmo2ForCausalLM",
+    OLMo2Model,
+    OLMo2Config,
+    rows=_rows,
+    fields=without(decoder_fields(rms_norm_eps=1e-5), "head_dim"),
+    only={"model_type": "olmo2", "hidden_act": "silu", "attention_bias": False},
+)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OLMoE: 64 small experts, of which a token uses eight, and norms of queries and keys over all heads.
+
+Sources: arXiv:2409.02060, table 10; transformers' ``OlmoeConfig``, whose defaults are config.json of allenai/OLMoE-1B-7B-0924.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.qwen3 import rows_with_experts
+from nemo2.models.conversion.settings import Field, decoder_fields, without
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class OLMoEConfig(DecoderConfig):
+    """Settings that all sizes of OLMoE share. The weights of a token's experts aren't divided by their sum."""
+
+    seq_length: int = 4096
+    layernorm_epsilon: float = 1e-5
+    vocab_size: Optional[int] = 50304
+    qk_layernorm: bool = True
+    qk_layernorm_over_heads: bool = True
+    num_moe_experts: Optional[int] = 64
+    moe_router_topk: int = 8
+    moe_router_pre_softmax: bool = True
+    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
+    moe_aux_loss_coeff: Union[float, list[float]] = 1e-2
+    moe_z_loss_coeff: Optional[float] = 1e-3
+    moe_grouped_gemm: bool = True
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    moe_permute_fusion: bool = True
+
+
+class OLMoEConfig7B_A1B(OLMoEConfig, num_layers=16, hidden_size=2048, num_attention_heads=16, ffn_hidden_size=1024):
+    """6.92 B parameters, 1.3 B of them used per token."""
+
+
+@configurable
+class OLMoEModel(GPTModel):
+    """The LightningModule of OLMoE; see `GPTModel`."""
+
+
+def _theirs(ours: OLMoEConfig) -> dict[str, Any]:
+    return {"norm_topk_prob": not ours.moe_router_pre_softmax}
+
+
+OLMOE = decoder_conversion(
+    "OlmoeForCausalLM",
+    OLMoEModel,
+    OLMoEConfig,
+    rows=rows_with_experts,
+    fields=[
+        *without(decoder_fields(rms_norm_eps=1e-5, max_position_embeddings=4096), "head_dim"),
+        Field("num_experts", "num_moe_experts", 64),
+        Field("num_experts_per_tok", "moe_router_topk", 8),
+        Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.01),
+    ],
+    only={"model_type": "olmoe", "hidden_act": "silu", "attention_bias": False, "clip_qkv": None},
+    ours=lambda hf: {"moe_router_pre_softmax": not hf.get("norm_topk_prob", False)},
+    theirs=_theirs,
+)

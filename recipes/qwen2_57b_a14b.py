@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 2 57B-A14B at 4,096 tokens, for four nodes of 8 x 80 GB."""
+
+from nemo2.recipes._families import ATTENTION, FinetuneRecipe, Layout, On, qwen2_moe
+
+RECIPE = qwen2_moe(
+    name="qwen2_57b_a14b",
+    config_class="Qwen2Config57B_A14B",
+    parameters=57.4e9,
+    layout=Layout(pp=4, ep=8),
+    nodes=4,
+)
+FINETUNE = FinetuneRecipe(
+    of=RECIPE, weights="Qwen/Qwen2-57B-A14B", lora=On(ep=8), full=On(pp=4, ep=8, nodes=4), peft=ATTENTION
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
