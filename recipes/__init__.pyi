@@ -14,11 +14,19 @@ from nemo2.recipes._typed import gemma2_2b as gemma2_2b
 from nemo2.recipes._typed import gemma2_9b as gemma2_9b
 from nemo2.recipes._typed import gemma2_27b as gemma2_27b
 from nemo2.recipes._typed import gemma3_1b as gemma3_1b
+from nemo2.recipes._typed import gemma3_4b as gemma3_4b
+from nemo2.recipes._typed import gemma3_12b as gemma3_12b
+from nemo2.recipes._typed import gemma3_27b as gemma3_27b
 from nemo2.recipes._typed import gemma_2b as gemma_2b
 from nemo2.recipes._typed import gemma_7b as gemma_7b
+from nemo2.recipes._typed import glm45 as glm45
+from nemo2.recipes._typed import glm45_air as glm45_air
 from nemo2.recipes._typed import gpt3_175b as gpt3_175b
 from nemo2.recipes._typed import gpt_oss_20b as gpt_oss_20b
 from nemo2.recipes._typed import gpt_oss_120b as gpt_oss_120b
+from nemo2.recipes._typed import granite3_2b as granite3_2b
+from nemo2.recipes._typed import granite3_8b as granite3_8b
+from nemo2.recipes._typed import kimi_k2 as kimi_k2
 from nemo2.recipes._typed import llama2_7b as llama2_7b
 from nemo2.recipes._typed import llama3_8b as llama3_8b
 from nemo2.recipes._typed import llama3_8b_16k as llama3_8b_16k
@@ -46,6 +54,7 @@ from nemo2.recipes._typed import mamba2_130m as mamba2_130m
 from nemo2.recipes._typed import mamba2_370m as mamba2_370m
 from nemo2.recipes._typed import mamba2_780m as mamba2_780m
 from nemo2.recipes._typed import mamba2_hybrid_8b as mamba2_hybrid_8b
+from nemo2.recipes._typed import minimax_m2 as minimax_m2
 from nemo2.recipes._typed import mistral_7b as mistral_7b
 from nemo2.recipes._typed import mistral_nemo_12b as mistral_nemo_12b
 from nemo2.recipes._typed import mixtral_8x7b as mixtral_8x7b
@@ -53,11 +62,13 @@ from nemo2.recipes._typed import mixtral_8x7b_16k as mixtral_8x7b_16k
 from nemo2.recipes._typed import mixtral_8x7b_64k as mixtral_8x7b_64k
 from nemo2.recipes._typed import mixtral_8x22b as mixtral_8x22b
 from nemo2.recipes._typed import mixtral_8x22b_64k as mixtral_8x22b_64k
+from nemo2.recipes._typed import moonlight_16b_a3b as moonlight_16b_a3b
 from nemo2.recipes._typed import nemotron3_4b as nemotron3_4b
 from nemo2.recipes._typed import nemotron3_8b as nemotron3_8b
 from nemo2.recipes._typed import nemotron3_22b as nemotron3_22b
 from nemo2.recipes._typed import nemotron3_22b_16k as nemotron3_22b_16k
 from nemo2.recipes._typed import nemotron3_22b_64k as nemotron3_22b_64k
+from nemo2.recipes._typed import nemotron3_nano_30b_a3b as nemotron3_nano_30b_a3b
 from nemo2.recipes._typed import nemotron4_15b as nemotron4_15b
 from nemo2.recipes._typed import nemotron4_15b_16k as nemotron4_15b_16k
 from nemo2.recipes._typed import nemotron4_15b_64k as nemotron4_15b_64k
@@ -68,9 +79,16 @@ from nemo2.recipes._typed import nemotronh_4b as nemotronh_4b
 from nemo2.recipes._typed import nemotronh_8b as nemotronh_8b
 from nemo2.recipes._typed import nemotronh_47b as nemotronh_47b
 from nemo2.recipes._typed import nemotronh_56b as nemotronh_56b
+from nemo2.recipes._typed import olmo2_7b as olmo2_7b
+from nemo2.recipes._typed import olmo2_13b as olmo2_13b
+from nemo2.recipes._typed import olmo2_32b as olmo2_32b
+from nemo2.recipes._typed import olmoe_7b_a1b as olmoe_7b_a1b
 from nemo2.recipes._typed import phi3_mini_4k_instruct as phi3_mini_4k_instruct
+from nemo2.recipes._typed import phi4_14b as phi4_14b
+from nemo2.recipes._typed import phi4_mini as phi4_mini
 from nemo2.recipes._typed import qwen2_1p5b as qwen2_1p5b
 from nemo2.recipes._typed import qwen2_7b as qwen2_7b
+from nemo2.recipes._typed import qwen2_57b_a14b as qwen2_57b_a14b
 from nemo2.recipes._typed import qwen2_72b as qwen2_72b
 from nemo2.recipes._typed import qwen2_500m as qwen2_500m
 from nemo2.recipes._typed import qwen3_1p7b as qwen3_1p7b
@@ -81,12 +99,15 @@ from nemo2.recipes._typed import qwen3_30b_a3b as qwen3_30b_a3b
 from nemo2.recipes._typed import qwen3_32b as qwen3_32b
 from nemo2.recipes._typed import qwen3_235b_a22b as qwen3_235b_a22b
 from nemo2.recipes._typed import qwen3_600m as qwen3_600m
+from nemo2.recipes._typed import qwen15_moe_a2p7b as qwen15_moe_a2p7b
 from nemo2.recipes._typed import qwen25_1p5b as qwen25_1p5b
 from nemo2.recipes._typed import qwen25_7b as qwen25_7b
 from nemo2.recipes._typed import qwen25_14b as qwen25_14b
 from nemo2.recipes._typed import qwen25_32b as qwen25_32b
 from nemo2.recipes._typed import qwen25_72b as qwen25_72b
 from nemo2.recipes._typed import qwen25_500m as qwen25_500m
+from nemo2.recipes._typed import seed_oss_36b as seed_oss_36b
+from nemo2.recipes._typed import smollm3_3b as smollm3_3b
 from nemo2.recipes._typed import starcoder2_3b as starcoder2_3b
 from nemo2.recipes._typed import starcoder2_7b as starcoder2_7b
 from nemo2.recipes._typed import starcoder2_15b as starcoder2_15b
@@ -101,12 +122,20 @@ __all__ = [
     "gemma2_27b",
     "gemma2_2b",
     "gemma2_9b",
+    "gemma3_12b",
     "gemma3_1b",
+    "gemma3_27b",
+    "gemma3_4b",
     "gemma_2b",
     "gemma_7b",
+    "glm45",
+    "glm45_air",
     "gpt3_175b",
     "gpt_oss_120b",
     "gpt_oss_20b",
+    "granite3_2b",
+    "granite3_8b",
+    "kimi_k2",
     "llama2_7b",
     "llama31_405b",
     "llama31_70b",
@@ -134,6 +163,7 @@ __all__ = [
     "mamba2_780m",
     "mamba2_8b",
     "mamba2_hybrid_8b",
+    "minimax_m2",
     "mistral_7b",
     "mistral_nemo_12b",
     "mixtral_8x22b",
@@ -141,11 +171,13 @@ __all__ = [
     "mixtral_8x7b",
     "mixtral_8x7b_16k",
     "mixtral_8x7b_64k",
+    "moonlight_16b_a3b",
     "nemotron3_22b",
     "nemotron3_22b_16k",
     "nemotron3_22b_64k",
     "nemotron3_4b",
     "nemotron3_8b",
+    "nemotron3_nano_30b_a3b",
     "nemotron4_15b",
     "nemotron4_15b_16k",
     "nemotron4_15b_64k",
@@ -156,7 +188,14 @@ __all__ = [
     "nemotronh_4b",
     "nemotronh_56b",
     "nemotronh_8b",
+    "olmo2_13b",
+    "olmo2_32b",
+    "olmo2_7b",
+    "olmoe_7b_a1b",
     "phi3_mini_4k_instruct",
+    "phi4_14b",
+    "phi4_mini",
+    "qwen15_moe_a2p7b",
     "qwen25_14b",
     "qwen25_1p5b",
     "qwen25_32b",
@@ -165,6 +204,7 @@ __all__ = [
     "qwen25_7b",
     "qwen2_1p5b",
     "qwen2_500m",
+    "qwen2_57b_a14b",
     "qwen2_72b",
     "qwen2_7b",
     "qwen3_14b",
@@ -175,6 +215,8 @@ __all__ = [
     "qwen3_4b",
     "qwen3_600m",
     "qwen3_8b",
+    "seed_oss_36b",
+    "smollm3_3b",
     "starcoder2_15b",
     "starcoder2_3b",
     "starcoder2_7b",

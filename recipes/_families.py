@@ -104,6 +104,8 @@ mixtral = partial(
     vocabulary=32_000,
     **{**LONG, "seq_length": 4096},
 )
+RECOMPUTED: dict[str, Any] = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+"""Every layer is computed again in the backward."""
 deepseek = partial(
     PretrainRecipe,
     family="DeepSeek",
@@ -152,9 +154,20 @@ qwen3 = partial(_qwen, family="Qwen 3", model_class="nemo2.models.qwen3:Qwen3Mod
 _today = partial(PretrainRecipe, **{**LONG, "seq_length": 4096, "ddp": SHARDED})
 smollm3 = partial(_today, family="SmolLM 3", model_class="nemo2.models.smollm3:SmolLM3Model", vocabulary=128_256)
 seed_oss = partial(_today, family="Seed-OSS", model_class="nemo2.models.seed_oss:SeedOSSModel", vocabulary=155_136)
-granite3 = partial(_today, family="Granite 3", model_class="nemo2.models.granite:GraniteModel")
+granite3 = partial(
+    _today,
+    family="Granite 3",
+    model_class="nemo2.models.granite:GraniteModel",
+    vocabulary=49_152,
+    config={"vocab_size": None},
+)
 phi4 = partial(_today, family="Phi-4", model_class="nemo2.models.phi3:Phi3Model", config={"vocab_size": None})
 qwen2_moe = partial(_today, family="Qwen 2 MoE", model_class="nemo2.models.qwen2_moe:Qwen2MoEModel", vocabulary=151_936)
+olmo2 = partial(_today, family="OLMo 2", model_class="nemo2.models.olmo2:OLMo2Model", vocabulary=100_352)
+olmoe = partial(_today, family="OLMoE", model_class="nemo2.models.olmoe:OLMoEModel", vocabulary=50_304)
+minimax_m2 = partial(
+    _today, family="MiniMax M2", model_class="nemo2.models.minimax_m2:MiniMaxM2Model", vocabulary=200_064
+)
 glm45 = partial(_today, family="GLM-4.5", model_class="nemo2.models.glm4_moe:GLM4MoEModel", vocabulary=151_552)
 _starcoder = partial(
     KeywordRecipe,

@@ -41,18 +41,26 @@ import nemo2.models.deepseek
 import nemo2.models.gemma
 import nemo2.models.gemma2
 import nemo2.models.gemma3
+import nemo2.models.glm4_moe
 import nemo2.models.gpt
 import nemo2.models.gpt3
 import nemo2.models.gpt_oss
+import nemo2.models.granite
 import nemo2.models.llama
 import nemo2.models.llama4
 import nemo2.models.llama_nemotron
+import nemo2.models.minimax_m2
 import nemo2.models.mistral
 import nemo2.models.mixtral
 import nemo2.models.nemotron
+import nemo2.models.olmo2
+import nemo2.models.olmoe
 import nemo2.models.phi3
 import nemo2.models.qwen2
+import nemo2.models.qwen2_moe
 import nemo2.models.qwen3
+import nemo2.models.seed_oss
+import nemo2.models.smollm3
 import nemo2.models.ssm
 import nemo2.models.starcoder
 import nemo2.optim.base
@@ -264,6 +272,19 @@ class DoRA(_Closed, nemo2.config.Config[nemo2.peft.dora.DoRA]):
     modules_to_save: list[str] | None
     """Default: `None`."""
 
+class GLM45AirConfig106B_A12B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.glm4_moe.GLM45AirConfig106B_A12B,
+    nemo2.config.Config[nemo2.models.glm4_moe.GLM45AirConfig106B_A12B],
+): ...
+class GLM45Config355B_A32B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.glm4_moe.GLM45Config355B_A32B,
+    nemo2.config.Config[nemo2.models.glm4_moe.GLM45Config355B_A32B],
+): ...
+class GLM4MoEModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.glm4_moe.GLM4MoEModel]): ...
 class GPTConfig175B(
     _GPTConfigFields, _Closed, nemo2.models.gpt3.GPTConfig175B, nemo2.config.Config[nemo2.models.gpt3.GPTConfig175B]
 ): ...
@@ -300,11 +321,29 @@ class Gemma2Config9B(
     nemo2.config.Config[nemo2.models.gemma2.Gemma2Config9B],
 ): ...
 class Gemma2Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.gemma2.Gemma2Model]): ...
+class Gemma3Config12B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.gemma3.Gemma3Config12B,
+    nemo2.config.Config[nemo2.models.gemma3.Gemma3Config12B],
+): ...
 class Gemma3Config1B(
     _GPTConfigFields,
     _Closed,
     nemo2.models.gemma3.Gemma3Config1B,
     nemo2.config.Config[nemo2.models.gemma3.Gemma3Config1B],
+): ...
+class Gemma3Config27B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.gemma3.Gemma3Config27B,
+    nemo2.config.Config[nemo2.models.gemma3.Gemma3Config27B],
+): ...
+class Gemma3Config4B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.gemma3.Gemma3Config4B,
+    nemo2.config.Config[nemo2.models.gemma3.Gemma3Config4B],
 ): ...
 class Gemma3Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.gemma3.Gemma3Model]): ...
 class GemmaConfig2B(
@@ -314,6 +353,25 @@ class GemmaConfig7B(
     _GPTConfigFields, _Closed, nemo2.models.gemma.GemmaConfig7B, nemo2.config.Config[nemo2.models.gemma.GemmaConfig7B]
 ): ...
 class GemmaModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.gemma.GemmaModel]): ...
+class Granite3Config2B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.granite.Granite3Config2B,
+    nemo2.config.Config[nemo2.models.granite.Granite3Config2B],
+): ...
+class Granite3Config8B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.granite.Granite3Config8B,
+    nemo2.config.Config[nemo2.models.granite.Granite3Config8B],
+): ...
+class GraniteModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.granite.GraniteModel]): ...
+class KimiK2Config1T_A32B(
+    _DeepSeekConfigFields,
+    _Closed,
+    nemo2.models.deepseek.KimiK2Config1T_A32B,
+    nemo2.config.Config[nemo2.models.deepseek.KimiK2Config1T_A32B],
+): ...
 class Llama2Config7B(
     _GPTConfigFields, _Closed, nemo2.models.llama.Llama2Config7B, nemo2.config.Config[nemo2.models.llama.Llama2Config7B]
 ): ...
@@ -612,6 +670,15 @@ class MegatronStrategy(_Closed, nemo2.config.Config[nemo2.strategy.MegatronStrat
     ]
     """The same as `ddp`."""
 
+class MiniMaxM2Config230B_A10B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.minimax_m2.MiniMaxM2Config230B_A10B,
+    nemo2.config.Config[nemo2.models.minimax_m2.MiniMaxM2Config230B_A10B],
+): ...
+class MiniMaxM2Model(
+    _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.minimax_m2.MiniMaxM2Model]
+): ...
 class MistralConfig7B(
     _GPTConfigFields,
     _Closed,
@@ -707,6 +774,12 @@ class ModelCheckpoint(_Closed, nemo2.config.Config[nemo2.checkpoint.model_checkp
     enable_version_counter: bool
     """Default: `False`."""
 
+class MoonlightConfig16B_A3B(
+    _DeepSeekConfigFields,
+    _Closed,
+    nemo2.models.deepseek.MoonlightConfig16B_A3B,
+    nemo2.config.Config[nemo2.models.deepseek.MoonlightConfig16B_A3B],
+): ...
 class NVIDIAMambaConfig8B(
     _GPTConfigFields,
     _Closed,
@@ -769,6 +842,12 @@ class Nemotron3Config8B(
     nemo2.models.nemotron.Nemotron3Config8B,
     nemo2.config.Config[nemo2.models.nemotron.Nemotron3Config8B],
 ): ...
+class Nemotron3Nano30B_A3B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ssm.Nemotron3Nano30B_A3B,
+    nemo2.config.Config[nemo2.models.ssm.Nemotron3Nano30B_A3B],
+): ...
 class Nemotron4Config15B(
     _GPTConfigFields,
     _Closed,
@@ -817,6 +896,23 @@ class NemotronNano12Bv2(
 class NemotronNano9Bv2(
     _GPTConfigFields, _Closed, nemo2.models.ssm.NemotronNano9Bv2, nemo2.config.Config[nemo2.models.ssm.NemotronNano9Bv2]
 ): ...
+class OLMo2Config13B(
+    _GPTConfigFields, _Closed, nemo2.models.olmo2.OLMo2Config13B, nemo2.config.Config[nemo2.models.olmo2.OLMo2Config13B]
+): ...
+class OLMo2Config32B(
+    _GPTConfigFields, _Closed, nemo2.models.olmo2.OLMo2Config32B, nemo2.config.Config[nemo2.models.olmo2.OLMo2Config32B]
+): ...
+class OLMo2Config7B(
+    _GPTConfigFields, _Closed, nemo2.models.olmo2.OLMo2Config7B, nemo2.config.Config[nemo2.models.olmo2.OLMo2Config7B]
+): ...
+class OLMo2Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.olmo2.OLMo2Model]): ...
+class OLMoEConfig7B_A1B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.olmoe.OLMoEConfig7B_A1B,
+    nemo2.config.Config[nemo2.models.olmoe.OLMoEConfig7B_A1B],
+): ...
+class OLMoEModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.olmoe.OLMoEModel]): ...
 class OptimizerConfig(
     _Closed,
     megatron.core.optimizer.optimizer_config.OptimizerConfig,
@@ -826,6 +922,21 @@ class Phi3ConfigMini(
     _GPTConfigFields, _Closed, nemo2.models.phi3.Phi3ConfigMini, nemo2.config.Config[nemo2.models.phi3.Phi3ConfigMini]
 ): ...
 class Phi3Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.phi3.Phi3Model]): ...
+class Phi4Config14B(
+    _GPTConfigFields, _Closed, nemo2.models.phi3.Phi4Config14B, nemo2.config.Config[nemo2.models.phi3.Phi4Config14B]
+): ...
+class Phi4MiniConfig3P8B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.phi3.Phi4MiniConfig3P8B,
+    nemo2.config.Config[nemo2.models.phi3.Phi4MiniConfig3P8B],
+): ...
+class Qwen15MoEConfigA2P7B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen2_moe.Qwen15MoEConfigA2P7B,
+    nemo2.config.Config[nemo2.models.qwen2_moe.Qwen15MoEConfigA2P7B],
+): ...
 class Qwen25Config14B(
     _GPTConfigFields,
     _Closed,
@@ -871,11 +982,20 @@ class Qwen2Config500M(
     nemo2.models.qwen2.Qwen2Config500M,
     nemo2.config.Config[nemo2.models.qwen2.Qwen2Config500M],
 ): ...
+class Qwen2Config57B_A14B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen2_moe.Qwen2Config57B_A14B,
+    nemo2.config.Config[nemo2.models.qwen2_moe.Qwen2Config57B_A14B],
+): ...
 class Qwen2Config72B(
     _GPTConfigFields, _Closed, nemo2.models.qwen2.Qwen2Config72B, nemo2.config.Config[nemo2.models.qwen2.Qwen2Config72B]
 ): ...
 class Qwen2Config7B(
     _GPTConfigFields, _Closed, nemo2.models.qwen2.Qwen2Config7B, nemo2.config.Config[nemo2.models.qwen2.Qwen2Config7B]
+): ...
+class Qwen2MoEModel(
+    _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.qwen2_moe.Qwen2MoEModel]
 ): ...
 class Qwen2Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.qwen2.Qwen2Model]): ...
 class Qwen3Config14B(
@@ -925,6 +1045,21 @@ class RestoreConfig(_Closed, nemo2.config.Config[nemo2.checkpoint.auto_resume.Re
     """Default: `False`."""
     load_artifacts: bool
     """Default: `True`."""
+
+class SeedOSSConfig36B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.seed_oss.SeedOSSConfig36B,
+    nemo2.config.Config[nemo2.models.seed_oss.SeedOSSConfig36B],
+): ...
+class SeedOSSModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.seed_oss.SeedOSSModel]): ...
+class SmolLM3Config3B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.smollm3.SmolLM3Config3B,
+    nemo2.config.Config[nemo2.models.smollm3.SmolLM3Config3B],
+): ...
+class SmolLM3Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.smollm3.SmolLM3Model]): ...
 
 class SquadDataModule(_Closed, nemo2.config.Config[nemo2.data.finetuning.published.SquadDataModule]):
     dataset_root: pathlib.Path | str | None
@@ -1496,12 +1631,20 @@ deepseek_v3: DeepseekV3AndFinetune[DeepSeekModel[DeepSeekV3Config], MockDataModu
 gemma2_27b: KeywordAndFinetune[Gemma2Model[Gemma2Config27B], MockDataModule, SquadDataModule]
 gemma2_2b: KeywordAndFinetune[Gemma2Model[Gemma2Config2B], MockDataModule, SquadDataModule]
 gemma2_9b: KeywordAndFinetune[Gemma2Model[Gemma2Config9B], MockDataModule, SquadDataModule]
+gemma3_12b: KeywordAndFinetune[Gemma3Model[Gemma3Config12B], MockDataModule, SquadDataModule]
 gemma3_1b: KeywordAndFinetune[Gemma3Model[Gemma3Config1B], MockDataModule, SquadDataModule]
+gemma3_27b: KeywordAndFinetune[Gemma3Model[Gemma3Config27B], MockDataModule, SquadDataModule]
+gemma3_4b: KeywordAndFinetune[Gemma3Model[Gemma3Config4B], MockDataModule, SquadDataModule]
 gemma_2b: PretrainAndFinetune[GemmaModel[GemmaConfig2B], MockDataModule, SquadDataModule]
 gemma_7b: PretrainAndFinetune[GemmaModel[GemmaConfig7B], MockDataModule, SquadDataModule]
+glm45: PretrainAndFinetune[GLM4MoEModel[GLM45Config355B_A32B], MockDataModule, SquadDataModule]
+glm45_air: PretrainAndFinetune[GLM4MoEModel[GLM45AirConfig106B_A12B], MockDataModule, SquadDataModule]
 gpt3_175b: Pretrain[GPTModel[GPTConfig175B], MockDataModule]
 gpt_oss_120b: PretrainAndFinetune[GPTOSSModel[GPTOSSConfig120B], MockDataModule, SquadDataModule]
 gpt_oss_20b: PretrainAndFinetune[GPTOSSModel[GPTOSSConfig20B], MockDataModule, SquadDataModule]
+granite3_2b: PretrainAndFinetune[GraniteModel[Granite3Config2B], MockDataModule, SquadDataModule]
+granite3_8b: PretrainAndFinetune[GraniteModel[Granite3Config8B], MockDataModule, SquadDataModule]
+kimi_k2: PretrainAndFinetune[DeepSeekModel[KimiK2Config1T_A32B], MockDataModule, SquadDataModule]
 llama2_7b: PretrainAndFinetune[LlamaModel[Llama2Config7B], MockDataModule, SquadDataModule]
 llama31_405b: PretrainAndFinetune[LlamaModel[Llama31Config405B], MockDataModule, SquadDataModule]
 llama31_70b: PretrainAndFinetune[LlamaModel[Llama31Config70B], MockDataModule, SquadDataModule]
@@ -1535,6 +1678,7 @@ mamba2_370m: HybridAndFinetune[MambaModel[BaseMambaConfig370M], MockDataModule, 
 mamba2_780m: HybridAndFinetune[MambaModel[BaseMambaConfig780M], MockDataModule, SquadDataModule]
 mamba2_8b: HybridAndFinetune[MambaModel[NVIDIAMambaConfig8B], MockDataModule, SquadDataModule]
 mamba2_hybrid_8b: HybridAndFinetune[MambaModel[NVIDIAMambaHybridConfig8B], MockDataModule, SquadDataModule]
+minimax_m2: PretrainAndFinetune[MiniMaxM2Model[MiniMaxM2Config230B_A10B], MockDataModule, SquadDataModule]
 mistral_7b: PretrainAndFinetune[MistralModel[MistralConfig7B], MockDataModule, SquadDataModule]
 mistral_nemo_12b: PretrainAndFinetune[MistralModel[MistralNeMoConfig12B], MockDataModule, SquadDataModule]
 mixtral_8x22b: PretrainAndFinetune[MixtralModel[MixtralConfig8x22B], MockDataModule, SquadDataModule]
@@ -1542,11 +1686,13 @@ mixtral_8x22b_64k: Pretrain[MixtralModel[MixtralConfig8x22B], MockDataModule]
 mixtral_8x7b: PretrainAndFinetune[MixtralModel[MixtralConfig8x7B], MockDataModule, SquadDataModule]
 mixtral_8x7b_16k: Pretrain[MixtralModel[MixtralConfig8x7B], MockDataModule]
 mixtral_8x7b_64k: Pretrain[MixtralModel[MixtralConfig8x7B], MockDataModule]
+moonlight_16b_a3b: PretrainAndFinetune[DeepSeekModel[MoonlightConfig16B_A3B], MockDataModule, SquadDataModule]
 nemotron3_22b: KeywordAndFinetune[NemotronModel[Nemotron3Config22B], MockDataModule, SquadDataModule]
 nemotron3_22b_16k: Keyword[NemotronModel[Nemotron3Config22B], MockDataModule]
 nemotron3_22b_64k: Keyword[NemotronModel[Nemotron3Config22B], MockDataModule]
 nemotron3_4b: KeywordAndFinetune[NemotronModel[Nemotron3Config4B], MockDataModule, SquadDataModule]
 nemotron3_8b: KeywordAndFinetune[NemotronModel[Nemotron3Config8B], MockDataModule, SquadDataModule]
+nemotron3_nano_30b_a3b: HybridAndFinetune[MambaModel[Nemotron3Nano30B_A3B], MockDataModule, SquadDataModule]
 nemotron4_15b: KeywordAndFinetune[NemotronModel[Nemotron4Config15B], MockDataModule, SquadDataModule]
 nemotron4_15b_16k: Keyword[NemotronModel[Nemotron4Config15B], MockDataModule]
 nemotron4_15b_64k: Keyword[NemotronModel[Nemotron4Config15B], MockDataModule]
@@ -1557,7 +1703,14 @@ nemotronh_47b: HybridAndFinetune[MambaModel[NemotronHConfig47B], MockDataModule,
 nemotronh_4b: HybridAndFinetune[MambaModel[NemotronHConfig4B], MockDataModule, SquadDataModule]
 nemotronh_56b: HybridAndFinetune[MambaModel[NemotronHConfig56B], MockDataModule, SquadDataModule]
 nemotronh_8b: HybridAndFinetune[MambaModel[NemotronHConfig8B], MockDataModule, SquadDataModule]
+olmo2_13b: PretrainAndFinetune[OLMo2Model[OLMo2Config13B], MockDataModule, SquadDataModule]
+olmo2_32b: PretrainAndFinetune[OLMo2Model[OLMo2Config32B], MockDataModule, SquadDataModule]
+olmo2_7b: PretrainAndFinetune[OLMo2Model[OLMo2Config7B], MockDataModule, SquadDataModule]
+olmoe_7b_a1b: PretrainAndFinetune[OLMoEModel[OLMoEConfig7B_A1B], MockDataModule, SquadDataModule]
 phi3_mini_4k_instruct: KeywordAndFinetune[Phi3Model[Phi3ConfigMini], MockDataModule, SquadDataModule]
+phi4_14b: PretrainAndFinetune[Phi3Model[Phi4Config14B], MockDataModule, SquadDataModule]
+phi4_mini: PretrainAndFinetune[Phi3Model[Phi4MiniConfig3P8B], MockDataModule, SquadDataModule]
+qwen15_moe_a2p7b: PretrainAndFinetune[Qwen2MoEModel[Qwen15MoEConfigA2P7B], MockDataModule, SquadDataModule]
 qwen25_14b: KeywordAndFinetune[Qwen2Model[Qwen25Config14B], MockDataModule, SquadDataModule]
 qwen25_1p5b: KeywordAndFinetune[Qwen2Model[Qwen25Config1P5B], MockDataModule, SquadDataModule]
 qwen25_32b: KeywordAndFinetune[Qwen2Model[Qwen25Config32B], MockDataModule, SquadDataModule]
@@ -1566,6 +1719,7 @@ qwen25_72b: KeywordAndFinetune[Qwen2Model[Qwen25Config72B], MockDataModule, Squa
 qwen25_7b: KeywordAndFinetune[Qwen2Model[Qwen25Config7B], MockDataModule, SquadDataModule]
 qwen2_1p5b: KeywordAndFinetune[Qwen2Model[Qwen2Config1P5B], MockDataModule, SquadDataModule]
 qwen2_500m: KeywordAndFinetune[Qwen2Model[Qwen2Config500M], MockDataModule, SquadDataModule]
+qwen2_57b_a14b: PretrainAndFinetune[Qwen2MoEModel[Qwen2Config57B_A14B], MockDataModule, SquadDataModule]
 qwen2_72b: KeywordAndFinetune[Qwen2Model[Qwen2Config72B], MockDataModule, SquadDataModule]
 qwen2_7b: KeywordAndFinetune[Qwen2Model[Qwen2Config7B], MockDataModule, SquadDataModule]
 qwen3_14b: KeywordAndFinetune[Qwen3Model[Qwen3Config14B], MockDataModule, SquadDataModule]
@@ -1576,6 +1730,8 @@ qwen3_32b: KeywordAndFinetune[Qwen3Model[Qwen3Config32B], MockDataModule, SquadD
 qwen3_4b: KeywordAndFinetune[Qwen3Model[Qwen3Config4B], MockDataModule, SquadDataModule]
 qwen3_600m: KeywordAndFinetune[Qwen3Model[Qwen3Config600M], MockDataModule, SquadDataModule]
 qwen3_8b: KeywordAndFinetune[Qwen3Model[Qwen3Config8B], MockDataModule, SquadDataModule]
+seed_oss_36b: PretrainAndFinetune[SeedOSSModel[SeedOSSConfig36B], MockDataModule, SquadDataModule]
+smollm3_3b: PretrainAndFinetune[SmolLM3Model[SmolLM3Config3B], MockDataModule, SquadDataModule]
 starcoder2_15b: KeywordAndFinetune[Starcoder2Model[Starcoder2Config15B], MockDataModule, SquadDataModule]
 starcoder2_3b: KeywordAndFinetune[Starcoder2Model[Starcoder2Config3B], MockDataModule, SquadDataModule]
 starcoder2_7b: KeywordAndFinetune[Starcoder2Model[Starcoder2Config7B], MockDataModule, SquadDataModule]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """GLM-4.5 355B-A32B at 4,096 tokens, for 32 nodes of 8 x 80 GB."""
 
-from nemo2.recipes._families import ATTENTION, FinetuneRecipe, Layout, On, glm45
+from nemo2.recipes._families import ATTENTION, RECOMPUTED, FinetuneRecipe, Layout, On, glm45
 
 RECIPE = glm45(
     name="glm45",
@@ -9,11 +9,12 @@ RECIPE = glm45(
     parameters=352.8e9,
     layout=Layout(tp=2, pp=4, ep=32, etp=1, sp=True),
     nodes=32,
+    config=RECOMPUTED,
 )
 FINETUNE = FinetuneRecipe(
     of=RECIPE,
     weights="zai-org/GLM-4.5-Base",
-    lora=On(pp=4, ep=8, nodes=4),
+    lora=On(tp=2, pp=4, ep=16, etp=1, sp=True, nodes=8),
     full=On(tp=2, pp=4, ep=32, etp=1, sp=True, nodes=32, packed_batch_size=32),
     peft=ATTENTION,
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen 2 57B-A14B at 4,096 tokens, for four nodes of 8 x 80 GB."""
 
-from nemo2.recipes._families import ATTENTION, FinetuneRecipe, Layout, On, qwen2_moe
+from nemo2.recipes._families import ATTENTION, RECOMPUTED, FinetuneRecipe, Layout, On, qwen2_moe
 
 RECIPE = qwen2_moe(
     name="qwen2_57b_a14b",
@@ -9,6 +9,7 @@ RECIPE = qwen2_moe(
     parameters=57.4e9,
     layout=Layout(pp=4, ep=8),
     nodes=4,
+    config=RECOMPUTED,
 )
 FINETUNE = FinetuneRecipe(
     of=RECIPE, weights="Qwen/Qwen2-57B-A14B", lora=On(ep=8), full=On(pp=4, ep=8, nodes=4), peft=ATTENTION

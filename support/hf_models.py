@@ -272,6 +272,9 @@ ROWS: tuple[Row, ...] = (
     _row("DeepSeek V3, plain positions", "DeepseekV3Config", "no rotary scaling, groups, dense layer or latent queries",
          _LLAMA | _LATENT | {"q_lora_rank": None, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0}, n_group=1,
          topk_group=1, layouts=_EXPERTS, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+    _row("Moonlight, Kimi K2", "DeepseekV3Config", "as DeepSeek V3 without groups, with another epsilon",
+         _LLAMA | _LATENT | {"q_lora_rank": 24, "num_nextn_predict_layers": 0}, n_group=1, topk_group=1, layouts=_EXPERTS,
+         rms_norm_eps=1e-3),
     _row("Nemotron 3, 4", "NemotronConfig", "zero-centered norms with biases, squared ReLU, half of the channels rotated",
          head_dim=32, rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
     _row("Nemotron-H, Nemotron Nano v2", "NemotronHConfig", "Mamba mixers, attention, feed-forward", _LLAMA | _HYBRID),
@@ -307,10 +310,10 @@ ROWS: tuple[Row, ...] = (
          tie_word_embeddings=True),
     _row("Granite 3, biases", "GraniteConfig", "the same with biases in all linear layers", attention_bias=True, mlp_bias=True,
          embedding_multiplier=3.0, residual_multiplier=0.5, attention_multiplier=0.1, logits_scaling=2.0),
-    _row("GLM-4.5", "Glm4MoeConfig", "half of the channels rotated, QKV biases, QK norm, a dense layer, expert biases, weights of "
-         "multi-token prediction", head_dim=16, attention_bias=True, use_qk_norm=True, n_routed_experts=8, num_experts_per_tok=4,
-         moe_intermediate_size=32, routed_scaling_factor=2.5, layouts=_EXPERTS, released=_with_further_prediction,
-         num_mtp_layers=0),
+    _row("GLM-4.5", "Glm4MoeConfig", "half of the channels rotated, QKV biases, QK norm, a dense layer, expert biases, weights "
+         "of multi-token prediction", head_dim=16, attention_bias=True, use_qk_norm=True, n_routed_experts=8,
+         num_experts_per_tok=4, moe_intermediate_size=32, routed_scaling_factor=2.5, num_mtp_layers=0, layouts=_EXPERTS,
+         released=_with_further_prediction),
     _row("GLM-4.5 Air", "Glm4MoeConfig", "no QK norm, no further prediction", head_dim=32, attention_bias=True,
          n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, layouts=_EXPERTS, num_mtp_layers=0),
     _row("OLMo 2", "Olmo2Config", "norms behind blocks only, QK norm over all heads"),
@@ -320,5 +323,8 @@ ROWS: tuple[Row, ...] = (
          num_experts_per_tok=4, layouts=_EXPERTS),
     _row("OLMoE, renormalized", "OlmoeConfig", "expert weights renormalized, multi-head attention", num_experts=4,
          num_experts_per_tok=2, num_key_value_heads=4, norm_topk_prob=True, layouts=_EXPERTS),
+    _row("MiniMax M2", "MiniMaxM2Config", "sigmoid router, expert biases, half of the channels rotated, QK norm over all heads",
+         head_dim=32, num_local_experts=8, num_experts_per_tok=4, intermediate_size=32, layouts=_EXPERTS,
+         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
     _row("GPT-2, GPT-3", "GPT2Config", "learned positions, transposed weights, tied embedding", _GPT2),
 )  # fmt: skip

@@ -2,9 +2,9 @@
 """Check and rehearse every recipe that ships, of pre-training and of fine-tuning (by LoRA, and all parameters), at the scale it
 declares: `make rehearse`.
 
-Two processes, forked after the imports, share the recipes, largest first. Prints a line for each as it comes; `--write PAGE` also
-writes the table, and the memory that answers are read from (`nemo2.planner.peaks`). Ends with 1 if a recipe broke a rule or
-could not be rehearsed, or if it took longer than `--limit` allows.
+Two processes, forked after the imports, share the recipes, largest first. Prints a line for each as it comes; `--write PAGE`
+also writes the table, and the memory that answers are read from (`nemo2.planner.peaks`); with names, only their rows. Ends with
+1 if a recipe broke a rule or could not be rehearsed, or if it took longer than `--limit` allows.
 Whether a recipe fits its GPUs is a result, not a failure.
 """
 
@@ -61,10 +61,17 @@ def main() -> int:
         f"of {arguments.processes} cores"
     )
     if arguments.write and rows:
-        rows.sort(key=lambda row: row["recipe"])
-        arguments.write.write_text(table(rows, arguments.gpu, processor, arguments.processes))
         from nemo2.planner.peaks import FILE
 
+        if arguments.names:
+            rows = [*(row for row in rows_of(arguments.write) if row["recipe"] not in peaks), *rows]
+            peaks = json.loads(FILE.read_text()) | peaks
+        rows.sort(key=lambda row: row["recipe"])
+        page = table(rows, arguments.gpu, processor, arguments.processes)
+        if arguments.names:  # the head of the page tells of the last run over all recipes
+            head = arguments.write.read_text().partition("| recipe")[0]
+            page = head + "| recipe" + page.partition("| recipe")[2]
+        arguments.write.write_text(page)
         lines = (f"  {json.dumps(name)}: {json.dumps(peaks[name])}" for name in sorted(peaks))
         FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     late = _late(processor, arguments.limit)
@@ -140,6 +147,14 @@ def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], dict[str, A
         "seconds": f"{time.process_time() - before:.1f}",
     }
     return name, row, {"key": key_of(recipe), "ranks": parts_of(result.ranks)}, ""
+
+
+def rows_of(page: Path) -> list[dict[str, str]]:
+    """The rows of a page that `table` wrote."""
+    head, _, *rows = (
+        [*map(str.strip, line.split("|")[1:-1])] for line in page.read_text().splitlines() if line[:1] == "|"
+    )
+    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def table(rows: list[dict[str, str]], gpu: str, processor: float, processes: int) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSeek V2, V2-Lite and V3: latent attention, many small experts beside shared ones.
+"""DeepSeek V2, V2-Lite and V3, Moonlight and Kimi K2: latent attention, many small experts beside shared ones.
 
 Sources: arXiv:2405.04434, section 3.1.2 and appendix B (V2, V2-Lite); arXiv:2412.19437, section 4.2 (V3); the
 released config.json files of deepseek-ai/DeepSeek-V2, V2-Lite and V3-Base.
@@ -7,7 +7,7 @@ released config.json files of deepseek-ai/DeepSeek-V2, V2-Lite and V3-Base.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Optional, Union
+from typing import Any, ClassVar, Literal, Optional, Union
 
 import torch.nn.functional as F
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
@@ -18,11 +18,16 @@ from nemo2.config.capture import configurable
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.layers.group_routing import rank_groups_by_best_expert
 
+_LATENT_NORMS = (".q_layernorm", ".kv_layernorm", ".linear_q_up_proj", ".linear_kv_up_proj")
+"""Modules that normalize a latent: norms, and projections that Transformer Engine fuses with one."""
+
 
 @configurable(max_position_embeddings="original_max_position_embeddings")
 @dataclass
 class DeepSeekConfig(MLATransformerConfig, GPTConfig):
     """Settings that all DeepSeek models share: a latent of 512 channels for keys and values, 64 rotary channels beside it."""
+
+    deciding_fields: ClassVar[tuple[str, ...]] = ("latent_layernorm_epsilon",)
 
     normalization: str = "RMSNorm"
     activation_func: Callable = F.silu
@@ -62,6 +67,8 @@ class DeepSeekConfig(MLATransformerConfig, GPTConfig):
     moe_permute_fusion: bool = field(default_factory=have_te)
     init_method_std: float = 0.006
     layernorm_epsilon: float = 1e-6
+    latent_layernorm_epsilon: float = 1e-6
+    """The epsilon of the norms of latents, which the released models don't take from ``layernorm_epsilon``."""
     attention_softmax_in_fp32: bool = False
     persist_layer_norm: bool = True
     bias_activation_fusion: bool = True
@@ -78,6 +85,9 @@ class DeepSeekConfig(MLATransformerConfig, GPTConfig):
         vp_stage: Optional[int] = None,
     ) -> MegatronGPTModel:
         model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        for name, module in model.named_modules():
+            if name.endswith(_LATENT_NORMS) and hasattr(module, "eps"):
+                module.eps = self.latent_layernorm_epsilon
         if self.moe_router_group_score == "max":
             rank_groups_by_best_expert(model)
         return model
@@ -147,6 +157,49 @@ class DeepSeekV3Config(DeepSeekConfig):
     moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
     moe_router_enable_expert_bias: bool = True
     moe_router_bias_update_rate: float = 1e-3
+
+
+class MoonlightConfig16B_A3B(
+    DeepSeekV3Config,
+    num_layers=27,
+    hidden_size=2048,
+    ffn_hidden_size=11264,
+    num_attention_heads=16,
+    q_lora_rank=None,
+    num_moe_experts=64,
+    moe_ffn_hidden_size=1408,
+    moe_shared_expert_intermediate_size=2816,
+    moe_layer_freq=[0] + [1] * 26,
+    moe_router_topk=6,
+    moe_router_num_groups=1,
+    moe_router_group_topk=1,
+    moe_router_topk_scaling_factor=2.446,
+    rope_type="rope",
+    rotary_scaling_factor=1.0,
+    rotary_base=50_000,
+    layernorm_epsilon=1e-5,
+    seq_length=8192,
+):
+    """Moonlight (arXiv:2502.16982): 15.96 B parameters with the 163,840-token vocabulary, 3 B of them used per token; DeepSeek
+    V3's layers without groups of experts, latent queries or stretched positions. Source: config.json of
+    moonshotai/Moonlight-16B-A3B."""
+
+
+class KimiK2Config1T_A32B(
+    DeepSeekV3Config,
+    num_attention_heads=64,
+    num_moe_experts=384,
+    moe_layer_freq=[0] + [1] * 60,
+    moe_router_num_groups=1,
+    moe_router_group_topk=1,
+    moe_router_topk_scaling_factor=2.827,
+    rotary_base=50_000,
+    rotary_scaling_factor=32,
+    beta_fast=1,
+    beta_slow=1,
+):
+    """Kimi K2 (arXiv:2507.20534, table 2): 1,026 B parameters with the 163,840-token vocabulary, 32 B of them used per token;
+    DeepSeek V3 with half the heads and more experts, without groups. Source: config.json of moonshotai/Kimi-K2-Instruct."""
 
 
 @configurable

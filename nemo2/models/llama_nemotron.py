@@ -50,7 +50,7 @@ def block_configs(runs: str, *, heads_per_group: int) -> str:
 
 def heterogeneous_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
     """This pipeline stage's layers, each with its own width, some without attention or feed-forward block."""
-    from nemo2.models.layers.spec import exchanged, _replacements
+    from nemo2.models.layers.spec import _replacements, exchanged
 
     block = get_gpt_heterogeneous_layer_spec(config, use_te=have_te(), vp_stage=vp_stage)
     if not have_te():

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.layers import TorchNorm
-from nemo2.models.layers.spec import exchanged, _replacements
+from nemo2.models.layers.spec import _replacements, exchanged
 
 # 0.19 renamed it, and 0.16 knows only the old name.
 _Stack: Any = getattr(mamba_block, "HybridStack", None) or mamba_block.MambaStack

@@ -342,6 +342,35 @@ class NemotronNano9Bv2(NemotronNano12Bv2):
     ffn_hidden_size: Optional[int] = 15680
 
 
+class Nemotron3Nano30B_A3B(
+    NemotronHConfigBase,
+    hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    num_layers=52,
+    hidden_size=2688,
+    mamba_num_heads=64,
+    kv_channels=128,
+    mamba_state_dim=128,
+    ffn_hidden_size=1856,
+    num_attention_heads=32,
+    num_query_groups=2,
+    mamba_head_dim=64,
+    num_moe_experts=128,
+    moe_ffn_hidden_size=1856,
+    moe_shared_expert_intermediate_size=3712,
+    moe_router_topk=6,
+    moe_router_topk_scaling_factor=2.5,
+    moe_router_score_function="sigmoid",
+    moe_router_enable_expert_bias=True,
+    moe_router_dtype="fp32",
+    moe_router_load_balancing_type="seq_aux_loss",
+    moe_aux_loss_coeff=1e-4,
+    moe_grouped_gemm=True,
+    moe_token_dispatcher_type="alltoall",
+):
+    """Nemotron 3 Nano: 31.6 B parameters, 3.6 B of them used per token; experts in place of feed-forward layers. Source:
+    config.json of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16."""
+
+
 @configurable
 class MambaModel(GPTModel):
     """The LightningModule of Mamba and hybrid models; see `GPTModel`.

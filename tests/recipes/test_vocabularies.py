@@ -77,6 +77,7 @@ OF_FAMILY = {
     "Mamba 2": MAMBA,
     "Nemotron-H": NEMOTRON_H,
     "Nemotron Nano v2": NEMOTRON_H,
+    "Nemotron 3 Nano": NEMOTRON_H,
     "Gemma 3": [*SHORT, "seq_length"],
     "Phi-3": [*SHORT, "max_steps", "performance_mode"],
     "DeepSeek": SHORT,

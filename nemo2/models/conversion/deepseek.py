@@ -40,8 +40,6 @@ _LATENT = [
 ]
 _GROUPS = [Field("n_group", "moe_router_num_groups", None), Field("topk_group", "moe_router_group_topk", None)]
 _ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1, "ep_size": 1}
-# The released classes and transformers' normalize latents with this epsilon. nemo2's norms all have one epsilon.
-_ONLY |= {"rms_norm_eps": 1e-6}
 _ONLY_2 = _ONLY | {"model_type": "deepseek_v2", "scoring_func": "softmax", "norm_topk_prob": False}
 _ONLY_3 = _ONLY | {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "norm_topk_prob": True}
 _ONLY_3 |= {"topk_method": "noaux_tc", "rope_interleave": True}
@@ -136,6 +134,8 @@ def hf_config_v2(ours: DeepSeekV2Config) -> dict[str, Any]:
 
 
 def config_v3(hf: Config) -> DeepSeekV3Config:
+    if hf.get("model_type") == "kimi_k2":
+        hf = {**hf, "model_type": "deepseek_v3"}  # Kimi K2's name of the same class
     fields = read(hf, [*_LATENT, *_GROUPS], only=_ONLY_3)
     check_routing(hf, fields)
     further = hf.get("num_nextn_predict_layers", 0)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
+from nemo2.models.conversion.settings import text_config
 from nemo2.models.conversion.table import Conversion
 from nemo2.names import did_you_mean
 from nemo2.parallel.norm_names import module_of_key
@@ -67,9 +68,70 @@ def conversion_for(released: Mapping[str, Any]) -> Conversion:
             '["LlamaForCausalLM"].'
         )
     raise ConfigError(
-        f"config.json has architectures={names}, for which nemo2 has no conversion{_did_you_mean(names[0])} Conversions exist "
-        f"for {', '.join(name for family in families() for name in family.architectures)}."
+        f"config.json has architectures={names}, for which nemo2 has no conversion{_did_you_mean(names[0])} {_nearest(released)} "
+        f"Conversions exist for {', '.join(name for family in families() for name in family.architectures)}."
     )
+
+
+class _Fields(dict[str, Any]):
+    """A config.json that remembers which of its fields were asked for."""
+
+    def __init__(self, fields: Mapping[str, Any]):
+        super().__init__(fields)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+
+_NOT_OF_THE_MODEL = re.compile(
+    r"_token_id|dtype|^use_cache$|^transformers_|auto_map|^pretraining_tp$|^output_|_implementation$|^_|id2label|label2id|^return_dict$"
+)
+
+
+def _read_by(family: Conversion, told: Mapping[str, Any]) -> tuple[set[str], list[str]]:
+    """The fields that a family reads of a config.json, and those of them whose values it refuses."""
+    read: set[str] = set()
+    refused: list[str] = []
+    while True:
+        fields = _Fields({name: value for name, value in told.items() if name not in refused})
+        try:
+            family.config(fields)
+            return read | fields.read, refused
+        except Exception as error:  # of a family whose fields these aren't
+            read |= fields.read
+            named = re.search(r"has (\w+)=", str(error)) if isinstance(error, ConfigError) else None
+            if named is None or named[1] not in [*fields]:
+                return read, refused
+            refused.append(named[1])
+
+
+def _nearest(released: Mapping[str, Any]) -> str:
+    """The family whose settings are most of this config.json's, and the fields that the family doesn't have."""
+    told = {name: value for name, value in text_config(released).items() if name not in ("model_type", "architectures")}
+    own = {name for name, value in told.items() if value not in (None, False) and not _NOT_OF_THE_MODEL.search(name)}
+    found: list[tuple[tuple[int, int], str, list[str], list[str]]] = []
+    for family in families():
+        read, refused = _read_by(family, told)
+        others = sorted(own - read - {*refused})
+        apart = len(others) + len(refused), len(read - told.keys())
+        found.append((apart, family.architectures[0], others, [f"{name}={told[name]!r}" for name in refused]))
+    _, name, others, values = min(found)
+    differences = [f"it lacks the field{'s'[: len(others) - 1]} {', '.join(others)}"] if others else []
+    differences += [f"it doesn't support {', '.join(values)}"] if values else []
+    known = (
+        " and ".join(differences) or "it has all of the fields, so the layers differ where config.json doesn't say so"
+    )
+    return f"The nearest family is {name}: {known}."
 
 
 def _did_you_mean(name: str) -> str:

@@ -170,7 +170,8 @@ def pattern_of(hf: Config, types: Sequence[str]) -> Any:
 _DECIDES = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "vocab_size",
     "share_embeddings_and_output_weights", "normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma",
-    "pre_sublayer_layernorm", "qk_layernorm_over_heads", "post_sublayer_layernorm", "activation_func", "gated_linear_unit", "activation_func_clamp_value",
+    "pre_sublayer_layernorm", "post_sublayer_layernorm", "qk_layernorm_over_heads",
+    "activation_func", "gated_linear_unit", "activation_func_clamp_value",
     "glu_linear_offset", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "qk_l2_norm", "softmax_type",
     "attn_logit_softcapping", "final_logit_softcapping", "position_embedding_type", "rotary_percent",
     "rotary_interleaved", "rope_stretching", "seq_len_interpolation_factor", "scale_factor", "low_freq_factor",

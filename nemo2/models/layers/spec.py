@@ -129,8 +129,8 @@ def _block(
 
 
 def _with_norms(block: TransformerBlockSubmodules, config: Any) -> TransformerBlockSubmodules:
-    """`block` without norms in front of sub-layers (``pre_sublayer_layernorm=False``), and with norms of queries and keys over all
-    heads (``qk_layernorm_over_heads``)."""
+    """`block` without norms in front of sub-layers (``pre_sublayer_layernorm=False``), and with norms of queries and keys
+    over all heads (``qk_layernorm_over_heads``)."""
     over_heads = getattr(config, "qk_layernorm_over_heads", False)
     if getattr(config, "pre_sublayer_layernorm", True) and not over_heads:
         return block

@@ -81,7 +81,25 @@ PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
         "DeepSeekV2Config": (102_400, 235_741_434_880),
         "DeepSeekV2LiteConfig": (102_400, 15_706_484_224),
         "DeepSeekV3Config": (129_280, 671_026_419_200),
+        "MoonlightConfig16B_A3B": (163_840, 15.96e9),
+        "KimiK2Config1T_A32B": (163_840, 1026e9),
     },
+    "smollm3": {"SmolLM3Config3B": (128_256, 3_075_098_624)},
+    "seed_oss": {"SeedOSSConfig36B": (155_136, 36.15e9)},
+    "granite": {"Granite3Config2B": (49_152, 2.53e9), "Granite3Config8B": (49_152, 8.17e9)},
+    "olmo2": {
+        "OLMo2Config7B": (100_352, 7.30e9),
+        "OLMo2Config13B": (100_352, 13.7e9),
+        "OLMo2Config32B": (100_352, 32.2e9),
+    },
+    "olmoe": {"OLMoEConfig7B_A1B": (50_304, 6.92e9)},
+    "qwen2_moe": {"Qwen15MoEConfigA2P7B": (151_936, 14.3e9), "Qwen2Config57B_A14B": (151_936, 57.41e9)},
+    "glm4_moe": {
+        "GLM45AirConfig106B_A12B": (151_552, 106.9e9),
+        "GLM45Config355B_A32B": (151_552, 352.8e9),
+        "GLM46Config355B_A32B": (151_552, 352.8e9),
+    },
+    "minimax_m2": {"MiniMaxM2Config230B_A10B": (200_064, 228.7e9)},
     "nemotron": {
         "Nemotron3Config4B": (256_000, 4.19e9),
         "Nemotron3Config8B": (256_000, 8.5e9),
@@ -92,7 +110,11 @@ PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
         "GPTOSSConfig20B": (201_088, 20.91e9),
         "GPTOSSConfig120B": (201_088, 116.83e9),
     },
-    "phi3": {"Phi3ConfigMini": (32_064, 3_821_079_552)},
+    "phi3": {
+        "Phi3ConfigMini": (32_064, 3_821_079_552),
+        "Phi4Config14B": (100_352, 14_659_507_200),
+        "Phi4MiniConfig3P8B": (200_064, 3_836_021_760),
+    },
     "starcoder": {
         "StarcoderConfig15B": (49_152, 15_517_456_384),
         "Starcoder2Config3B": (49_152, 3_030_371_328),
@@ -115,6 +137,7 @@ PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
         "NemotronHConfig56B": (131_072, 56.3e9),
         "NemotronNano9Bv2": (131_072, 8.89e9),
         "NemotronNano12Bv2": (131_072, 12.31e9),
+        "Nemotron3Nano30B_A3B": (131_072, 31.6e9),
     },
 }
 SIZES = [(family, name) for family, sizes in PUBLISHED.items() for name in sizes]

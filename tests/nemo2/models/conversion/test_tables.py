@@ -129,6 +129,39 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
         conversion_of(3)
 
 
+@pytest.mark.parametrize(
+    ("released", "nearest", "differs"),
+    [
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "linear_conv_kernel_dim": 4},
+            "Qwen3MoeForCausalLM",
+            "it lacks the field linear_conv_kernel_dim",
+        ),
+        (
+            {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "n_routed_experts": 8, "index_topk": 4},
+            "DeepseekV",
+            "index_topk",
+        ),
+        (
+            {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0, "hidden_act": "gelu"},
+            "GraniteForCausalLM",
+            "it doesn't support hidden_act='gelu'",
+        ),
+    ],
+)
+def test_an_unknown_family_is_refused_with_the_nearest_and_what_differs(
+    released: dict[str, Any], nearest: str, differs: str
+) -> None:
+    from nemo2.models.conversion.families import conversion_for
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    told = {"architectures": ["NewForCausalLM"], "vocab_size": 128, "num_key_value_heads": 2, **sizes, **released}
+    with pytest.raises(ConfigError) as error:
+        conversion_for(told)
+    sentence = str(error.value).partition("The nearest family is ")[2].partition(" Conversions exist")[0]
+    assert sentence.startswith(nearest) and differs in sentence
+
+
 def test_blocks_in_megatron_core_s_form_are_exported_as_ratios_and_other_widths_refused() -> None:
     import json
 
