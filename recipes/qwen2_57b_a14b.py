@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 2 57B-A14B at 4,096 tokens, for four nodes of 8 x 80 GB."""
+"""Qwen 2 57B-A14B at 4,096 tokens, for 4 nodes of 8 x 80 GB."""
 
 from nemo2.recipes._families import ATTENTION, RECOMPUTED, FinetuneRecipe, Layout, On, qwen2_moe
 

@@ -362,8 +362,6 @@ class Nemotron3Nano30B_A3B(
     moe_router_score_function="sigmoid",
     moe_router_enable_expert_bias=True,
     moe_router_dtype="fp32",
-    moe_router_load_balancing_type="seq_aux_loss",
-    moe_aux_loss_coeff=1e-4,
     moe_grouped_gemm=True,
     moe_token_dispatcher_type="alltoall",
 ):

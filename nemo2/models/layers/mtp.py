@@ -29,17 +29,16 @@ _PASSES_PADDING = "padding_mask" in upstream.MultiTokenPredictionBlock.forward._
 
 
 def answer_without_labels(chunk: Any) -> None:
-    """Make `chunk`, a GPT with multi-token prediction, return the logits of the next token if there are no labels,
-    as 0.19 does. 0.16.1 requires labels for its additional predictions."""
-    if not chunk.config.mtp_num_layers or not chunk.post_process or _MEAN_PER_TOKEN:
+    """Make `chunk`, a GPT with multi-token prediction, return the logits of the next token if there are no labels. 0.16.1
+    requires labels for its additional predictions; 0.19 computes them in vain, and fails with a cache of keys."""
+    if not chunk.config.mtp_num_layers or not chunk.post_process:
         return
     full = chunk.config
-    plain = copy.copy(full)
-    plain.mtp_num_layers = None
 
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if len(args) <= 4 and kwargs.get("labels") is None:  # the fifth
-            module.mtp_process, module.config = False, plain
+            module.mtp_process, module.config = False, copy.copy(full)
+            module.config.mtp_num_layers = None
 
     def after(module: Any, args: Any, output: Any) -> None:
         module.mtp_process, module.config = True, full
