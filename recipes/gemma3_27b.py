@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3 27B (text) at 8,192 tokens, for one node of 8 x 80 GB."""
+"""Gemma 3 27B (text) at 8,192 tokens, for two nodes of 8 x 80 GB."""
 
 from nemo2.recipes._families import FinetuneRecipe, Layout, On, gemma3
 
@@ -9,6 +9,7 @@ RECIPE = gemma3(
     parameters=27.0e9,
     vocabulary=262_208,
     layout=Layout(tp=8, sp=True),
+    nodes=2,
 )
 FINETUNE = FinetuneRecipe(of=RECIPE, weights="google/gemma-3-27b-pt", lora=On(tp=2), full=On(tp=8))
 
