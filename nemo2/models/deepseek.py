@@ -85,7 +85,8 @@ class DeepSeekConfig(MLATransformerConfig, GPTConfig):
         vp_stage: Optional[int] = None,
     ) -> MegatronGPTModel:
         model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
-        for name, module in model.named_modules():
+        modules: Any = model.named_modules()
+        for name, module in modules:
             if name.endswith(_LATENT_NORMS) and hasattr(module, "eps"):
                 module.eps = self.latent_layernorm_epsilon
         if self.moe_router_group_score == "max":

@@ -134,7 +134,7 @@ def _with_norms(block: TransformerBlockSubmodules, config: Any) -> TransformerBl
     over_heads = getattr(config, "qk_layernorm_over_heads", False)
     if getattr(config, "pre_sublayer_layernorm", True) and not over_heads:
         return block
-    layers = copy.deepcopy(block.layer_specs)
+    layers: Any = copy.deepcopy(block.layer_specs)
     for layer in layers:
         parts: Any = layer.submodules
         if over_heads:
