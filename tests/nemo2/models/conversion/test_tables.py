@@ -133,7 +133,13 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
     ("released", "nearest", "differs"),
     [
         (
-            {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "linear_conv_kernel_dim": 4},
+            {
+                "head_dim": 16,
+                "num_experts": 8,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 32,
+                "linear_conv_kernel_dim": 4,
+            },
             "Qwen3MoeForCausalLM",
             "it lacks the field linear_conv_kernel_dim",
         ),
