@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def configurable_names() -> set[str]:
-    """``module:name`` of every class and function that is marked as configurable in the sources."""
+    """``module:name`` of every class and function of the sources that a recipe may hold as a config."""
     names = set()
     for folder in ("nemo2", "callbacks", "recipes"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -26,7 +26,8 @@ def configurable_names() -> set[str]:
             module = module if folder == "nemo2" else f"nemo2.{module}"
             for node in ast.parse(file.read_text()).body:
                 decorators = getattr(node, "decorator_list", [])
-                if any("configurable" in ast.unparse(one).split("(")[0] for one in decorators):
+                is_size = bool(getattr(node, "keywords", None))  # class Qwen3Config8B(Qwen3Config, num_layers=36, ...)
+                if is_size or any("configurable" in ast.unparse(one).split("(")[0] for one in decorators):
                     names.add(f"{module}:{node.name}")  # pyright: ignore[reportAttributeAccessIssue]
     return names
 
