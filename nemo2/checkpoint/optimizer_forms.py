@@ -22,7 +22,7 @@ from typing import Any, Literal, Optional
 
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
 from nemo2 import ranks
@@ -103,6 +103,18 @@ def without_empty_copies(state: Any) -> Any:
     for part in _chain(state):
         if not any(part.get(_COPIES, (True,))):
             del part[_COPIES]
+    return state
+
+
+def without_classes(state: Any) -> Any:
+    """``state`` without the classes that Megatron-Core's ``HybridDeviceOptimizer`` keeps in its groups: the optimizer that loads
+    the state has its own, and reading a class could run code."""
+    for part in _chain(state):
+        inner = _inner(part)
+        inner = inner.data if isinstance(inner, ShardedObject) else inner
+        for group in inner["param_groups"] if isinstance(inner, dict) else ():
+            for name in [name for name, value in group.items() if callable(value)]:
+                del group[name]
     return state
 
 

@@ -197,6 +197,9 @@ class MegatronOptimizer(torch.optim.Optimizer):
         # Megatron-Core writes main parameters in place, which autograd rejects for those of an fp32 model.
         with torch.no_grad():
             self.mcore_optimizer.load_state_dict(state_dict)
+            for part in self._parts():
+                if isinstance(inner := getattr(part, "optimizer", None), HybridDeviceOptimizer):
+                    _move_state_to_its_parameters(inner)
         self.apply_config()
 
 
@@ -236,6 +239,15 @@ def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig)
                     state.setdefault(name, torch.zeros_like(parameter.data))
                 if not counts_by_group:
                     state.setdefault("step", torch.tensor(0.0))
+    inner._sync_sub_optimizers_state_to_hdo()
+
+
+def _move_state_to_its_parameters(inner: HybridDeviceOptimizer) -> None:
+    """What was read from a checkpoint is in host memory. Megatron-Core tells the two kinds of optimizers by their classes,
+    which are one without Transformer Engine."""
+    for one in inner.sub_optimizers:
+        for parameter, state in one.state.items():
+            state |= {name: value.to(parameter.device) for name, value in state.items() if isinstance(value, Tensor)}
     inner._sync_sub_optimizers_state_to_hdo()
 
 

@@ -102,3 +102,19 @@ def test_a_strategy_that_shards_trains_as_on_cpus(
         for env in (None, CPU)
     )
     assert len(gpu) == runs.STEPS and gpu == pytest.approx(cpu, rel=1e-3)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_a_run_with_its_optimizer_in_host_memory_goes_on_from_its_checkpoint(
+    run: Run, tmp_path: Path, fraction: float
+) -> None:
+    settings = (
+        "optimizer_cpu_offload=True",
+        "use_precision_aware_optimizer=True",
+        f"optimizer_offload_fraction={fraction}",
+    )
+    overrides = [*ONE, "trainer.devices=1", *(f"optim.config.{setting}" for setting in settings)]
+    whole = run(runs.train, 1, str(tmp_path / "whole"), NAME, steps=4, overrides=overrides, save=False)["losses"]
+    saving = [*overrides, "log.ckpt.save_optim_on_train_end=True"]
+    first, rest = (run(runs.train, 1, str(tmp_path), NAME, steps=steps, overrides=saving)["losses"] for steps in (2, 4))
+    assert [*first, *rest] == pytest.approx(whole, rel=1e-6)

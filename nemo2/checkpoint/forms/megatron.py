@@ -26,6 +26,7 @@ from nemo2.checkpoint.optimizer_forms import (
     under_saved_names,
     with_empty_states,
     with_step_of_all,
+    without_classes,
     without_empty_copies,
 )
 from nemo2.checkpoint.pieces import Piece
@@ -104,7 +105,7 @@ class MegatronForm(Form):
             return {}
         whole = self._optimizers[0]
         shards = whole.sharded_state_dict(model_state, is_loading=loading, metadata=dict(metadata))
-        return {"optimizer": shards if loading else with_step_of_all(without_empty_copies(shards))}
+        return {"optimizer": shards if loading else with_step_of_all(without_classes(without_empty_copies(shards)))}
 
     # ------------------------------------------------------------------------------------------------------ a part
 

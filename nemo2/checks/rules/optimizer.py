@@ -12,6 +12,8 @@ from nemo2.config.walk import class_of
 from nemo2.names import did_you_mean
 
 OPTIMIZER = Topic("Optimizer and learning rate", needs_sizes=False)
+_OFFLOADED = "optim.config.optimizer_cpu_offload=True optim.config.optimizer_offload_fraction=1.0"
+_AWARE = "optim.config.use_precision_aware_optimizer=True"
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
@@ -208,8 +210,8 @@ def _aware(facts: Facts) -> Iterator[str]:
     "offloaded-optimizer-decouples-decay",
     says="`optimizer_cpu_offload` requires `decoupled_weight_decay`.",
     otherwise="Megatron-Core raises an AssertionError when it creates the optimizer.",
-    broken="optim.config.optimizer_cpu_offload=True optim.config.decoupled_weight_decay=False",
-    mended="optim.config.optimizer_cpu_offload=True optim.config.decoupled_weight_decay=True",
+    broken=f"{_OFFLOADED} {_AWARE} optim.config.decoupled_weight_decay=False",
+    mended=f"{_OFFLOADED} {_AWARE} optim.config.decoupled_weight_decay=True",
 )
 def _offload(facts: Facts) -> Iterator[str]:
     if not facts.of_optimizer("optimizer_cpu_offload"):
@@ -218,6 +220,31 @@ def _offload(facts: Facts) -> Iterator[str]:
         yield (
             "optim.config.optimizer_cpu_offload=True with decoupled_weight_decay=False: Megatron-Core can offload "
             "only AdamW, which decouples weight decay. Set decoupled_weight_decay=True."
+        )
+
+
+@OPTIMIZER.rule(
+    "offloaded-optimizer-is-precision-aware",
+    says="`optimizer_cpu_offload` requires `use_precision_aware_optimizer`, and an `optimizer_offload_fraction` above 0.",
+    otherwise="The run trains and saves, but no run can resume from its checkpoints: Megatron-Core raises a KeyError. With a "
+    "fraction of 0 nothing is offloaded.",
+    broken=f"{_OFFLOADED} optim.config.use_precision_aware_optimizer=False",
+    mended=f"{_OFFLOADED} {_AWARE}",
+)
+def _offloaded_copies(facts: Facts) -> Iterator[str]:
+    """Megatron-LM's arguments.py requires it too. Otherwise the optimizer's parameters are fp32 shards, of which
+    ``HybridDeviceOptimizer._update_fp32_params_by_new_state`` looks for fp32 copies."""
+    if not facts.of_optimizer("optimizer_cpu_offload") or facts.machine.accelerator == "cpu":
+        return
+    if not facts.of_optimizer("use_precision_aware_optimizer"):
+        yield (
+            "optim.config.optimizer_cpu_offload=True requires optim.config.use_precision_aware_optimizer=True. Set both to True, "
+            "or both to False."
+        )
+    if not facts.of_optimizer("optimizer_offload_fraction"):
+        yield (
+            "optim.config.optimizer_cpu_offload=True with optimizer_offload_fraction=0.0 offloads nothing. Set "
+            "optimizer_offload_fraction=1.0, or a smaller share above 0."
         )
 
 
