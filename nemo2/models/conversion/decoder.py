@@ -36,18 +36,18 @@ def decoder_conversion(
     """
 
     def config(hf: Config) -> Any:
-        told = read(hf, fields, only=only)
+        settings = read(hf, fields, only=only)
         rope = rope_of(hf, theta=theta, partial=1.0 if partial is None else partial, kinds=KINDS)
         if partial is None:
-            told |= positions(hf, rope, longest=told["seq_length"])
+            settings |= positions(hf, rope, longest=settings["seq_length"])
         else:
-            told |= {**partial_positions(hf, rope, longest=told["seq_length"]), "rotary_percent": rope.partial}
-        return kind(**told | ours(hf))
+            settings |= {**partial_positions(hf, rope, longest=settings["seq_length"]), "rotary_percent": rope.partial}
+        return kind(**settings | ours(hf))
 
-    def hf_config(given: Any) -> dict[str, Any]:
-        share = None if partial is None else given.rotary_percent
-        told = {**written(given, fields, only=only), **positions_of(given, partial=share), **theirs(given)}
-        return said(given, told, config)
+    def hf_config(own: Any) -> dict[str, Any]:
+        share = None if partial is None else own.rotary_percent
+        config_json = {**written(own, fields, only=only), **positions_of(own, partial=share), **theirs(own)}
+        return said(own, config_json, config)
 
     return Conversion(
         architectures=(architecture,),
