@@ -333,7 +333,7 @@ BAD = {
     "a wider model": (wider, "trained on a model of another size"),
     "not a number": (not_finite, "not finite numbers"),
     "another rank": (of_another_rank, "gives it rank 8"),
-    "no base": (of_no_base, "--base"),
+    "no base": (of_no_base, "base_model_name_or_path"),
 }
 
 

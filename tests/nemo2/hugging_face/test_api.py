@@ -121,13 +121,13 @@ def test_what_stands_there_is_replaced_only_where_it_is_asked_for(released: Path
     target = tmp_path / "in"
     target.mkdir()
     (target / "mine").write_text("x")
-    with pytest.raises(CheckpointError, match="exists: give overwrite=True"):
+    with pytest.raises(CheckpointError, match="exists: use overwrite=True"):
         llm.import_ckpt(None, str(released), target)
     assert os.listdir(target) == ["mine"]
     llm.import_ckpt(None, str(released), target, overwrite=True)
     out = llm.export_ckpt(target)
     assert out == target / "hf", "NeMo's default"
-    with pytest.raises(CheckpointError, match="exists: give overwrite=True"):
+    with pytest.raises(CheckpointError, match="exists: use overwrite=True"):
         llm.export_ckpt(target)
     assert identify(target, verify=True).problems == []
 

@@ -147,7 +147,7 @@ def test_a_run_is_resumed_by_its_name_finished_once_and_then_validated(run_on_ra
     ]
     assert all(name.startswith("tiny--") for name in found["names"])
     assert found["consumed"] == STEPS * 8
-    assert "this run is complete" in found["done"]
+    assert "is complete" in found["done"]
     assert found["validated"] == pytest.approx(found["trained"], rel=1e-6)
     assert "model.config.seq_length=32 contradicts data.seq_length=16" in found["clash"]
     assert "model.config.rotary_base=-1: must be above 0" in found["nonsense"]
