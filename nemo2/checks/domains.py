@@ -210,9 +210,13 @@ MODEL: Mapping[str, Domain] = {
     "mup_width_mult": _positive("the standard deviation of the weights is divided by its square root"),
     "mup_embedding_mult": _positive("multiplies the embeddings"),
     "mup_output_mult": _positive("multiplies the logits"),
+    "embedding_multiplier": _positive("multiplies the embeddings"),
+    "residual_multiplier": _positive("multiplies the outputs of attention and feed-forward"),
+    "logits_scaling": _positive("logits are divided by this number"),
     "mup_attn_scale_power": Domain("(-inf, inf)", "an exponent"),
     # Norms, activations, weights as they start
     "layernorm_epsilon": _weight("added to a variance before the square root, so that a negative value gives NaN"),
+    "latent_layernorm_epsilon": _weight("added to a variance before the square root"),
     "dsa_indexer_k_norm_epsilon": _weight("added to a variance before the square root"),
     "hidden_dropout": _decay("the share of values that dropout sets to 0"),
     "attention_dropout": _decay("the share of values that dropout sets to 0"),

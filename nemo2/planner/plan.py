@@ -4,6 +4,7 @@
 import dataclasses
 from typing import Any, Optional
 
+from nemo2.advice import advice
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.models.shape import ModelShape
@@ -135,7 +136,7 @@ def plan(
         ConfigError: the recipe breaks a rule, the GPU is unknown, or the planner has no formula for the model.
     """
     if tokens is not None and tokens <= 0:
-        raise ConfigError(f"tokens={tokens:g}: the token budget must be above 0.")
+        raise ConfigError(f"{advice('--tokens ', 'tokens=')}{tokens:g}: the token budget must be above 0.")
     machine = Machine.named(gpus)
     chip, recipe = gpu(gpus), on(recipe, machine)
     if check:

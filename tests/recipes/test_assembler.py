@@ -59,7 +59,10 @@ def test_nemos_own_arguments_of_some_factories() -> None:
 
 def test_a_trainer_alone_is_timed_where_nemos_is() -> None:
     timed = {name for name in recipes.names() if getattr(recipes, name).trainer().callbacks}
-    long, hybrids = {"llama3_70b_64k", "mixtral_8x7b_16k", "mixtral_8x7b_64k"}, ("nemotronh", "nemotron_nano")
+    long, hybrids = (
+        {"llama3_70b_64k", "mixtral_8x7b_16k", "mixtral_8x7b_64k"},
+        ("nemotronh", "nemotron_nano", "nemotron3_nano"),
+    )
     assert timed == long | {name for name in recipes.names() if name.startswith(hybrids)}
     assert all(isinstance(getattr(recipes, name).trainer().callbacks[0], TimingCallback) for name in timed)
 

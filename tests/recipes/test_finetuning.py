@@ -30,6 +30,21 @@ VARIANTS = [(name, scheme, fast) for name in NAMES for scheme in ("lora", "none"
 VARIANTS = [(name, scheme, fast) for name, scheme, fast in VARIANTS if not fast or name in PERFORMANCE]
 NEMOS = 72
 """Recipes of NeMo 2.0 that fine-tune a Megatron model; ``llama_tiny`` is ours."""
+NEWER = (
+    *(
+        "gemma3_12b",
+        "gemma3_27b",
+        "gemma3_4b",
+        "glm45",
+        "granite3",
+        "kimi_k2",
+        "minimax_m2",
+        "moonlight",
+        "nemotron3_nano",
+    ),
+    *("olmo2", "olmoe", "phi4", "qwen15_moe", "qwen2_57b", "seed_oss", "smollm3"),
+)
+"""Models that NeMo 2.0 has no recipe for."""
 
 
 def build(name: str, scheme: str, fast: bool = False, **arguments: Any) -> Any:
@@ -57,7 +72,7 @@ def test_every_golden_file_belongs_to_a_recipe() -> None:
 
 
 def test_every_model_that_nemo_fine_tunes_is_there() -> None:
-    assert len([name for name in NAMES if name != "llama_tiny"]) == NEMOS
+    assert len([name for name in NAMES if name != "llama_tiny" and not name.startswith(NEWER)]) == NEMOS
 
 
 @pytest.mark.parametrize(("name", "scheme", "fast"), VARIANTS)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recipe of a rule's example (`nemo2.checks.rule.Case`), and what the rules say of it."""
 
+import contextlib
 from collections.abc import Mapping
 from functools import reduce
 from typing import Any, Optional
 
+from nemo2.advice import for_the_command_line
 from nemo2.checks.find import find
 from nemo2.checks.rule import Case, Problem
 from nemo2.cli.sources import recipe_tree
@@ -30,11 +32,14 @@ def recipe_of(case: Case) -> Any:
 def problems_of(
     case: Case, recipe: Optional[Any] = None, environment: Optional[Mapping[str, str]] = None
 ) -> list[Problem]:
-    """Problems of a case; ``environment`` are variables beside its own."""
-    return find(
-        recipe if recipe is not None else recipe_of(case),
-        devices=case.devices,
-        local=case.here,
-        machine=None if case.gpu is None else Machine.named(case.gpu),
-        environment={**(environment or {}), **case.environment},
-    )
+    """Problems of a case, in words for who typed it: a command, unless it assigns objects. ``environment`` are variables beside
+    its own."""
+    python = bool(case.assigned or case.corpus)
+    with contextlib.nullcontext() if python else for_the_command_line(["check"]):
+        return find(
+            recipe if recipe is not None else recipe_of(case),
+            devices=case.devices,
+            local=case.here,
+            machine=None if case.gpu is None else Machine.named(case.gpu),
+            environment={**(environment or {}), **case.environment},
+        )

@@ -4,10 +4,8 @@
 What each rule says of its example is what it really says: every example is run.
 """
 
-import contextlib
 import re
 
-from nemo2.advice import for_the_command_line
 from nemo2.checks.rule import Rule
 from nemo2.checks.table import RULES, TOPICS
 from tools.rules.examples import problems_of
@@ -62,8 +60,7 @@ def page() -> str:
 
 def _entry(rule: Rule) -> list[str]:
     python = bool(rule.broken.assigned or rule.broken.corpus)
-    with contextlib.nullcontext() if python else for_the_command_line(["check"]):
-        told = [problem.message for problem in problems_of(rule.broken) if problem.rule == rule.name]
+    told = [problem.message for problem in problems_of(rule.broken) if problem.rule == rule.name]
     prompt = ">>>" if python else "$"
     return [
         f"### {rule.name}",

@@ -255,7 +255,7 @@ def test_megatron_lms_checkpoint_needs_its_model_named(released: Path, imported:
     tensors = {name.removeprefix("module."): tensor for name, tensor in resharding.whole_tensors(imported).items()}
     torch_dist(folder / "iter_0000010", **tensors, **{"optimizer.state.exp_avg.w": torch.ones(2)})
     (folder / "latest_checkpointed_iteration.txt").write_text("10\n")
-    with pytest.raises(ConfigError, match="Name a recipe of the same model"):
+    with pytest.raises(ConfigError, match="does not describe its model"):
         llm.import_ckpt(None, str(folder), tmp_path / "ours")
     model = load_context(imported, "model")
     ours = llm.import_ckpt(model, str(folder), tmp_path / "ours")

@@ -69,7 +69,7 @@ def test_a_use_that_needs_nemo2s_format_refuses_the_others(of_each_format: dict[
         llm.export_ckpt(of_each_format["Hugging Face"], output_path=tmp_path / "out")
     torch_dist(tmp_path / "megatron" / "iter_0000010", weight=torch.ones(2))
     (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").write_text("10\n")
-    with pytest.raises(ConfigError, match="--recipe"):
+    with pytest.raises(ConfigError, match="does not describe its model"):
         Checkpoint.open(tmp_path / "megatron").model()
 
 

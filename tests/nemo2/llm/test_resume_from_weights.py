@@ -50,7 +50,7 @@ def finetune(
 
 
 def runs_of(directory: str) -> dict[Any, Any]:
-    from nemo2.checkpoint.context import tokenizer_identity
+    from nemo2.checkpoint.tokenizers import tokenizer_identity
 
     small_runs.quiet()
     paths = {

@@ -56,7 +56,7 @@ def test_factories_have_nemos_defaults_and_travel_as_text(make: Any, expected: d
     found = {**made.optimizer_fn.__arguments__, **getattr(made.lr_scheduler, "__arguments__", {})}
     assert {name: pytest.approx(value) for name, value in expected.items()} == {name: found[name] for name in expected}
     if make.__name__.startswith("te_"):
-        with pytest.raises(ConfigError, match="requires Transformer Engine, which is not installed"):
+        with pytest.raises(ConfigError, match="requires Transformer Engine"):
             fiddle.build(made).optimizers(nn.Linear(1, 1))
     else:
         assert isinstance(fiddle.build(made).optimizers(nn.Linear(1, 1))[0], torch.optim.Optimizer)
