@@ -111,6 +111,14 @@ def verbosity_ends_with_a_test() -> Iterator[None]:
         os.environ[VERBOSE_VARIABLE] = before
 
 
+@pytest.fixture(autouse=True)
+def a_log_file_ends_with_a_test() -> Iterator[None]:
+    """A run that a test sets up and doesn't end would write later tests' messages into its folder, which is removed."""
+    yield
+    if log_files := sys.modules.get("nemo2.run_dir.log_files"):
+        log_files.remove_log_file()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def no_process_group_is_left() -> Iterator[None]:
     """A file that leaves torch's process group up would change what the next file of this worker sees."""

@@ -2,6 +2,7 @@
 """One text log per rank with the messages of Python's logging and warnings and their times, and nemo2's warnings on
 the console of one rank."""
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
@@ -25,10 +26,33 @@ class _Redacted(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that is appended to, but not through a link."""
+    """A log file that is appended to, but not through a link. What can't be written is reported once and doesn't end the
+    run."""
+
+    reported = False
 
     def _open(self) -> Any:
         return open(self.baseFilename, "a", encoding=self.encoding, opener=open_to_write)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except (
+            OSError
+        ):  # FileHandler opens a file that another library has closed, outside of its own handling of errors
+            self.handleError(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk, of which `emit` has reported
+            super().close()
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.reported:
+            self.reported = True
+            print(f"nemo2: the log {self.baseFilename} can't be written: {error}", file=sys.stderr, flush=True)
 
 
 class _Console(logging.Handler):

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from nemo2.checkpoint.directory import Manifest
 from nemo2.errors import ConfigError
 from nemo2.run_dir.directory import VERSION_VARIABLE, choose_directory, meeting_of
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
+from nemo2.run_dir.log_files import add_log_file
 from nemo2.run_dir.logger import RECIPE_VARIABLE, RUN_DIR_FILE_VARIABLE, NeMoLogger
 from nemo2.run_dir.records import read_metrics, series
 
@@ -429,6 +431,27 @@ logging.getLogger("another").warning("of somebody else")
     assert ran.stderr.count("Falling back to step=2.") == 1
     assert bool(own) == ("at step 3" in ran.stderr) == ("of somebody else" in ran.stderr)
     assert (tmp_path / "log.txt").read_text().count("Falling back to step=2.") == 1
+
+
+def test_a_log_file_that_cannot_be_written_is_reported_once_and_ends_nothing(tmp_path, capsys):
+    """Another library closes the handlers, as `logging.config.dictConfig` does, and the folder is gone."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    add_log_file(folder / "log.txt")
+    logging.getLogger().handlers[-1].close()
+    shutil.rmtree(folder)
+    for step in range(3):
+        logging.getLogger("nemo2.somewhere").info("at step %d", step)
+    assert capsys.readouterr().err.count(f"{folder}/log.txt can't be written") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_so_is_a_full_disk(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("nemo2.run_dir.log_files.open_to_write", os.open)
+    add_log_file(Path("/dev/full"))
+    for step in range(3):
+        logging.getLogger("nemo2.somewhere").info("at step %d", step)
+    assert capsys.readouterr().err.count("/dev/full can't be written: [Errno 28]") == 1
 
 
 def test_a_job_that_is_started_again_goes_on_with_its_own_run(tmp_path, monkeypatch):
