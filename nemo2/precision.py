@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from nemo2.backend import get_backend
-from nemo2.backend.extras import has, have_te, installed, why_missing
+from nemo2.backend.extras import ANY_VERSION, has, have_te, version_of, why_missing
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust, adjusting, adjustments
@@ -419,7 +419,7 @@ class MegatronMixedPrecision(MixedPrecision):
         lacking = what_is_lacking(
             recipe,
             capability=torch.cuda.get_device_capability(),
-            transformer_engine=installed("transformer-engine"),
+            transformer_engine=version_of("transformer-engine") or ANY_VERSION,
             cuda=torch.version.cuda,
         )
         if lacking is not None:

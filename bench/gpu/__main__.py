@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.cases import GPUS, Case, cases, fits, gpu_for
 from bench.gpu.report import NAMES
+from nemo2.backend.extras import version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "lightning", "transformers", "accelerate")
@@ -184,14 +184,7 @@ def progress(case: Case, turn: dict[str, Any]) -> str:
 
 
 def installed_versions() -> dict[str, str]:
-    return {name: found for name in PACKAGES if (found := installed(name))}
-
-
-def installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {name: found for name in PACKAGES if (found := version_of(name))}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import tomllib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 OLDEST_TE = "2.2.0"
 """The oldest Transformer Engine of the extra `te`, whose calls and steps were measured (tests/transformer_engine).
@@ -71,7 +71,8 @@ def install(extra: str) -> str:
     return " ".join(["pip install", *(f"'{one}'" for one in requirements(extra))])
 
 
-def requirements(extra: str = "") -> list[str]:
+@cache
+def requirements(extra: str = "") -> tuple[str, ...]:
     """The packages with their versions that nemo2 declares: the required ones, or those of an extra."""
     from packaging.requirements import Requirement
 
@@ -84,7 +85,7 @@ def requirements(extra: str = "") -> list[str]:
                 found[str(one)] = None
             for inner in one.extras if one.name == DISTRIBUTION else ():
                 found |= dict.fromkeys(requirements(inner))
-    return list(found)
+    return tuple(found)
 
 
 def _is_of(one: Any, extra: str) -> bool:
@@ -101,9 +102,10 @@ def _declared() -> list[str]:
     return [*project["dependencies"], *lines]
 
 
-def installed(package: str) -> str:
-    """The version of an installed package, by its name in the index."""
+@cache
+def version_of(package: str) -> Optional[str]:
+    """The version of an installed package, by its name in the index. None: it isn't installed under this name."""
     try:
         return version(package)
-    except PackageNotFoundError:  # built from source under another name
-        return ANY_VERSION
+    except PackageNotFoundError:
+        return None

@@ -11,7 +11,6 @@ file, so that later damage by a disk is detected before the files are loaded.
 import contextlib
 import errno
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.advice import advice, new_name
+from nemo2.backend.extras import version_of
 from nemo2.checkpoint.writer_process import TRANSIENT, persistently
 from nemo2.errors import CheckpointError
 from nemo2.files import parse_json, read_bounded, why_not_inside
@@ -86,7 +86,7 @@ class Manifest:
 
 def versions() -> dict[str, str]:
     """The versions of the packages that determine the checkpoint's format, for its manifest."""
-    return {name: importlib.metadata.version(name) for name in ("nemo2", "megatron-core", "torch", "lightning")}
+    return {name: version_of(name) or "" for name in ("nemo2", "megatron-core", "torch", "lightning")}
 
 
 def ckpt_to_dir(filepath: os.PathLike | str) -> Path:

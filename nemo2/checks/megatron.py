@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import fiddle as fdl
 
 import nemo2
 from nemo2.checks.arithmetic import is_count
 from nemo2.checks.facts import Facts, read_facts
+from nemo2.config.derivations import Setting
 from nemo2.config.walk import place_of, who_set
 
 AGREES = "megatron-core-agrees"
@@ -28,17 +29,6 @@ FURTHEST = 6
 """How far from a number of the recipe its neighbours are tried."""
 _OWN = str(Path(nemo2.__file__).parent)
 _PATHS = ("model.config", "strategy", "trainer.plugins", "optim.config", "strategy.ddp_config")
-
-
-class Setting(NamedTuple):
-    """A field of a recipe with a value."""
-
-    path: str
-    name: str
-    value: Any
-
-    def __str__(self) -> str:
-        return f"{self.path}.{self.name}={self.value!r}"
 
 
 def refused(facts: Facts) -> list[str]:
@@ -71,7 +61,7 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
             break
         for changed in _other_values(facts, setting, reason):
             recipe = copy.deepcopy(facts.recipe)
-            setattr(_node(recipe, changed.path), changed.name, changed.value)
+            setattr(_node(recipe, changed.owner), changed.name, changed.value)
             after = read_facts(recipe, machine=facts.machine, environment=facts.environment)
             now = refused(after)
             if after.config is not None and not now:
@@ -86,7 +76,7 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
 def _settings(facts: Facts, reason: str) -> list[Setting]:
     """The settings of the recipe: those first that the message names, then those that the user set."""
     settings = [
-        Setting(path, str(name), value)
+        Setting(str(name), path, value)
         for path in _PATHS
         if isinstance(node := _node(facts.recipe, path), fdl.Buildable)
         for name, value in node.__arguments__.items()
@@ -101,14 +91,14 @@ def _other_values(facts: Facts, setting: Setting, reason: str) -> Iterator[Setti
     if is_count(setting.value) and setting.name in _names(reason):
         near = (setting.value + sign * step for step in range(1, FURTHEST + 1) for sign in (-1, 1))
         yield from (setting._replace(value=value) for value in near if value >= 1)
-    node = copy.copy(_node(facts.recipe, setting.path))
+    node = copy.copy(_node(facts.recipe, setting.owner))
     delattr(node, setting.name)
     if (default := getattr(node, setting.name, None)) != setting.value:
         yield setting._replace(value=default)
 
 
 def _by_user(facts: Facts, setting: Setting) -> bool:
-    setters = who_set(_node(facts.recipe, setting.path), setting.name)
+    setters = who_set(_node(facts.recipe, setting.owner), setting.name)
     return bool(setters) and not setters[-1][0].startswith(_OWN)
 
 
@@ -133,7 +123,7 @@ def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
         ]
         return f"{', '.join(named) or 'model.config'}: {rejects}: {sentence}"
     first = accepted[0]
-    node = _node(facts.recipe, first.path)
+    node = _node(facts.recipe, first.owner)
     place = f" (set at {place_of(node, first.name)})" if _by_user(facts, first) else ""
     return (
         f"{first._replace(value=getattr(node, first.name))}{place}: {rejects}: {sentence} "

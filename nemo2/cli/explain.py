@@ -42,7 +42,7 @@ def _as_data(found: list[Any], effective: Any, size: int) -> dict[str, Any]:
     from nemo2.config.show import plain
 
     def layers(one: Any) -> list[dict[str, Any]]:
-        return [{"value": plain(layer.value), "who": layer.who, "asked": layer.asked} for layer in one.layers]
+        return [{"value": plain(layer.value), "who": layer.who, "requested": layer.requested} for layer in one.layers]
 
     return {
         "settings": [{"path": one.path, "value": plain(one.effective), "layers": layers(one)} for one in found],

@@ -142,13 +142,13 @@ def apply_form(recipe: Any, form: Mapping, allowed_modules: Iterable[str] = (), 
             else:
                 yield where, reader.value(value, where, line=line) if _has_mappings([value]) else value, line
 
-    asked = list(changes(form, ""))
+    requested = list(changes(form, ""))
     if reader.problems:
         raise ConfigError("\n".join(reader.problems))
-    for _, value, _ in asked:
+    for _, value, _ in requested:
         if isinstance(value, fdl.Buildable | list):
             policy.check(value)
-    return apply_values(recipe, asked, source=source)
+    return apply_values(recipe, requested, source=source)
 
 
 class _Writer:

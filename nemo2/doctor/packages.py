@@ -7,10 +7,9 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
-from nemo2.backend.extras import install, requirements
+from nemo2.backend.extras import install, requirements, version_of
 from nemo2.doctor.finding import Finding
 
 LEAST_PYTHON = (3, 11)
@@ -88,10 +87,10 @@ def needed() -> Iterator[Finding]:
         value=version,
         costs="" if good else f"nemo2 needs {least} or newer",
     )
-    yield Finding(topic="Needed", name="nemo2", state="ok", value=installed_version("nemo2") or "a checkout")
+    yield Finding(topic="Needed", name="nemo2", state="ok", value=version_of("nemo2") or "a checkout")
     for line in requirements():
         requirement = Requirement(line)
-        have = installed_version(requirement.name)
+        have = version_of(requirement.name)
         fits = have is not None and requirement.specifier.contains(have, prereleases=True)
         wanted = f"'{requirement.name}{requirement.specifier}'"
         yield Finding(
@@ -107,7 +106,7 @@ def needed() -> Iterator[Finding]:
 def optional() -> Iterator[Finding]:
     """Optional packages: the version, or the features that are missing without the package."""
     for part in PARTS:
-        have = installed_version(part.package)
+        have = version_of(part.package)
         yield Finding(
             topic="Optional",
             name=part.package,
@@ -142,14 +141,6 @@ def commands() -> Iterator[Finding]:
         costs="" if token else "no gated models, such as Llama's tokenizers and weights",
         fix="" if token else "huggingface-cli login, or export HF_TOKEN=...",
     )
-
-
-def installed_version(package: str) -> str | None:
-    """The installed version. None: the package is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _hf_token_file() -> Path:

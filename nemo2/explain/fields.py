@@ -34,7 +34,7 @@ class Layer:
 
     value: Any
     who: str
-    asked: bool = False
+    requested: bool = False
     """Whether a user or recipe set the value, rather than a default or the run."""
 
 
@@ -59,9 +59,13 @@ class Explanation:
     def line(self) -> str:
         """The value, its source, and the requested value if it differs, in one line."""
         last, *others = reversed(self.layers)
-        asked = next((one for one in others if one.asked), None)
-        overruled = asked is not None and shown(asked.value) != shown(last.value)
-        note = f"; {shown(asked.value)} was asked for by {asked.who}" if overruled and asked and not last.asked else ""
+        requested = next((one for one in others if one.requested), None)
+        overruled = requested is not None and shown(requested.value) != shown(last.value)
+        note = (
+            f"; {shown(requested.value)} was requested by {requested.who}"
+            if overruled and requested and not last.requested
+            else ""
+        )
         return f"{self.path} = {shown(self.effective)}  # {last.who}{note}"
 
     def __str__(self) -> str:
@@ -129,9 +133,9 @@ def _explanation(path: str, node: Any, name: str, effective: Settled) -> Explana
     if default is not _NOTHING:
         layers.append(Layer(value=default, who=f"default of {target.__name__}"))
     for file, line, value in who_set(node, name):
-        layers.append(Layer(value=value, who=_who(file, line), asked=True))
+        layers.append(Layer(value=value, who=_who(file, line), requested=True))
     if name in node.__arguments__ and not who_set(node, name):
-        layers.append(Layer(value=node.__arguments__[name], who="the recipe as it was read", asked=True))
+        layers.append(Layer(value=node.__arguments__[name], who="the recipe as it was read", requested=True))
     if name in effective.decisions and overlap_callbacks([node]):
         value, reason, by_user = effective.decisions[name]
         if not by_user:
@@ -153,8 +157,8 @@ def _buffers_of_the_strategy(recipe: Any, effective: Settled, field: str) -> Opt
     path = "trainer.strategy.ddp"
     ddp, (*parents, name) = effective.objects.get(path), field.split(".")
     name = aliases_of(DistributedDataParallelConfig).get(name, name)
-    asked = _follow(recipe, parents)
-    if not hasattr(ddp, name) or (parents and (asked is _NOTHING or asked != recipe.trainer.strategy.ddp)):
+    requested = _follow(recipe, parents)
+    if not hasattr(ddp, name) or (parents and (requested is _NOTHING or requested != recipe.trainer.strategy.ddp)):
         return None
     steps = effective.steps(path, name)
     value = record_of(ddp).steps[name][0].value if steps else getattr(ddp, name)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inference servers that can serve a checkpoint, and their command lines."""
 
-import importlib.metadata
 import json
 import shutil
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 from nemo2.advice import advice
-from nemo2.backend.extras import install
+from nemo2.backend.extras import install, version_of
 from nemo2.errors import ConfigError
 from nemo2.llm.exported import DTYPES, torch_name
 from nemo2.peft import LoRA
@@ -154,7 +153,7 @@ def _missing(engine: Engine) -> Optional[str]:
         return f"the program `{engine}` does not exist ({_INSTALL[engine]})"
     if engine == "vllm" or program.parent != Path(sys.executable).parent:
         return None
-    version = importlib.metadata.version("transformers")
+    version = version_of("transformers") or "0"
     if int(version.partition(".")[0]) < _OLDEST_TRANSFORMERS:
         return f"transformers {version} is too old, {_OLDEST_TRANSFORMERS}.0 serves models ({_INSTALL[engine]})"
     from transformers.utils.import_utils import is_serve_available

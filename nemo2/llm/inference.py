@@ -35,13 +35,13 @@ class GenerationOptions(Sampling):
     stop: Sequence[str] = ()
 
     @classmethod
-    def of(cls, inference_params: Any, **asked: Any) -> Self:
-        """The settings from Megatron-Core's parameters, or from the values of ``asked`` that aren't None.
+    def of(cls, inference_params: Any, **options: Any) -> Self:
+        """The settings from Megatron-Core's parameters, or from the values of ``options`` that aren't None.
 
         Raises:
             ConfigError: both were given, or Megatron-Core's ask for what there isn't.
         """
-        given = {name: value for name, value in asked.items() if value is not None}
+        given = {name: value for name, value in options.items() if value is not None}
         if inference_params is None:
             return cls(**given)
         if given:

@@ -38,11 +38,6 @@ class Linear:
         """Multiply-adds per token in the forward."""
         return self.met * self.inputs * self.outputs
 
-    def low_rank(self, rank: int) -> int:
-        """The parameters of a pair of adapter matrices, ``inputs`` to ``rank`` to ``outputs`` (LoRA,
-        arXiv:2106.09685)."""
-        return self.copies * rank * (self.inputs + self.outputs)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:

@@ -57,11 +57,11 @@ def score(
         )
     refuse_layouts(True)
     refuse_another_vocabulary(core, vocab_size)
-    for given, asked in pairs:
-        if not given or not asked or len(asked) > max_sequence_length:
+    for context, continuation in pairs:
+        if not context or not continuation or len(continuation) > max_sequence_length:
             raise ConfigError(
-                f"pairs: {len(asked)} tokens are to be scored after {len(given)} tokens of context. Each pair needs at least one "
-                f"token of context, and from 1 to {max_sequence_length} tokens to score (max_sequence_length)."
+                f"pairs: {len(continuation)} tokens are to be scored after {len(context)} tokens of context. Each pair needs at "
+                f"least one token of context, and from 1 to {max_sequence_length} tokens to score (max_sequence_length)."
             )
     order = sorted(range(len(pairs)), key=lambda place: len(pairs[place][0]) + len(pairs[place][1]))
     scores: dict[int, Score] = {}
@@ -74,25 +74,25 @@ def score(
 
 
 def _scored(core: Any, batch: Sequence[Pair], vocab_size: int, most: int) -> Iterator[Score]:
-    rows = [[*given, *asked][-most - 1 :] for given, asked in batch]
+    rows = [[*context, *continuation][-most - 1 :] for context, continuation in batch]
     tp = parallel_state.get_tensor_model_parallel_world_size()
     width = -(-max(len(row) - 1 for row in rows) // tp) * tp  # attention is causal: padding behind changes nothing
     tokens = torch.tensor([row[:-1] + [0] * (width - len(row) + 1) for row in rows], device=get_backend().device)
     logits = logits_of_stage(core, tokens)
     found = None if logits is None else torch.stack(list(_columns(logits[..., :vocab_size], batch, rows)))
-    widest = max(len(asked) for _, asked in batch)
-    for (_, asked), row in zip(batch, from_last_stage(found, (len(batch), widest, 2)).cpu(), strict=True):
-        log_probs, likeliest = row[: len(asked)].T
+    widest = max(len(continuation) for _, continuation in batch)
+    for (_, continuation), row in zip(batch, from_last_stage(found, (len(batch), widest, 2)).cpu(), strict=True):
+        log_probs, likeliest = row[: len(continuation)].T
         yield Score(log_probs.tolist(), bool(likeliest.all()))
 
 
 def _columns(logits: Tensor, batch: Sequence[Pair], rows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
     """A tensor ``[widest, 2]`` for each row: the log-probability of each requested token, and whether it is the
     likeliest. Padded with zeros."""
-    widest = max(len(asked) for _, asked in batch)
-    for (_, asked), row, theirs in zip(batch, rows, logits, strict=True):
-        mine = theirs[len(row) - 1 - len(asked) : len(row) - 1].float()
-        picked = torch.tensor(asked, device=mine.device)
+    widest = max(len(continuation) for _, continuation in batch)
+    for (_, continuation), row, theirs in zip(batch, rows, logits, strict=True):
+        mine = theirs[len(row) - 1 - len(continuation) : len(row) - 1].float()
+        picked = torch.tensor(continuation, device=mine.device)
         log_probs = mine.log_softmax(dim=-1).gather(-1, picked[:, None])[:, 0]
         both = torch.stack([log_probs, (mine.argmax(dim=-1) == picked).float()], dim=-1)
-        yield torch.nn.functional.pad(both, (0, 0, 0, widest - len(asked)))
+        yield torch.nn.functional.pad(both, (0, 0, 0, widest - len(continuation)))

@@ -8,7 +8,7 @@ training FLOPs, and the linear layers that can have an adapter.
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nemo2.models.parts import Experts, Linear, Mixer, Part, Projection
@@ -123,11 +123,6 @@ class ModelShape:
                 for part in layer.parts:
                     for linear in part.linears:
                         yield ".".join(filter(None, (layer.name, part.name, linear.name))), linear
-
-    def low_rank_parameters(self, rank: int, meant: Callable[[str], object]) -> int:
-        """The trainable parameters with a pair of matrices of ``rank`` in each layer whose full name ``meant``
-        accepts, and all other weights frozen."""
-        return sum(linear.low_rank(rank) for name, linear in self.linears() if meant(name))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: sizes, and each kind of part with its number."""

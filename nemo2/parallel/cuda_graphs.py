@@ -141,15 +141,15 @@ class StepGraphs:
 
     def _refuse_what_cannot_replay(self, step: Any) -> None:
         batch = step.batch[0] if isinstance(step.batch, (tuple, list)) and step.batch else step.batch
-        asked = f"model.config.cuda_graph_impl={self.kind!r}"
+        setting = f"model.config.cuda_graph_impl={self.kind!r}"
         if isinstance(batch, dict) and batch.get("cu_seqlens") is not None:
             raise ConfigError(
-                f"{asked} with packed sequences: the sequence boundaries change from batch to batch, but a captured "
+                f"{setting} with packed sequences: the sequence boundaries change from batch to batch, but a captured "
                 "graph can't change. Set cuda_graph_impl='none', or train without packing, on samples of one length."
             )
         if self.kind == "full_iteration" and not isinstance(batch, dict):
             raise ConfigError(
-                f"{asked} requires batches that are dictionaries of tensors, but this batch is a "
+                f"{setting} requires batches that are dictionaries of tensors, but this batch is a "
                 f"{type(batch).__name__}. Return a dictionary from the dataset, or set cuda_graph_impl='local' to "
                 "capture layers instead."
             )
@@ -162,7 +162,7 @@ class StepGraphs:
         elif shape != self._shape:
             was, now = (", ".join(f"{count} {name}" for name, count in sizes.items()) for sizes in (self._shape, shape))
             raise ConfigError(
-                f"{asked} requires equal sizes in all steps. The first step had {was}, but this step has {now}. Leave "
+                f"{setting} requires equal sizes in all steps. The first step had {was}, but this step has {now}. Leave "
                 "data.rampup_batch_size unset, or set cuda_graph_impl='none'."
             )
 

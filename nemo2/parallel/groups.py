@@ -70,11 +70,11 @@ def use_given_groups(layout: Layout) -> None:
         "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
         "expert_tensor_parallel_size": parallel_state.get_expert_tensor_parallel_world_size(),
     }
-    asked = _sizes(layout) | {"expert_tensor_parallel_size": layout.expert_tensor_size}
+    requested = _sizes(layout) | {"expert_tensor_parallel_size": layout.expert_tensor_size}
     if problems := [
-        f"strategy.{name}={asked[name]} contradicts Megatron-Core's existing process groups, which have {name}={size}"
+        f"strategy.{name}={requested[name]} contradicts Megatron-Core's existing process groups, which have {name}={size}"
         for name, size in there.items()
-        if (asked[name] or 1) != (size or 1)
+        if (requested[name] or 1) != (size or 1)
     ]:
         raise ConfigError(
             f"{'; '.join(problems)}. Set the strategy's sizes to those of the groups, or destroy the groups with "

@@ -15,12 +15,12 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Optional
 
 import fiddle as fdl
 
+from nemo2.backend.extras import version_of
 from nemo2.config.serialize import to_json
 from nemo2.data.home import nemo_home
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
@@ -217,7 +217,7 @@ def _installed() -> str:
     """A name of the installed code that a rehearsal runs: the versions, and nemo2's files."""
     root = Path(__file__).parents[1]
     files = sorted((str(file.relative_to(root)), file.stat().st_mtime_ns) for file in root.rglob("*.py"))
-    parts = [*files, *((name, version(name)) for name in ("torch", "megatron-core"))]
+    parts = [*files, *((name, version_of(name)) for name in ("torch", "megatron-core"))]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

@@ -15,7 +15,7 @@ def render_page(found: SearchResult, *, title: str) -> str:
     best = found.best[0]
     glance = [
         (f"{best.speed:,.0f}", "tokens/s per GPU, fastest layout"),
-        (f"{best.speed / found.asked.speed - 1:+.0%}", "speed compared with the unchanged recipe"),
+        (f"{best.speed / found.unchanged.speed - 1:+.0%}", "speed compared with the unchanged recipe"),
         (str(len(found.tried)), f"of {found.number_tried} configurations searched fit in memory"),
     ]
     return page(
@@ -51,14 +51,14 @@ def _table(found: SearchResult) -> str:
         [str(rank), _describe(one), f"{one.speed:,.0f}", seconds(one.step.total), f"{one.needed / GIB:.1f}", one.why]
         for rank, one in enumerate(found.best, 1)
     ]
-    asked = found.asked
+    unchanged = found.unchanged
     rows.append(
         [
             "–",
-            f"unchanged: {_describe(asked)}",
-            f"{asked.speed:,.0f}",
-            seconds(asked.step.total),
-            f"{asked.needed / GIB:.1f}",
+            f"unchanged: {_describe(unchanged)}",
+            f"{unchanged.speed:,.0f}",
+            seconds(unchanged.step.total),
+            f"{unchanged.needed / GIB:.1f}",
             "",
         ]
     )

@@ -67,12 +67,12 @@ class Candidate:
 class SearchResult:
     """The result of a search.
 
-    `best` are the fastest legal layouts, and `asked` is the unchanged recipe. `tried` are all layouts that fit, legal
+    `best` are the fastest legal layouts, and `unchanged` is the unchanged recipe. `tried` are all layouts that fit, legal
     or not, and `number_tried` is the number of configurations searched.
     """
 
     best: tuple[Candidate, ...]
-    asked: Candidate
+    unchanged: Candidate
     tried: tuple[Candidate, ...]
     number_tried: int
 
@@ -99,17 +99,17 @@ def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> Searc
             "without --search."
         )
     capacity = subject.job.gpu.memory * (1 - headroom)
-    asked = candidate(subject.shape, subject.job, subject.facts.layout)
+    unchanged = candidate(subject.shape, subject.job, subject.facts.layout)
     counted = fit_of(subject.facts.recipe, subject.facts.machine)
-    scale = 1.0 if counted is None else counted.needed / asked.needed
-    asked = dataclasses.replace(asked, needed=asked.needed * scale)
+    scale = 1.0 if counted is None else counted.needed / unchanged.needed
+    unchanged = dataclasses.replace(unchanged, needed=unchanged.needed * scale)
     tried = fitting_ways(subject, capacity, scale)
     fitting = sorted(tried.fitting, key=lambda one: -one.speed)
     best = _legal(subject, fitting, limit, headroom)
     if not best:
         raise ConfigError(_nothing(subject, tried, capacity))
-    told = tuple(dataclasses.replace(one, why=reason(one, asked, capacity)) for one in best)
-    return SearchResult(best=told, asked=asked, tried=tuple(fitting), number_tried=tried.number)
+    told = tuple(dataclasses.replace(one, why=reason(one, unchanged, capacity)) for one in best)
+    return SearchResult(best=told, unchanged=unchanged, tried=tuple(fitting), number_tried=tried.number)
 
 
 def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
@@ -216,13 +216,13 @@ def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int, headroom:
     ``limit``."""
     rules = [rule for rule in RULES if rule.topic in LAYOUT_TOPICS]
     with_micro_batch = functools.cache(lambda micro: _with_micro_batch(subject.facts, micro))
-    asked: set[tuple[Layout, int]] = set()
+    seen: set[tuple[Layout, int]] = set()
     best: dict[Layout, Candidate] = {}
     for one in fitting:
         way = one.layout, one.job.micro_batch
-        if one.layout in best or way in asked:
+        if one.layout in best or way in seen:
             continue
-        asked.add(way)
+        seen.add(way)
         facts = with_layout(with_micro_batch(one.job.micro_batch), one.layout)
         if apply_rules(facts, rules) or refused(facts):
             continue
@@ -264,31 +264,32 @@ def _recomputed(job: Job) -> tuple[Any, ...]:
     return job.recompute, job.recomputed, job.recompute_method, job.recompute_layers
 
 
-def _recomputation(job: Job, asked: Job) -> Sequence[str]:
+def _recomputation(job: Job, unchanged: Job) -> Sequence[str]:
     if job.recompute == "full":
         return _FULL
-    not_full = _NOT_FULL if asked.recompute == "full" else ()
+    not_full = _NOT_FULL if unchanged.recompute == "full" else ()
     if job.recompute == "selective":
         selected = f'model.config.recompute_modules=["{job.recomputed[0]}"]'
         return ("model.config.recompute_granularity=selective", selected, *not_full)
-    return () if asked.recompute == "none" else ("model.config.recompute_granularity=None", *not_full)
+    return () if unchanged.recompute == "none" else ("model.config.recompute_granularity=None", *not_full)
 
 
-def reason(one: Candidate, asked: Candidate, capacity: float) -> str:
+def reason(one: Candidate, unchanged: Candidate, capacity: float) -> str:
     """Why the layout is good: the parts that take less time than in the original recipe, and the parts that take
     more."""
-    before, after = asked.step.parts, one.step.parts
+    before, after = unchanged.step.parts, one.step.parts
     # Per token, so that steps with other numbers of tokens can be compared.
     change = {
-        name: (after.get(name, 0.0) / one.step.tokens - before.get(name, 0.0) / asked.step.tokens) * asked.step.tokens
+        name: (after.get(name, 0.0) / one.step.tokens - before.get(name, 0.0) / unchanged.step.tokens)
+        * unchanged.step.tokens
         for name in {*before, *after}
     }
-    total = asked.step.total
+    total = unchanged.step.total
     gains = sorted((value, name) for name, value in change.items() if value < -0.005 * total)[:2]
     costs = sorted(((value, name) for name, value in change.items() if value > 0.005 * total), reverse=True)[:1]
     told = [f"{-value / total:.0%} less {name}" for value, name in gains]
     told += [f"{value / total:.0%} more {name}" for value, name in costs]
-    if asked.needed > capacity:
+    if unchanged.needed > capacity:
         told.insert(0, "fits, unlike the unchanged recipe")
     return ", ".join(told) or "about the same as the unchanged recipe"
 
@@ -308,7 +309,7 @@ def as_dict(found: SearchResult) -> dict[str, Any]:
         }
 
     return {
-        "asked": one(found.asked),
+        "unchanged": one(found.unchanged),
         "best": [one(candidate) for candidate in found.best],
         "tried": found.number_tried,
         "fitting": len(found.tried),

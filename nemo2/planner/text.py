@@ -119,7 +119,7 @@ def render_search(found: SearchResult, *, title: str) -> str:
     """The fastest layouts, each with its reason and its overrides."""
     lines = [
         f"{title}: {found.number_tried:,} configurations searched, {len(found.tried):,} fit",
-        *_row("unchanged", found.asked),
+        *_row("unchanged", found.unchanged),
     ]
     for rank, one in enumerate(found.best, 1):
         lines += ["", *_row(str(rank), one), f"    why: {one.why}", f"    {in_shell(one.overrides) or 'no override'}"]

@@ -4,10 +4,9 @@
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Literal, Optional
 
-from nemo2.backend.extras import ANY_VERSION
+from nemo2.backend.extras import ANY_VERSION, APEX, has, have_te, version_of, why_missing
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, GPUS_PER_NODE, model_of, parse_gpus
 
@@ -47,7 +46,7 @@ class Machine:
     local: bool = False
     overrides: Mapping[str, tuple[Any, str]] = field(default_factory=dict, compare=False)
     python: str = field(default_factory=platform.python_version)
-    megatron_core: str = field(default_factory=lambda: version("megatron-core"))
+    megatron_core: str = field(default_factory=lambda: version_of("megatron-core") or ANY_VERSION)
 
     @classmethod
     def here(cls) -> "Machine":
@@ -56,7 +55,6 @@ class Machine:
         import torch
 
         from nemo2.backend import get_backend
-        from nemo2.backend.extras import APEX, has, have_te, installed, why_missing
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         model = model_of(torch.cuda.get_device_name()) if gpus else None
@@ -66,7 +64,7 @@ class Machine:
             model=model,
             capability=torch.cuda.get_device_capability() if gpus else None,
             per_node=max(1, gpus),
-            transformer_engine=installed("transformer-engine") if have_te() else None,
+            transformer_engine=(version_of("transformer-engine") or ANY_VERSION) if have_te() else None,
             te_missing=None if have_te() else why_missing("transformer_engine"),
             apex=has(APEX),
             local=True,

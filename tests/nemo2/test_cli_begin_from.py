@@ -28,7 +28,7 @@ def nemo2(*words: str) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.timeout(900)  # three processes that import everything
+@pytest.mark.usefixtures("warm_interpreter")
 def test_three_commands_from_a_folder_to_a_folder_that_transformers_loads(folder: Path, tmp_path: Path) -> None:
     import transformers
 

@@ -374,7 +374,7 @@ def test_explain_tells_its_layers_as_json(capsys: pytest.CaptureFixture[str]) ->
     )
     told = json.loads(capsys.readouterr().out)
     [setting] = [one for one in told["settings"] if one["path"] == "trainer.max_steps"]
-    assert setting["value"] == 7 and setting["layers"][-1]["asked"] and told["ranks"] == 16
+    assert setting["value"] == 7 and setting["layers"][-1]["requested"] and told["ranks"] == 16
 
 
 @pytest.mark.parametrize(

@@ -405,7 +405,9 @@ def ranks_alive(home):
     return found
 
 
-def test_a_run_of_two_ranks_succeeds_in_this_interpreter_and_leaves_no_secret(tasks, tmp_path, capsys):
+def test_a_run_of_two_ranks_succeeds_in_this_interpreter_and_leaves_no_secret(
+    tasks, tmp_path, warm_interpreter, capsys
+):
     recipe = Partial(tasks.work, canary_file=str(tmp_path / "done"))
     result = launch(recipe, devices=2, name="works", check=False, env={"HF_TOKEN": "canary-8d3f"})
     assert (result.status, result.exit_code, result.run_dir) == ("succeeded", 0, tmp_path)

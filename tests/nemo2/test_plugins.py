@@ -157,7 +157,7 @@ def test_nsys_stands_before_the_ranks_of_a_slurm_job(recipe, starter) -> None:
         plugins.NsysPlugin(start_step=5, end_step=8).setup(recipe, slurm())
 
 
-def test_nsys_runs_the_ranks_of_this_machine(recipe, tmp_path, monkeypatch) -> None:
+def test_nsys_runs_the_ranks_of_this_machine(recipe, tmp_path, warm_interpreter, monkeypatch) -> None:
     tool = tmp_path / "bin" / "nsys"
     tool.parent.mkdir()
     tool.write_text(

@@ -47,8 +47,8 @@ def test_it_takes_less_than_six_seconds_of_cpu_and_shows_no_secret():
     ],
 )
 def test_a_version_known_to_break_is_broken_and_told_with_the_command(monkeypatch, package, version, words):
-    real = packages.installed_version
-    monkeypatch.setattr(packages, "installed_version", lambda name: version if name == package else real(name))
+    real = packages.version_of
+    monkeypatch.setattr(packages, "version_of", lambda name: version if name == package else real(name))
     broken = [one for one in packages.needed() if one.state == "broken"]
     assert [one.name for one in broken] == [package]
     assert words in broken[0].costs and broken[0].fix.startswith(f"pip install '{package}")

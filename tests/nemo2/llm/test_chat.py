@@ -167,6 +167,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+@pytest.mark.usefixtures("warm_interpreter")
 def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None:
     [runs] = run_on_ranks(saved, 1, str(tmp_path), timeout=180)
     terminal = Terminal("generate", runs["with"], "--max-new-tokens", "8")

@@ -186,23 +186,6 @@ def test_routed_parameters_and_those_that_a_token_meets_are_the_published_ones()
     assert shape.parameters - shape.active_parameters == 58 * (256 - 8) * per_expert
 
 
-def test_adapters_are_as_many_weights_as_their_matrices() -> None:
-    from nemo2.models.llama import Llama3Config8B
-    from nemo2.peft import ModuleMatcher
-
-    shape = shape_of(Llama3Config8B(), 128_256)
-    # peft's LoraConfig(r=16, target_modules=["q_proj", ...]) has other matrices: Megatron-Core's queries, keys and values
-    # are one, [4096, 6144], as are gate and up projection, [4096, 28672].
-    attention = ModuleMatcher(["linear_qkv", "linear_proj"])
-    assert shape.low_rank_parameters(16, attention.match) == 32 * 16 * (4096 + 6144 + 4096 + 4096)
-    one = ModuleMatcher(["decoder.layers.3.mlp.*"])
-    assert shape.low_rank_parameters(16, one.match) == 16 * (4096 + 28672 + 14336 + 4096)
-    experts = shape_of(SimpleNamespace(**TINY, **EXPERTS))
-    first = ModuleMatcher(["linear_fc1"])
-    assert experts.low_rank_parameters(2, first.match) == 2 * 4 * 2 * (48 + 64)  # one pair for each expert
-    assert not shape.low_rank_parameters(16, ModuleMatcher(["linear_q"]).match)
-
-
 def config_of_pattern(pattern: str | None, **fields: Any) -> SimpleNamespace:
     layers = len((pattern or "").partition("/")[0].replace("|", "")) or 4
     return SimpleNamespace(
