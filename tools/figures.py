@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nemo2.pictures.svg import Canvas, standalone
-from tools.explained import buckets, context, data, mixing, pipeline, placed, sharded, tensor, userbuffers
+from tools.explained import buckets, context, data, journey, mixing, pipeline, placed, sharded, tensor, userbuffers
 from tools.explained import experts as expert_parallel
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "figures"
 
 
 FIGURES: dict[str, Callable[[], Canvas]] = {
+    "journey": journey.journey,
     "ddp": data.ddp,
     "zero1": data.zero1,
     "fsdp": sharded.fsdp,

@@ -172,7 +172,7 @@ def table(rows: list[dict[str, str]], gpu: str, processor: float, processes: int
         "",
         "The peak is the memory of one GPU of the fullest kind of rank, with 2 GiB for memory outside of torch. A recipe fits",
         "if 5% of the GPU stays free, and is tight with less. If a recipe doesn't fit, `nemo2 rehearse NAME` looks for the",
-        "smallest change that makes it fit. [Rehearsing a job](rehearse.md) explains what is counted, and the assumptions.",
+        "smallest change that makes it fit. [Rehearse a job](rehearse.md) explains what is counted, and the assumptions.",
         "",
         f"`make rehearse` checked and rehearsed {len(rows)} recipes on {date.today()}, with {versions}. Each ran on as many",
         f"{gpu}s as it declares. {fit} recipes fit. The rehearsals took {processor:.0f} s of processor time on each of",

@@ -5,6 +5,7 @@ import functools
 import html
 import inspect
 import json
+import subprocess
 from collections import Counter
 from html.parser import HTMLParser
 from importlib import import_module
@@ -14,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import typer
 from markdown_it import MarkdownIt
+from pyright import node
 
 from nemo2 import recipes
 from nemo2.cli.app import app
@@ -28,6 +30,25 @@ DOORS = [
     for stub in sorted((ROOT / folder).rglob("__init__.pyi"))
     if not any(parent.is_symlink() for parent in stub.parents)
 ]
+FIRST = {
+    "resume a run": "checkpoints",
+    "save a checkpoint": "checkpoints",
+    "slurm": "clusters",
+    "fine-tune with LoRA": "peft",
+    "convert a Hugging Face checkpoint": "hugging_face",
+    "chat data": "finetuning_data",
+    "how much memory": "rehearse",
+    "wandb": "measuring",
+    "tokens per second": "measuring",
+    "FP8": "precision",
+    "serve a model": "use",
+    "profiling": "measuring",
+    "exit code": "environment",
+    "ZeRO": "fsdp",
+    "migrate from NeMo": "from_nemo",
+    "MegatronStrategy": "reference/training",
+}
+"""The page that a search finds first, by the phrase that a user types."""
 BLOCKS = {"h2", "h3", "img", "li", "ol", "pre", "table", "tr", "ul"}
 
 
@@ -117,6 +138,13 @@ def test_a_search_finds_classes_and_settings_and_leaves_files_out() -> None:
     places = {one["location"].partition("#")[0] for one in found if "MegatronStrategy" in one["title"] + one["text"]}
     assert "reference/training.html" in places
     assert not any(one["location"].startswith("source/") for one in found)
+
+
+def test_a_search_finds_the_page_about_a_phrase_first() -> None:
+    command = [str(Path(__file__).with_name("search.js")), str(SITE), *FIRST]
+    told = node.run("node", *command, stdout=subprocess.PIPE, check=True)  # pyright's, or that of the machine
+    found = json.loads(told.stdout)
+    assert {phrase: pages[0].removesuffix(".html") for phrase, pages in found.items()} == FIRST
 
 
 def test_parameters_that_are_described_together_are_told_one_by_one() -> None:

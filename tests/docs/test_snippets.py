@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tools.wrapped import COLUMNS
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = Path(__file__).with_name("snippets.py")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,6 +70,21 @@ def test_only_known_notes_are_used_and_a_skipped_example_says_why() -> None:
     for block in (block for page in PAGES for block in snippets.blocks_of(page)):
         known = re.fullmatch(r"skip, \S.{15,}|file \S+|with \S.*|exits [1-9]\d*|prints|", block.note)
         assert known, f"{block.page}:{block.line}: <!-- test: {block.note} -->"
+
+
+def test_the_lines_of_examples_fit_the_column_of_the_site() -> None:
+    wide = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        inside = False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            fence = line.lstrip().startswith("```")
+            inside ^= fence
+            wide += [f"{page.name}:{number}"] if inside and not fence and len(line) > COLUMNS else []
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+        lines = [line.rstrip("\n") for cell in cells for line in cell["source"]]
+        wide += [f"{notebook.name}: {line}" for line in lines if len(line) > COLUMNS]
+    assert wide == []
 
 
 def test_links_between_pages_lead_somewhere() -> None:

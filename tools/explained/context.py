@@ -22,14 +22,14 @@ def chunks() -> Canvas:
     from megatron.core.utils import get_batch_on_this_cp_rank
 
     owner = holders(CP)
-    canvas = sheet(f"Context parallelism: a sequence in {len(owner)} chunks on {CP} ranks")
-    cell, left, top = 27.0, 58.0, TOP + 34
+    canvas = sheet(f"Context parallelism: {len(owner)} chunks on {CP} ranks")
+    cell, left, top = 22.0, 58.0, TOP + 34
     canvas.text(left, TOP + 10, "keys, by chunk", size=SMALL)
-    canvas.text(LEFT, top + 17, "queries", size=SMALL)
+    canvas.text(LEFT, top + 15, "queries", size=SMALL)
     work = dict.fromkeys(range(CP), 0.0)
     for query, rank in enumerate(owner):
         canvas.text(left + (query + 0.5) * cell, top - 5, query, anchor="middle", size=SMALL)
-        canvas.text(left - 4, top + query * cell + 17, query if query else "", anchor="end", size=SMALL)
+        canvas.text(left - 4, top + query * cell + 15, query if query else "", anchor="end", size=SMALL)
         for key in range(len(owner)):
             x, y = left + key * cell, top + query * cell
             seen = key <= query
@@ -46,9 +46,9 @@ def chunks() -> Canvas:
                 OF_RANK[rank] if seen else ELSEWHERE,
                 tip=tip,
             )
-    x = left + len(owner) * cell + 18
+    x = left + len(owner) * cell + 12
     for rank in range(CP):
-        y = top + rank * 54
+        y = top + rank * 44
         mine = [number for number, one in enumerate(owner) if one == rank]
         canvas.rect(x, y, 14, 36, OF_RANK[rank], radius=3, outline="edge")
         canvas.text(x + 22, y + 14, f"rank {rank}: chunks {mine[0]}, {mine[1]}", "ink")
@@ -59,7 +59,7 @@ def chunks() -> Canvas:
 def ring() -> Canvas:
     """Owners of the keys and values on each rank at each step of the ring."""
     canvas = sheet(f'Context parallelism, "p2p": a ring of {CP} ranks')
-    left, column, row = 70.0, 92.0, 54.0
+    left, column, row = 68.0, 86.0, 54.0
     visits = {rank: list(_homes(group(CP, rank))) for rank in range(CP)}
     for step in range(CP):
         canvas.text(left + step * column + 29, TOP + 10, f"step {step}", anchor="middle", size=SMALL)
@@ -91,9 +91,9 @@ def ways() -> Canvas:
     cp, heads = 2, 4
     owner = holders(cp)
     canvas = sheet(f"Context parallelism: the two other ways, {cp} ranks")
-    cell, column = 21.0, 126.0
+    left, cell, column = 56.0, 20.0, 116.0
     for number, words in enumerate(("a rank's tokens", "all_gather: K and V", "a2a: Q, K and V")):
-        canvas.text(64 + number * column, TOP + 10, words, "ink", size=SMALL)
+        canvas.text(left + number * column, TOP + 10, words, "ink", size=SMALL)
     for rank in range(cp):
         y = TOP + 20 + rank * 106
         canvas.text(LEFT, y + 46, f"rank {rank}", "ink", strong=True)
@@ -102,14 +102,14 @@ def ways() -> Canvas:
                 for chunk, home in enumerate(owner):
                     # As SDPAttention: all-to-all gives rank r the r-th share of the heads.
                     here = (home == rank, True, head * cp // heads == rank)[number]
-                    x = 64 + number * column + chunk * cell
+                    x = left + number * column + chunk * cell
                     tip = f"chunk {chunk}, head {head}" + ("" if here else " isn't here")
                     fill = OF_RANK[home] if here else ELSEWHERE
                     box(
                         canvas, x, y + head * cell, cell - 2, cell - 2, chunk if here else "", fill, size=SMALL, tip=tip
                     )
-        canvas.arrow(64 + 4 * cell + 6, y + 42, 64 + column - 8, y + 42, "accent")
-        canvas.text(64 + 1.5 * column + 2 * cell - 2, y + 46, "or", "ink", anchor="middle")
+        canvas.arrow(left + 4 * cell + 6, y + 42, left + column - 8, y + 42, "accent")
+        canvas.text(left + 1.5 * column + 2 * cell - 2, y + 46, "or", "ink", anchor="middle")
     y = note(
         canvas,
         TOP + 30 + cp * 106,

@@ -5,8 +5,8 @@ from typing import Any
 
 from nemo2.pictures.svg import Canvas, text_width
 
-WIDTH = 440
-"""In CSS pixels; a page that is narrower scrolls it."""
+WIDTH = 392
+"""In CSS pixels: as wide as a phone, on which the site shows figures from edge to edge."""
 LEFT, TOP, SMALL = 8.0, 32.0, 11.0
 
 OF_RANK = ("c0", "c1", "c3", "c5")

@@ -5,7 +5,7 @@ from nemo2 import recipes
 from nemo2.parallel.layout import Layout
 from nemo2.pictures.placement import describe_rank
 from nemo2.pictures.ranks import GROUP_NAMES, groups_of, place_recipe, stages_of
-from nemo2.pictures.svg import Canvas
+from nemo2.pictures.svg import Canvas, legend
 from nemo2.pictures.terminal import ranks_text
 from tools.explained.kit import LEFT, OF_RANK, SMALL, TOP, WIDTH, box, note, sheet, signed
 
@@ -18,7 +18,7 @@ def small() -> Canvas:
     groups = groups_of(layout, world)
     stages = stages_of(layout, num_layers=4)
     canvas = sheet(f"TP {layout.tp}, PP {layout.pp} and DP {world // layout.tp // layout.pp} on {world} ranks")
-    left, cell, replica, row = 106.0, 66.0, 176.0, 92.0
+    left, cell, replica, row = 96.0, 62.0, 150.0, 92.0
     where = {}
     for pipeline in groups["pp"]:
         for stage, rank in enumerate(pipeline):
@@ -36,7 +36,7 @@ def small() -> Canvas:
             canvas.text(LEFT, y + 33 + line * 14, words, size=SMALL)
     for group in groups["pp"]:
         for one, other in zip(group, group[1:], strict=False):
-            canvas.arrow(where[one][0] + 31, where[one][1] + 46, where[other][0] + 31, where[other][1] - 2)
+            canvas.arrow(where[one][0] + 30, where[one][1] + 46, where[other][0] + 30, where[other][1] - 2)
     for group in groups["dp"]:
         (x1, y), (x2, _) = where[group[0]], where[group[-1]]
         lift = 8 if x1 == left else 16  # the two lines of a stage, apart
@@ -47,10 +47,12 @@ def small() -> Canvas:
         tp_rank = next(group.index(rank) for group in groups["tp"] if rank in group)
         box(canvas, x, y, cell - 2, 44, f"rank {rank}\nhalf {tp_rank}", OF_RANK[tp_rank])
     y = TOP + 22 + len(stages) * row
+    legend(canvas, LEFT, y, [(OF_RANK[half], f"half {half} of each matrix") for half in range(layout.tp)])
+    y += 20
     for kind, words in (
-        ("tp", "touch; all-reduce in each layer"),
-        ("pp", "grey; activations"),
-        ("dp", "blue; gradients"),
+        ("tp", "touching; all-reduce in each layer"),
+        ("pp", "grey arrows; activations"),
+        ("dp", "blue lines; gradients"),
     ):
         members = "  ".join(ranks_text(group).replace(", ", ",") for group in groups[kind])
         canvas.text(LEFT, y, f"{kind.upper()} groups: {members}", "ink", size=SMALL)
@@ -83,16 +85,17 @@ def recipe() -> Canvas:
         layers = ", ".join(f"{chunk.layers[0]}-{chunk.layers[-1]}" for chunk in held)
         canvas.text(left, y + 44, f"layers {layers}", size=SMALL)
         y += 56
+    legend(canvas, LEFT, y + 6, [(OF_RANK[index], f"CP slice {index} of a sequence") for index in range(layout.cp)])
     y = note(
         canvas,
-        y + 4,
-        f"touching: a TP group; colours: the {layout.cp} CP slices of a sequence; frames: nodes of {placement.gpus_per_node}",
+        y + 24,
+        f"touching: a TP group; frames: nodes of {placement.gpus_per_node}",
     )
     for kind in ("tp", "cp", "pp", "dp"):
         groups = placement.groups[kind]
         canvas.text(LEFT, y + 6, GROUP_NAMES[kind], "ink", size=SMALL)
         said = f"{len(groups[0])} ranks, over {placement.nodes_spanned(kind)} node{'s' * (placement.nodes_spanned(kind) > 1)}"
-        canvas.text(150, y + 6, said, size=SMALL)
+        canvas.text(128, y + 6, said, size=SMALL)
         canvas.text(WIDTH - LEFT, y + 6, ranks_text(groups[0]), anchor="end", size=SMALL)
         y += 16
     return signed(canvas, y - 6, RankGenerator)

@@ -5,7 +5,7 @@ from nemo2.parallel.layout import Layout
 from nemo2.pictures.pipeline import PHASES, draw_phases
 from nemo2.pictures.ranks import stages_of
 from nemo2.pictures.schedule import Schedule, Slot, Timeline, timeline
-from nemo2.pictures.svg import Canvas, legend
+from nemo2.pictures.svg import Canvas, legend, text_width
 from tools.explained.kit import (
     BACKWARD,
     COMMUNICATION,
@@ -99,7 +99,7 @@ def uneven() -> Canvas:
     schedule = Schedule(pp=4, num_microbatches=8)
     heavy = timeline(schedule, weights=[[8.0], [8.0], [8.0], [10.0]])
     lighter = timeline(schedule, weights=[[9.0], [8.0], [8.0], [9.0]])
-    named = [("32 layers cut evenly", heavy), ("a layer moved from last to first", lighter)]
+    named = [("32 layers split evenly", heavy), ("a layer moved from last to first", lighter)]
     return _compared("An output layer worth two layers, on the last stage", named)
 
 
@@ -112,8 +112,8 @@ def overlap() -> Canvas:
     hidden = timeline(schedule, transfer=_TRANSFER)
     canvas = sheet("Pipeline messages beside the passes")
     y = TOP + 4
-    for words, played in (("overlap_p2p_comm=False: a rank waits", waited), ("overlap_p2p_comm=True", hidden)):
-        canvas.text(LEFT, y + 10, f"{words}: {played.span:g} units of time", "ink", strong=True)
+    for words, played in (("overlap_p2p_comm=False", waited), ("overlap_p2p_comm=True", hidden)):
+        canvas.text(LEFT, y + 10, f"{words}: {played.span:g} forward passes", "ink", strong=True)
         y += 20
         across = _rows(canvas, played, y, 40.0, until=waited.span)
         for slot, stage, _, to in _messages(played):
@@ -128,7 +128,9 @@ def overlap() -> Canvas:
         [(FORWARD, "forward"), (BACKWARD, "backward"), (COMMUNICATION, "message"), (ELSEWHERE, "waits")],
     )
     y = note(
-        canvas, y + 28, f"a message takes {_TRANSFER:g} of a stage's forward pass here; darker: the rank's second chunk"
+        canvas,
+        y + 28,
+        f"a message takes {_TRANSFER:g} of a stage's forward pass here; numbers: micro-batches; darker: the rank's second chunk",
     )
     return signed(canvas, y - 14, P2PCommunicator)
 
@@ -149,7 +151,8 @@ def _compared(title: str, named: list[tuple[str, Timeline]]) -> Canvas:
     legend(canvas, LEFT, y + 8, [(FORWARD, "forward"), (BACKWARD, "backward"), (ELSEWHERE, "waits")])
     legend(canvas, LEFT, y + 26, [(fill, phase) for phase, fill in PHASES.items()])
     chunks = any(played.schedule.interleaved for _, played in named)
-    y = note(canvas, y + 46, "numbers: micro-batches" + ("; darker: a stage's second chunk" if chunks else ""))
+    words = "numbers: micro-batches" + (", where they fit; darker: a stage's second chunk" if chunks else "")
+    y = note(canvas, y + 46, words)
     return signed(canvas, y - 14, get_pp_rank_microbatches, get_schedule_table)
 
 
@@ -172,7 +175,7 @@ def _rows(canvas: Canvas, played: Timeline, top: float, row: float, *, until: fl
                 dark=slot.work.chunk % 2 == 1,
                 tip=f"{kind} of micro-batch {slot.work.microbatch}, chunk {slot.work.chunk}",
             )
-            if (slot.end - slot.start) * across >= 8:
+            if (slot.end - slot.start) * across >= text_width(str(slot.work.microbatch), SMALL) + 1.5:
                 middle = _FROM + (slot.start + slot.end) / 2 * across
                 canvas.text(middle, y + 16, slot.work.microbatch, "ink", anchor="middle", size=SMALL)
     return across
@@ -201,8 +204,8 @@ def _layers(canvas: Canvas, layout: Layout, y: float) -> float:
     canvas.text(LEFT, y + 15, "layers", "ink", size=SMALL)
     for stage, chunks in enumerate(stages):
         for index, chunk in enumerate(chunks):
-            for layer in chunk.layers:
-                tip = f"layer {layer}: stage {stage}, chunk {index}"
-                fill = OF_RANK[2 + stage]
-                box(canvas, _FROM + layer * cell, y, cell - 2, 20, f"stage {stage}", fill, size=SMALL, tip=tip)
+            first, last = chunk.layers[0], chunk.layers[-1]
+            words, wide = f"{first}-{last}: stage {stage}", (last - first + 1) * cell - 2
+            tip = f"layers {first} to {last}: stage {stage}, chunk {index}"
+            box(canvas, _FROM + first * cell, y, wide, 20, words, OF_RANK[2 + stage], size=SMALL, tip=tip)
     return y + 22

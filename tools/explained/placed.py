@@ -5,7 +5,7 @@ expert-parallel group."""
 from nemo2 import recipes
 from nemo2.pictures.placement import describe_rank
 from nemo2.pictures.ranks import place_recipe
-from nemo2.pictures.svg import Canvas
+from nemo2.pictures.svg import Canvas, legend
 from tools.explained.kit import LEFT, OF_RANK, PLAIN, SMALL, TOP, WIDTH, box, note, sheet, signed
 
 
@@ -17,13 +17,14 @@ def layers() -> Canvas:
     placement = place_recipe(recipes.get("llama3_70b").pretrain_recipe(), name="llama3_70b", world_size=1152)
     stages = placement.stages
     canvas = sheet(f"llama3_70b: {placement.num_layers} layers over {len(stages)} stages")
-    left = 74.0
+    left = 60.0
     cell = (WIDTH - LEFT - left) / len(stages)
     y = TOP + 10
     for stage in range(len(stages)):
         canvas.text(left + (stage + 0.5) * cell, y, f"stage {stage}", "ink", anchor="middle", size=SMALL, strong=True)
         reach = [rank for row in placement.replica(0)[stage : stage + 1] for rank in row]
-        canvas.text(left + (stage + 0.5) * cell, y + 14, f"ranks {reach[0]}-{reach[-1]}", anchor="middle", size=SMALL)
+        canvas.text(left + (stage + 0.5) * cell, y + 14, f"{reach[0]}-{reach[-1]}", anchor="middle", size=SMALL)
+    canvas.text(LEFT, y + 14, "ranks", "ink", size=SMALL)
     y += 24
     for number in range(len(stages[0])):
         canvas.text(LEFT, y + 20, f"chunk {number}", "ink", size=SMALL)
@@ -50,7 +51,7 @@ def experts() -> Canvas:
     placement = place_recipe(recipes.get("mixtral_8x22b").pretrain_recipe(), name="mixtral_8x22b")
     layout, group = placement.layout, placement.group_of("ep", 0)
     canvas = sheet(f"mixtral_8x22b: {placement.num_experts} experts on {len(group) * layout.expert_tensor_size} ranks")
-    left, high = 92.0, 40.0
+    left, high = 60.0, 40.0
     cell = (WIDTH - LEFT - left) / 4
     y = TOP + 4
     parts = layout.expert_tensor_size
@@ -59,7 +60,6 @@ def experts() -> Canvas:
             node = sorted({placement.node_of(placement.group_of("etp", one)[part]) for one in group[start : start + 4]})
             if part == 0:
                 canvas.text(LEFT, y + 16, f"node {', '.join(map(str, node))}", "ink", size=SMALL, strong=True)
-                canvas.text(LEFT, y + 32, f"{parts} parts each", size=SMALL)
             for column, member in enumerate(group[start : start + 4]):
                 rank = placement.group_of("etp", member)[part]
                 held = placement.experts_of(rank)
@@ -80,11 +80,11 @@ def experts() -> Canvas:
             y += high
         y += 8
     replicas = {placement.index_in("dp", rank) for rank in group}
-    reach = "over both halves of a sequence" if layout.cp == 2 else f"over {layout.cp} slices of a sequence"
+    legend(canvas, LEFT, y + 10, [(OF_RANK[index], f"CP slice {index} of a sequence") for index in range(layout.cp)])
     y = note(
         canvas,
-        y + 8,
+        y + 30,
         f"one of {len(placement.groups['ep'])} groups: over {placement.nodes_spanned('ep')} nodes, {len(replicas)} replicas and "
-        f"{reach} (the two colours)",
+        f"{layout.cp} slices of a sequence; an expert is sharded over {parts} ranks",
     )
     return signed(canvas, y - 14, RankGenerator, BaseMoELayer)

@@ -71,12 +71,18 @@ def mlp() -> Canvas:
     block = run_block(sequence_parallel=False)
     assert block.cut == (0, 1)  # of [out, in]: the first by its outputs, the second by its inputs
     canvas = sheet(f"Tensor parallelism: an MLP on {TP} ranks")
-    unit, x_up, x_mid, x_down, x_out = 2.0, 78.0, 168.0, 256.0, 352.0
-    for x, words in ((LEFT, "input"), (x_up, "up, by columns"), (x_mid, "activation"), (x_down, "down, by rows")):
-        canvas.text(x, TOP + 12, words, size=SMALL)
-    canvas.text(x_out, TOP + 12, "partial sum", size=SMALL)
+    unit, x_up, x_mid, x_down, x_out = 2.0, 66.0, 150.0, 230.0, 310.0
+    columns = (
+        (LEFT, "input"),
+        (x_up, "up matrix,\nby columns"),
+        (x_mid, "activation"),
+        (x_down, "down matrix,\nby rows"),
+    )
+    for x, words in (*columns, (x_out, "partial sum")):
+        for line, part in enumerate(words.split("\n")):
+            canvas.text(x, TOP + 4 + 14 * line, part, size=SMALL)
     for rank in range(TP):
-        y, fill = TOP + 30 + rank * 92, OF_RANK[rank]
+        y, fill = TOP + 34 + rank * 92, OF_RANK[rank]
         canvas.text(LEFT, y + 70, f"rank {rank}", "ink", strong=True)
         middle = y + 26
         box(canvas, LEFT, middle - 16, 44, 32, f"{TOKENS}×{HIDDEN}", PLAIN, size=SMALL)
@@ -85,15 +91,15 @@ def mlp() -> Canvas:
         box(canvas, x_mid, middle - 16, block.up[0] * unit, 32, f"{TOKENS}×{block.up[0]}", fill, size=SMALL)
         wide, high = block.down[0] * unit, block.down[1] * unit
         box(
-            canvas, x_down + 8, middle - high / 2, wide + 12, high, f"{block.down[1]}×{block.down[0]}", fill, size=SMALL
+            canvas, x_down + 4, middle - high / 2, wide + 12, high, f"{block.down[1]}×{block.down[0]}", fill, size=SMALL
         )
         box(canvas, x_out, middle - 16, 48, 32, f"{TOKENS}×{block.forward[0][1][-1]}", fill, size=SMALL)
-        for a, b in ((LEFT + 46, x_up), (x_up + 66, x_mid), (x_mid + 66, x_down + 8), (x_down + 54, x_out)):
+        for a, b in ((LEFT + 46, x_up), (x_up + 66, x_mid), (x_mid + 66, x_down + 4), (x_down + 50, x_out)):
             canvas.arrow(a, middle, b - 2, middle)
-    y = TOP + 30 + TP * 92
+    y = TOP + 34 + TP * 92
     for rank in range(TP):
-        canvas.line(x_out + 48, TOP + 56 + rank * 92, x_out + 64, TOP + 56 + rank * 92, "accent")
-    canvas.line(x_out + 64, TOP + 56, x_out + 64, y, "accent")
+        canvas.line(x_out + 48, TOP + 60 + rank * 92, x_out + 64, TOP + 60 + rank * 92, "accent")
+    canvas.line(x_out + 64, TOP + 60, x_out + 64, y, "accent")
     canvas.arrow(x_out + 64, y - 8, x_out + 64, y + 2, "accent")
     box(canvas, 180, y + 2, WIDTH - 188, 24, f"forward: {_says(block.forward)} of {TOKENS}×{HIDDEN}", COMMUNICATION)
     y = note(canvas, y + 44, f"backward: {_says(block.backward)} of the input's gradient, before the up matrix")
@@ -112,19 +118,19 @@ def heads() -> Canvas:
     for rank in range(TP):
         y, fill = TOP + rank * 62, OF_RANK[rank]
         canvas.text(LEFT, y + 26, f"rank {rank}", "ink", strong=True)
-        box(canvas, 62, y, 84, 44, "linear_qkv\nby columns", fill, size=SMALL)
+        box(canvas, 56, y, 78, 44, "linear_qkv\nby columns", fill, size=SMALL)
         for index in range(per_rank):
             head = rank * per_rank + index
-            box(canvas, 170 + index * 54, y, 50, 44, f"head {head}", fill, tip=f"query, key and value of head {head}")
-        end = 170 + per_rank * 54 - 4
-        canvas.arrow(148, y + 22, 168, y + 22)
-        canvas.arrow(end + 2, y + 22, end + 22, y + 22)
-        box(canvas, end + 24, y, 78, 44, "linear_proj\nby rows", fill, size=SMALL)
-        canvas.line(end + 102, y + 22, end + 118, y + 22, "accent")
-    x, y = 170 + per_rank * 54 - 4 + 118, TOP + TP * 62
+            box(canvas, 154 + index * 52, y, 48, 44, f"head {head}", fill, tip=f"query, key and value of head {head}")
+        end = 154 + per_rank * 52 - 4
+        canvas.arrow(136, y + 22, 152, y + 22)
+        canvas.arrow(end + 2, y + 22, end + 18, y + 22)
+        box(canvas, end + 20, y, 78, 44, "linear_proj\nby rows", fill, size=SMALL)
+        canvas.line(end + 98, y + 22, end + 114, y + 22, "accent")
+    x, y = 154 + per_rank * 52 - 4 + 114, TOP + TP * 62
     canvas.line(x, TOP + 22, x, y - 10, "accent")
     canvas.arrow(x, y - 12, x, y - 2, "accent")
-    box(canvas, 200, y - 2, WIDTH - 208, 24, "all-reduce of the partial sums", COMMUNICATION)
+    box(canvas, 180, y - 2, WIDTH - 188, 24, "all-reduce of the partial sums", COMMUNICATION)
     return signed(canvas, y + 26, SelfAttention, ColumnParallelLinear, RowParallelLinear)
 
 
@@ -138,7 +144,7 @@ def sequence() -> Canvas:
     block = run_block(sequence_parallel=True)
     kinds = [kind for kind, _ in block.forward]
     assert kinds == ["all_gather", "reduce_scatter"], kinds
-    canvas = sheet(f"Sequence parallelism: half a transformer layer on {TP} ranks")
+    canvas = sheet(f"Sequence parallelism: half a layer on {TP} ranks")
     share = TOKENS // TP
     parts = [
         ("LayerNorm", False, ""),
@@ -147,8 +153,8 @@ def sequence() -> Canvas:
         ("reduce-scatter", True, kinds[1]),
         ("dropout, residual", False, ""),
     ]
-    column, cell, gap = 150.0, 15.0, 20.0
-    lefts = [118.0, 118.0 + column + gap]
+    column, cell, gap = 133.0, 14.0, 9.0
+    lefts = [108.0, 108.0 + column + gap]
     for rank, left in enumerate(lefts):
         canvas.text(left + column / 2, TOP + 10, f"rank {rank}", "ink", anchor="middle", strong=True)
     y = TOP + 20
@@ -184,7 +190,7 @@ def sequence() -> Canvas:
                     size=SMALL,
                     tip=tip,
                 )
-            said = f"all tokens, 1/{TP} of a matrix" if whole else f"{share} of {TOKENS} tokens, all features"
+            said = f"{TOKENS} tokens, 1/{TP} matrix" if whole else f"{share} tokens, all features"
             canvas.text(left + column / 2, y + 40, said, anchor="middle", size=SMALL)
         y += 52
     y = note(canvas, y + 6, f"backward, the other way round: {_says(block.backward)}")

@@ -51,7 +51,8 @@ def methods() -> Canvas:
     y = note(
         canvas,
         y,
-        f"time to the right, assuming that an exchange takes {_MESSAGES} of its GEMM's time; dashed: the end without overlap. In "
+        "fprop: the forward GEMM; dgrad: of its input's gradient; wgrad: of its weights' gradient. Time "
+        f"to the right, assuming that an exchange takes {_MESSAGES} of its GEMM's time; dashed: the end without overlap. In "
         "bulk the exchange belongs to another GEMM",
     )
     return signed(canvas, y - 14, BulkOverlapCfg, PipelineOverlapCfg, RingExchangeOverlapCfg)

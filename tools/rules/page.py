@@ -9,6 +9,7 @@ import re
 from nemo2.checks.rule import Rule
 from nemo2.checks.table import RULES, TOPICS
 from tools.rules.examples import problems_of
+from tools.wrapped import wrapped
 
 _WHERE_SET = re.compile(r" \((?:set at )?[^()\s]+:\d+\)")
 """Lines of files, which messages name, move."""
@@ -23,8 +24,8 @@ _HEAD = """\
 ```console
 $ nemo2 check llama3_8b strategy.tensor_model_parallel_size=4 --nodes 2
 $ nemo2 check llama31_405b --gpus H100x1152
-$ nemo2 check llama_tiny --here          # also checks the files, packages and variables of this machine
-$ nemo2 check llama3_8b --json           # for scripts; exit code 2: a rule is broken; 1: it does not fit
+$ nemo2 check llama_tiny --here  # also checks this machine's files and packages
+$ nemo2 check llama3_8b --json   # exit code 2: a rule is broken; 1: no fit
 ```
 
 Every launch runs the same checks before it creates a process group or touches a GPU. The report lists all broken rules
@@ -68,7 +69,7 @@ def _entry(rule: Rule) -> list[str]:
         f"{rule.says} **Otherwise:** {rule.otherwise}",
         "",
         "```pycon" if python else "```console",
-        *(f"{prompt} {line}" for line in rule.broken.lines()),
+        *(row for line in rule.broken.lines() for row in wrapped(line, f"{prompt} ")),
         "```",
         "",
         *(f"> {_WHERE_SET.sub('', message)}" for message in told),

@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from nemo2.cli.app import app
+from tools.wrapped import wrapped
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -101,4 +102,6 @@ def _line(text: str) -> str:
 
 def _example(epilog: str) -> str:
     before, colon, command = epilog.partition(": ")
-    return f"{before}:\n\n```bash\n{command}\n```" if colon and command.startswith("nemo2") else _line(epilog)
+    if not (colon and command.startswith("nemo2")):
+        return _line(epilog)
+    return "\n".join([f"{before}:", "", "```bash", *wrapped(command), "```"])

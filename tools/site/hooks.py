@@ -11,6 +11,9 @@ from mkdocs.structure.pages import Page
 from tools.site import notebooks, reference
 from tools.site.pages import HOME, ROOT, SITE_PAGES, as_site_page, linked_files, source_page
 
+LOOKED_UP = {"Reference": 0.2, "How it is built": 0.1}
+"""Sections whose pages a search ranks below those that explain, by the factor of their scores."""
+
 
 @functools.cache
 def _generated() -> dict[str, str]:
@@ -34,7 +37,10 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
-    # Files that are shown are no answers to a search: what describes them is.
+    section = page.ancestors[-1].title if page.ancestors else ""
     if Path(page.file.src_uri).parts[0] == "source":
-        page.meta["search"] = {"exclude": True}
+        # Files that are shown are no answers to a search: what describes them is.
+        page.meta.update(search={"exclude": True}, hide=["toc"])
+    elif section in LOOKED_UP:
+        page.meta["search"] = {"boost": LOOKED_UP[section]}
     return html

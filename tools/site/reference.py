@@ -26,6 +26,8 @@ class Door:
     intro: str
     names: tuple[str, ...] = ()
     """The documented names of a package without a list of public names."""
+    first: tuple[str, ...] = ()
+    """Names that the page begins with."""
 
 
 DOORS = (
@@ -49,6 +51,7 @@ DOORS = (
         "llm",
         "nemo2.llm",
         "`from nemo2 import llm`: functions that train, evaluate, convert and serve models.",
+        first=("pretrain", "finetune", "train", "validate", "generate", "evaluate", "import_ckpt", "export_ckpt"),
     ),
     Door("nemo2.llm.io", "llm", "nemo2.llm.io", "`nl.io`: objects that record their arguments.", ("nemo2.llm.io",)),
     Door(
@@ -137,7 +140,8 @@ def public_names(door: Door) -> Names:
     if door.names:
         return {name: home for module in door.names for name, home in _defined_in(module)}
     stub = ROOT.joinpath(*door.package.split(".")) / "__init__.pyi"
-    values = {name: getattr(import_module(door.package), name) for name in stub_homes(stub.read_text())}
+    names = dict.fromkeys([*door.first, *stub_homes(stub.read_text())])
+    values = {name: getattr(import_module(door.package), name) for name in names}
     return {name: value.__module__ for name, value in values.items() if not inspect.ismodule(value)}
 
 
