@@ -28,6 +28,11 @@ def test_figures_are_current_and_a_changed_one_is_noticed(tmp_path, monkeypatch)
     assert figures.stale() == [f"{name}.svg" for name in figures.FIGURES]
 
 
+def test_the_curve_of_the_demo_is_as_wide_as_a_figure():
+    (path,) = (DOCS / "images").glob("*.svg")
+    assert float(ElementTree.fromstring(path.read_text()).attrib["width"]) == kit.WIDTH
+
+
 def test_every_figure_is_shown_on_a_page_and_described_there():
     assert set(SHOWN) == {path.stem for path in figures.FOLDER.glob("*.svg")} == set(figures.FIGURES)
 

@@ -2,6 +2,7 @@
 """MkDocs' hooks (mkdocs.yml): pages that are generated, and pages of the repository as the site shows them."""
 
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tools.site.pages import HOME, ROOT, SITE_PAGES, as_site_page, linked_files,
 
 LOOKED_UP = {"Reference": 0.2, "How it is built": 0.1}
 """Sections whose pages a search ranks below those that explain, by the factor of their scores."""
+_LONG_NAME = re.compile(r"<code>[\w.=]{28,}</code>(?=[^\n]*</td>)")
 
 
 @functools.cache
@@ -43,4 +45,5 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
         page.meta.update(search={"exclude": True}, hide=["toc"])
     elif section in LOOKED_UP:
         page.meta["search"] = {"boost": LOOKED_UP[section]}
-    return html
+    # In a table, long names may go on below: a browser breaks them nowhere by itself, and a column would leave the page.
+    return _LONG_NAME.sub(lambda name: re.sub(r"(?<=\w)[_.](?=\w)", r"\g<0><wbr>", name[0]), html)
