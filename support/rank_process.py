@@ -62,6 +62,8 @@ def _call(job):
     if job["store"] is not None:
         from datetime import timedelta
 
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(job["environment"]["LOCAL_RANK"]))
         torch.distributed.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",
             init_method=f"file://{job['store']}",

@@ -61,6 +61,19 @@ def global_batch(step: int, size: int = GBS) -> dict[str, torch.Tensor]:
     return torch.utils.data.default_collate([data[step * size + index] for index in range(size)])
 
 
+def on_device(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``batch`` for a model that is called by hand."""
+    from nemo2.backend import get_backend
+
+    return {name: value.to(get_backend().device) for name, value in batch.items()}
+
+
+def devices(world: int) -> list[torch.device]:
+    """One for each rank of a node."""
+    gpus = torch.cuda.is_available()
+    return [torch.device("cuda", rank) if gpus else torch.device("cpu") for rank in range(world)]
+
+
 class TokenData(pl.LightningDataModule):
     """A data module that uses only nemo2's sampler."""
 
@@ -217,9 +230,9 @@ def freeze_what_is_loaded() -> None:
 
 
 def parameters(trainer: Any) -> dict[str, torch.Tensor]:
-    """This rank's parameters by name, copied."""
+    """This rank's parameters by name, copied to the CPU."""
     return {
-        f"{index}.{name}": parameter.detach().clone()
+        f"{index}.{name}": parameter.detach().to("cpu", copy=True)
         for index, core in enumerate(trainer.strategy.megatron_parallel.unwrapped)
         for name, parameter in core.named_parameters()
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
+from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
 
 _WRAPPED = "_fsdp_wrapped_module."
@@ -173,10 +174,11 @@ def global_norm(parameters: Iterable[Parameter], shard_group: Optional[torch.dis
 
     A gradient may be a DTensor on any mesh, or a plain tensor that is sharded over the ranks of ``shard_group``.
     """
+    device = get_backend().device  # of the collectives; offloaded gradients are in host memory
     parameters = list(parameters)
     squares: dict[Any, Tensor] = {}
     if shard_group is not None and parameters:
-        squares[None] = torch.zeros((), device=parameters[0].device)  # a rank may hold no trainable parameter
+        squares[None] = torch.zeros((), device=device)  # a rank may hold no trainable parameter
     for parameter in parameters:
         gradient = parameter.grad
         if gradient is None:
@@ -190,7 +192,7 @@ def global_norm(parameters: Iterable[Parameter], shard_group: Optional[torch.dis
                 key = None
             else:
                 gradient = gradient.to_local()
-        square = gradient.float().square().sum()
+        square = gradient.float().square().sum().to(device)
         squares[key] = squares[key] + square if key in squares else square
     total = 0.0
     for key, square in squares.items():

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.names import listed
 from nemo2.parallel.cuda_graphs import PER_MICROBATCH, StepGraphs, building_stream, kind_of
@@ -128,7 +129,7 @@ class MegatronParallel(nn.ModuleList):
             ``data_step`` with two arguments receives ``model`` first. None: the module's.
         vp_size: Chunks on this rank. None: one.
         ddp_config: Wrap the chunks for training. None: no wrapping (validation, generation).
-        device: The chunks' device before they are wrapped. None: their current device.
+        device: The chunks' device before they are wrapped. None: this process's GPU, or the CPU where there is none.
         wrap_chunk: ``(config, chunk) -> wrapped chunk``, in place of Megatron-Core's wrapping and of the precision
             plugin's conversion. The result must be an instance of Megatron-Core's data-parallel base class.
         transform: A function that is applied to each chunk before it is wrapped (`nemo2.parallel.transform`). None: no
@@ -163,7 +164,7 @@ class MegatronParallel(nn.ModuleList):
         cpu: bool = False,
     ) -> None:
         super().__init__()
-        device = torch.device("cpu") if cpu and device is None else device
+        device = device or (torch.device("cpu") if cpu else get_backend().device)
         self.callbacks = (callbacks or CallbackConnector()).add(pipeline)
         self.precision_plugin = precision_plugin
         self.data_step = data_step
@@ -176,11 +177,10 @@ class MegatronParallel(nn.ModuleList):
         if ddp_config is not None or wrap_chunk is not None:
             _refuse_parameters_outside(pipeline, cores)
         for core in cores:
-            if device is not None:
-                core.to(device)
+            core.to(device)
             for parameter in core.parameters():
                 tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-        self.__dict__["parameter_counts"] = count_parameters(cores, device)
+        self.__dict__["parameter_counts"] = count_parameters(cores)
         self._refuse_to_train_nothing()
         with building_stream(self.config):
             self.extend([self._wrap(core, first=index == 0) for index, core in enumerate(cores)])
@@ -580,8 +580,6 @@ def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any
 
 def default_data_step(iterator: Iterator[Any], precision_plugin: Any = None) -> Any:
     """The next micro-batch, on the device, floating-point inputs in the model's dtype."""
-    from nemo2.backend import get_backend
-
     device = get_backend().device
     batch = next(iterator)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), batch)

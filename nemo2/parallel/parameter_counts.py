@@ -8,6 +8,8 @@ import torch
 from megatron.core import parallel_state
 from torch import nn
 
+from nemo2.backend import get_backend
+
 
 class ParameterCounts(NamedTuple):
     """The parameters of the whole model, each counted once."""
@@ -20,13 +22,12 @@ class ParameterCounts(NamedTuple):
         return f"{self.total:,} parameters{share}"
 
 
-def count_parameters(chunks: Iterable[nn.Module], device: Optional[torch.device]) -> Optional[ParameterCounts]:
+def count_parameters(chunks: Iterable[nn.Module]) -> Optional[ParameterCounts]:
     """Count the parameters of all pipeline-, tensor- and expert-parallel ranks. Every rank must call it. Without process
     groups there is one.
 
     Args:
         chunks: This rank's chunks, before parameters are sharded over data-parallel ranks.
-        device: The device on which collectives of this world run. None: the CPU.
 
     Returns:
         The counts. None for a model on meta tensors, whose other ranks don't exist.
@@ -51,7 +52,7 @@ def count_parameters(chunks: Iterable[nn.Module], device: Optional[torch.device]
     }
     total = torch.zeros(2, dtype=torch.int64)
     for kind, count in counts.items():
-        count = count.to(device or "cpu")
+        count = count.to(get_backend().device)
         torch.distributed.all_reduce(count, group=groups[kind])
         total += count.cpu()
     return ParameterCounts(*cast(list[int], total.tolist()))

@@ -9,6 +9,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 class ShardedChunk(_BaseDataParallel):
@@ -40,9 +41,25 @@ class ShardedChunk(_BaseDataParallel):
         self.ddp_config = DistributedDataParallelConfig()
         # Not registered as submodules, because torch would list their tensors among the parameters.
         self.__dict__["whole"], self.__dict__["shard_group"] = whole, shard_group
+        self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        root = next((part for part in module.modules() if isinstance(part, FullyShardedDataParallel)), None)
+        if root is not None and root.cpu_offload.offload_params:
+            root.register_forward_pre_hook(self._set_gradients_aside)
+
+    def _set_gradients_aside(self, *_: Any) -> None:
+        """Sum the gradients of the micro-batches so far: with offloaded parameters FSDP's backward replaces a gradient and
+        doesn't add to it."""
+        for parameter in self.parameters() if torch.is_grad_enabled() else ():
+            if (gradient := parameter.grad) is not None:
+                known = self._sums.get(parameter)
+                self._sums[parameter] = gradient.clone() if known is None else known.add_(gradient)
+                parameter.grad = None
 
     def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
-        """Does nothing: torch waits for its reductions at the end of each backward."""
+        """Add the gradients that were set aside. torch waits for its reductions at the end of each backward."""
+        for parameter, total in self._sums.items():
+            parameter.grad = total if parameter.grad is None else parameter.grad.add_(total)
+        self._sums.clear()
 
     def scale_gradients(self, scaling_factor: float | torch.Tensor) -> None:
         """Scale the gradients by ``scaling_factor``, which Megatron-Core computes for gradients that are sums.
@@ -55,7 +72,8 @@ class ShardedChunk(_BaseDataParallel):
                 parameter.grad.mul_(scaling_factor * self.num_shards)
 
     def zero_grad_buffer(self) -> None:
-        """Does nothing: there is no buffer, and the optimizer clears ``.grad``."""
+        """Forget the gradients that were set aside. There is no buffer, and the optimizer clears ``.grad``."""
+        self._sums.clear()
 
     def broadcast_params(self) -> None:
         """Does nothing: no two ranks hold the same shard."""

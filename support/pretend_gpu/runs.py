@@ -61,17 +61,16 @@ def train(
     base: str | None = None,
     weights: str | None = None,
     teacher: str | None = None,
-    strategy: str | None = None,
+    strategy: Any = None,
     transformer_engine: bool | None = None,
 ) -> dict[str, Any]:
     """Train on this rank as one of the run's. A run that saved in ``directory`` goes on from there. ``base``: the checkpoint that
     a fine-tuning starts from; without one it trains all parameters from random weights. ``weights``: what another run starts
     from, as ``resume.restore_config`` has it. ``teacher``: the checkpoint whose distributions the run learns. ``strategy``: a
-    strategy of nemo2's in place of the recipe's."""
+    config in place of the recipe's."""
     import fiddle as fdl
     import torch
 
-    import nemo2
     from nemo2.backend import get_backend
     from nemo2.checkpoint.auto_resume import RestoreConfig
     from nemo2.config import apply_overrides
@@ -96,7 +95,7 @@ def train(
         recipe.log.ckpt = None
         recipe.trainer.enable_checkpointing = False
     if strategy is not None:
-        recipe.trainer.strategy = fdl.Config(getattr(nemo2, strategy))
+        recipe.trainer.strategy = strategy
     recipe = apply_overrides(recipe, overrides)
     records = small_runs.Recorder()
     recipe.trainer.callbacks.append(fdl.Config(lambda: records))

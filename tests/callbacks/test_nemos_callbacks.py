@@ -318,6 +318,7 @@ def test_token_dropping_sets_the_models_fields_and_refuses_what_cannot_drop() ->
 
 def test_deepep_is_for_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     model = experts(moe_token_dispatcher_type="alltoall")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     DeepEPCallback().setup(Trainer(), model, "fit")  # pyright: ignore[reportArgumentType]
     assert model.config.moe_token_dispatcher_type == "alltoall" and "does not take effect" in caplog.text
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.fsdp import CPUOffloadPolicy
 
+import nemo2
+from nemo2.config import Config
 from support.pretend_gpu import runs
 from support.pretend_gpu.runs import CPU, ONE
 
@@ -88,13 +91,13 @@ def test_a_run_from_released_weights_learns_its_teacher_as_on_a_cpu(
 @pytest.mark.parametrize(
     ("strategy", "overrides"),
     [
-        ("FSDP2Strategy", []),
-        ("FSDPStrategy", []),
+        (Config(nemo2.FSDP2Strategy), []),
+        (Config(nemo2.FSDPStrategy), []),
         (None, [*ONE, "strategy.fsdp=megatron"]),
     ],  # the recipe's averages gradients
 )
 def test_a_strategy_that_shards_trains_as_on_cpus(
-    run: Run, released: tuple[str, str], tmp_path: Path, strategy: str | None, overrides: list[str]
+    run: Run, released: tuple[str, str], tmp_path: Path, strategy: Any, overrides: list[str]
 ) -> None:
     known = {"weights": released[1], "save": False, "strategy": strategy}
     gpu, cpu = (
@@ -102,6 +105,25 @@ def test_a_strategy_that_shards_trains_as_on_cpus(
         for env in (None, CPU)
     )
     assert len(gpu) == runs.STEPS and gpu == pytest.approx(cpu, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "offloading"),
+    [
+        (nemo2.FSDP2Strategy, {"offload_policy": Config(CPUOffloadPolicy)}),
+        (nemo2.FSDPStrategy, {"cpu_offload": True}),
+    ],
+)
+def test_shards_in_host_memory_change_no_number(
+    run: Run, tmp_path: Path, kind: type, offloading: dict[str, Any]
+) -> None:
+    plain, offloaded = (
+        run(runs.train, 2, str(tmp_path), NAME, overrides=["trainer.devices=2"], save=False, strategy=strategy)
+        for strategy in (Config(kind), Config(kind, **offloading))
+    )
+    assert len(plain["norms"]) == runs.STEPS  # of two micro-batches each
+    assert offloaded["norms"] == pytest.approx(plain["norms"], rel=1e-5)
+    assert offloaded["losses"] == pytest.approx(plain["losses"], rel=1e-6)
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])

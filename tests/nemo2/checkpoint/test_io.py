@@ -127,7 +127,7 @@ def loaded_logits(path: str, **strategy: Any) -> list[float]:
 def per_token_losses(model: Any) -> list[float]:
     import torch
 
-    batch = small_runs.global_batch(5)
+    batch = small_runs.on_device(small_runs.global_batch(5))
     model.eval()
     with torch.no_grad():
         losses = model(batch["tokens"], batch["position_ids"], labels=batch["labels"])

@@ -37,6 +37,8 @@ def save_and_resume(directory: str) -> dict[str, Any]:
 
     found = {}
     for name, (distributed, precision, optimizer) in CASES.items():
+        if torch.cuda.is_available() and name == "offloaded":  # on a GPU it can't be resumed otherwise
+            optimizer = optimizer | {"use_precision_aware_optimizer": True}
         path = str(Path(directory) / name)
         runs = []
         for options in ({"callbacks": [Early(path)]}, {}, {"ckpt_path": path}):

@@ -96,7 +96,7 @@ def trained(ddp: Any = "megatron") -> tuple[dict[str, torch.Tensor], list[float]
         max_steps=STEPS, callbacks=[recorder], ddp=ddp, trainer={"use_distributed_sampler": False}
     )
     trainer.fit(model)
-    return {name: value.detach() for name, value in model.net.named_parameters()}, recorder.rates
+    return {name: value.detach().cpu() for name, value in model.net.named_parameters()}, recorder.rates
 
 
 def test_a_run_of_two_ranks_steps_as_torch_alone_does(run_on_ranks) -> None:

@@ -6,6 +6,7 @@ Python inside a replay, or captured at the wrong time, trains otherwise than wit
 """
 
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,6 +141,12 @@ class StandIn:
             patch.object(torch.cuda, "get_device_capability", lambda: (9, 0)),
         ):
             yield
+
+
+@pytest.fixture
+def run_on_ranks(run_on_ranks: Any) -> Any:
+    """On CPUs, because the stand-ins are for those."""
+    return partial(run_on_ranks, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
 def train(kind: str, *, hooks: bool = False, **options: Any) -> dict[str, Any]:

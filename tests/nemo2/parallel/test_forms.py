@@ -72,7 +72,7 @@ class BeforeTheFirstStep(pl.Callback):
     loss = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        batch = small_runs.global_batch(0)
+        batch = small_runs.on_device(small_runs.global_batch(0))
         with torch.no_grad():
             logits = pl_module(batch["tokens"], batch["position_ids"]).float()
         each = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
@@ -84,7 +84,7 @@ def called(trainer: Any) -> dict[str, Any]:
     """`MegatronParallel` called in each documented way, after training."""
     parallel = trainer.strategy.megatron_parallel
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    whole = small_runs.global_batch(0)
+    whole = small_runs.on_device(small_runs.global_batch(0))
     share = {key: value[rank::ranks] for key, value in whole.items()}
     shape = {"num_microbatches": 2, "step_i": 3}
     halves = [{key: value[: len(value) // 2] for key, value in share.items()}]

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from nemo2.backend import get_backend
 from nemo2.parallel.loss import (
     MaskedTokenLossReduction,
     MaskedTokenLossReductionWithLossMask,
@@ -28,7 +29,8 @@ def over_replicas(rank_losses: list[list[list[float]]], masks: list[list[list[fl
     reduction = MaskedTokenLossReduction()
     reports = []
     for losses, mask in zip(rank_losses[rank], masks[rank], strict=True):
-        reports.append(reduction({"loss_mask": torch.tensor([mask])}, torch.tensor([losses]))[2])
+        loss_mask, loss_per_token = (torch.tensor([values], device=get_backend().device) for values in (mask, losses))
+        reports.append(reduction({"loss_mask": loss_mask}, loss_per_token)[2])
     return float(reduction.reduce(reports))
 
 

@@ -179,7 +179,7 @@ def one_loop(net: nn.Module, losses: Any) -> dict[str, Tensor]:
 
 
 def whole(value: Any) -> Tensor:
-    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().to("cpu", copy=True)
 
 
 def fitted(module: Any, strategy: Any, data: Any = None) -> dict[str, Tensor]:

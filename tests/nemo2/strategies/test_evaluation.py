@@ -66,7 +66,7 @@ class KeepsAllByTheModelsMask(llm.LlamaModel):
 
 def plain_loss(model: Any, samples: int) -> float:
     """The mean loss of all kept tokens of the first samples, by plain PyTorch from the model's logits."""
-    batch = small_runs.global_batch(0, size=samples)
+    batch = small_runs.on_device(small_runs.global_batch(0, size=samples))
     with torch.no_grad():
         logits = model(batch["tokens"], batch["position_ids"]).float()
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")

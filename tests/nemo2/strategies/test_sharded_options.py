@@ -108,7 +108,7 @@ def on_two_ranks() -> dict[str, Any]:
     users: dict[str, Any] = {
         "cluster_environment": environment,
         "checkpoint_io": writer,
-        "parallel_devices": [torch.device("cpu")] * 2,
+        "parallel_devices": small_runs.devices(2),
         "data_sampler": small_runs.TokenData().data_sampler,
     }
     found: dict[str, Any] = {}

@@ -106,7 +106,7 @@ def watched_on_one_rank() -> list[int]:
 
 
 def test_memory_that_is_freed_too_early_would_be_noticed(run_on_ranks):
-    assert run_on_ranks(watched_on_one_rank, 1)[0] == [0, 1, 1, 2, 2, 3]
+    assert run_on_ranks(watched_on_one_rank, 1, env={"CUDA_VISIBLE_DEVICES": ""})[0] == [0, 1, 1, 2, 2, 3]
 
 
 def test_the_norm_counts_every_element_once():

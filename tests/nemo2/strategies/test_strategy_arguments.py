@@ -168,16 +168,18 @@ def timed(log_level: int) -> list[str]:
     return said
 
 
-def of_nccl() -> tuple[list[float], list[str]]:
+def of_nccl() -> tuple[list[float], list[float], list[str]]:
+    small_runs.quiet()
+    plain = fit(pipeline_model_parallel_size=2)["losses"]
     with heard("nemo2.config.notices") as said:
-        return fit(pipeline_model_parallel_size=2, **OF_NCCL)["losses"], said
+        return plain, fit(pipeline_model_parallel_size=2, **OF_NCCL)["losses"], said
 
 
 def devices_and_places() -> dict[str, Any]:
     """With a loader that knows nothing of batches, which the strategy's sampler cuts."""
     given: dict[str, Any] = {
         "cluster_environment": Environment(),
-        "parallel_devices": [torch.device("cpu")] * 2,
+        "parallel_devices": small_runs.devices(2),
         "checkpoint_io": MegatronCheckpointIO(),
         "data_sampler": small_runs.TokenData().data_sampler,
     }
@@ -241,8 +243,6 @@ def on_two_ranks() -> dict[str, Any]:
         "layouts": one_layout_after_the_other(),
         "no optimizer": without_optimizers(),
         "timers": [timed(level) for level in (0, 1, 2)],
-        "pipeline": fit(**two)["losses"],
-        "nccl": of_nccl(),
         "devices": devices_and_places(),
         "dtypes": messages(),
         "gloo": fit(distributed=True, inspect=lambda _: _gloo_group())["inspected"],
@@ -311,13 +311,13 @@ def test_megatron_cores_timers_are_told_up_to_the_level(ranks: list[dict[str, An
     assert ranks[1]["timers"] == [[], [], []]
 
 
-def test_what_is_of_nccl_is_set_aside_on_cpus_and_said(ranks: list[dict[str, Any]]) -> None:
-    losses, said = ranks[0]["nccl"]
-    assert losses == ranks[0]["pipeline"]
+def test_what_is_of_nccl_is_set_aside_on_cpus_and_said(run_on_ranks: Any) -> None:
+    (plain, losses, said), (*_, elsewhere) = run_on_ranks(of_nccl, 2, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert losses == plain
     [told] = [one for one in said if "gloo" in one]
     for name in OF_NCCL:
         assert f"strategy.{name}=" in told
-    assert ranks[1]["nccl"][1] == []
+    assert elsewhere == []
 
 
 def test_on_gpus_megatron_core_is_given_what_was_asked_for() -> None:
