@@ -38,12 +38,14 @@ from nemo2.recipes._typed import llama3_70b_64k as llama3_70b_64k
 from nemo2.recipes._typed import llama4_e16 as llama4_e16
 from nemo2.recipes._typed import llama4_e128 as llama4_e128
 from nemo2.recipes._typed import llama31_8b as llama31_8b
+from nemo2.recipes._typed import llama31_8b_24gb as llama31_8b_24gb
 from nemo2.recipes._typed import llama31_70b as llama31_70b
 from nemo2.recipes._typed import llama31_405b as llama31_405b
 from nemo2.recipes._typed import llama31_nemotron_70b as llama31_nemotron_70b
 from nemo2.recipes._typed import llama31_nemotron_nano_8b as llama31_nemotron_nano_8b
 from nemo2.recipes._typed import llama31_nemotron_ultra_253b as llama31_nemotron_ultra_253b
 from nemo2.recipes._typed import llama32_1b as llama32_1b
+from nemo2.recipes._typed import llama32_1b_80gb as llama32_1b_80gb
 from nemo2.recipes._typed import llama32_3b as llama32_3b
 from nemo2.recipes._typed import llama33_nemotron_super_49b as llama33_nemotron_super_49b
 from nemo2.recipes._typed import llama_tiny as llama_tiny
@@ -99,6 +101,7 @@ from nemo2.recipes._typed import qwen3_30b_a3b as qwen3_30b_a3b
 from nemo2.recipes._typed import qwen3_32b as qwen3_32b
 from nemo2.recipes._typed import qwen3_235b_a22b as qwen3_235b_a22b
 from nemo2.recipes._typed import qwen3_600m as qwen3_600m
+from nemo2.recipes._typed import qwen3_600m_24gb as qwen3_600m_24gb
 from nemo2.recipes._typed import qwen15_moe_a2p7b as qwen15_moe_a2p7b
 from nemo2.recipes._typed import qwen25_1p5b as qwen25_1p5b
 from nemo2.recipes._typed import qwen25_7b as qwen25_7b
@@ -140,10 +143,12 @@ __all__ = [
     "llama31_405b",
     "llama31_70b",
     "llama31_8b",
+    "llama31_8b_24gb",
     "llama31_nemotron_70b",
     "llama31_nemotron_nano_8b",
     "llama31_nemotron_ultra_253b",
     "llama32_1b",
+    "llama32_1b_80gb",
     "llama32_3b",
     "llama33_nemotron_super_49b",
     "llama3_70b",
@@ -214,6 +219,7 @@ __all__ = [
     "qwen3_32b",
     "qwen3_4b",
     "qwen3_600m",
+    "qwen3_600m_24gb",
     "qwen3_8b",
     "seed_oss_36b",
     "smollm3_3b",

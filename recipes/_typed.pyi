@@ -1649,6 +1649,7 @@ llama2_7b: PretrainAndFinetune[LlamaModel[Llama2Config7B], MockDataModule, Squad
 llama31_405b: PretrainAndFinetune[LlamaModel[Llama31Config405B], MockDataModule, SquadDataModule]
 llama31_70b: PretrainAndFinetune[LlamaModel[Llama31Config70B], MockDataModule, SquadDataModule]
 llama31_8b: PretrainAndFinetune[LlamaModel[Llama31Config8B], MockDataModule, SquadDataModule]
+llama31_8b_24gb: PretrainAndFinetune[LlamaModel[Llama31Config8B], MockDataModule, SquadDataModule]
 llama31_nemotron_70b: PretrainAndFinetune[LlamaNemotronModel[Llama31Nemotron70BConfig], MockDataModule, SquadDataModule]
 llama31_nemotron_nano_8b: PretrainAndFinetune[
     LlamaNemotronModel[Llama31NemotronNano8BConfig], MockDataModule, SquadDataModule
@@ -1657,6 +1658,7 @@ llama31_nemotron_ultra_253b: PretrainAndFinetune[
     LlamaNemotronModel[Llama31NemotronUltra253BConfig], MockDataModule, SquadDataModule
 ]
 llama32_1b: PretrainAndFinetune[LlamaModel[Llama32Config1B], MockDataModule, SquadDataModule]
+llama32_1b_80gb: PretrainAndFinetune[LlamaModel[Llama32Config1B], MockDataModule, SquadDataModule]
 llama32_3b: PretrainAndFinetune[LlamaModel[Llama32Config3B], MockDataModule, SquadDataModule]
 llama33_nemotron_super_49b: PretrainAndFinetune[
     LlamaNemotronModel[Llama33NemotronSuper49BConfig], MockDataModule, SquadDataModule
@@ -1729,6 +1731,7 @@ qwen3_30b_a3b: KeywordAndFinetune[Qwen3Model[Qwen3Config30B_A3B], MockDataModule
 qwen3_32b: KeywordAndFinetune[Qwen3Model[Qwen3Config32B], MockDataModule, SquadDataModule]
 qwen3_4b: KeywordAndFinetune[Qwen3Model[Qwen3Config4B], MockDataModule, SquadDataModule]
 qwen3_600m: KeywordAndFinetune[Qwen3Model[Qwen3Config600M], MockDataModule, SquadDataModule]
+qwen3_600m_24gb: KeywordAndFinetune[Qwen3Model[Qwen3Config600M], MockDataModule, SquadDataModule]
 qwen3_8b: KeywordAndFinetune[Qwen3Model[Qwen3Config8B], MockDataModule, SquadDataModule]
 seed_oss_36b: PretrainAndFinetune[SeedOSSModel[SeedOSSConfig36B], MockDataModule, SquadDataModule]
 smollm3_3b: PretrainAndFinetune[SmolLM3Model[SmolLM3Config3B], MockDataModule, SquadDataModule]

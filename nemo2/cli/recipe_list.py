@@ -123,15 +123,19 @@ def _rehearsed_peak(item: dict[str, Any]) -> Optional[int]:
 
 
 def memory_of(text: str) -> float:
-    """The bytes of a GPU's memory: ``24GB`` as GPUs are sold, or a GPU of nemo2's table.
+    """The bytes of a GPU's memory: of a GPU of nemo2's table, or ``24GB`` as GPUs are sold.
+
+    Torch sees less than a GPU is sold with: of the table's GPUs that are sold with this memory, the one with the least
+    counts.
 
     Raises:
         ConfigError: it is neither.
     """
-    from nemo2.gpus import GIB, parse_gpus
+    from nemo2.gpus import GIB, NAMES, gpu, parse_gpus
 
     if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GI?B?)?", text.strip().upper()):
-        return float(size[1]) * GIB
+        sold = float(size[1]) * GIB
+        return min((seen for name in NAMES if 0.9 * sold <= (seen := gpu(name).memory) <= sold), default=sold)
     return parse_gpus(text, option="--fits")[0].memory
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from nemo2 import recipes
+from nemo2.cli.recipe_list import memory_of
+from nemo2.gpus import answer_of
+from nemo2.planner.peaks import peak_of, rehearsed
 
 FOLDER = Path(recipes.__file__).parent
 NAMES = recipes.names()
@@ -38,10 +41,11 @@ def test_most_recipes_take_a_dozen_lines() -> None:
 def test_a_recipe_names_the_machines_and_the_sequence_it_is_laid_out_for(name: str) -> None:
     module = recipes.get(name)
     facts, said = module.RECIPE, (module.__doc__ or "").splitlines()[0]
+    memory = match[1] if (match := re.search(r"_(\d+)gb$", name)) else "80"
     if facts.gpus_per_node == 1:
-        machines = "for one GPU of 80 GB."
+        machines = f"for one GPU of {memory} GB."
     else:
-        machines = f"for {NUMBERS.get(facts.nodes, f'{facts.nodes} nodes')} of {facts.gpus_per_node} x 80 GB."
+        machines = f"for {NUMBERS.get(facts.nodes, f'{facts.nodes} nodes')} of {facts.gpus_per_node} x {memory} GB."
     assert said.endswith(f"at {facts.seq_length:,} tokens, {machines}")
 
 
@@ -49,7 +53,9 @@ def test_no_two_recipes_state_the_same_run() -> None:
     stated = {}
     for name in NAMES:
         facts = recipes.get(name).RECIPE
-        run = repr((facts.model_class, facts.config_class, facts.layout, facts.seq_length, facts.nodes))
+        run = repr(
+            (facts.model_class, facts.config_class, facts.layout, facts.seq_length, facts.nodes, facts.gpus_per_node)
+        )
         assert run not in stated, (name, stated.get(run))
         stated[run] = name
 
@@ -82,6 +88,12 @@ def test_all_recipes_together_build_in_seconds() -> None:
 
 def test_hardware_is_named_by_variants_too() -> None:
     for name in NAMES:
-        match = re.search(r"_(\d+)k$", name)
-        if match:
+        if match := re.search(r"_(\d+)k$", name):
             assert recipes.get(name).RECIPE.seq_length == int(match[1]) * 1024
+
+
+def test_a_recipe_fits_the_memory_in_its_name() -> None:
+    """In every form, by its rehearsal."""
+    for name, one in rehearsed().items():
+        if match := re.search(r"_(\d+)gb\b", name):
+            assert answer_of(peak_of(one["ranks"]), memory_of(f"{match[1]}GB")) == "fits", name

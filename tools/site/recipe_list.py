@@ -50,8 +50,11 @@ def page_of_gpus() -> str:
         "",
         "The tables list recipes whose rehearsed peak leaves 5 % of the GPU free, on the number of GPUs of the recipe's layout. "
         "A recipe stands in the table of the smallest memory that it fits; larger GPUs fit it too. `nemo2 list --fits 24GB` "
-        "prints the same for any memory, and `--max-gpus 1` leaves the recipes for one GPU. On fewer GPUs than its layout has, a "
-        "recipe needs more memory of each: `nemo2 rehearse NAME --gpus RTX4090x1` counts it.",
+        "prints the same for any memory, and `--max-gpus 1` leaves the recipes for one GPU. A name that ends in `_24gb` or "
+        "`_80gb` says the memory of the GPUs that a recipe is laid out for.",
+        "",
+        "A recipe runs on another number of GPUs with `--devices`, and most need more memory of each then. "
+        "`nemo2 rehearse NAME --gpus RTX4090x1` counts it, and looks for a change that makes the recipe fit.",
         "",
     ]
     before: set[str] = set()
