@@ -21,6 +21,9 @@ ABBREVIATIONS = {
     "sp": "sequence_parallel",
     "mbs": "micro_batch_size",
     "gbs": "global_batch_size",
+    "rank": "dim",
+    "lora_rank": "dim",
+    "lora_alpha": "alpha",
 }
 """What everybody calls these settings. Their letters are also those of other names."""
 

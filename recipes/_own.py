@@ -101,8 +101,11 @@ class OwnRecipe:
             raise ConfigError(f"{self.origin} defines neither {name}() nor {facts} with that function.")
         try:
             return function(*args, **kwargs)
-        except ConfigError:
-            raise
+        except ConfigError as error:
+            lines = [frame.lineno for frame in _frames(error) if Path(frame.filename).name == Path(self.origin).name]
+            if not lines:
+                raise
+            raise ConfigError(f"{self.origin}:{lines[-1]}: {error}", rule=error.rule, rules=error.rules) from error
         except Exception as error:
             raise ConfigError(f"{self.origin}: {name}() failed with {_error_with_line(error)}") from error
 
@@ -271,12 +274,14 @@ def _error_with_line(error: BaseException) -> str:
     """The error, and the innermost line of the user's code in its traceback."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno})."
-    here = (__file__, importlib.__file__)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename not in here and not frame.filename.startswith("<")
-    ]
+    frames = _frames(error)
     users = [frame for frame in frames if "site-packages" not in frame.filename] or frames
     where = f" ({Path(users[-1].filename).name}:{users[-1].lineno})" if users else ""
     return f"{type(error).__name__}: {str(error).removesuffix('.')}{where}."
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of the error's traceback, without this module's and imports'."""
+    here = (__file__, importlib.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if frame.filename not in here and not frame.filename.startswith("<")]

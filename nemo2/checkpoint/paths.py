@@ -61,7 +61,7 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
         )
     except Exception as error:  # the hub's client raises many types: no network, no such repository, no access
         raise CheckpointError(
-            f"{path} cannot be downloaded: {' '.join(str(error).split())[:300]}. Download it on a machine with a "
+            f"{path} cannot be downloaded: {' '.join(str(error).split())[:300].rstrip('.')}. Download it on a machine with a "
             "network, and name the folder: hf:///path/to/it."
         ) from error
 

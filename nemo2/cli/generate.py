@@ -105,8 +105,12 @@ def generate(
 
     lines_only = as_json() or output == _STANDARD
     alone = len(texts) == 1 and html is None and not lines_only
-    if alone:
-        print(texts[0], end="", flush=True)
+    unprinted = texts[:1]
+
+    def show(place: int, text: str) -> None:
+        """Print the prompt, once there is an answer, and the text."""
+        print(*unprinted, text, sep="", end="", flush=True)
+        unprinted.clear()
 
     def complete(path: str) -> list[Any]:
         return entry(
@@ -123,7 +127,7 @@ def generate(
             random_seed=seed,
             output_path="/dev/stdout" if lines_only else str(output) if output else None,
             trust_remote_code=trust_remote_code,
-            on_text=(lambda place, text: print(text, end="", flush=True)) if alone else None,
+            on_text=show if alone else None,
         )
 
     if html is not None:
@@ -137,7 +141,7 @@ def generate(
         return Result(None, str(html))
     completions = complete(paths[0])
     if alone:
-        print()
+        print(*unprinted, sep="")
     if alone or lines_only:
         return Result(None)
     return Result(None, f"\n{'-' * 40}\n".join(map(completion_text, completions)))

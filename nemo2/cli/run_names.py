@@ -6,6 +6,7 @@ the folders of ``$NEMO2_RUNS``, separated as in ``$PATH``.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Optional
@@ -16,6 +17,7 @@ from nemo2.run_dir.environment import ENVIRONMENT_FILE
 from nemo2.run_dir.records import RECIPE_FILE
 
 VARIABLE = "NEMO2_RUNS"
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _SIGNS = (RECIPE_FILE, ENVIRONMENT_FILE)
 """Every run's folder has at least one of these files."""
 _CHECKPOINT_HELP = "A checkpoint directory, or a run (directory or name), which stands for its newest checkpoint."
@@ -95,7 +97,8 @@ def _found(text: str, error: type[Exception]) -> Path:
     path = Path(text).expanduser()
     found = path if path.exists() else run_called(text)
     if found is None:
-        raise error(f"{text} does not exist: {_known()}.")
+        hub = f" For a release on Hugging Face's hub, write hf://{text}." if _REPOSITORY.fullmatch(text) else ""
+        raise error(f"{text} does not exist: {_known()}.{hub}")
     return found
 
 

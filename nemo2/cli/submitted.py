@@ -33,7 +33,10 @@ def require(name: str) -> Any:
 
     if (submission := find(name)) is None:
         known = [one.name for one in submissions()]
-        raise ConfigError(f"no run {name!r} was submitted from this machine{did_you_mean(name, known)}")
+        near = did_you_mean(name, known)
+        raise ConfigError(
+            f"no run {name!r} was submitted from this machine{near} `nemo2 runs list --submitted` lists all."
+        )
     return submission
 
 

@@ -131,7 +131,9 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
     """
     hf_config = read_object(folder, CONFIG)
     conversion = (
-        conversion_for(hf_config) if config is None else conversion_of(config, hf_config.get("architectures") or ())
+        conversion_for(hf_config, file=folder / CONFIG)
+        if config is None
+        else conversion_of(config, hf_config.get("architectures") or ())
     )
     files = sources(open_folder(folder), hf_config)
     if config is None:

@@ -134,7 +134,9 @@ def built(profile: Profile) -> tuple[Any, ClusterSettings]:
     where = f"{profile.file}: [{_TABLE}.{profile.name}]"
     kind = profile.values.get("kind")
     if kind not in KINDS:
-        raise ConfigError(f"{where} kind={kind!r}{did_you_mean(str(kind), KINDS)}")
+        raise ConfigError(
+            f"{where} {'has no kind' if kind is None else f'kind={kind!r}'}{did_you_mean(str(kind), KINDS)}"
+        )
     made: Any = getattr(nemo_run, KINDS[kind])
     ours = {one.name for one in fields(ClusterSettings)} if kind == "slurm" else {"gpu"}
     theirs = {one.name for one in fields(made) if one.init} - set(_SET_BY_US)

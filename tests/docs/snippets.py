@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code blocks of a Markdown page, and running them in order. Run as a script: a server that forks once per page.
+"""The code blocks of a Markdown page, and running them in order. Run as a script: a server that forks once per page; with
+a page as argument, runs this page here, its blocks for Slurm too.
 
 Blocks marked ``python`` and ``bash`` run, a page's in one process and one folder, top to bottom. A comment above a block
 says what is different about it:
@@ -10,6 +11,8 @@ says what is different about it:
     <!-- test: exits 1 -->           its commands end with this exit code, in place of 0
     <!-- test: prints -->            a ``text`` block: every line was printed by the block before; ``...`` may stand for
                                      anything within a line, or for lines
+    <!-- test: slurm -->             it runs on a Slurm of two nodes only (``python -m tools.cluster --only tutorial``);
+                                     another note may follow, as in ``slurm, prints``
 """
 
 import contextlib
@@ -22,12 +25,12 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK_SECONDS = 150
+BLOCK_SECONDS: float = 150
 
 _BLOCK = re.compile(
     r"(?:^<!-- test: (?P<note>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -48,7 +51,15 @@ class Block:
     def runs(self) -> bool:
         if self.note == "prints" or self.note.startswith("file "):
             return True
-        return not self.note.startswith("skip,") and self.language in ("python", "bash")
+        return not self.needs_slurm and not self.note.startswith("skip,") and self.language in ("python", "bash")
+
+    @property
+    def needs_slurm(self) -> bool:
+        return self.note.partition(", ")[0] == "slurm"
+
+    def on_slurm(self) -> "Block":
+        """The block as it runs on a cluster."""
+        return replace(self, note=self.note.partition(", ")[2]) if self.needs_slurm else self
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -168,5 +179,14 @@ def request(folder: Path, blocks: list[Block]) -> str:
     return json.dumps({"folder": str(folder), "blocks": [asdict(block) for block in blocks]}) + "\n"
 
 
+def run_on_slurm(page: Path, *, block_seconds: float) -> None:
+    """Run a page in the working directory, on the cluster of ``SLURM_CONF``. Ends the process with the first failure."""
+    global BLOCK_SECONDS
+    BLOCK_SECONDS = block_seconds
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    blocks = [block for block in map(Block.on_slurm, blocks_of(page)) if block.runs]
+    sys.exit(run_page(blocks) or print(f"{len(blocks)} blocks ran"))
+
+
 if __name__ == "__main__":
-    serve()
+    run_on_slurm(Path(sys.argv[1]), block_seconds=600) if sys.argv[1:] else serve()

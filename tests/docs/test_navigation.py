@@ -36,5 +36,5 @@ def test_the_readme_lists_the_pages_of_the_navigation() -> None:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     listed = [page for pages in sections_of_the_site().values() for page in pages]
-    there = [str(file.relative_to(ROOT)) for file in [*ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/*.ipynb")]]
+    there = [str(file.relative_to(ROOT)) for file in [*ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]]
     assert sorted(listed) == sorted(there)

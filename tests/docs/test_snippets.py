@@ -17,7 +17,7 @@ from tools.wrapped import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = Path(__file__).with_name("snippets.py")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def _load() -> Any:
@@ -68,7 +68,7 @@ def test_the_examples_of_a_page_run(page: Path, server: subprocess.Popen[str], t
 
 def test_only_known_notes_are_used_and_a_skipped_example_says_why() -> None:
     for block in (block for page in PAGES for block in snippets.blocks_of(page)):
-        known = re.fullmatch(r"skip, \S.{15,}|file \S+|with \S.*|exits [1-9]\d*|prints|", block.note)
+        known = re.fullmatch(r"skip, \S.{15,}|file \S+|with \S.*|exits [1-9]\d*|prints|", block.on_slurm().note)
         assert known, f"{block.page}:{block.line}: <!-- test: {block.note} -->"
 
 

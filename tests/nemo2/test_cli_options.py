@@ -456,7 +456,13 @@ def test_a_run_is_found_by_its_name(
         assert "trainer.max_steps=7" in capsys.readouterr().out
     assert main(["runs", "report", "first"]) == 2 and "metrics.jsonl" in capsys.readouterr().err
     assert main(["generate", "second", "--prompt", "a"]) == 2
-    assert "second does not exist: give a run's directory, or one of these names: first" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "second does not exist: give a run's directory, or one of these names: first" in told.err
+    assert told.out == ""  # no prompt without an answer
+    assert main(["generate", "meta-llama/Llama-3.2-1B", "--prompt", "a"]) == 2
+    assert "hf://meta-llama/Llama-3.2-1B" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main(["show", "empty"]) == 2 and "contains no checkpoint" in capsys.readouterr().err
     (tmp_path / "more" / "first").mkdir(parents=True)
     (tmp_path / "more" / "first" / "recipe.json").write_text(recipe)
     assert main(["show", "first"]) == 2

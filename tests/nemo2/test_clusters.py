@@ -76,6 +76,7 @@ def test_a_projects_profile_wins_over_the_users():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("[clusters.mine]\npartition = 'x'", "mine. has no kind; known names: local, slurm"),
         ("[clusters.mine]\nkind = 'slrum'", "mine. kind='slrum'; did you mean 'slurm'"),
         (
             "[clusters.mine]\nkind = 'slurm'\npartiton = 'x'",

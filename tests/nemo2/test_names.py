@@ -5,7 +5,7 @@ from nemo2.errors import ConfigError, Nemo2Error, UnknownNameError
 from nemo2.names import ABBREVIATIONS, MAX_NAME_BYTES, did_you_mean, nearest, safe_name
 from nemo2.parallel.layout import LAYOUT_FIELDS
 
-KNOWN = ["tensor_model_parallel_size", "sequence_parallel", "max_steps", "lr", "pipeline_dtype"]
+KNOWN = ["tensor_model_parallel_size", "sequence_parallel", "max_steps", "lr", "pipeline_dtype", "dim"]
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,7 @@ KNOWN = ["tensor_model_parallel_size", "sequence_parallel", "max_steps", "lr", "
         ("tp", "tensor_model_parallel_size"),
         ("TP", "tensor_model_parallel_size"),
         ("sp", "sequence_parallel"),
+        ("rank", "dim"),
     ],
 )
 def test_the_nearest_name_comes_first(typed, meant):

@@ -133,6 +133,10 @@ def test_what_is_wrong_with_a_file_is_told_with_its_name_and_line(folder: Path, 
     [
         ("    return 3", r"pretrain_recipe\(\) returned int, but a recipe is a nemo2.Partial"),
         ("    return {}['seq']", r"pretrain_recipe\(\) failed with KeyError: 'seq' \(own_failing.py:2\)"),
+        (
+            "    from nemo2.recipes import llama_tiny\n    llama_tiny.pretrain_recipe().trainer.max_step = 3",
+            r"own_failing.py:3: Trainer has no parameter 'max_step'",
+        ),
     ],
 )
 def test_a_function_that_fails_is_told_with_its_line(folder: Path, body: str, words: str) -> None:

@@ -19,6 +19,7 @@ from tools.cluster.defects import defects, no_accounting
 from tools.cluster.overhead import overhead
 from tools.cluster.runs import Cluster, Run
 
+ROOT = Path(__file__).resolve().parents[2]
 KNOWN_STEPS = 40
 """The losses of the undisturbed runs, with which other runs are compared step by step."""
 SLURMD_TIMEOUT = 20.0
@@ -82,6 +83,16 @@ def srun_tp2(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> l
     return _undisturbed(cluster, curves, "tp-srun", told, profile={"starter": "srun"}, tp=2)
 
 
+@case
+def tutorial(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
+    """The page of the documentation, with its steps on Slurm."""
+    place, tests = cluster.folder / "page", ROOT / "tests/docs/snippets.py"
+    place.mkdir()
+    page = str(ROOT / "docs/tutorials/slurm.md")
+    told.append(cluster.run(sys.executable, str(tests), page, cwd=place, HOME=str(place), PYTHONPATH=str(ROOT)).strip())
+    return []
+
+
 @long_case
 def srun_dp2(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> list[str]:
     return _undisturbed(cluster, curves, "dp-srun", told, profile={"starter": "srun"})
@@ -97,7 +108,7 @@ def over_ssh(cluster: Cluster, curves: Curves, times: int, told: list[str]) -> l
     """Submit from a machine outside the cluster."""
     said = dict(word.split("=", 1) for word in cluster.script("ssh").split())
     ssh = f'{{ host = "{said["host"]}", port = {said["port"]}, user = "{said["user"]}", identity = "{said["identity"]}" }}'
-    env = f'{{ PYTHONPATH = "{Path(__file__).resolve().parents[2]}" }}'
+    env = f'{{ PYTHONPATH = "{ROOT}" }}'
     return _undisturbed(cluster, curves, "ssh", told, profile={"ssh": ssh, "python": sys.executable, "env": env})
 
 

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from nemo2.advice import advice
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.errors import ConfigError
@@ -27,9 +28,9 @@ def _weights(facts: Facts) -> Iterator[str]:
     parameters = getattr(getattr(facts.recipe, "__signature_info__", None), "parameters", {})
     if facts.here and "peft" in parameters and not names_weights(getattr(facts.recipe, "resume", None), facts.strategy):
         yield (
-            "resume.restore_config=None: llm.finetune starts from existing weights, but the recipe names none. Set "
-            "resume.restore_config.path to a checkpoint, to an imported model (nemo://organisation/name) or to a "
-            "Hugging Face release (hf:///folder, hf://organisation/name)."
+            "resume.restore_config=None: llm.finetune starts from existing weights, but the recipe names none. "
+            f"{advice('Add --from with', 'Set resume.restore_config.path to')} a checkpoint, an imported model "
+            "(nemo://organisation/name) or a Hugging Face release (hf:///folder, hf://organisation/name)."
         )
 
 

@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
@@ -49,8 +50,8 @@ def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
     )
 
 
-def conversion_for(released: Mapping[str, Any]) -> Conversion:
-    """The conversion for a config.json.
+def conversion_for(released: Mapping[str, Any], *, file: str | Path = "config.json") -> Conversion:
+    """The conversion for a config.json. ``file`` is the name in errors.
 
     Raises:
         ConfigError: the architecture is unknown or missing, or isn't a list of names.
@@ -58,17 +59,17 @@ def conversion_for(released: Mapping[str, Any]) -> Conversion:
     names = released.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            f'config.json has architectures={names!r}: it must be a list of names, for example ["LlamaForCausalLM"].'
+            f'{file} has architectures={names!r}: it must be a list of names, for example ["LlamaForCausalLM"].'
         )
     if (found := conversion_named(released)) is not None:
         return found
     if not names:
         raise ConfigError(
-            'config.json has no architectures, which names the kind of model: add it, for example "architectures": '
+            f'{file} has no architectures, which names the kind of model: add it, for example "architectures": '
             '["LlamaForCausalLM"].'
         )
     raise ConfigError(
-        f"config.json has architectures={names}, for which nemo2 has no conversion{_did_you_mean(names[0])} {_nearest(released)} "
+        f"{file} has architectures={names}, for which nemo2 has no conversion{_did_you_mean(names[0])} {_nearest(released)} "
         f"Conversions exist for {', '.join(name for family in families() for name in family.architectures)}."
     )
 
