@@ -20,6 +20,8 @@ VARIABLE = "NEMO2_RUNS"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _SIGNS = (RECIPE_FILE, ENVIRONMENT_FILE)
 """Every run's folder has at least one of these files."""
+_JOB = "job.sh"
+"""A folder with this file belongs to a Slurm job, whose recipe has the run's name too."""
 _CHECKPOINT_HELP = "A checkpoint directory, or a run (directory or name), which stands for its newest checkpoint."
 Checkpoint = Annotated[str, typer.Argument(help=_CHECKPOINT_HELP)]
 Run = Annotated[str, typer.Argument(help="A run: its directory or its name.")]
@@ -74,6 +76,7 @@ def latest(folder: Path) -> Optional[Path]:
     if any((folder / sign).is_file() for sign in _SIGNS):
         return folder
     starts = [file for sign in _SIGNS for file in folder.glob(f"*/{sign}") if file.is_file()]
+    starts = [file for file in starts if not file.with_name(_JOB).exists()]
     return max(starts, key=lambda file: (file.stat().st_mtime, str(file))).parent if starts else None
 
 

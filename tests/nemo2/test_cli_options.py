@@ -449,6 +449,11 @@ def test_a_run_is_found_by_its_name(
         (folder / "recipe.json").write_text(recipe)
     found = run_called("first")
     assert found is not None and (newest := latest(found)) is not None and newest.name == "2026-01-02_00-00-00"
+    job = tmp_path / "jobs" / "first" / "first_1"  # a Slurm job's folder has the recipe too
+    job.mkdir(parents=True)
+    for name in ("recipe.json", "job.sh"):
+        (job / name).write_text(recipe)
+    assert run_called("first") == found
     (tmp_path / "runs/first/2026-01-02_00-00-00/checkpoints/last").mkdir(parents=True)
     checkpoint = "runs/first/2026-01-02_00-00-00/checkpoints/last"
     for name in ("first", "runs/first", "first/2026-01-01_00-00-00", checkpoint):
