@@ -23,11 +23,19 @@ _WARNINGS = (
     r"full scope is deprecated.*",
     # torch's checkpoint reader, of the class that Megatron-Core's format is made of.
     r"Please use DTensor instead.*",
+    # torch's checkpoint reader in one process, which an export is, and of an order of arguments that Megatron-Core has.
+    r"torch\.distributed is disabled, unavailable or uninitialized.*",
+    r"The argument order of load has been changed.*",
     # Lightning, wherever a program called srun is installed: our launcher starts the ranks.
     r"The `srun` command is available.*",
 )
-_NO_TOOLKIT = "torch.utils.cpp_extension"
-"""The logger that reports, wherever there is a CUDA toolkit and no GPU, that there is no GPU."""
+_MESSAGES = {
+    # Wherever there is a CUDA toolkit and no GPU: that there is no GPU.
+    "torch.utils.cpp_extension": "No CUDA runtime is found",
+    # Megatron-Core, of its own writer of checkpoints, which one process uses.
+    "megatron.core.dist_checkpointing.strategies.torch": "MCore's async save is deprecated",
+}
+"""Messages by their loggers."""
 _LIGHTNING = (
     "lightning.pytorch.utilities.rank_zero",
     "lightning.fabric.utilities.rank_zero",
@@ -50,7 +58,8 @@ def quiet_known_warnings() -> None:
     """Filter the messages above. Takes no time and imports none of the libraries."""
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger(_NO_TOOLKIT).addFilter(lambda record: "No CUDA runtime is found" not in str(record.msg))
+    for name, message in _MESSAGES.items():
+        logging.getLogger(name).addFilter(lambda record, message=message: message not in str(record.msg))
     for name in _LIGHTNING:
         logging.getLogger(name).addFilter(_to_the_log)
 

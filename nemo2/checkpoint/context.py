@@ -141,7 +141,16 @@ def described_parts(trainer: Any) -> dict[Part, Any]:
 def _parts(trainer: Any) -> dict[Part, Any]:
     module, data = trainer.lightning_module, trainer.datamodule
     tokenizer = getattr(module, "tokenizer", None) or getattr(data, "tokenizer", None)
+    tokenizer = _with_chat_template(tokenizer, getattr(data, "chat_template", None))
     return {"model": module, "tokenizer": tokenizer, "data": data, "optim": getattr(module, "optim", None)}
+
+
+def _with_chat_template(tokenizer: Any, template: Optional[str]) -> Any:
+    """The tokenizer with the template that the model is trained with, so that it travels with the weights. None: its own."""
+    arguments = captured_arguments(tokenizer)
+    if template is None or arguments is None or "chat_template" not in parameter_names(type(tokenizer)):
+        return tokenizer
+    return type(tokenizer)(**arguments | {"chat_template": template})
 
 
 def described(obj: Any, *, without: Collection[str] = ()) -> Any:

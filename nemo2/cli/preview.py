@@ -47,7 +47,7 @@ def preview_data(
         split: Split: train, validation or test.
         tokenizer: A tokenizer.json, or the directory or hub name of a Hugging Face tokenizer.
         seq_length: Tokens per sample, if SOURCE is a file or directory.
-        chat_template: File with a chat template, if SOURCE is a file or directory.
+        chat_template: A chat template, if SOURCE is a file or directory: a file, or 'plain'.
         everything: Tokenize (and pack) the whole split, cache it for the run, and report skipped records.
 
     Example: nemo2 data preview chats/training.jsonl --tokenizer models/qwen --samples 2

@@ -22,7 +22,7 @@ from nemo2.config.located import recorded_at
 from nemo2.config.show import format_value, holds_configs
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.typed_text import Text, WrongType, part_classes
-from nemo2.config.values import config_class, describe, typed
+from nemo2.config.values import config_class, describe, is_mapping, typed
 from nemo2.config.walk import iterate_nodes
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import ABBREVIATIONS
@@ -350,12 +350,12 @@ def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
             place.write(value)
         return value
     cls = config_class(place.hint())
-    if cls is None:
+    if cls is None and not is_mapping(place.hint()):
         raise ConfigError(
             f"{path} is not set, and its type ({describe(place.hint())[0]}) does not name a single class to create. "
             f"Set {path} first, as in {path}={describe(place.hint())[1]}."
         )
-    made = Config(cls)
+    made: Any = {} if cls is None else Config(cls)
     undo.append((place, _stored(place)))
     place.write(made)
     return made

@@ -19,6 +19,7 @@ from nemo2.config.factories import factory_names, made_by_name
 from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, part_classes, without_annotated
 from nemo2.names import a, did_you_mean, shortened
 
+MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -52,7 +53,7 @@ def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
         return rule(value, text)
     if container in SEQUENCES:
         return _sequence(value, SEQUENCES[container], choices, text)
-    if container in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
+    if container in MAPPINGS:
         return _mapping(value, choices, text)
     if container in (collections.abc.Callable, type):
         return _callable(value, hint, text)
@@ -99,6 +100,14 @@ def config_class(hint: Any) -> type | None:
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or is_configurable(hint)):
         return None if inspect.isabstract(hint) else hint
     return None
+
+
+def is_mapping(hint: Any) -> bool:
+    """Whether an annotation names a dict, also through Optional and Union."""
+    hint = without_annotated(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(map(is_mapping, typing.get_args(hint)))
+    return (typing.get_origin(hint) or hint) in MAPPINGS
 
 
 def _one_of(value: Any, choices: tuple, text: str | None) -> Any:

@@ -178,6 +178,7 @@ class BPETokenizer(Tokenizer):
         eos_token: The end-of-sequence token, as spelled in the vocabulary. None: the first of `END_OF_DOCUMENT` in the
             vocabulary.
         bos_token, pad_token: The special tokens, as spelled in the vocabulary. None: the tokenizer has none.
+        chat_template: Jinja text that renders conversations. None: the tokenizer has no template.
 
     Raises:
         DataError: on first use, if the file is missing or is no tokenizer, or a named token isn't in its vocabulary.
@@ -189,11 +190,13 @@ class BPETokenizer(Tokenizer):
         eos_token: Optional[str] = None,
         bos_token: Optional[str] = None,
         pad_token: Optional[str] = None,
+        chat_template: Optional[str] = None,
     ) -> None:
         self.path = str(path)
         self.eos_token = eos_token
         self.bos_token = bos_token
         self.pad_token = pad_token
+        self.chat_template = chat_template
 
     @cached_property
     def _file(self) -> Path:

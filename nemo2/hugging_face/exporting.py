@@ -18,6 +18,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from nemo2.advice import advice
 from nemo2.checkpoint.context import load_release
 from nemo2.checkpoint.directory import Manifest, comparing, take_place
 from nemo2.checkpoint.io import weights_dir
@@ -126,8 +127,12 @@ def _usable(checkpoint: Checkpoint) -> Optional[Manifest]:
     if manifest is not None and manifest.part_of is not None:
         raise CheckpointError(
             f"{checkpoint.path} contains only a part of a model, and the rest is in {manifest.part_of}. For a PEFT run, "
-            "write the adapters with llm.peft.export_lora, or merge them into the whole model with "
-            "llm.peft.merge_lora and export that model. For other runs, train with strategy.ckpt_save_part=None."
+            + advice(
+                "add --merge.",
+                "write the adapters with llm.peft.export_lora, or merge them into the whole model with llm.peft.merge_lora and "
+                "export that model.",
+            )
+            + " For other runs, train with strategy.ckpt_save_part=None."
         )
     return manifest
 

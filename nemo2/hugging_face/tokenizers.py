@@ -16,7 +16,7 @@ from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.safetensors_files import CONFIG
 
 _GENERATION = "generation_config.json"
-_TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_TOKENIZER, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 
 
 def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
@@ -58,7 +58,10 @@ def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
 
 
 def _complete(tokenizer: Any, folder: Path) -> None:
-    """Add the files that transformers needs for nemo2's own tokenizer: its class, and the token that ends a text."""
+    """Add what the tokenizer's files lack: the template that the model was trained with; for nemo2's own tokenizer its class and
+    the token that ends a text."""
+    if template := getattr(tokenizer, "chat_template", None):
+        (folder / _TEMPLATE).write_text(template, "utf-8")
     if not isinstance(tokenizer, BPETokenizer):
         return
     tokens = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A conversation with the model of a checkpoint: its turns, and the tokens of the turns that the model receives.
 
-The template is that of the run's training: its chat data's, or the tokenizer's own.
+The template is the one that the checkpoint's tokenizer has, which a run on conversations has set.
 """
 
 import json
@@ -12,12 +12,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.advice import advice
-from nemo2.checkpoint.context import describes, load_context
-from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
-from nemo2.data.finetuning.module import ChatDataModule
-from nemo2.data.finetuning.settings import DatasetSettings
+from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.errors import ConfigError
-from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.inference import GenerationOptions, loaded
 from nemo2.models.generate import generate
 
@@ -133,7 +129,7 @@ def conversation(
 
     Args:
         path: A checkpoint directory, a run's, or released weights (``hf://organisation/name``, or their folder).
-        chat_template: Jinja text, or a file with it. None: the run's, or its tokenizer's.
+        chat_template: Jinja text, or a file with it. None: the one that the model was trained with.
         how, seed, system: As in `Conversation`.
         trust_remote_code: As in `nemo2.llm.generate`.
 
@@ -141,10 +137,9 @@ def conversation(
         CheckpointError: ``path`` holds no checkpoint, or the checkpoint doesn't describe its model.
         ConfigError: there is no template.
     """
-    template = chat_template or _template_of_data(path)
 
     def encoder_of(model: Any) -> ChatEncoder:
-        encoder = ChatEncoder(model.tokenizer, chat_template=template)
+        encoder = ChatEncoder(model.tokenizer, chat_template=chat_template)
         try:
             encoder.template  # noqa: B018  # there is one, or there is no conversation
             encoder.end_of_turn  # noqa: B018
@@ -159,19 +154,6 @@ def conversation(
 
     with loaded(path, trust_remote_code=trust_remote_code, before=encoder_of) as model:
         yield Conversation(model, encoder_of(model), model.config.seq_length, how, seed=seed, system=system)
-
-
-def _template_of_data(path: str) -> Optional[str]:
-    """The template of the run's conversations. None: the run was trained on other data, or with the tokenizer's
-    template."""
-    checkpoint = Checkpoint.open(path)
-    if not describes(checkpoint.path, "data"):
-        return None
-    data = load_context(checkpoint.path, "data", build=False)
-    if getattr(data, "__fn_or_cls__", None) is not ChatDataModule:
-        return None
-    given = DatasetSettings.of(data.dataset_kwargs).chat_template
-    return given or (None if data.use_hf_tokenizer_chat_template else NEMO_TEMPLATE)
 
 
 def save(conversation: Conversation, file: Path) -> None:

@@ -13,6 +13,8 @@ says what is different about it:
                                      anything within a line, or for lines
     <!-- test: slurm -->             it runs on a Slurm of two nodes only (``python -m tools.cluster --only tutorial``);
                                      another note may follow, as in ``slurm, prints``
+
+A page with ``<!-- test: after PAGE -->`` continues in the folder of another page, which runs first.
 """
 
 import contextlib
@@ -35,6 +37,9 @@ BLOCK_SECONDS: float = 150
 _BLOCK = re.compile(
     r"(?:^<!-- test: (?P<note>[^\n]*?) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+
+
+_AFTER = re.compile(r"^<!-- test: after (\S+) -->$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +80,12 @@ def blocks_of(page: Path) -> list[Block]:
         )
         for match in _BLOCK.finditer(content)
     ]
+
+
+def page_before(page: Path) -> Path | None:
+    """The page in whose folder `page` continues. None: it starts in an empty one."""
+    match = _AFTER.search(page.read_text())
+    return page.parent / match[1] if match else None
 
 
 def run_page(blocks: list[Block]) -> str | None:

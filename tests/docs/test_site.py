@@ -124,11 +124,11 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     assert elsewhere == set()
 
 
-@pytest.mark.parametrize("source", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
 def test_a_page_has_the_blocks_that_github_shows(source: Path) -> None:
     """MkDocs' dialect takes a list behind a line of text for more text, and wants four columns where GitHub takes two."""
     github = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-    html = (SITE / f"{source.stem}.html").read_text()
+    html = (SITE / source.relative_to(ROOT / "docs").with_suffix(".html")).read_text()
     article = html[html.index("<article") : html.index("</article>")]
     assert Page(article).blocks == Page(github.render(source.read_text())).blocks
 

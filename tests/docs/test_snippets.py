@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every example of the README and of docs/ runs, as it is written there."""
 
+import functools
 import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
     process.wait(timeout=30)
 
 
+@pytest.fixture(scope="module")
+def run_page(server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Any]:
+    """Runs a page once, in the folder of the page that it continues; returns its folder and its failure, None if it has none."""
+
+    @functools.cache
+    def run(page: Path) -> tuple[Path, str | None]:
+        assert server.stdin is not None and server.stdout is not None
+        before = snippets.page_before(page)
+        folder, failure = (tmp_path_factory.mktemp(page.stem), None) if before is None else run(before)
+        if failure is not None:
+            return folder, failure
+        blocks = [block for block in snippets.blocks_of(page) if block.runs]
+        server.stdin.write(snippets.request(folder, blocks))
+        server.stdin.flush()
+        return folder, json.loads(server.stdout.readline())
+
+    return run
+
+
 @pytest.mark.examples
-@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
-def test_the_examples_of_a_page_run(page: Path, server: subprocess.Popen[str], tmp_path: Path) -> None:
-    assert server.stdin is not None and server.stdout is not None
-    blocks = [block for block in snippets.blocks_of(page) if block.runs]
-    server.stdin.write(snippets.request(tmp_path, blocks))
-    server.stdin.flush()
-    failure = json.loads(server.stdout.readline())
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_examples_of_a_page_run(page: Path, run_page: Callable[[Path], Any]) -> None:
+    _, failure = run_page(page)
     assert failure is None, failure
 
 

@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tools.site import notebooks, reference
-from tools.site.pages import HOME, ROOT, SITE_PAGES, as_site_page, linked_files, source_page
+from tools.site.pages import ROOT, SITE_PAGES, as_site_page, linked_files, source_page
 
 LOOKED_UP = {"Reference": 0.2, "How it is built": 0.1}
 """Sections whose pages a search ranks below those that explain, by the factor of their scores."""
@@ -20,8 +20,9 @@ _LONG_NAME = re.compile(r"<code>[\w.=]{28,}</code>(?=[^\n]*</td>)")
 @functools.cache
 def _generated() -> dict[str, str]:
     """Every page that isn't a file of docs/, by its place in the site. They stay the same while ``mkdocs serve`` runs."""
-    pages = {HOME: (ROOT / "README.md").read_text(), **notebooks.pages(), **reference.pages()}
-    for path in linked_files({**pages, **{page.name: page.read_text() for page in (ROOT / "docs").glob("*.md")}}):
+    pages = {**notebooks.pages(), **reference.pages()}
+    docs = {page.relative_to(ROOT / "docs").as_posix(): page.read_text() for page in (ROOT / "docs").rglob("*.md")}
+    for path in linked_files({**pages, **docs}):
         pages[SITE_PAGES[path]] = source_page(path)
     return pages
 

@@ -47,8 +47,6 @@ SITE_PAGES = _SitePages()
 
 def source_of(place: str) -> str:
     """The path in the repository of what is shown at a place in the site, which its relative links start from."""
-    if place == HOME:
-        return "README.md"
     if place.startswith("source/"):
         return place.removeprefix("source/")
     if place.startswith("notebooks/"):

@@ -130,6 +130,11 @@ class SampleDataModule(MegatronDataModule):
         """
 
     @property
+    def chat_template(self) -> Optional[str]:
+        """The template that conversations are rendered with, as Jinja text. None: the tokenizer's own, or there are none."""
+        return None
+
+    @property
     def tokenizer_of_the_model(self) -> Tokenizer:
         """``tokenizer``, after a check that it is set."""
         if self.tokenizer is None:

@@ -25,6 +25,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
+from nemo2.advice import advice
 from nemo2.backend.extras import install
 from nemo2.data.finetuning.completeness import (
     NoTools,
@@ -63,6 +64,16 @@ NEMO_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{- ('' if open.turn else '<extra_id_1>') + 'Assistant\n' -}}{%- endif -%}"
 )
 """NeMo's own format of turns."""
+PLAIN_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- message.role.capitalize() + ':\\n' + message.content -}}"
+    "{{- eos_token if message.role == 'assistant' -}}{{- '\n' -}}"
+    "{%- endfor -%}"
+    "{{- 'Assistant:\\n' if add_generation_prompt -}}"
+)
+"""Turns as text, for a base model. It needs no token but the one that ends a text. An answer is a line of its own, because most
+tokenizers would join a blank before it with its first word."""
+_TEMPLATES = {"plain": PLAIN_TEMPLATE}
 
 
 @dataclass(frozen=True)
@@ -72,8 +83,9 @@ class ChatEncoder(Encoder):
 
     Attributes:
         tokenizer: An `AutoTokenizer`, or a `BPETokenizer` together with ``chat_template``.
-        chat_template: Jinja text, the path of a file with it, or the name of one of the tokenizer's own. None: the tokenizer's
-            own, and for conversations with tools its own named "tool_use" if there is one.
+        chat_template: Jinja text, the path of a file with it, the name of one of the tokenizer's own, or "plain"
+            (`PLAIN_TEMPLATE`). None: the tokenizer's own, and for conversations with tools its own named "tool_use" if
+            there is one.
         turns: Train on "all" of the assistant's turns or only on the "last".
         special_as_text: Encode special tokens that a record's text spells as plain text. Those of the template stay special.
 
@@ -115,15 +127,24 @@ class ChatEncoder(Encoder):
         if template_setting is not None and Path(template_setting).expanduser().is_file():
             return Path(template_setting).expanduser().read_text("utf-8")
         own = self._own_templates
-        if (template := own.get(template_setting or "default")) is None:
+        if (template := {**_TEMPLATES, **own}.get(template_setting or "default")) is None:
             named = f" The tokenizer's own templates are named {', '.join(map(repr, own))}." if own else ""
             raise ConfigError(
-                f"{self.tokenizer!r} has no chat template.{named} Use the tokenizer of the chat model, or set "
-                "dataset_kwargs={'chat_template': ...} to a template or its file."
+                f"{self.tokenizer!r} has no chat template, as the tokenizers of base models.{named} "
+                + advice(
+                    "Add data.dataset_kwargs.chat_template=plain (--chat-template plain for a preview), ",
+                    "Set dataset_kwargs={'chat_template': 'plain'}, ",
+                )
+                + "or name a file with a template in place of plain. A chat model brings its own."
                 if template_setting is None
-                else f"chat_template={template_setting!r} is neither a template nor an existing file.{named}"
+                else f"chat_template={template_setting!r} is neither a template nor an existing file, nor 'plain'.{named}"
             )
         return template
+
+    @property
+    def explicit_template(self) -> Optional[str]:
+        """The Jinja text of ``chat_template``. None: it isn't set, and the tokenizer's own is used."""
+        return None if self.chat_template is None else self.template
 
     @property
     def _own_templates(self) -> dict[str, str]:
@@ -148,7 +169,10 @@ class ChatEncoder(Encoder):
         if not isinstance(self.tokenizer, BPETokenizer):
             raise ConfigError(
                 f"data.tokenizer={self.tokenizer!r}: chat templates require a Hugging Face tokenizer. Use "
-                "AutoTokenizer, or BPETokenizer with the model's tokenizer.json."
+                + advice(
+                    "data.tokenizer=AutoTokenizer(pretrained_model_name=FOLDER), or --tokenizer FOLDER for a preview.",
+                    "AutoTokenizer, or BPETokenizer with the model's tokenizer.json.",
+                )
             )
         try:
             from transformers import PreTrainedTokenizerFast
@@ -161,7 +185,7 @@ class ChatEncoder(Encoder):
             "pad_token": self.tokenizer.pad_id,
         }
         spelled = {name: backend.id_to_token(token) for name, token in named.items() if token is not None}
-        return PreTrainedTokenizerFast(tokenizer_object=backend, **spelled)
+        return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=self.tokenizer.chat_template, **spelled)
 
     @cached_property
     def _special(self) -> frozenset[int]:

@@ -244,6 +244,10 @@ class HFDatasetDataModule(SampleDataModule):
         return AnyEncoder(self.tokenizer, self.settings)
 
     @cached_property
+    def chat_template(self) -> Optional[str]:
+        return None if self.tokenizer is None else self.settings.chat(self.tokenizer).explicit_template
+
+    @cached_property
     def cache_root(self) -> Path:
         held = self.path_or_dataset
         place = Path(held).expanduser() if isinstance(held, str | Path) else None

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 from nemo2.config.capture import configurable
 from nemo2.data.base import arguments_of
 from nemo2.data.finetuning.base import SampleDataModule
-from nemo2.data.finetuning.chat import NEMO_TEMPLATE
+from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.sources import RecordFiles, Source
@@ -140,7 +140,11 @@ class ChatDataModule(FineTuningDataModule):
         super().__init__(**arguments_of(FineTuningDataModule, locals()))
         self.use_hf_tokenizer_chat_template = use_hf_tokenizer_chat_template
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> ChatEncoder:
         return self.settings.chat(
             self.tokenizer_of_the_model, None if self.use_hf_tokenizer_chat_template else NEMO_TEMPLATE
         )
+
+    @cached_property
+    def chat_template(self) -> Optional[str]:
+        return self.encoder().explicit_template

@@ -10,7 +10,7 @@ import pytest
 import torch
 from nemo_run import Config as RunConfig
 
-from nemo2.config import apply_overrides, who_set
+from nemo2.config import Config, apply_overrides, who_set
 from nemo2.config.overrides import COMMAND_LINE
 from nemo2.config.show import flatten
 from nemo2.config.typed_text import Text, WrongType
@@ -169,6 +169,16 @@ def test_an_alias_can_be_set_as_a_whole():
 )
 def test_operators_change_what_is_there(override, path, value):
     assert flatten(apply_overrides(recipe(), [override]))[path] == pytest.approx(value)
+
+
+def test_a_key_of_a_dict_that_is_not_set_makes_the_dict():
+    from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
+
+    data = Config(HFDatasetDataModule, path_or_dataset="chats.jsonl")
+    apply_overrides(data, ["dataset_kwargs.chat_template=plain", "dataset_kwargs.turns=last"])
+    assert data.dataset_kwargs == {"chat_template": "plain", "turns": "last"}
+    with pytest.raises(ConfigError, match="dataset_kwarg"):
+        apply_overrides(data, ["dataset_kwarg.chat_template=plain"])
 
 
 def test_lists_grow_with_plus():

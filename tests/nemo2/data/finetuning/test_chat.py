@@ -156,6 +156,20 @@ def test_nemos_own_format(tokenizer):
     assert spoken == "Zero.\n<extra_id_1>Zero, the sum of nothing.\n<extra_id_1>"
 
 
+def test_the_plain_template_needs_no_token_but_the_end_of_a_text(tmp_path):
+    base = small_chats.make_tokenizer(tmp_path, None)
+    record = say(
+        ("system", "Be brief."), ("user", "One?"), ("assistant", "Two."), ("user", "On?"), ("assistant", "Yes.")
+    )
+    sample = encode(base, record, "plain")
+    hf: Any = base.tokenizer
+    end = hf.eos_token
+    turns = f"System:\nBe brief.\nUser:\nOne?\nAssistant:\nTwo.{end}\nUser:\nOn?\nAssistant:\nYes.{end}\n"
+    assert hf.decode(sample.ids) == turns
+    trained = [token for token, counts in zip(sample.ids, sample.trained, strict=True) if counts]
+    assert hf.decode(trained) == f"Two.{end}Yes.{end}"
+
+
 def test_a_slow_tokenizer_finds_the_same_tokens(tokenizer):
     encoder = ChatEncoder(tokenizer)
 
@@ -212,7 +226,7 @@ def test_a_template_that_shows_no_text_is_refused(tokenizer):
 
 def test_settings_that_cannot_work(tokenizer, tmp_path):
     without = small_chats.make_tokenizer(tmp_path, chat_template=None)
-    with pytest.raises(ConfigError, match="has no chat template. Use the tokenizer of the chat model"):
+    with pytest.raises(ConfigError, match="has no chat template, as .* 'plain'"):
         encode(without, LONG)
     with pytest.raises(ConfigError, match="neither a template nor an existing file"):
         encode(without, LONG, "no/such/file.jinja")
