@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.cli.adapter import Result
-from nemo2.cli.run_names import checkpoint_called, latest, run_of
+from nemo2.cli.run_names import checkpoint_called, latest
 from nemo2.columns import columns
 from nemo2.names import visible
 
 
 def is_checkpoint(source: str) -> bool:
-    """Whether ``source`` is the directory of a checkpoint, or one that is neither a run's nor a recipe's name."""
+    """Whether ``source`` is the directory of a checkpoint, and neither a run's nor a recipe's name."""
     from nemo2 import recipes
     from nemo2.errors import CheckpointError
 
@@ -24,7 +24,7 @@ def is_checkpoint(source: str) -> bool:
     try:
         kind_at(path)
     except CheckpointError:
-        return run_of(path) is None and source not in recipes.own()[0]
+        return False
     return True
 
 

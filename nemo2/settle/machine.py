@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Optional
 
-from nemo2.backend.extras import ANY_VERSION, APEX, has, have_te, version_of, why_missing
+from nemo2.backend.extras import ANY_VERSION, version_of
 from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, GPUS_PER_NODE, model_of, parse_gpus
 
@@ -55,6 +55,7 @@ class Machine:
         import torch
 
         from nemo2.backend import get_backend
+        from nemo2.backend.extras import APEX, has, have_te, why_missing
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         model = model_of(torch.cuda.get_device_name()) if gpus else None

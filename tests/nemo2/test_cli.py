@@ -132,7 +132,7 @@ def test_json_of_show_is_plain_values(capsys):
         (["list", "--layout", "cpp=2"], "'cpp=2' is not a size such as pp or cp=2; did you mean 'cp'"),
         (["list", "--layout", "cp=two"], "'cp=two': a size is a whole number, such as cp=2."),
         (["show", "llama_tiny:lorra"], "'lorra' is not a method of fine-tuning; did you mean 'lora'"),
-        (["show", "."], "contains no checkpoint that nemo2 recognizes"),
+        (["show", "."], ". is a directory without a recipe.json"),
         (["plan", "llama3_8b", "--seq", "64", "data.seq_length=32"], "--seq 64 contradicts data.seq_length=32"),
         (
             ["plan", "llama3_8b", "--global-batch", "8", "data.global_batch_size=16"],
