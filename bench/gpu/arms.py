@@ -62,6 +62,14 @@ def ours(case: Case, *, steps: int, warm_up: int) -> Turn:
 
 
 def _ours(case: Case, *, steps: int, warm_up: int) -> tuple[Turn, Any]:
+    recipe = recipe_of(case, steps=steps)
+    recipe.optim.config.clip_grad = CLIP
+    recipe.optim.config.weight_decay = WEIGHT_DECAY
+    return timed_run(recipe, warm_up=warm_up)
+
+
+def timed_run(recipe: Any, *, warm_up: int) -> tuple[Turn, Any]:
+    """Build and call a recipe in this process. Returns its steps and the model configuration that it ended with."""
     import fiddle as fdl
     import lightning.pytorch as pl
 
@@ -74,9 +82,6 @@ def _ours(case: Case, *, steps: int, warm_up: int) -> tuple[Turn, Any]:
             losses.append(float(trainer.strategy.last_loss))
 
     clock, losses = Clock(), []
-    recipe = recipe_of(case, steps=steps)
-    recipe.optim.config.clip_grad = CLIP
-    recipe.optim.config.weight_decay = WEIGHT_DECAY
     with tempfile.TemporaryDirectory() as folder:
         recipe.log.log_dir = folder
         run = fdl.build(recipe)
@@ -118,7 +123,7 @@ def _final_config(case: Case) -> Any:
     """The model configuration after strategy, precision and callbacks have written theirs, from a run of two steps."""
     if case.name not in _configs:
         _configs[case.name] = _ours(case, steps=2, warm_up=0)[1]
-        _forget()
+        empty_device()
     return _configs[case.name]
 
 
@@ -264,17 +269,18 @@ ARMS: dict[str, Callable[..., Turn]] = {"ours": ours, "bare": bare, "hf": huggin
 
 def take_turn(arm: str, case: Case, *, steps: int, warm_up: int) -> Turn:
     """Run one turn of an arm on an empty device."""
-    _forget()
-    get_backend().reset_peak_memory()
+    empty_device()
     try:
         return ARMS[arm](case, steps=steps, warm_up=warm_up)
     finally:
-        _forget()
+        empty_device()
 
 
-def _forget() -> None:
+def empty_device() -> None:
+    """Let go of what no variable holds any more, and count the peak from here."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     if "torch._dynamo" in sys.modules:  # asking torch for it would import it
         torch._dynamo.reset()
+    get_backend().reset_peak_memory()

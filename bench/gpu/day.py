@@ -60,7 +60,7 @@ def steps(*, toy: bool) -> list[Step]:
     profile = [PYTHON, "-m", "bench.gpu.profile", *(["--toy"] if toy else [])]
     return [
         Step(name="set-up", question="Is the machine complete?", seconds=40, command=[*nemo2, "doctor"]),
-        Step(name="smoke", question="Does a recipe train, validate and save?", seconds=50, command=[*nemo2, *tiny]),
+        Step(name="smoke", question="Does a recipe train, validate and save?", seconds=90, command=[*nemo2, *tiny]),
         Step(
             name="parity",
             question="Does it train as on the CPU, and go on there and back?",
@@ -88,6 +88,12 @@ def steps(*, toy: bool) -> list[Step]:
             command=[*speed, eighth, "--arms", "ours"],
             page="gpu.md",
             needs_te=True,
+        ),
+        Step(
+            name="memory",
+            question="Do the recipes for one GPU take what their rehearsal counts?",
+            seconds=100,
+            command=[PYTHON, "-m", "bench.gpu.memory", *(["--toy"] if toy else [])],
         ),
         Step(name="profile", question="What is hidden behind computation?", seconds=50, command=profile),
         Step(

@@ -59,6 +59,7 @@ def start_alone() -> None:
         "MASTER_PORT": str(port),
     }
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # CUDA graphs beside expandable segments require it
 
     import torch
 

@@ -38,6 +38,8 @@ class Checkpoints(SteppingStrategy):
     _loaded: Optional[Path] = None
     """The checkpoint that was read last. None: none was."""
     form: Form
+    _whole_without_base: bool = False
+    """Whether checkpoints hold the whole model where no other checkpoint holds the rest of it."""
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
@@ -60,9 +62,11 @@ class Checkpoints(SteppingStrategy):
             io.maybe_finalize_save_checkpoint(blocking=False)
 
     def save_only_what_is_trained(self) -> None:
-        """Save the trainable parameters only, unless the user has set what checkpoints hold."""
+        """Save the trainable parameters only, unless the user has set what checkpoints hold, or no checkpoint holds the
+        other parameters: `on_train_start` knows that."""
         if self.form.part is None:
             self.form.part = "trained"
+            self._whole_without_base = True
 
     def on_train_start(self) -> None:
         """Check that saved parts can be completed. Weights are already loaded.
@@ -72,7 +76,9 @@ class Checkpoints(SteppingStrategy):
         """
         super().on_train_start()
         part = self.form.part
-        if part is not None and not self.form.base:
+        if part is not None and not self.form.base and self._whole_without_base:
+            self.form.part = None
+        elif part is not None and not self.form.base:
             raise ConfigError(
                 f"strategy.ckpt_save_part={part!r}: this run knows no checkpoint with the rest of the model. Set "
                 "resume.restore_config.path to the base checkpoint, or leave ckpt_save_part unset."

@@ -256,8 +256,10 @@ class MegatronForm(Form):
             if self.load_main_params:
                 forget_updates(torch_optimizers(optimizers[0].mcore_optimizer))
             for group, before in zip(optimizers[0].param_groups, own, strict=True):
-                kept = before.keys() - {"params", "step"} if self.load_main_params else before.keys() & _RECIPE_SETTINGS
-                group.update({name: before[name] for name in kept})
+                kept = before.keys() if self.load_main_params else before.keys() & _RECIPE_SETTINGS
+                # Another implementation of the optimizer, such as a CPU's, saves no fields that only this one has.
+                kept |= before.keys() - group.keys()
+                group.update({name: before[name] for name in kept - {"params", "step"}})
         elif optimizers:
             optimizers[0].reload_model_params()
 

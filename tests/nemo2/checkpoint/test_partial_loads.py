@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading less, or other things, than a checkpoint holds: fp32 parameters alone, and models that differ from the saved one."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,12 @@ def loads(directory: str) -> dict[str, str]:
         f"{directory}/half/step={STOP}", again=f"{directory}/rounded", ckpt_load_optimizer=False, **HALF
     )
 
+    with asking_for_its_own_fields():
+        for source in ("half", "distributed"):
+            for form in ("half", "distributed"):
+                path, distributed = f"{directory}/{source}/step={STOP}", form == "distributed"
+                outcomes[f"{source} into another's {form}"] = load(path, distributed=distributed, **HALF)
+
     plain = f"{directory}/half/step={STOP}"
     tied, more = {"share_embeddings_and_output_weights": True}, {"qk_layernorm": True}
     weights = {"ckpt_load_optimizer": False}
@@ -72,6 +80,28 @@ def loads(directory: str) -> dict[str, str]:
     ):
         outcomes[name] = load(plain, config=config, ckpt_load_strictness=strictness, **HALF, **weights)
     return outcomes
+
+
+@contextlib.contextmanager
+def asking_for_its_own_fields() -> Iterator[None]:
+    """Optimizers whose groups have fields that the saved ones lack, and which step only with them, as Transformer Engine's do
+    that load what a CPU has saved."""
+    from nemo2.backend.fused_adam import FusedAdam
+
+    add, step = FusedAdam.add_param_group, FusedAdam.step
+
+    def add_with_field(self: Any, group: dict[str, Any]) -> None:
+        add(self, group | {"field": True})
+
+    def step_with_field(self: Any, closure: Any = None) -> Any:
+        assert all(group["field"] and group.get("step", STOP) == STOP for group in self.param_groups)
+        return step(self, closure)
+
+    FusedAdam.add_param_group, FusedAdam.step = add_with_field, step_with_field
+    try:
+        yield
+    finally:
+        FusedAdam.add_param_group, FusedAdam.step = add, step
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +123,12 @@ def test_fp32_parameters_are_taken_over_and_nothing_else_of_the_optimizer(folder
     assert all(loaded[key].equal(value) for key, value in saved.items())
     moments = [value for key, value in resharding.whole_tensors(folder / name).items() if ".exp_avg" in key]
     assert all(not value.any() for value in moments)
+
+
+@pytest.mark.parametrize("source", ["half", "distributed"])
+@pytest.mark.parametrize("form", ["half", "distributed"])
+def test_an_optimizer_keeps_the_fields_that_another_did_not_save(outcomes, source, form):
+    assert outcomes[f"{source} into another's {form}"] == "loaded"
 
 
 def test_without_it_the_optimizer_begins_with_rounded_parameters(folder, outcomes):

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the recipes for one GPU take the memory that their rehearsal counts, and how fast they are there.
+
+    python -m bench.gpu.memory                               # all of RECIPES
+    python -m bench.gpu.memory llama31_8b_24gb:lora
+
+Recipes run as they ship, on random weights and random tokens, for a few steps of few micro-batches.
+"""
+
+import argparse
+import traceback
+from typing import Any
+
+from bench.gpu.worker import start_alone
+from nemo2.gpus import GIB
+
+RECIPES = (
+    "llama31_8b_24gb:lora",
+    "qwen3_600m_24gb",
+    "qwen3_600m_24gb:full",
+    "qwen3_600m_24gb:lora",
+    "llama32_1b_80gb",
+    "llama32_1b_80gb:full",
+)
+STEPS, WARM_UP, MICRO_BATCHES = 8, 4, 4
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("recipes", nargs="*", default=RECIPES, metavar="RECIPE", help="NAME, NAME:full or NAME:lora")
+    parser.add_argument(
+        "--gpu", default="H100", help="the GPU of the rehearsal (default H100; its memory decides nothing)"
+    )
+    parser.add_argument("--toy", action="store_true", help="sizes for a CPU: says that it runs")
+    arguments = parser.parse_args()
+    counted = {name: counted_peak(recipe_of(name, toy=arguments.toy), gpu=arguments.gpu) for name in arguments.recipes}
+    start_alone()
+
+    from bench.gpu.arms import empty_device, timed_run
+    from nemo2.backend import get_backend
+
+    print("| recipe | counted GiB | measured GiB | reserved GiB | ms a micro-batch | tokens/s |", flush=True)
+    print("|---|--:|--:|--:|--:|--:|", flush=True)
+    failed = 0
+    for name in arguments.recipes:
+        recipe = recipe_of(name, toy=arguments.toy)
+        tokens = recipe.data.micro_batch_size * recipe.data.seq_length
+        empty_device()
+        try:
+            turn, _ = timed_run(recipe, warm_up=WARM_UP)
+        except Exception as error:  # out of memory above all: the others still count
+            traceback.print_exc()
+            failed += 1
+            print(
+                f"| {name} | {counted[name] / GIB:.1f} | {type(error).__name__}: {str(error).splitlines()[0][:200]} | | | |"
+            )
+            continue
+        reserved = get_backend().memory_figures().get("reserved_peak_bytes", 0)
+        seconds = min(turn.seconds) / MICRO_BATCHES
+        print(
+            f"| {name} | {counted[name] / GIB:.1f} | {turn.peak_bytes / GIB:.1f} | {reserved / GIB:.1f} "
+            f"| {1000 * seconds:.0f} | {tokens / seconds:,.0f} |",
+            flush=True,
+        )
+    return 1 if failed else 0
+
+
+def recipe_of(name: str, *, toy: bool) -> Any:
+    """A recipe with its own micro-batches, fewer of them, and random data."""
+    from nemo2 import recipes
+    from nemo2.config import Config
+    from nemo2.data import MockDataModule, NullTokenizer
+
+    shipped, _, variant = name.partition(":")
+    module: Any = recipes.get(shipped)
+    if variant:
+        recipe = module.finetune_recipe(peft_scheme=None if variant == "full" else variant)
+    else:
+        recipe = module.pretrain_recipe()
+    config = recipe.model.config
+    config.vocab_size = module.RECIPE.vocabulary
+    if toy:
+        from nemo2.rehearse.shrink import small_sizes
+
+        for field, value in small_sizes(config).items():
+            setattr(config, field, value)
+        config.recompute_granularity = config.recompute_method = config.recompute_num_layers = None
+        recipe.data.seq_length = config.seq_length
+        recipe.data.micro_batch_size = 1
+    recipe.data = Config(
+        MockDataModule,
+        tokenizer=Config(NullTokenizer, vocab_size=config.vocab_size),
+        seq_length=recipe.data.seq_length,
+        micro_batch_size=recipe.data.micro_batch_size,
+        global_batch_size=MICRO_BATCHES * recipe.data.micro_batch_size,
+        num_train_samples=STEPS * MICRO_BATCHES * recipe.data.micro_batch_size,
+        num_workers=0 if toy else 2,
+    )
+    recipe.trainer.max_steps = STEPS
+    recipe.trainer.limit_val_batches = recipe.trainer.num_sanity_val_steps = 0
+    recipe.trainer.enable_progress_bar = recipe.trainer.enable_checkpointing = False
+    recipe.log.ckpt = recipe.resume = None
+    return recipe
+
+
+def counted_peak(recipe: Any, *, gpu: str) -> int:
+    """Bytes at the peak of a step, as `nemo2.rehearse` counts them."""
+    from nemo2.rehearse import rehearse
+
+    return max(rank.memory.total for rank in rehearse(recipe, gpus=f"{gpu}x1", advice=False, check=False).ranks)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
