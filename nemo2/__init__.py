@@ -5,14 +5,16 @@
 2.0's ``nemo.lightning``. Each name is imported on first use. Models, data and recipes are in ``nemo2.llm``.
 """
 
+from nemo2.backend.cudnn import share_cudnn
 from nemo2.deferred import install as defer_imports
 from nemo2.lazy import front_door
 from nemo2.noise import quiet_known_warnings
 
 __version__ = "0.1.0"
 
-# These calls stand here because the warnings appear while the first of our modules imports Megatron-Core.
+# These calls stand here because the first of our modules that imports Megatron-Core imports Transformer Engine with it.
 quiet_known_warnings()
 defer_imports()
+share_cudnn()
 
 __getattr__, __dir__, __all__ = front_door(__name__, __file__, nemo="nemo.lightning")  # pyright: ignore[reportUnsupportedDunderAll]

@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--minutes", type=float, default=9.0, help="start no further case after this long (default 9)")
     parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="WORD", help="cases whose name has one of these words"
+        "--only", nargs="+", default=[""], metavar="WORD", help="cases of this name, or whose name has this word"
     )
     parser.add_argument("--arms", nargs="+", choices=["ours", "bare", "hf"], default=["ours", "bare", "hf"])
     parser.add_argument("--repeats", type=int, default=3, help="turns of each arm (default 3)")
@@ -43,7 +43,12 @@ def main() -> int:
     parser.add_argument("--fits", action="store_true", help="count what each case needs, and run nothing")
     arguments = parser.parse_args()
     known = cases(arguments.gpu or gpu_here(), toy=arguments.toy)
-    chosen = [case for case in known if any(word in case.name for word in arguments.only)]
+    names = {case.name for case in known}
+    chosen = [
+        case
+        for case in known
+        if any(word == case.name or (word in case.name and word not in names) for word in arguments.only)
+    ]
     if not chosen:
         parser.error(f"--only {' '.join(arguments.only)}: no such case. There are {', '.join(c.name for c in known)}")
     if not 0 <= arguments.warm_up < arguments.steps - 1:

@@ -9,6 +9,7 @@ step, and a clock that is read when the device has finished a step. Kernels are 
 ``transformers`` has: bf16 autocast over fp32 weights, SDPA attention, ``torch.compile``.
 """
 
+import copy
 import dataclasses
 import gc
 import sys
@@ -120,17 +121,25 @@ _configs: dict[str, Any] = {}
 
 
 def _final_config(case: Case) -> Any:
-    """The model configuration after strategy, precision and callbacks have written theirs, from a run of two steps."""
+    """The model configuration after strategy, precision and callbacks have written theirs, from a run of two steps.
+
+    Its functions are bound to that run's optimizer and model, which would stay on the device with them.
+    """
     if case.name not in _configs:
-        _configs[case.name] = _ours(case, steps=2, warm_up=0)[1]
+        config = copy.copy(_ours(case, steps=2, warm_up=0)[1])
+        for name in _FUNCTIONS:
+            setattr(config, name, None)
+        _configs[case.name] = config
         empty_device()
     return _configs[case.name]
 
 
+_FUNCTIONS = ("grad_scale_func", "finalize_model_grads_func", "no_sync_func", "grad_sync_func", "param_sync_func")
+"""Fields of a configuration that a training loop writes."""
+
+
 def _builder(final: Any) -> Callable[[bool, bool, int | None], Any]:
     def build(pre_process: bool, post_process: bool, vp_stage: int | None) -> Any:
-        import copy
-
         from megatron.core.models.gpt import GPTModel
 
         from nemo2.models.fused_gradients import fusing_where_possible
@@ -138,14 +147,6 @@ def _builder(final: Any) -> Callable[[bool, bool, int | None], Any]:
         from nemo2.models.tracked_losses import forget_tracked_losses
 
         config = copy.copy(final)
-        for name in (
-            "grad_scale_func",
-            "finalize_model_grads_func",
-            "no_sync_func",
-            "grad_sync_func",
-            "param_sync_func",
-        ):
-            setattr(config, name, None)  # the bare loop writes its own
         forget_tracked_losses()
         model = partial(
             GPTModel,

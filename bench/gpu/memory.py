@@ -8,6 +8,10 @@ Recipes run as they ship, on random weights and random tokens, for a few steps o
 """
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 import traceback
 from typing import Any
 
@@ -32,8 +36,19 @@ def main() -> int:
         "--gpu", default="H100", help="the GPU of the rehearsal (default H100; its memory decides nothing)"
     )
     parser.add_argument("--toy", action="store_true", help="sizes for a CPU: says that it runs")
+    parser.add_argument("--count", action="store_true", help="print the counted bytes as JSON, and run nothing")
     arguments = parser.parse_args()
-    counted = {name: counted_peak(recipe_of(name, toy=arguments.toy), gpu=arguments.gpu) for name in arguments.recipes}
+    if arguments.count:
+        print(
+            json.dumps(
+                {
+                    name: counted_peak(recipe_of(name, toy=arguments.toy), gpu=arguments.gpu)
+                    for name in arguments.recipes
+                }
+            )
+        )
+        return 0
+    counted = counted_elsewhere()
     start_alone()
 
     from bench.gpu.arms import empty_device, timed_run
@@ -101,6 +116,13 @@ def recipe_of(name: str, *, toy: bool) -> Any:
     recipe.trainer.enable_progress_bar = recipe.trainer.enable_checkpointing = False
     recipe.log.ckpt = recipe.resume = None
     return recipe
+
+
+def counted_elsewhere() -> dict[str, int]:
+    """The counted peaks, from a process that sees no GPU: a rehearsal must not."""
+    command = [sys.executable, "-m", "bench.gpu.memory", *sys.argv[1:], "--count"]
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    return json.loads(subprocess.run(command, env=hidden, stdout=subprocess.PIPE, check=True).stdout.splitlines()[-1])
 
 
 def counted_peak(recipe: Any, *, gpu: str) -> int:

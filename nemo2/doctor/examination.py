@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 
+from nemo2.doctor.attention import attention
 from nemo2.doctor.finding import Finding
 from nemo2.doctor.machine import devices, launchers, network, resources
 from nemo2.doctor.packages import commands, needed, optional
@@ -13,6 +14,7 @@ PARTS: tuple[Callable[[], Iterator[Finding]], ...] = (
     commands,
     resources,
     devices,
+    attention,
     network,
     launchers,
 )

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,11 @@ def test_what_cannot_be_measured_is_said_with_exit_code_2(
     done = run(warm_commands, *arguments)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+def test_a_recipe_for_one_gpu_runs_beside_what_is_counted_for_it() -> None:
+    command = [sys.executable, "-m", "bench.gpu.memory", "--toy", "qwen3_600m_24gb:lora"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    name, counted, measured, reserved, seconds, speed = done.stdout.splitlines()[-1].strip("| ").split(" | ")
+    assert name == "qwen3_600m_24gb:lora" and float(measured) >= float(counted) >= 0 and float(seconds) > 0
+    assert int(speed.replace(",", "")) > 0 and reserved == "0.0"  # a CPU reserves nothing

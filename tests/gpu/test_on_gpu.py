@@ -51,8 +51,13 @@ def on_cpu(start: Path) -> dict[str, Any]:
     return train("cpu", 21, load=start)
 
 
-def test_the_gpus_layers_train_as_the_plain_ones_do(start: Path, on_cpu: dict[str, Any]) -> None:
-    there = train(GPU, 21, load=start)
+@pytest.fixture(scope="module")
+def on_gpu(start: Path) -> dict[str, Any]:
+    return train(GPU, 21, load=start)
+
+
+def test_the_gpus_layers_train_as_the_plain_ones_do(on_gpu: dict[str, Any], on_cpu: dict[str, Any]) -> None:
+    there = on_gpu
     if GPU == "gpu":
         assert there["device"] == "cuda"
         assert there["backend"] == "nccl"
@@ -77,12 +82,11 @@ def test_an_asynchronous_save_is_what_a_synchronous_one_is(tmp_path: Path, start
 
 
 @pytest.mark.parametrize("graphs", ["transformer_engine", "local", "full_iteration"])
-def test_captured_steps_train_as_the_others_do(start: Path, graphs: str) -> None:
-    plain = train(GPU, 21, load=start)
+def test_captured_steps_train_as_the_others_do(start: Path, on_gpu: dict[str, Any], graphs: str) -> None:
     there = train(GPU, 21, load=start, graphs=graphs)
     assert there["captured"] is (GPU == "gpu")  # a CPU turns them off
-    assert there["losses"] == pytest.approx(plain["losses"], rel=1e-2)
-    assert there["norms"] == pytest.approx(plain["norms"], rel=5e-2)
+    assert there["losses"] == pytest.approx(on_gpu["losses"], rel=1e-2)
+    assert there["norms"] == pytest.approx(on_gpu["norms"], rel=5e-2)
 
 
 def test_soft_capped_attention_is_compiled_and_the_same(start: Path) -> None:
