@@ -235,40 +235,73 @@ class FabricMegatronStrategy(DDPStrategy):
     def save_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, path: Union[str, Path], state: dict[str, Any], storage_options: Any = None, filter: Any = None
     ) -> None:
-        """Write a checkpoint in `Trainer`'s format, with the other values of ``state``. An optimizer in ``state`` is
-        saved too.
+        """Write a checkpoint in `Trainer`'s format, with the other values of ``state``: of objects with a ``state_dict``
+        that state. An optimizer in ``state`` is saved too, with its schedule.
 
         Raises:
-            ConfigError: ``filter`` is set, which Megatron-Core's sharded state doesn't support.
+            ConfigError: ``filter`` is set, which Megatron-Core's sharded state doesn't support, or ``state`` has a module beside
+                the model, whose state may differ between ranks.
         """
         if filter:
             raise ConfigError(
                 "fabric.save(filter=...) is not supported. Set strategy.ckpt_save_part to save a part of the model."
             )
-        own = {name: value for name, value in state.items() if not _is_kept_in_form(value)}
-        with_optimizer = (
-            {"optimizer_states": []} if any(isinstance(one, torch.optim.Optimizer) for one in state.values()) else {}
-        )
+        own = {
+            name: value.state_dict() if hasattr(value, "state_dict") else value
+            for name, value in state.items()
+            if not self._is_kept_in_form(name, value)
+        }
+        with_optimizer = {}
+        if _has_optimizer(state):
+            schedules = [config.scheduler.state_dict() for config in self.training.lr_scheduler_configs]
+            with_optimizer = {"optimizer_states": [], "lr_schedulers": schedules}
         self.training.save_checkpoint({"fabric": own, **with_optimizer}, path, storage_options)
+
+    def _is_kept_in_form(self, name: str, value: Any) -> bool:
+        """Whether ``value`` is the model or its optimizer. Another module is refused."""
+        if not isinstance(value, nn.Module):
+            return isinstance(value, torch.optim.Optimizer)
+        parallel = self.training.megatron_parallel
+        assert parallel is not None
+        if not any(value is one for whole in (parallel, parallel.pl_module) for one in whole.modules()):
+            raise ConfigError(
+                f"fabric.save(state): {name!r} is a module, {type(value).__name__}, beside the model. Its state may differ "
+                "between ranks, and one rank's would be saved. Leave it out, or pass the values that all ranks share."
+            )
+        return True
 
     def load_checkpoint(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, path: Union[str, Path], state: Any = None, strict: bool = True, weights_only: Optional[bool] = None
     ) -> dict[str, Any]:
-        """Load the model, the counts of steps and samples, and the optimizer if ``state`` holds one, from a checkpoint
-        of nemo2.
+        """Load the model, the counts of steps and samples, and the optimizer with its schedule if ``state`` holds one, from a
+        checkpoint of nemo2.
 
-        Other names in ``state`` receive their saved values. Returns the saved values without a name in ``state``.
+        Other names in ``state`` receive their saved values, and objects with a ``load_state_dict`` load them. Returns the
+        saved values without a name in ``state``.
         """
         state = state if isinstance(state, dict) else {"model": state}
-        wants_optimizer = any(isinstance(one, torch.optim.Optimizer) for one in state.values())
-        self.training.form.load_optimizer = wants_optimizer
+        self.training.form.load_optimizer = _has_optimizer(state)
         self.trainer.ckpt_path = str(path)
         loaded = self.training.load_checkpoint(path)
         self.training.load_model_state_dict(loaded, strict=strict)
         _progress(self.trainer).total.completed = (loaded.get("nemo2") or {}).get("global_step", 0)
+        if _has_optimizer(state):
+            self._restore_schedules(loaded.get("lr_schedulers"))
         own = dict(loaded.get("fabric") or {})
-        state.update({name: own.pop(name) for name in list(own) if name in state})
+        for name in [name for name in own if name in state]:
+            if hasattr(state[name], "load_state_dict"):
+                state[name].load_state_dict(own.pop(name))
+            else:
+                state[name] = own.pop(name)
         return own
+
+    def _restore_schedules(self, saved: Optional[list[dict[str, Any]]]) -> None:
+        """``saved``: None in checkpoints of earlier versions, whose schedules go on at the number of steps."""
+        for index, config in enumerate(self.training.lr_scheduler_configs):
+            if saved is None:
+                config.scheduler.step(self.trainer.global_step)  # pyright: ignore[reportCallIssue]
+            else:
+                config.scheduler.load_state_dict(saved[index])
 
     def start_from(self, path: Union[str, Path]) -> None:
         """Load weights only, from a checkpoint of nemo2 or NeMo, or from released weights.
@@ -504,8 +537,8 @@ def _progress(trainer: pl.Trainer) -> Any:
     return trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
 
 
-def _is_kept_in_form(value: Any) -> bool:
-    return isinstance(value, nn.Module | torch.optim.Optimizer) or hasattr(value, "state_dict")
+def _has_optimizer(state: dict[str, Any]) -> bool:
+    return any(isinstance(one, torch.optim.Optimizer) for one in state.values())
 
 
 def _refuse(**arguments: tuple[Any, Any]) -> None:

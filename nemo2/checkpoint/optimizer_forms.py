@@ -33,6 +33,7 @@ Form = Literal["plain", "half", "distributed"]
 _MAIN_PARAMETER = {"plain": "", "half": "optimizer.state.fp32_param.", "distributed": "optimizer.state.param."}
 _IDENTIFIERS = ("wd_mult", "lr_mult", "is_decoupled_lr")
 """Fields that distinguish the groups of one optimizer. Whether a group is the experts' determines its optimizer."""
+_PEAKS = ("max_lr", "min_lr", "start_wd", "end_wd")
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
 _STEP = "optimizer.state.step."
 _COPIES = "fp32_from_fp16_params"
@@ -84,13 +85,33 @@ def completed(loaded: Any, wanted: Any, saved: Any) -> Any:
 
 def with_empty_states(loaded: Any, whole: Any) -> Any:
     """``loaded`` with the empty entries of ranks without trained parameters, for which nothing was loaded. Megatron-Core
-    requires the entries. ``whole`` is the optimizer that takes the state."""
+    requires the entries. ``whole`` is the optimizer that takes the state. A constant loss scale has no state, and a dynamic
+    one starts anew after it."""
     for part, one in zip(_chain(loaded), _chained(whole), strict=False):
+        if not part.get("grad_scaler", True):
+            del part["grad_scaler"]
         if _form(part) == "plain" or "optimizer" in part:
             _inner(part).setdefault("state", {})
         copies = getattr(one, "fp32_from_float16_groups", None)
         if copies is not None and not any(copies):
             part.setdefault(_COPIES, [[] for _ in copies])
+    return loaded
+
+
+def with_own_peaks(loaded: Any, whole: Any) -> Any:
+    """``loaded`` with the peaks of the rates and of the weight decay of ``whole``, the optimizer that takes the state.
+    Megatron-Core finds a saved group by them too (since 0.19), so that no run could be resumed with another learning rate."""
+    for part, one in zip(_chain(loaded), _chained(whole), strict=False):
+        inner = _inner(part)
+        for group in inner.get("param_groups", ()) if isinstance(inner, dict) else ():
+            alike = [
+                {name: mine.get(name) for name in _PEAKS}
+                for mine in one.param_groups
+                if _identity(mine) == _identity(group)
+                and mine.get("is_expert_parallel") == group.get("is_expert_parallel")
+            ]
+            if len(alike) == 1:
+                group.update({name: value for name, value in alike[0].items() if value is not None or name in group})
     return loaded
 
 
@@ -232,6 +253,13 @@ def forget_updates(optimizers: Iterable[Any]) -> None:
                 state[name].zero_()
         for holder in _counting(optimizer):
             holder["step"] = torch.zeros_like(holder["step"]) if isinstance(holder["step"], Tensor) else 0
+
+
+def keep_settings(groups: Iterable[dict[str, Any]], own: Iterable[dict[str, Any]]) -> None:
+    """Give loaded parameter groups the settings of the run, ``own``. Only the number of updates is the checkpoint's; a
+    schedule sets the rate again."""
+    for group, before in zip(groups, own, strict=True):
+        group.update({name: value for name, value in before.items() if name not in ("params", "step")})
 
 
 def torch_optimizers(whole: Any) -> list[Any]:

@@ -56,7 +56,8 @@ def load_random_state(state: dict[str, Any]) -> None:
             "so dropout differs from here on."
         )
         return
-    tracker.set_states({name: _like(value, current.get(name)) for name, value in state["megatron"].items()})
+    # Streams that only this run has, such as those of another version of Megatron-Core, start from the seed.
+    tracker.set_states(current | {name: _like(value, current.get(name)) for name, value in state["megatron"].items()})
 
 
 def say_they_start_anew(checkpoint: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from nemo2 import ranks
 from nemo2.checkpoint.auto_resume import RestoreConfig
@@ -69,12 +70,17 @@ class Checkpoints(SteppingStrategy):
             self._whole_without_base = True
 
     def on_train_start(self) -> None:
-        """Check that saved parts can be completed. Weights are already loaded.
+        """Set the rates of the restored schedules, which schedules of torch's multiply, and check that saved parts can be
+        completed. Weights are already loaded.
 
         Raises:
             ConfigError: only a part of the model is to be saved, and the source of the other parameters is unknown.
         """
         super().on_train_start()
+        for schedule in (config.scheduler for config in self.lr_scheduler_configs):
+            if isinstance(schedule, LRScheduler):
+                for group, rate in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
+                    group["lr"] = rate
         part = self.form.part
         if part is not None and not self.form.base and self._whole_without_base:
             self.form.part = None

@@ -107,6 +107,53 @@ def test_a_checkpoint_continues_bit_by_bit_and_a_model_is_read_from_it(run_on_ra
     assert seen == loaded
 
 
+class Counter:
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def rates_of_two_loops(path: str) -> tuple[list[float], list[float], int]:
+    """The rates of a loop of six steps, and of one that goes on in another Fabric after two."""
+
+    def loop(*, steps: int, load: str = "", save: str = "") -> tuple[list[float], int]:
+        fabric, model = fabric_with(), small_runs.build_llama(schedule=small_runs.cosine(6))
+        fabric.launch()
+        parallel, optimizer, schedule = fabric.setup(model, model.optim)
+        counter = Counter(steps if save else 0)
+        state = {"model": parallel, "optimizer": optimizer, "counter": counter}
+        if load:
+            fabric.load(load, state)
+        rates = []
+        for step in range(fabric.strategy.trainer.global_step, steps):
+            rates.append(optimizer.param_groups[0]["lr"])
+            parallel.training_step(small_runs.global_batch(step))
+            optimizer.step()
+            schedule.step()
+        if save:
+            with pytest.raises(ConfigError, match="'other' is a module, Linear, beside the model"):
+                fabric.save(save, state | {"other": torch.nn.Linear(1, 1)})
+            fabric.save(save, state)
+        small_runs.release()
+        return rates, counter.count
+
+    whole, _ = loop(steps=6)
+    before, _ = loop(steps=2, save=path)
+    after, count = loop(steps=6, load=path)
+    return whole, before + after, count
+
+
+def test_a_schedule_goes_on_with_its_optimizer_and_objects_load_their_state(run_on_ranks, tmp_path) -> None:
+    [(whole, parts, count)] = run_on_ranks(rates_of_two_loops, 1, str(tmp_path / "step=2"))
+    assert parts == whole and len(set(whole)) == 6
+    assert count == 2
+
+
 def test_a_trainer_becomes_a_fabric_of_the_same_layout_and_precision() -> None:
     trainer = nl.Trainer(
         devices=1,

@@ -21,10 +21,12 @@ from nemo2.checkpoint.optimizer_forms import (
     forget_updates,
     forms_of,
     from_pieces,
+    keep_settings,
     refuse_nemo,
     torch_optimizers,
     under_saved_names,
     with_empty_states,
+    with_own_peaks,
     with_step_of_all,
     without_classes,
     without_empty_copies,
@@ -33,13 +35,15 @@ from nemo2.checkpoint.pieces import Piece
 from nemo2.checkpoint.random_state import random_state, say_they_start_anew
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
+from nemo2.names import listed
+from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.parallel.sharded_state import added_keys, frozen_keys, part_of, unstacked
 
 _STATE = "optimizer."
 _log = logging.getLogger(__name__)
-_RECIPE_SETTINGS = {"betas", "eps", "weight_decay"}
-"""Settings of an optimizer's groups that come from the run's recipe, not from the checkpoint that it resumes from."""
+_DEFAULTS_OF_TORCH = {"foreach", "fused", "capturable", "maximize", "differentiable", "decoupled_weight_decay"}
+"""Settings that torch's optimizers complete in the state of an older torch."""
 _FORM = "optimizer_of_another_form"
 _MAY_BE_INCOMPLETE = ("log_unexpected", "log_all", "return_unexpected", "return_all", "ignore_all")
 """Strictness values under which tensors that the checkpoint lacks, which Megatron-Core calls unexpected, keep their
@@ -247,19 +251,16 @@ class MegatronForm(Form):
 
     def take(self, checkpoint: Mapping[str, Any], *, strict: bool) -> None:
         if "model" in checkpoint:
-            whole = self.strictness not in _MAY_BE_INCOMPLETE
-            self.parallel.load_chunks_state_dict(checkpoint["model"], strict=strict and whole)
+            complete = self.strictness not in _MAY_BE_INCOMPLETE
+            self.parallel.load_chunks_state_dict(checkpoint["model"], strict=strict and complete)
         optimizers = self._optimizers
         if "optimizer" in checkpoint and optimizers:
             own = [dict(group) for group in optimizers[0].param_groups]
-            optimizers[0].load_state_dict(with_empty_states(checkpoint["optimizer"], optimizers[0].mcore_optimizer))
+            whole = optimizers[0].mcore_optimizer
+            optimizers[0].load_state_dict(with_own_peaks(with_empty_states(checkpoint["optimizer"], whole), whole))
             if self.load_main_params:
-                forget_updates(torch_optimizers(optimizers[0].mcore_optimizer))
-            for group, before in zip(optimizers[0].param_groups, own, strict=True):
-                kept = before.keys() if self.load_main_params else before.keys() & _RECIPE_SETTINGS
-                # Another implementation of the optimizer, such as a CPU's, saves no fields that only this one has.
-                kept |= before.keys() - group.keys()
-                group.update({name: before[name] for name in kept - {"params", "step"}})
+                forget_updates(torch_optimizers(whole))
+            keep_settings(optimizers[0].param_groups, own)
         elif optimizers:
             optimizers[0].reload_model_params()
 
@@ -294,9 +295,27 @@ class MegatronForm(Form):
         return {} if megatron else optimizer.state_dict()
 
     def load_optimizer_states(self, states: Iterable[dict[str, Any]]) -> None:
+        """Load torch's optimizers. What a recipe sets is the recipe's; what a module's own ``configure_optimizers`` sets is
+        the checkpoint's, as under Lightning.
+
+        Raises:
+            CheckpointError: an optimizer of another kind saved the state.
+        """
+        by_recipe = isinstance(getattr(self.owner.lightning_module, "optim", None), OptimizerModule)
         for optimizer, state in zip(self.owner.optimizers, states, strict=True):
-            if not isinstance(optimizer, MegatronOptimizer):
-                optimizer.load_state_dict(state)
+            if isinstance(optimizer, MegatronOptimizer):
+                continue
+            own = [dict(group) for group in optimizer.param_groups]
+            lacking = optimizer.defaults.keys() - set().union(*state["param_groups"]) - _DEFAULTS_OF_TORCH
+            if lacking:
+                raise CheckpointError(
+                    f"{self.owner.trainer.ckpt_path} holds the state of another optimizer than {type(optimizer).__name__}: its "
+                    f"groups have no {listed(sorted(lacking))}. Train with the optimizer of the checkpoint, or set "
+                    "strategy.ckpt_load_optimizer=False."
+                )
+            optimizer.load_state_dict(state)
+            if by_recipe:
+                keep_settings(optimizer.param_groups, own)
 
 
 def _without(state: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def resumed_with_changes(directory: str) -> dict[str, Any]:
         "nothing": {},
         "batch and seed of the data": {"data": {"global_batch_size": 16, "seed": 99}},
         "rotary base": {"model": {"rotary_base": 500}},
-        "optimizer": {"optim": {"adam_beta1": 0.5, "adam_eps": 1e-6}},
+        "optimizer": {"optim": {"adam_beta1": 0.5, "adam_eps": 1e-6, "lr": 0.003}},
         "recomputation": {"model": {"recompute_granularity": "selective"}},
         "sequence length": {"model": {"seq_length": 32}, "data": {"seq_length": 32}},
         "activation": {"model": {"activation_func": torch.nn.functional.gelu}},
@@ -74,7 +74,7 @@ def resumed_with_changes(directory: str) -> dict[str, Any]:
         found[name] = json.loads((run / "changes.json").read_text())
         if name == "optimizer":
             groups = given["trainer"].strategy.optimizers[0].param_groups
-            found["betas"] = {(group["betas"][0], group["eps"]) for group in groups}
+            found["betas"] = {(group["betas"][0], group["eps"], group["lr"]) for group in groups}
     small_runs.release()
     with pytest.raises(CheckpointError) as caught:
         pretrain(**parts(directory, max_steps=20, model={"vocab_size": 1024}))
@@ -105,7 +105,7 @@ def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_o
     )
     assert any("rotary_base" in line and "-> 500" in line for line in found["rotary base"]["result"])
     assert any("adam_beta1: 0.9 -> 0.5" in line for line in found["optimizer"]["result"])
-    assert found["betas"] == {(0.5, 1e-6)}, "what the recipe says takes effect"
+    assert found["betas"] == {(0.5, 1e-6, 0.003)}, "what the recipe says takes effect"
     recompute = found["recomputation"]
     assert any("recompute_granularity" in line for line in recompute["harmless"])
     assert not any("recompute" in line for line in recompute["result"])

@@ -43,6 +43,16 @@ def test_streams_go_on_where_they_were_saved(monkeypatch: pytest.MonkeyPatch) ->
     assert tracker.states["model-parallel-rng"].sum() == 16
 
 
+def test_a_stream_that_the_checkpoint_lacks_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = Tracker(torch.zeros(16, dtype=torch.uint8))
+    tracker.states["expert-parallel-rng"] = torch.full((16,), 2, dtype=torch.uint8)
+    monkeypatch.setattr(random_state, "_tracker", lambda: tracker)
+    random_state.load_random_state(saved(torch.ones(16, dtype=torch.uint8)))
+    assert {name: int(state.sum()) for name, state in tracker.states.items()} == {
+        "model-parallel-rng": 16, "expert-parallel-rng": 32,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(("here", "there"), [(5056, 16), (16, 5056)], ids=["on a CPU", "on a GPU"])
 def test_streams_of_another_kind_of_device_start_anew(monkeypatch: pytest.MonkeyPatch, here: int, there: int) -> None:
     """A GPU's state has 16 bytes, a CPU's 5056: neither can be set to the other's."""

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State of an optimizer that one implementation or configuration saved, loaded into another."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nemo2 as nl
+from nemo2.errors import CheckpointError
+from nemo2.optim.base import OptimizerModule
+from nemo2.optim.pytorch import PytorchOptimizerModule
+from support import small_runs
+
+
+class OwnKey(torch.optim.AdamW):
+    """Reads a field of its groups that torch's doesn't write, as Transformer Engine's Adam does."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for group in self.param_groups:
+            group["own"] = True
+
+    def step(self, closure: Any = None) -> Any:
+        assert all(group["own"] for group in self.param_groups)
+        return super().step(closure)
+
+
+class Halving(OptimizerModule):
+    """With a schedule of torch's that multiplies the rate of the step before."""
+
+    makes_torch_optimizers = True
+
+    def optimizers(self, model: Any) -> list[torch.optim.Optimizer]:
+        return [torch.optim.AdamW(model.parameters(), lr=0.01)]
+
+    def __call__(self, model: Any, megatron_parallel: Any = None) -> list[dict[str, Any]]:
+        [optimizer] = self.optimizers(model)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        return [{"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}]
+
+
+def adamw(**settings: Any) -> OptimizerModule:
+    return PytorchOptimizerModule(partial(torch.optim.AdamW, **{"lr": 0.01, "weight_decay": 0.1} | settings))
+
+
+def run(path: str, optim: OptimizerModule | None = None, *, resume: bool = False, **options: Any) -> dict[str, Any]:
+    """Two steps that end with a checkpoint, or two further ones from it."""
+    small_runs.release()
+    model = small_runs.build_llama(distributed=options.pop("distributed", False))
+    if optim is not None:
+        optim.connect(model)
+
+    def inspect(trainer: Any) -> list[dict[str, Any]]:
+        if not resume:
+            trainer.save_checkpoint(path)
+        groups = trainer.strategy.optimizers[0].param_groups
+        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+    settings = {"max_steps": 4, "ckpt_path": path} if resume else {"max_steps": 2}
+    return small_runs.fit(model, inspect=inspect, **settings, **options)
+
+
+def torch_optimizers(directory: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    path = str(Path(directory) / "adam")
+    run(path, adamw())
+    changed = run(path, adamw(lr=0.03, weight_decay=0.5, betas=(0.5, 0.9)), resume=True)
+    found["settings"] = [(group["weight_decay"], group["betas"]) for group in changed["inspected"]], changed["rates"]
+    found["own key"] = len(run(path, PytorchOptimizerModule(OwnKey), resume=True)["losses"])
+    for kind in (torch.optim.SGD, torch.optim.Adafactor):
+        with pytest.raises(CheckpointError) as error:
+            run(path, PytorchOptimizerModule(partial(kind, lr=0.01)), resume=True)
+        found[kind.__name__] = str(error.value)
+    for name in ("MegatronStrategy", "FSDP2Strategy"):
+        path = str(Path(directory) / name)
+        rates: list[float] = []
+        for resume in (False, True):
+            options = {} if name == "MegatronStrategy" else {"precision": None, "strategy": nl.FSDP2Strategy()}
+            rates += run(path, Halving(), resume=resume, **options)["rates"]
+        found[name] = rates
+    return found
+
+
+def test_settings_of_torchs_optimizers_are_the_recipes_and_another_kind_is_refused(run_on_ranks, tmp_path) -> None:
+    [found] = run_on_ranks(torch_optimizers, 1, str(tmp_path))
+    groups, rates = found["settings"]
+    assert {decay for decay, _ in groups} == {0.5} and {betas for _, betas in groups} == {(0.5, 0.9)}
+    assert rates == [0.03, 0.03]
+    assert found["own key"] == 2
+    assert "another optimizer than SGD" in found["SGD"] and "momentum" in found["SGD"]
+    assert "another optimizer than Adafactor" in found["Adafactor"] and "beta2_decay" in found["Adafactor"]
+    assert found["MegatronStrategy"] == found["FSDP2Strategy"] == [0.01, 0.005, 0.0025, 0.00125]
+
+
+def loss_scales(directory: str) -> dict[str, list[float]]:
+    found = {}
+    for distributed in (False, True):
+        path = str(Path(directory) / f"distributed={distributed}")
+        constant = nl.MegatronMixedPrecision("16-mixed", fp16_loss_scale=8.0)
+        dynamic = nl.MegatronMixedPrecision("16-mixed", fp16_initial_loss_scale=16.0)
+        run(path, precision=constant, distributed=distributed)
+        found[path] = run(path, precision=dynamic, distributed=distributed, resume=True)["scales"]
+    return found
+
+
+def test_a_dynamic_loss_scale_begins_after_a_constant_one(run_on_ranks, tmp_path) -> None:
+    [found] = run_on_ranks(loss_scales, 1, str(tmp_path))
+    assert list(found.values()) == [[16.0, 16.0]] * 2
