@@ -41,9 +41,10 @@ def routed(padding: list[list[bool]] | None, per_token: bool = True) -> dict[str
     )
     router: Any = WeightedRouter(config, pg_collection=ProcessGroupCollection.use_mpu_process_groups())
     router.set_layer_number(1)
-    MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1))
-    x = torch.randn(6, 2, 8, generator=torch.Generator().manual_seed(3)).requires_grad_()
-    mask = None if padding is None else torch.tensor(padding).transpose(0, 1)
+    device = get_backend().device
+    MoEAuxLossAutoScaler.set_loss_scale(torch.ones(1, device=device))
+    x = torch.randn(6, 2, 8, generator=torch.Generator().manual_seed(3)).to(device).requires_grad_()
+    mask = None if padding is None else torch.tensor(padding, device=device).transpose(0, 1)
     probs, _ = router(x, mask)
     (gradient,) = torch.autograd.grad(0.0 * probs.sum(), x)
     return {"counted": float(router.local_tokens_per_expert.sum()), "by_token": gradient.norm(dim=-1).T.tolist()}
