@@ -37,6 +37,7 @@ from nemo2.config.capture import captured_arguments, configurable
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.optim.base import OptimizerModule
+from nemo2.optim.lr_scheduler import set_last_rates
 from nemo2.optim.megatron import MegatronOptimizerModule
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.megatron_parallel import MegatronParallel, MegatronStep
@@ -291,6 +292,7 @@ class FabricMegatronStrategy(DDPStrategy):
         for name in [name for name in own if name in state]:
             if hasattr(state[name], "load_state_dict"):
                 state[name].load_state_dict(own.pop(name))
+                set_last_rates(state[name])
             else:
                 state[name] = own.pop(name)
         return own

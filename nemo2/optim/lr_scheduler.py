@@ -630,3 +630,11 @@ def _trainer_steps(model: Any) -> Optional[int]:
 def _share(part: float, whole: float) -> float:
     """``part / whole``, clamped to 0..1. An empty decay counts as finished."""
     return min(1.0, part / whole) if whole > 0 else 1.0
+
+
+def set_last_rates(schedule: Any) -> None:
+    """Give the optimizer of a restored ``schedule`` its last rates, which schedules of torch's multiply. Other objects have
+    none."""
+    if isinstance(schedule, LRScheduler):
+        for group, rate in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
+            group["lr"] = rate

@@ -11,7 +11,6 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from torch.optim.lr_scheduler import LRScheduler
 
 from nemo2 import ranks
 from nemo2.checkpoint.auto_resume import RestoreConfig
@@ -24,6 +23,7 @@ from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.paths import missing
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
+from nemo2.optim.lr_scheduler import set_last_rates
 from nemo2.strategies.stepping import SteppingStrategy
 
 _log = logging.getLogger(__name__)
@@ -77,10 +77,8 @@ class Checkpoints(SteppingStrategy):
             ConfigError: only a part of the model is to be saved, and the source of the other parameters is unknown.
         """
         super().on_train_start()
-        for schedule in (config.scheduler for config in self.lr_scheduler_configs):
-            if isinstance(schedule, LRScheduler):
-                for group, rate in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
-                    group["lr"] = rate
+        for config in self.lr_scheduler_configs:
+            set_last_rates(config.scheduler)
         part = self.form.part
         if part is not None and not self.form.base and self._whole_without_base:
             self.form.part = None
