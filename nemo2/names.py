@@ -46,7 +46,7 @@ def nearest(name: str, known: Iterable[str], *, limit: int = 3) -> list[str]:
     parts = set(folded.split("_"))
     scored = []
     for candidate in known:
-        other = candidate.lower()
+        other = candidate.lower().replace("-", "_")
         score = difflib.SequenceMatcher(None, folded, other).ratio()
         if min(len(folded), len(other)) >= 2 and (parts <= set(other.split("_")) or set(other.split("_")) <= parts):
             score = max(score, 0.75)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the folder of the weights that a user names: a path, or as in NeMo 2.0 ``hf://`` and ``nemo://``."""
 
+import contextlib
 from pathlib import Path
 from typing import Optional
 
@@ -8,6 +9,7 @@ from nemo2.backend.extras import install
 from nemo2.checkpoint.directory import WEIGHTS_PATH, finished, read_manifest
 from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.data.home import models_home
+from nemo2.data.hub import asking_hub
 from nemo2.errors import CheckpointError, ConfigError
 
 HUGGING_FACE = "hf://"
@@ -51,14 +53,15 @@ def folder_of(path: str, *, local_files_only: bool = False) -> Path:
     except ImportError as error:
         raise ConfigError(f"{path}: huggingface_hub, which downloads it, isn't installed: {install('hf')}.") from error
     try:
-        return Path(
-            snapshot_download(
-                repository,
-                revision=revision or None,
-                allow_patterns=list(_DOWNLOADED),
-                local_files_only=local_files_only,
+        with contextlib.nullcontext() if local_files_only else asking_hub(repository):
+            return Path(
+                snapshot_download(
+                    repository,
+                    revision=revision or None,
+                    allow_patterns=list(_DOWNLOADED),
+                    local_files_only=local_files_only,
+                )
             )
-        )
     except Exception as error:  # the hub's client raises many types: no network, no such repository, no access
         raise CheckpointError(
             f"{path} cannot be downloaded: {' '.join(str(error).split())[:300].rstrip('.')}. Download it on a machine with a "

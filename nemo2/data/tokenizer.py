@@ -9,6 +9,7 @@ Each tokenizer has NeMo's names (``text_to_ids``, ``ids_to_text``, ``bos_id`` ..
 into the key of their index cache.
 """
 
+import contextlib
 import hashlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -19,6 +20,7 @@ from typing import Any, Optional, Union
 
 from nemo2.backend.extras import install
 from nemo2.config.capture import configurable
+from nemo2.data.hub import asking_hub
 from nemo2.errors import ConfigError, DataError
 
 END_OF_DOCUMENT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
@@ -389,14 +391,16 @@ class AutoTokenizer(Tokenizer):
             if value is not None
         }
         try:
-            return HFAutoTokenizer.from_pretrained(
-                self.pretrained_model_name,
-                use_fast=self.use_fast,
-                trust_remote_code=self.trust_remote_code,
-                revision=self.revision or "main",
-                local_files_only=self.local_files_only,
-                **overrides,
-            )
+            local = self.local_files_only or Path(self.pretrained_model_name).exists()
+            with contextlib.nullcontext() if local else asking_hub(self.pretrained_model_name):
+                return HFAutoTokenizer.from_pretrained(
+                    self.pretrained_model_name,
+                    use_fast=self.use_fast,
+                    trust_remote_code=self.trust_remote_code,
+                    revision=self.revision or "main",
+                    local_files_only=self.local_files_only,
+                    **overrides,
+                )
         except (OSError, ValueError) as error:
             where = "in the local cache" if self.local_files_only else "here or on the Hugging Face hub"
             raise DataError(

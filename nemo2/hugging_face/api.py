@@ -193,5 +193,6 @@ def load_connector_from_trainer_ckpt(path: Union[str, Path], target: str = "hf")
 def _to_export(path: Union[str, Path]) -> Checkpoint:
     checkpoint = Checkpoint.open(path)
     if checkpoint.is_release:
+        checkpoint.require_complete()
         raise CheckpointError(f"{checkpoint.path} already has Hugging Face's format, so there is nothing to export.")
     return checkpoint

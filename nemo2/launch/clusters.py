@@ -33,7 +33,7 @@ import nemo_run
 from nemo_run.config import get_nemorun_home
 
 from nemo2.errors import ConfigError
-from nemo2.launch.slurm.start import ClusterSettings
+from nemo2.launch.slurm.start import ClusterSettings, limit_seconds
 from nemo2.launch.trusted_files import read_trusted
 from nemo2.names import did_you_mean, safe_name
 
@@ -152,6 +152,8 @@ def built(profile: Profile) -> tuple[Any, ClusterSettings]:
     else:
         values.setdefault("launcher", "torchrun")
     try:
+        if kind == "slurm":
+            limit_seconds(values["time"])
         executor = made(**values)
         settings = ClusterSettings(**{key: value for key, value in profile.values.items() if key in ours})
     except ConfigError as error:

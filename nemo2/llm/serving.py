@@ -8,6 +8,7 @@ command line.
 import hashlib
 import os
 import shlex
+import socket
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,8 +89,10 @@ def plan_serving(
 
     Raises:
         CheckpointError: the checkpoint is missing or doesn't describe its model.
-        ConfigError: no engine is installed, or the engine doesn't support the request.
+        ConfigError: no engine is installed, the engine doesn't support the request, or the address can't be used.
     """
+    if not print_only:
+        _refuse_used_address(options)
     options = replace(options, model_name=options.model_name or name_of_weights(path))
     checkpoint = Checkpoint.open(path)
     model, chosen = checkpoint.model(), engines.chosen(engine, print_only=print_only)
@@ -106,6 +109,17 @@ def plan_serving(
     form = Form(checkpoint=checkpoint.require_nemo2().path, kind="merged" if why else "model", dtype=dtype)
     notes = (f"The adapters are merged into the weights, because {why}.",) if why else ()
     return _serving(model, options, chosen, dtype, folder=form.folder, forms=(form,), notes=notes)
+
+
+def _refuse_used_address(options: ServingOptions) -> None:
+    fix = advice("choose another --host or --port", "set another host or port")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, after one that has just ended
+            probe.bind(address)
+    except OSError as error:
+        raise ConfigError(f"{options.host}:{options.port} can't be served on: {error.strerror}; {fix}.") from error
 
 
 @configurable

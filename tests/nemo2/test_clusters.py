@@ -84,6 +84,7 @@ def test_a_projects_profile_wins_over_the_users():
         ),
         ("[clusters.mine]\nkind = 'slurm'\nstarter = 'mpirun'", "starter='mpirun': must be 'torchrun' or 'srun'"),
         ("[clusters.mine]\nkind = 'slurm'\nnodes = 4", "'nodes' is not a field"),
+        ("[clusters.mine]\nkind = 'slurm'\ntime = '4 hours'", "time='4 hours'"),
         ("[clusters.mine]\nkind = 'slurm'\ncode = 'all'", "code='all': must be one of"),
         ("[clusters.mine]\nkind = 'slurm'\nssh = {host='h', user='u'}", "job_dir is missing"),
         ("[clusters.mine]\nkind = 'slurm'\nssh = 'h'", "must be a table with host and user"),

@@ -28,6 +28,10 @@ def test_the_nearest_name_comes_first(typed, meant):
     assert nearest(typed, KNOWN)[0] == meant
 
 
+def test_two_letters_of_an_option_may_be_swapped():
+    assert nearest("--form", ["--force", "--from", "--peft"])[0] == "--from"
+
+
 def test_what_everybody_calls_a_parallel_size_is_the_short_name_of_the_layout():
     assert LAYOUT_FIELDS.items() <= ABBREVIATIONS.items()
 

@@ -27,7 +27,7 @@ from nemo2.launch.slurm import aftermath, probing, queue, ship
 from nemo2.launch.slurm.aftermath import ASKED, STALLED, history, judge, record
 from nemo2.launch.slurm.script import MOST_UNJUDGED, SCRIPT, Job, job_script
 from nemo2.launch.slurm.shell import LocalShell, RemoteLines, shell_of
-from nemo2.launch.slurm.start import ClusterSettings, _grace, _seconds, prepare, refuse_unusable
+from nemo2.launch.slurm.start import ClusterSettings, _grace, limit_seconds, prepare, refuse_unusable
 from nemo2.run_dir.faults import HANG, Fault
 
 ODD = "a b; $(touch ran) `touch ran` 'q' \"d\" \\ %s\nnew line"
@@ -759,7 +759,7 @@ def test_relative_directories_become_absolute_where_the_job_is_submitted(tmp_pat
     ],
 )
 def test_slurms_forms_of_time(limit, seconds):
-    assert _seconds(limit) == seconds
+    assert limit_seconds(limit) == seconds
 
 
 def test_a_run_is_asked_to_save_as_long_before_the_end_as_its_checkpoint_takes():

@@ -8,6 +8,7 @@ from typing import Any, Optional
 from nemo2.backend.extras import has, why_missing
 from nemo2.data.documents import holds_records
 from nemo2.data.finetuning.sources import RecordFiles, Records, Source
+from nemo2.data.hub import asking_hub
 from nemo2.errors import ConfigError, DataError
 
 ALIASES: Mapping[str, Sequence[str]] = {
@@ -120,7 +121,8 @@ def load(name: str, *, streaming: bool = False, **options: Any) -> Mapping[str, 
     """
     package = datasets_package(name)
     try:
-        return package.load_dataset(name, streaming=streaming, **options)
+        with asking_hub(name):
+            return package.load_dataset(name, streaming=streaming, **options)
     except Exception as error:  # the package raises any error of its readers and of the network
         raise DataError(
             f"The dataset {name!r} cannot be loaded from this machine or from the Hugging Face hub "

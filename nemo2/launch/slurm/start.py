@@ -152,7 +152,7 @@ def prepare(
         },
         workdir=str(Path.cwd()) if shell.local and not executor.container_image else f"{folder}/code",
         container_mounts=(*_own_mounts(recipe, runs), *executor.container_mounts),
-        grace_seconds=_grace(recipe, settings, nodes=nodes, limit=_seconds(job.time)),
+        grace_seconds=_grace(recipe, settings, nodes=nodes, limit=limit_seconds(job.time)),
         requeue=settings.requeue and resumes and chain == 1,
     ), secrets
 
@@ -363,11 +363,11 @@ def _time_limit(executor: Any) -> str:
             "SlurmExecutor.time is 00:10:00, nemo-run's default, so the job saves and is queued again every 10 "
             "minutes. Set a longer time."
         )
-    _seconds(limit)
+    limit_seconds(limit)
     return limit
 
 
-def _seconds(limit: str) -> Optional[int]:
+def limit_seconds(limit: str) -> Optional[int]:
     """The seconds of a time limit in one of Slurm's forms. None: no limit.
 
     The forms are minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].

@@ -67,6 +67,10 @@ def test_a_use_that_needs_nemo2s_format_refuses_the_others(of_each_format: dict[
             find_checkpoint(of_each_format[kind])
     with pytest.raises(CheckpointError, match="nothing to export"):
         llm.export_ckpt(of_each_format["Hugging Face"], output_path=tmp_path / "out")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="damaged: config.json"):
+        llm.export_ckpt(tmp_path / "broken", output_path=tmp_path / "out")
     torch_dist(tmp_path / "megatron" / "iter_0000010", weight=torch.ones(2))
     (tmp_path / "megatron" / "latest_checkpointed_iteration.txt").write_text("10\n")
     with pytest.raises(ConfigError, match="does not describe its model"):

@@ -194,6 +194,22 @@ def test_an_engine_that_is_missing_is_told_with_what_installs_it(
     assert engines.chosen(None) == "transformers"
 
 
+def test_an_address_that_cannot_be_used_is_refused_before_the_checkpoint_is_read() -> None:
+    import socket
+
+    from nemo2.llm.engines import ServingOptions
+    from nemo2.llm.serving import plan_serving
+
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+            plan_serving("/nowhere", ServingOptions(port=port))
+    with pytest.raises(ConfigError, match="192.0.2.1:0"):
+        plan_serving("/nowhere", ServingOptions(host="192.0.2.1", port=0))
+    with pytest.raises(CheckpointError, match="/nowhere"):
+        plan_serving("/nowhere", ServingOptions(port=port))
+
+
 def test_nemos_deploy_refuses_what_no_engine_has_and_leads_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from nemo2 import llm
     from nemo2.llm import serving
