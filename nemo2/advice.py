@@ -20,6 +20,11 @@ def new_name() -> str:
     return advice("use --name NAME", "set another log.name")
 
 
+def own_data() -> str:
+    """How to train on text of one's own, as the end of a sentence."""
+    return advice("pass --data PATH", "set recipe.data to a PreTrainingDataModule with paths=PATH")
+
+
 def again() -> str:
     """What goes on with a run that has stopped, as a line to copy."""
     return os.environ.get(_VARIABLE, "the same command or script")

@@ -4,6 +4,7 @@
 import io
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
@@ -54,7 +55,7 @@ def columns(
     if not cells and head is None:
         return []
     if width is None:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
+        width = _longest_line()
     texts = list(zip(*cells, *([map(Text, head)] if head else []), strict=True))
     others = sum(
         max(one.cell_len for one in texts[place]) + 2 for place in range(len(texts)) if place != folds % len(texts)
@@ -76,6 +77,18 @@ def columns(
     with console.capture() as captured:
         console.print(table)
     return [f"{' ' * indent}{line.rstrip()}" for line in captured.get().splitlines()]
+
+
+def folded(sentence: str, *, indent: int = 2) -> str:
+    """A sentence that on a terminal goes on below, between words. In a file or a pipe it is one line of any length."""
+    further = " " * indent
+    return textwrap.fill(
+        sentence, _longest_line(), subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _longest_line() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
 
 
 def short_count(value: Optional[float]) -> str:

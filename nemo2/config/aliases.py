@@ -36,7 +36,7 @@ DECIDED_ELSEWHERE: dict[tuple[str, str], Elsewhere] = {}
 _TEXT_FORMS: dict[str, dict[str, Callable[[str], Any]]] = {}
 """For each class, the parameters whose texts stand for a config; see `register_text_form`."""
 
-_GONE: dict[str, dict[str, str]] = {}
+_GONE: dict[str, dict[str, str | Callable[[], str]]] = {}
 """For each class or function, names from NeMo 2.0's scripts that it lacks, with the reason."""
 
 _resolved: "weakref.WeakKeyDictionary[Any, dict[str, str]]" = weakref.WeakKeyDictionary()
@@ -89,11 +89,11 @@ def aliases_of(target: Callable[..., Any]) -> dict[str, str]:
     return dict(found)
 
 
-def register_gone(target: Callable[..., Any] | str, /, **reasons: str) -> None:
+def register_gone(target: Callable[..., Any] | str, /, **reasons: str | Callable[[], str]) -> None:
     """Register names that NeMo 2.0 accepts and this class or function (or ``"module:qualname"``) lacks.
 
     Each has a sentence that names its replacement. The error for such a name contains the sentence instead of similar
-    names.
+    names. A sentence that depends on its reader is a function.
     """
     _GONE.setdefault(target if isinstance(target, str) else _key(target), {}).update(reasons)
 
@@ -101,7 +101,8 @@ def register_gone(target: Callable[..., Any] | str, /, **reasons: str) -> None:
 def gone(target: Any, name: str) -> str | None:
     """The sentence of `register_gone`, also of a base class. None: the name isn't registered."""
     owners = target.__mro__ if isinstance(target, type) else (target,)
-    return next((told for owner in owners if (told := _GONE.get(_key(owner), {}).get(name))), None)
+    told = next((told for owner in owners if (told := _GONE.get(_key(owner), {}).get(name))), None)
+    return told() if callable(told) else told
 
 
 def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) -> None:

@@ -61,7 +61,15 @@ STRUCTURE = {
 """Types that recipes themselves consist of. A config may call none of these but `dict`."""
 
 _PATHS = {"Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"}
-VALUES = {"pathlib": _PATHS, "pathlib._local": _PATHS, "datetime": {"timedelta"}, "torch": {"device"}}
+_OPTIONS = {"CPUOffload", "MixedPrecision"}
+VALUES = {
+    "pathlib": _PATHS,
+    "pathlib._local": _PATHS,
+    "datetime": {"timedelta"},
+    "torch": {"device"},
+    "torch.distributed.fsdp": {"OffloadPolicy", "CPUOffloadPolicy", "MixedPrecisionPolicy", *_OPTIONS},
+    "torch.distributed.fsdp.api": _OPTIONS,
+}
 """Types of plain values. A config may also call these types."""
 
 _FUNCTIONS = (

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
+from nemo2.advice import own_data
 from nemo2.data.inputs import Comparison, Input, compare_all, with_hashes
 from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
 from nemo2.data.tokenizer import Tokenizer
@@ -20,6 +21,11 @@ from nemo2.errors import ConfigError, DataError, Nemo2Error, RuntimeFault
 _log = logging.getLogger(__name__)
 SPLITS = ("train", "validation", "test")
 _NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
+
+
+def no_files() -> str:
+    """Why a data module that makes its own data has no ``paths``."""
+    return f"it makes its own data. To train on yours, {own_data()}"
 
 
 def arguments_of(base: type, scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Optional
 
 from torch.utils.data import Dataset
 
+from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
-from nemo2.data.base import MegatronDataModule
+from nemo2.data.base import MegatronDataModule, no_files
 from nemo2.data.home import datasets_home
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.stdlib import DemoData, prepare_demo_data
@@ -18,6 +19,7 @@ from nemo2.data.tokenizer import BPETokenizer, Tokenizer
 from nemo2.place import here
 
 _log = logging.getLogger(__name__)
+register_gone("nemo2.data.demo:StdlibDataModule", paths=no_files)
 
 
 @configurable

@@ -11,17 +11,12 @@ from torch.utils.data import Dataset
 
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
-from nemo2.data.base import SPLITS, MegatronDataModule
+from nemo2.data.base import SPLITS, MegatronDataModule, no_files
 from nemo2.data.tokenizer import GPT2BPETokenizer, NullTokenizer, Tokenizer
 from nemo2.errors import ConfigError
 
 GPT2_VOCAB_SIZE = 50257
-OWN_DATA = (
-    "the recipe's own data have no files to name: train on yours by --data PATH, or by data=PreTrainingDataModule "
-    "data.paths=PATH"
-)
-register_gone("nemo2.data.mock:MockDataModule", paths=OWN_DATA)
-register_gone("nemo2.data.demo:StdlibDataModule", paths=OWN_DATA)
+register_gone("nemo2.data.mock:MockDataModule", paths=no_files)
 
 
 @configurable

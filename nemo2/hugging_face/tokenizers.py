@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes tokenizers into Hugging Face's folders. The files are copied byte for byte, including the chat template and
-``generation_config.json``."""
+``generation_config.json``. Only special tokens that were set on the tokenizer replace those in its files."""
 
 import json
 import shutil
@@ -17,6 +17,8 @@ from nemo2.hugging_face.safetensors_files import CONFIG
 
 _GENERATION = "generation_config.json"
 _TOKENIZER, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_MAP = "special_tokens_map.json"
+_SPECIAL = ("bos_token", "eos_token", "pad_token")
 
 
 def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
@@ -58,20 +60,37 @@ def put_tokenizer(source: Any, folder: Path) -> Optional[str]:
 
 
 def _complete(tokenizer: Any, folder: Path) -> None:
-    """Add what the tokenizer's files lack: the template that the model was trained with; for nemo2's own tokenizer its class and
-    the token that ends a text."""
+    """Add what the tokenizer's files lack: the template that the model was trained with, the special tokens that were set on
+    the tokenizer, and for a ``tokenizer.json`` alone its class and the token that ends a text."""
     if template := getattr(tokenizer, "chat_template", None):
         (folder / _TEMPLATE).write_text(template, "utf-8")
-    if not isinstance(tokenizer, BPETokenizer):
+    if not isinstance(tokenizer, (AutoTokenizer, BPETokenizer)):
+        return
+    changed = {name: token for name in _SPECIAL if (token := getattr(tokenizer, name)) is not None}
+    alone = isinstance(tokenizer, BPETokenizer)
+    if not changed and not alone:
         return
     tokens = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     known = {name: token_id for name, token_id in tokens.items() if token_id is not None}
-    if not (folder / _SETTINGS).exists():
-        named = {name: tokenizer._tokenizer.id_to_token(token_id) for name, token_id in known.items()}
+    if alone and not (folder / _SETTINGS).exists():
+        named = {name: tokenizer.backend.id_to_token(token_id) for name, token_id in known.items()}
         _write(folder / _SETTINGS, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
-    if not (folder / _GENERATION).exists():
-        _write(folder / _GENERATION, {f"{name}_id": token_id for name, token_id in known.items()})
+    if changed:
+        _write(folder / _SETTINGS, {**_read(folder / _SETTINGS), **changed})
+        if (folder / _MAP).exists():  # transformers 4 prefers it to the settings of older files
+            _write(folder / _MAP, {**_read(folder / _MAP), **changed})
+    stored = _read(folder / _GENERATION)
+    ids: dict[str, Any] = {f"{name}_id": token_id for name, token_id in known.items() if name in changed or not stored}
+    ends = stored.get("eos_token_id")
+    if isinstance(ends, list) and "eos_token_id" in ids:  # a chat model's turns may end otherwise than its texts
+        ids["eos_token_id"] = [*ends, *{ids["eos_token_id"]}.difference(ends)]
+    if ids:
+        _write(folder / _GENERATION, {**stored, **ids})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.columns import folded
 from nemo2.config.overrides import in_shell
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError
@@ -88,7 +89,7 @@ def _block(recipe: Any, name: str, executor: Optional[str], machine: Machine, ru
         "writes to": str(Path(runs) / (log.explicit_log_dir or Path(base) / (log.name or "default"))),
         "changed": in_shell(changes),
     }
-    return "\n".join([name, *(f"  {fact:12}{value}" for fact, value in facts.items() if value)])
+    return "\n".join([name, *(folded(f"  {fact:12}{value}", indent=14) for fact, value in facts.items() if value)])
 
 
 def _weights(recipe: Any) -> str:

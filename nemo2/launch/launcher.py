@@ -11,7 +11,7 @@ from typing import Any
 
 import nemo_run
 
-from nemo2.advice import advice
+from nemo2.advice import advice, own_data
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch.announce import say_end, say_start
@@ -216,8 +216,7 @@ def _say_random_data(recipe: Any) -> None:
     if is_mock(_get(recipe, "data")) and (steps > _TRIAL or steps < 0):
         print(
             f"note: {f'{steps:,}' if steps > 0 else 'all'} steps on random tokens (MockDataModule), from which the "
-            "model can learn nothing. To train on text, "
-            f"{advice('pass --data PATH', 'set recipe.data to a PreTrainingDataModule with paths=PATH')}.",
+            f"model can learn nothing. To train on text, {own_data()}.",
             file=sys.stderr,
         )
 

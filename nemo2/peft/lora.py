@@ -111,11 +111,12 @@ class LoRA(PEFT):
     def thawed(self, module: nn.Module, full: str) -> nn.Module:
         """The module. Its own parameters are unfrozen if they belong to ``modules_to_save``."""
         for name, parameter in module.named_parameters(recurse=False):
-            if self._is_saved(owner_of(parameter, f"{full}.{name}")):
+            if self.trains_whole(owner_of(parameter, f"{full}.{name}")):
                 parameter.requires_grad_(True)
         return module
 
-    def _is_saved(self, full: str) -> bool:
+    def trains_whole(self, full: str) -> bool:
+        """Whether the module with the full name ``full`` belongs to ``modules_to_save``."""
         return any(takes_all_of(pattern, full) for pattern in self.modules_to_save)
 
     def beside(self, module: nn.Module, full: str) -> nn.Module:
@@ -149,7 +150,7 @@ class LoRA(PEFT):
         refuse_unmet(self.exclude_modules, linear_layers, each=True, field="exclude_modules")
         meant = ModuleMatcher(list(self._patterns), self.exclude_modules)
         for name, (outputs, inputs) in linear_layers.items():
-            if self.firsts_beside(name) and self._is_saved(name):
+            if self.firsts_beside(name) and self.trains_whole(name):
                 raise ConfigError(
                     f"peft.modules_to_save trains {name} in full, and peft.target_modules gives it an adapter. Keep one of them: "
                     "name the layer in peft.exclude_modules, or remove it from peft.modules_to_save."

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plan as text for a terminal."""
 
-from nemo2.columns import columns
+from nemo2.columns import columns, folded
 from nemo2.config.overrides import in_shell
 from nemo2.planner.error_band import Band
 from nemo2.planner.goodput import Goodput
@@ -15,17 +15,19 @@ def render(plan: Plan) -> str:
     """The plan's speed with its band, the parts of a step's time, memory, notes and budget."""
     job = plan.job
     lines = [
-        f"{plan.recipe or 'recipe'} on {plan.gpus} x {plan.gpu.name}: {plan.layout}, {job.precision}, sequence {job.seq}, "
-        f"micro-batch {job.micro_batch}, global batch {job.global_batch}",
+        folded(
+            f"{plan.recipe or 'recipe'} on {plan.gpus} x {plan.gpu.name}: {plan.layout}, {job.precision}, sequence "
+            f"{job.seq}, micro-batch {job.micro_batch}, global batch {job.global_batch}"
+        ),
         "",
         *speed_lines(plan),
         "",
         *step_table(plan),
         "",
         *memory_table(plan),
-        *(f"note: {note}" for note in plan.notes),
+        *(folded(f"note: {note}") for note in plan.notes),
     ]
-    return "\n".join([*lines, *(["", *budget_lines(plan)] if plan.tokens is not None else [])])
+    return "\n".join([*lines, *(["", *map(folded, budget_lines(plan))] if plan.tokens is not None else [])])
 
 
 def speed_lines(plan: Plan) -> list[str]:
@@ -80,7 +82,7 @@ def memory_table(plan: Plan) -> list[str]:
         f"{fit.answer(plan.headroom).upper()}: {fit.needed / GIB:.1f} GiB of {fit.capacity / GIB:.1f} GiB, including "
         f"memory outside torch; {plan.headroom * fit.capacity / GIB:.1f} GiB must stay free ({how})"
     )
-    return [*columns(rows, head=head, right=range(1, len(head))), verdict]
+    return [*columns(rows, head=head, right=range(1, len(head))), folded(verdict)]
 
 
 def budget_lines(plan: Plan) -> list[str]:

@@ -3,7 +3,7 @@
 
 from collections.abc import Sequence
 
-from nemo2.columns import columns
+from nemo2.columns import columns, folded
 from nemo2.config.overrides import in_shell
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
 
@@ -14,8 +14,10 @@ def render(rehearsal: Rehearsal) -> str:
     """The job, memory by kind of rank, messages, arithmetic, and the verdict."""
     r = rehearsal
     lines = [
-        f"{r.recipe or 'recipe'} on {r.num_gpus} x {r.gpu}: {r.layout}, sequence {r.seq_length}, micro-batch "
-        f"{r.micro_batch_size}, global batch {r.global_batch_size}",
+        folded(
+            f"{r.recipe or 'recipe'} on {r.num_gpus} x {r.gpu}: {r.layout}, sequence {r.seq_length}, micro-batch "
+            f"{r.micro_batch_size}, global batch {r.global_batch_size}"
+        ),
         "",
         *memory_table(r.ranks),
         "",
@@ -23,8 +25,8 @@ def render(rehearsal: Rehearsal) -> str:
         "",
         *flops_table(r.ranks),
         "",
-        *verdict_lines(r.verdict),
-        *(f"note: {note}" for note in r.notes),
+        *map(folded, verdict_lines(r.verdict)),
+        *(folded(f"note: {note}") for note in r.notes),
         f"rehearsed in {r.seconds:.1f} s",
     ]
     return "\n".join(lines)

@@ -64,13 +64,14 @@ def test_samples_to_fine_tune_on_are_a_file(tmp_path: Path, capsys: pytest.Captu
     ("arguments", "words"),
     [
         (["--data", "no/such"], "there is no no/such.bin. `nemo2 data prepare TEXT --output no/such"),
-        (["data.paths=x"], "train on yours by --data PATH, or by data=PreTrainingDataModule data.paths=PATH"),
+        (["data.paths=x"], "To train on yours, pass --data PATH"),
     ],
 )
+@pytest.mark.parametrize("recipe", ["llama3_8b", "llama_tiny"])  # random tokens, and text that it makes itself
 def test_data_that_are_not_there_are_told_with_the_way_to_have_some(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    recipe: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["pretrain", "llama3_8b", *arguments]) == 2
+    assert main(["pretrain", recipe, *arguments]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from nemo2.columns import columns
+from nemo2.columns import columns, folded
 
 ROWS = [
     ("sizes-are-counts", 1, "Every parallel size is a whole number of at least 1."),
@@ -66,3 +66,14 @@ def test_in_a_notebook_a_table_is_only_text(monkeypatch: pytest.MonkeyPatch) -> 
 def test_control_characters_of_a_file_reach_no_terminal():
     lines = columns([("run", "a\x1b]0;title\x07\x9b2Jb\u202ec"), ("next", ("\x1b[31mred", "bold"))])
     assert lines == ["run   a\\x1b]0;title\\x07\\x9b2Jb\\u202ec", "next  \\x1b[31mred"]
+
+
+def test_a_sentence_goes_on_below_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = (
+        "  parameters  3.67M with a vocabulary of 2,048; 524k in adapters and 524k in modules_to_save train (28.55%)"
+    )
+    assert folded(sentence) == sentence
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    first, second = folded(sentence, indent=14).splitlines()
+    assert len(first) <= 80 and second.startswith(" " * 14) and f"{first} {second.strip()}" == sentence

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of all commands, from what typer knows of them."""
 
-from collections import Counter
 from typing import Any
 
 import typer
@@ -40,20 +39,16 @@ def all_commands() -> list[str]:
 
 
 def shared_flags() -> list[str]:
-    """A table of the commands and of the flags that at least four of them have."""
-    found = {
-        " ".join(words): {
-            name for one in command.params for name in one.opts if name.startswith("--") and name != "--help"
-        }
-        for words, command in sorted(_commands(typer.main.get_command(app), ("nemo2",)))
-    }
-    counts = Counter(name for names in found.values() for name in names)
-    flags = [name for name, count in counts.most_common() if count >= 4 and name != "--gpu"]
-    lines = [f"| | {' | '.join(f'`{flag}`' for flag in flags)} |", "|---" * (len(flags) + 1) + "|"]
-    for words, names in found.items():
-        if names & set(flags):
-            lines.append(f"| `{words}` | {' | '.join('yes' if flag in names else '' for flag in flags)} |")
-    return lines
+    """A table of the flags that at least four commands have, with these commands."""
+    commands: dict[str, list[str]] = {}
+    for words, command in sorted(_commands(typer.main.get_command(app), ())):
+        for name in {name for one in command.params for name in one.opts if name.startswith("--")} - {
+            "--help",
+            "--gpu",
+        }:
+            commands.setdefault(name, []).append(NO_BREAK.join(words))
+    shared = sorted((item for item in commands.items() if len(item[1]) >= 4), key=lambda item: (-len(item[1]), item[0]))
+    return ["| flag | commands |", "|---|---|", *(f"| `{name}` | {', '.join(having)} |" for name, having in shared)]
 
 
 def _commands(command: Any, words: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:

@@ -14,7 +14,8 @@ from tools.site.pages import ROOT, SITE_PAGES, as_site_page, linked_files, sourc
 
 LOOKED_UP = {"Reference": 0.2, "How it is built": 0.1}
 """Sections whose pages a search ranks below those that explain, by the factor of their scores."""
-_LONG_NAME = re.compile(r"<code>[\w.=]{28,}</code>(?=[^\n]*</td>)")
+_CELL, _CODE = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL), re.compile(r"<code>[^<]+</code>")
+_LONG_NAME = re.compile(r"[\w.=(/]{28,}")
 
 
 @functools.cache
@@ -47,4 +48,8 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
     elif section in LOOKED_UP:
         page.meta["search"] = {"boost": LOOKED_UP[section]}
     # In a table, long names may go on below: a browser breaks them nowhere by itself, and a column would leave the page.
-    return _LONG_NAME.sub(lambda name: re.sub(r"(?<=\w)[_.](?=\w)", r"\g<0><wbr>", name[0]), html)
+    return _CELL.sub(lambda cell: _CODE.sub(lambda code: _LONG_NAME.sub(_breakable, code[0]), cell[0]), html)
+
+
+def _breakable(name: re.Match[str]) -> str:
+    return re.sub(r"(?<=\w)[_.=(/](?=\w)", r"\g<0><wbr>", name[0])

@@ -9,8 +9,10 @@ import fiddle as fdl
 import pytest
 import torch
 from nemo_run import Config as RunConfig
+from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, MixedPrecisionPolicy
 
-from nemo2.config import Config, apply_overrides, who_set
+from nemo2 import llm
+from nemo2.config import Config, apply_overrides, from_json, to_json, who_set
 from nemo2.config.overrides import COMMAND_LINE
 from nemo2.config.show import flatten
 from nemo2.config.typed_text import Text, WrongType
@@ -287,3 +289,30 @@ def test_a_path_may_begin_with_the_recipe_as_in_a_script():
     assert recipe.trainer.max_steps == 3 and recipe.trainer.strategy.sequence_parallel is False
     with pytest.raises(ConfigError, match="did you mean 'trainer'"):
         apply_overrides(recipe, ["recipe.tariner.max_steps=3"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "override", "value"),
+    [
+        ("FSDP2Strategy", "offload_policy=torch.distributed.fsdp.CPUOffloadPolicy", CPUOffloadPolicy()),
+        (
+            "FSDP2Strategy",
+            "offload_policy=torch.distributed.fsdp.CPUOffloadPolicy(pin_memory=False)",
+            CPUOffloadPolicy(pin_memory=False),
+        ),
+        (
+            "FSDP2Strategy",
+            "mp_policy=torch.distributed.fsdp.MixedPrecisionPolicy(reduce_dtype=fp32)",
+            MixedPrecisionPolicy(reduce_dtype=torch.float32),
+        ),
+        ("FSDPStrategy", "cpu_offload=torch.distributed.fsdp.CPUOffload(offload_params=True)", CPUOffload(True)),
+    ],
+)
+def test_torchs_options_of_sharding_are_given_by_name_and_survive_a_file(
+    strategy: str, override: str, value: Any
+) -> None:
+    recipe = llm.llama_tiny.pretrain_recipe()
+    apply_overrides(recipe, [f"strategy=nemo2.{strategy}", f"strategy.{override}"])
+    name = override.partition("=")[0]
+    for one in (recipe, from_json(to_json(recipe))):
+        assert fdl.build(getattr(one.trainer.strategy, name)) == value

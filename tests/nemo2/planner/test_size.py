@@ -38,3 +38,21 @@ def test_the_trained_share_of_lora_is_that_of_its_matrices(name: str, parts: int
     wide = h + 2 * groups * h // heads
     layer = {"linear_qkv": h + wide, "linear_proj": 2 * h, "linear_fc1": h + 2 * ffn, "linear_fc2": ffn + h}
     assert size is not None and size.adapters == built.num_layers * rank * sum(layer[one] for one in layer)
+
+
+@pytest.mark.parametrize(
+    ("saved", "whole"), [("word_embeddings", 1), ("*embeddings,output_layer", 2), ("final_layernorm", None)]
+)
+def test_the_trained_share_has_the_modules_that_train_whole(saved: str, whole: int | None) -> None:
+    """Norms aren't counted, and then no share is claimed."""
+    recipe = recipes.get("llama3_8b").finetune_recipe(peft_scheme="lora")
+    before = size_of(recipe, Machine())
+    recipe.peft.modules_to_save = saved.split(",")
+    size = size_of(recipe, Machine())
+    assert before is not None and size is not None and before.saved == 0
+    if whole is None:
+        assert size.adapters is None
+        return
+    assert (size.adapters, size.saved) == (before.adapters, whole * size.vocabulary * 4096)
+    assert size.adapters is not None
+    assert f"({(size.adapters + size.saved) / size.parameters:.2%})" in str(size)
