@@ -48,7 +48,9 @@ class OLMo3Config(OLMo2Config):
     window_attn_skip_freq: Optional[Union[int, list[int]]] = 4
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
     cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
-    rope_stretching: Optional[Stretching] = field(default_factory=lambda: Yarn(original_length=8192, factor=8.0))
+    rope_stretching: Optional[Stretching] = field(
+        default_factory=lambda: Yarn(original_length=8192, factor=8.0, attention_factor=1.2079441541679836)
+    )
     """As in `DecoderConfig`, in layers without a window only."""
     transformer_layer_spec: Any = local_rotary_layer_spec
 
