@@ -10,6 +10,7 @@ from nemo2.recipes._typed import chatglm3_6b as chatglm3_6b
 from nemo2.recipes._typed import deepseek_v2 as deepseek_v2
 from nemo2.recipes._typed import deepseek_v2_lite as deepseek_v2_lite
 from nemo2.recipes._typed import deepseek_v3 as deepseek_v3
+from nemo2.recipes._typed import ernie45_300m as ernie45_300m
 from nemo2.recipes._typed import gemma2_2b as gemma2_2b
 from nemo2.recipes._typed import gemma2_9b as gemma2_9b
 from nemo2.recipes._typed import gemma2_27b as gemma2_27b
@@ -26,6 +27,10 @@ from nemo2.recipes._typed import gpt_oss_20b as gpt_oss_20b
 from nemo2.recipes._typed import gpt_oss_120b as gpt_oss_120b
 from nemo2.recipes._typed import granite3_2b as granite3_2b
 from nemo2.recipes._typed import granite3_8b as granite3_8b
+from nemo2.recipes._typed import hunyuan_1p8b as hunyuan_1p8b
+from nemo2.recipes._typed import hunyuan_4b as hunyuan_4b
+from nemo2.recipes._typed import hunyuan_7b as hunyuan_7b
+from nemo2.recipes._typed import hunyuan_500m as hunyuan_500m
 from nemo2.recipes._typed import kimi_k2 as kimi_k2
 from nemo2.recipes._typed import llama2_7b as llama2_7b
 from nemo2.recipes._typed import llama3_8b as llama3_8b
@@ -57,6 +62,9 @@ from nemo2.recipes._typed import mamba2_370m as mamba2_370m
 from nemo2.recipes._typed import mamba2_780m as mamba2_780m
 from nemo2.recipes._typed import mamba2_hybrid_8b as mamba2_hybrid_8b
 from nemo2.recipes._typed import minimax_m2 as minimax_m2
+from nemo2.recipes._typed import ministral3_3b as ministral3_3b
+from nemo2.recipes._typed import ministral3_8b as ministral3_8b
+from nemo2.recipes._typed import ministral3_14b as ministral3_14b
 from nemo2.recipes._typed import mistral_7b as mistral_7b
 from nemo2.recipes._typed import mistral_nemo_12b as mistral_nemo_12b
 from nemo2.recipes._typed import mixtral_8x7b as mixtral_8x7b
@@ -84,6 +92,8 @@ from nemo2.recipes._typed import nemotronh_56b as nemotronh_56b
 from nemo2.recipes._typed import olmo2_7b as olmo2_7b
 from nemo2.recipes._typed import olmo2_13b as olmo2_13b
 from nemo2.recipes._typed import olmo2_32b as olmo2_32b
+from nemo2.recipes._typed import olmo3_7b as olmo3_7b
+from nemo2.recipes._typed import olmo3_32b as olmo3_32b
 from nemo2.recipes._typed import olmoe_7b_a1b as olmoe_7b_a1b
 from nemo2.recipes._typed import phi3_mini_4k_instruct as phi3_mini_4k_instruct
 from nemo2.recipes._typed import phi4_14b as phi4_14b
@@ -122,6 +132,7 @@ __all__ = [
     "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
+    "ernie45_300m",
     "gemma2_27b",
     "gemma2_2b",
     "gemma2_9b",
@@ -138,6 +149,10 @@ __all__ = [
     "gpt_oss_20b",
     "granite3_2b",
     "granite3_8b",
+    "hunyuan_1p8b",
+    "hunyuan_4b",
+    "hunyuan_500m",
+    "hunyuan_7b",
     "kimi_k2",
     "llama2_7b",
     "llama31_405b",
@@ -169,6 +184,9 @@ __all__ = [
     "mamba2_8b",
     "mamba2_hybrid_8b",
     "minimax_m2",
+    "ministral3_14b",
+    "ministral3_3b",
+    "ministral3_8b",
     "mistral_7b",
     "mistral_nemo_12b",
     "mixtral_8x22b",
@@ -196,6 +214,8 @@ __all__ = [
     "olmo2_13b",
     "olmo2_32b",
     "olmo2_7b",
+    "olmo3_32b",
+    "olmo3_7b",
     "olmoe_7b_a1b",
     "phi3_mini_4k_instruct",
     "phi4_14b",

@@ -164,6 +164,12 @@ granite3 = partial(
 phi4 = partial(_today, family="Phi-4", model_class="nemo2.models.phi3:Phi3Model", config={"vocab_size": None})
 qwen2_moe = partial(_today, family="Qwen 2 MoE", model_class="nemo2.models.qwen2_moe:Qwen2MoEModel", vocabulary=151_936)
 olmo2 = partial(_today, family="OLMo 2", model_class="nemo2.models.olmo2:OLMo2Model", vocabulary=100_352)
+olmo3 = partial(_today, family="OLMo 3", model_class="nemo2.models.olmo3:OLMo3Model", vocabulary=100_278)
+ministral3 = partial(
+    _today, family="Ministral 3", model_class="nemo2.models.ministral3:Ministral3Model", vocabulary=131_072
+)
+ernie45 = partial(_today, family="ERNIE 4.5", model_class="nemo2.models.ernie45:ERNIE45Model", vocabulary=103_424)
+hunyuan = partial(_today, family="Hunyuan", model_class="nemo2.models.hunyuan:HunyuanModel", vocabulary=120_818)
 olmoe = partial(_today, family="OLMoE", model_class="nemo2.models.olmoe:OLMoEModel", vocabulary=50_304)
 minimax_m2 = partial(
     _today, family="MiniMax M2", model_class="nemo2.models.minimax_m2:MiniMaxM2Model", vocabulary=200_064

@@ -38,6 +38,7 @@ import nemo2.data.tokenizer
 import nemo2.models.baichuan
 import nemo2.models.chatglm
 import nemo2.models.deepseek
+import nemo2.models.ernie45
 import nemo2.models.gemma
 import nemo2.models.gemma2
 import nemo2.models.gemma3
@@ -46,14 +47,17 @@ import nemo2.models.gpt
 import nemo2.models.gpt3
 import nemo2.models.gpt_oss
 import nemo2.models.granite
+import nemo2.models.hunyuan
 import nemo2.models.llama
 import nemo2.models.llama4
 import nemo2.models.llama_nemotron
 import nemo2.models.minimax_m2
+import nemo2.models.ministral3
 import nemo2.models.mistral
 import nemo2.models.mixtral
 import nemo2.models.nemotron
 import nemo2.models.olmo2
+import nemo2.models.olmo3
 import nemo2.models.olmoe
 import nemo2.models.phi3
 import nemo2.models.qwen2
@@ -272,6 +276,13 @@ class DoRA(_Closed, nemo2.config.Config[nemo2.peft.dora.DoRA]):
     modules_to_save: list[str] | None
     """Default: `None`."""
 
+class ERNIE45Config300M(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ernie45.ERNIE45Config300M,
+    nemo2.config.Config[nemo2.models.ernie45.ERNIE45Config300M],
+): ...
+class ERNIE45Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.ernie45.ERNIE45Model]): ...
 class GLM45AirConfig106B_A12B(
     _GPTConfigFields,
     _Closed,
@@ -366,6 +377,31 @@ class Granite3Config8B(
     nemo2.config.Config[nemo2.models.granite.Granite3Config8B],
 ): ...
 class GraniteModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.granite.GraniteModel]): ...
+class HunyuanConfig1P8B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.hunyuan.HunyuanConfig1P8B,
+    nemo2.config.Config[nemo2.models.hunyuan.HunyuanConfig1P8B],
+): ...
+class HunyuanConfig4B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.hunyuan.HunyuanConfig4B,
+    nemo2.config.Config[nemo2.models.hunyuan.HunyuanConfig4B],
+): ...
+class HunyuanConfig500M(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.hunyuan.HunyuanConfig500M,
+    nemo2.config.Config[nemo2.models.hunyuan.HunyuanConfig500M],
+): ...
+class HunyuanConfig7B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.hunyuan.HunyuanConfig7B,
+    nemo2.config.Config[nemo2.models.hunyuan.HunyuanConfig7B],
+): ...
+class HunyuanModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.hunyuan.HunyuanModel]): ...
 class KimiK2Config1T_A32B(
     _DeepSeekConfigFields,
     _Closed,
@@ -679,6 +715,27 @@ class MiniMaxM2Config230B_A10B(
 class MiniMaxM2Model(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.minimax_m2.MiniMaxM2Model]
 ): ...
+class Ministral3Config14B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ministral3.Ministral3Config14B,
+    nemo2.config.Config[nemo2.models.ministral3.Ministral3Config14B],
+): ...
+class Ministral3Config3B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ministral3.Ministral3Config3B,
+    nemo2.config.Config[nemo2.models.ministral3.Ministral3Config3B],
+): ...
+class Ministral3Config8B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ministral3.Ministral3Config8B,
+    nemo2.config.Config[nemo2.models.ministral3.Ministral3Config8B],
+): ...
+class Ministral3Model(
+    _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.ministral3.Ministral3Model]
+): ...
 class MistralConfig7B(
     _GPTConfigFields,
     _Closed,
@@ -906,6 +963,13 @@ class OLMo2Config7B(
     _GPTConfigFields, _Closed, nemo2.models.olmo2.OLMo2Config7B, nemo2.config.Config[nemo2.models.olmo2.OLMo2Config7B]
 ): ...
 class OLMo2Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.olmo2.OLMo2Model]): ...
+class OLMo3Config32B(
+    _GPTConfigFields, _Closed, nemo2.models.olmo3.OLMo3Config32B, nemo2.config.Config[nemo2.models.olmo3.OLMo3Config32B]
+): ...
+class OLMo3Config7B(
+    _GPTConfigFields, _Closed, nemo2.models.olmo3.OLMo3Config7B, nemo2.config.Config[nemo2.models.olmo3.OLMo3Config7B]
+): ...
+class OLMo3Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.olmo3.OLMo3Model]): ...
 class OLMoEConfig7B_A1B(
     _GPTConfigFields,
     _Closed,
@@ -1628,6 +1692,7 @@ chatglm3_6b: PretrainAndFinetune[ChatGLMModel[ChatGLM3Config6B], MockDataModule,
 deepseek_v2: PretrainAndFinetune[DeepSeekModel[DeepSeekV2Config], MockDataModule, SquadDataModule]
 deepseek_v2_lite: PretrainAndFinetune[DeepSeekModel[DeepSeekV2LiteConfig], MockDataModule, SquadDataModule]
 deepseek_v3: DeepseekV3AndFinetune[DeepSeekModel[DeepSeekV3Config], MockDataModule, SquadDataModule]
+ernie45_300m: PretrainAndFinetune[ERNIE45Model[ERNIE45Config300M], MockDataModule, SquadDataModule]
 gemma2_27b: KeywordAndFinetune[Gemma2Model[Gemma2Config27B], MockDataModule, SquadDataModule]
 gemma2_2b: KeywordAndFinetune[Gemma2Model[Gemma2Config2B], MockDataModule, SquadDataModule]
 gemma2_9b: KeywordAndFinetune[Gemma2Model[Gemma2Config9B], MockDataModule, SquadDataModule]
@@ -1644,6 +1709,10 @@ gpt_oss_120b: PretrainAndFinetune[GPTOSSModel[GPTOSSConfig120B], MockDataModule,
 gpt_oss_20b: PretrainAndFinetune[GPTOSSModel[GPTOSSConfig20B], MockDataModule, SquadDataModule]
 granite3_2b: PretrainAndFinetune[GraniteModel[Granite3Config2B], MockDataModule, SquadDataModule]
 granite3_8b: PretrainAndFinetune[GraniteModel[Granite3Config8B], MockDataModule, SquadDataModule]
+hunyuan_1p8b: PretrainAndFinetune[HunyuanModel[HunyuanConfig1P8B], MockDataModule, SquadDataModule]
+hunyuan_4b: PretrainAndFinetune[HunyuanModel[HunyuanConfig4B], MockDataModule, SquadDataModule]
+hunyuan_500m: PretrainAndFinetune[HunyuanModel[HunyuanConfig500M], MockDataModule, SquadDataModule]
+hunyuan_7b: PretrainAndFinetune[HunyuanModel[HunyuanConfig7B], MockDataModule, SquadDataModule]
 kimi_k2: PretrainAndFinetune[DeepSeekModel[KimiK2Config1T_A32B], MockDataModule, SquadDataModule]
 llama2_7b: PretrainAndFinetune[LlamaModel[Llama2Config7B], MockDataModule, SquadDataModule]
 llama31_405b: PretrainAndFinetune[LlamaModel[Llama31Config405B], MockDataModule, SquadDataModule]
@@ -1681,6 +1750,9 @@ mamba2_780m: HybridAndFinetune[MambaModel[BaseMambaConfig780M], MockDataModule, 
 mamba2_8b: HybridAndFinetune[MambaModel[NVIDIAMambaConfig8B], MockDataModule, SquadDataModule]
 mamba2_hybrid_8b: HybridAndFinetune[MambaModel[NVIDIAMambaHybridConfig8B], MockDataModule, SquadDataModule]
 minimax_m2: PretrainAndFinetune[MiniMaxM2Model[MiniMaxM2Config230B_A10B], MockDataModule, SquadDataModule]
+ministral3_14b: PretrainAndFinetune[Ministral3Model[Ministral3Config14B], MockDataModule, SquadDataModule]
+ministral3_3b: PretrainAndFinetune[Ministral3Model[Ministral3Config3B], MockDataModule, SquadDataModule]
+ministral3_8b: PretrainAndFinetune[Ministral3Model[Ministral3Config8B], MockDataModule, SquadDataModule]
 mistral_7b: PretrainAndFinetune[MistralModel[MistralConfig7B], MockDataModule, SquadDataModule]
 mistral_nemo_12b: PretrainAndFinetune[MistralModel[MistralNeMoConfig12B], MockDataModule, SquadDataModule]
 mixtral_8x22b: PretrainAndFinetune[MixtralModel[MixtralConfig8x22B], MockDataModule, SquadDataModule]
@@ -1708,6 +1780,8 @@ nemotronh_8b: HybridAndFinetune[MambaModel[NemotronHConfig8B], MockDataModule, S
 olmo2_13b: PretrainAndFinetune[OLMo2Model[OLMo2Config13B], MockDataModule, SquadDataModule]
 olmo2_32b: PretrainAndFinetune[OLMo2Model[OLMo2Config32B], MockDataModule, SquadDataModule]
 olmo2_7b: PretrainAndFinetune[OLMo2Model[OLMo2Config7B], MockDataModule, SquadDataModule]
+olmo3_32b: PretrainAndFinetune[OLMo3Model[OLMo3Config32B], MockDataModule, SquadDataModule]
+olmo3_7b: PretrainAndFinetune[OLMo3Model[OLMo3Config7B], MockDataModule, SquadDataModule]
 olmoe_7b_a1b: PretrainAndFinetune[OLMoEModel[OLMoEConfig7B_A1B], MockDataModule, SquadDataModule]
 phi3_mini_4k_instruct: KeywordAndFinetune[Phi3Model[Phi3ConfigMini], MockDataModule, SquadDataModule]
 phi4_14b: PretrainAndFinetune[Phi3Model[Phi4Config14B], MockDataModule, SquadDataModule]

@@ -15,6 +15,9 @@ from nemo2.models.deepseek import DeepSeekV2LiteConfig as DeepSeekV2LiteConfig
 from nemo2.models.deepseek import DeepSeekV3Config as DeepSeekV3Config
 from nemo2.models.deepseek import KimiK2Config1T_A32B as KimiK2Config1T_A32B
 from nemo2.models.deepseek import MoonlightConfig16B_A3B as MoonlightConfig16B_A3B
+from nemo2.models.ernie45 import ERNIE45Config as ERNIE45Config
+from nemo2.models.ernie45 import ERNIE45Config300M as ERNIE45Config300M
+from nemo2.models.ernie45 import ERNIE45Model as ERNIE45Model
 from nemo2.models.gemma import CodeGemmaConfig2B as CodeGemmaConfig2B
 from nemo2.models.gemma import CodeGemmaConfig7B as CodeGemmaConfig7B
 from nemo2.models.gemma import GemmaConfig as GemmaConfig
@@ -55,6 +58,12 @@ from nemo2.models.granite import Granite3Config2B as Granite3Config2B
 from nemo2.models.granite import Granite3Config8B as Granite3Config8B
 from nemo2.models.granite import GraniteConfig as GraniteConfig
 from nemo2.models.granite import GraniteModel as GraniteModel
+from nemo2.models.hunyuan import HunyuanConfig as HunyuanConfig
+from nemo2.models.hunyuan import HunyuanConfig1P8B as HunyuanConfig1P8B
+from nemo2.models.hunyuan import HunyuanConfig4B as HunyuanConfig4B
+from nemo2.models.hunyuan import HunyuanConfig7B as HunyuanConfig7B
+from nemo2.models.hunyuan import HunyuanConfig500M as HunyuanConfig500M
+from nemo2.models.hunyuan import HunyuanModel as HunyuanModel
 from nemo2.models.llama import CodeLlamaConfig7B as CodeLlamaConfig7B
 from nemo2.models.llama import CodeLlamaConfig13B as CodeLlamaConfig13B
 from nemo2.models.llama import CodeLlamaConfig34B as CodeLlamaConfig34B
@@ -84,6 +93,11 @@ from nemo2.models.llama_nemotron import LlamaNemotronModel as LlamaNemotronModel
 from nemo2.models.minimax_m2 import MiniMaxM2Config as MiniMaxM2Config
 from nemo2.models.minimax_m2 import MiniMaxM2Config230B_A10B as MiniMaxM2Config230B_A10B
 from nemo2.models.minimax_m2 import MiniMaxM2Model as MiniMaxM2Model
+from nemo2.models.ministral3 import Ministral3Config as Ministral3Config
+from nemo2.models.ministral3 import Ministral3Config3B as Ministral3Config3B
+from nemo2.models.ministral3 import Ministral3Config8B as Ministral3Config8B
+from nemo2.models.ministral3 import Ministral3Config14B as Ministral3Config14B
+from nemo2.models.ministral3 import Ministral3Model as Ministral3Model
 from nemo2.models.mistral import MistralConfig7B as MistralConfig7B
 from nemo2.models.mistral import MistralModel as MistralModel
 from nemo2.models.mistral import MistralNeMoConfig12B as MistralNeMoConfig12B
@@ -105,6 +119,10 @@ from nemo2.models.olmo2 import OLMo2Config7B as OLMo2Config7B
 from nemo2.models.olmo2 import OLMo2Config13B as OLMo2Config13B
 from nemo2.models.olmo2 import OLMo2Config32B as OLMo2Config32B
 from nemo2.models.olmo2 import OLMo2Model as OLMo2Model
+from nemo2.models.olmo3 import OLMo3Config as OLMo3Config
+from nemo2.models.olmo3 import OLMo3Config7B as OLMo3Config7B
+from nemo2.models.olmo3 import OLMo3Config32B as OLMo3Config32B
+from nemo2.models.olmo3 import OLMo3Model as OLMo3Model
 from nemo2.models.olmoe import OLMoEConfig as OLMoEConfig
 from nemo2.models.olmoe import OLMoEConfig7B_A1B as OLMoEConfig7B_A1B
 from nemo2.models.olmoe import OLMoEModel as OLMoEModel

@@ -28,7 +28,7 @@ class DecoderConfig(GPTConfig):
     gated_linear_unit: bool = True
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
     rope_stretching: Optional[Stretching] = None
-    """`DynamicNTK`, `LongRope` or `Yarn` of `nemo2.models.rotary`. None: rotary positions are not stretched."""
+    """`DynamicNTK`, `RaisedBase`, `LongRope` or `Yarn` of `nemo2.models.rotary`. None: rotary positions are not stretched."""
     add_bias_linear: bool = False
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0

@@ -228,6 +228,7 @@ def core_of(model: Any) -> LanguageModule | None:
 def stretching_of(core: Any) -> Optional[Stretching]:
     """The stretching of a Megatron-Core model's rotary positions. None: they aren't stretched."""
     embedding = getattr(core, "rotary_pos_emb", None)
+    embedding = getattr(embedding, "global_layers", embedding)
     return embedding.stretching if isinstance(embedding, StretchedRotaryEmbedding) else None
 
 

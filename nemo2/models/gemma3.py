@@ -5,30 +5,17 @@ Local and global layers rotate positions with different bases. Sources: arXiv:25
 released config.json files of google/gemma-3-*-pt. The vision tower is not included.
 """
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-import torch
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
-from megatron.core.transformer import ModuleSpec
-from megatron.core.transformer.attention import SelfAttention
-from megatron.core.transformer.utils import is_layer_window_attention
-from torch import Tensor
 
 from nemo2.config.capture import configurable
 from nemo2.models.gemma import GemmaConfig
-from nemo2.models.gpt import GPTModel, default_layer_spec
-
-
-def gemma3_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
-    """The default layers, with an attention that selects the positions of its kind of layer."""
-    spec: Any = copy.deepcopy(default_layer_spec(config, vp_stage=vp_stage))
-    for layer in spec.submodules.layer_specs:
-        layer.submodules.self_attention.module = Gemma3SelfAttention
-    return spec
+from nemo2.models.gpt import GPTModel
+from nemo2.models.layers.local_rotary import LocalAndGlobalRotary, rotary_embedding
+from nemo2.models.layers.local_rotary import local_rotary_layer_spec as gemma3_layer_spec
 
 
 @configurable
@@ -73,10 +60,13 @@ class Gemma3Config(GemmaConfig):
         local, far = bases if isinstance(bases, (tuple, list)) else (bases, bases)
         self.rotary_base = far  # the model makes its own embedding, for one base
         try:
-            model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+            model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
         finally:
             self.rotary_base = bases
-        model.rotary_pos_emb = Gemma3RotaryEmbedding(self, local_base=local, global_base=far)
+        stretched = rotary_embedding(self, rotary_base=int(far), seq_len_interpolation_factor=self.rope_scaling_factor)
+        model.rotary_pos_emb = LocalAndGlobalRotary(
+            local_layers=rotary_embedding(self, rotary_base=int(local)), global_layers=stretched
+        )
         return model
 
 
@@ -145,37 +135,3 @@ class Gemma3Config27B(Gemma3Config):
 @configurable
 class Gemma3Model(GPTModel):
     """The LightningModule of Gemma 3; see `GPTModel`."""
-
-
-class Gemma3RotaryEmbedding(RotaryEmbedding):
-    """The rotary angles of local and of global layers, ``[2, sequence, 1, 1, channels]``.
-
-    They are one tensor rather than a pair, because recomputation saves tensors only.
-    """
-
-    def __init__(self, config: Gemma3Config, *, local_base: float, global_base: float) -> None:
-        common: dict[str, Any] = {
-            "kv_channels": config.kv_channels,
-            "rotary_percent": config.rotary_percent,
-            "rotary_interleaved": config.rotary_interleaved,
-            "use_cpu_initialization": config.use_cpu_initialization,
-        }
-        super().__init__(
-            seq_len_interpolation_factor=config.rope_scaling_factor, rotary_base=int(global_base), **common
-        )
-        self.local = RotaryEmbedding(rotary_base=int(local_base), **common)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return torch.stack([self.local(*args, **kwargs), super().forward(*args, **kwargs)])
-
-
-class Gemma3SelfAttention(SelfAttention):
-    """Self-attention that selects the rotary embedding for its kind of layer."""
-
-    def forward(self, hidden_states: Tensor, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
-        both = kwargs.get("rotary_pos_emb")
-        if both is not None:
-            config: Any = self.config
-            is_local = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, self.layer_number)
-            kwargs["rotary_pos_emb"] = both[0 if is_local else 1]
-        return super().forward(hidden_states, attention_mask, *args, **kwargs)

@@ -15,7 +15,6 @@ from typing import Any, Literal, Optional, Union
 
 import torch
 import torch.nn.functional as F
-from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import ModuleSpec
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.gpt import default_layer_spec
-from nemo2.models.layers.chunks import chunks_of
+from nemo2.models.layers.queries import sharpen_far_queries
 from nemo2.models.llama import Llama3Config, scale_rotary_frequencies
 
 
@@ -124,7 +123,7 @@ class Llama4Config(Llama3Config):
             core_attention = layer.self_attention.core_attention
             if skips[layer.layer_number - 1]:
                 if self.attn_temperature_tuning:
-                    sharpen_far_queries(core_attention, floor=self.floor_scale, factor=self.attn_scale)
+                    sharpen_far_queries(core_attention, floor=self.floor_scale, factor=self.attn_scale, first=1)
             elif chunk is not None and cp == 1:
                 attend_in_chunks(core_attention, chunk)
         return model
@@ -214,33 +213,3 @@ def _packed_in_chunks(packed: PackedSeqParams, chunk: int) -> PackedSeqParams:
     if padded is not None:
         ends |= {"cu_seqlens_q_padded": cut["padded"], "cu_seqlens_kv_padded": cut["padded"]}
     return replace(packed, **ends, max_seqlen_q=longest, max_seqlen_kv=longest)
-
-
-def sharpen_far_queries(core_attention: nn.Module, *, floor: int, factor: float) -> None:
-    """Make a core attention multiply the query at position p by 1 + ``factor`` ln(1 + floor((p + 1) / ``floor``))."""
-    core_attention.forward = partial(_forward_sharpened, core_attention.forward, floor, factor)
-
-
-def _forward_sharpened(
-    forward: Callable[..., Tensor], floor: int, factor: float, query: Tensor, key: Tensor, *others: Any, **kwargs: Any
-) -> Tensor:
-    positions = _positions(query, key, kwargs.get("packed_seq_params"))
-    scales = 1.0 + factor * torch.log1p(((positions.float() + 1.0) / floor).floor())
-    query = query * scales.to(query.dtype).view(-1, *[1] * (query.dim() - 1))
-    return forward(query, key, *others, **kwargs)
-
-
-def _positions(query: Tensor, key: Tensor, packed: Optional[PackedSeqParams]) -> Tensor:
-    """The position of each token of this rank in its sequence, ``[tokens]``."""
-    cp, rank = parallel_state.get_context_parallel_world_size(), parallel_state.get_context_parallel_rank()
-    sequences = [(key.size(0) * cp - query.size(0) * cp, key.size(0) * cp)]
-    if packed is not None:
-        padded = packed.cu_seqlens_q_padded
-        ends = (packed.cu_seqlens_q if padded is None else padded).tolist()
-        sequences = list(zip(ends[:-1], ends[1:], strict=True))
-    elif cp == 1:
-        return torch.arange(*sequences[0], device=query.device)
-    positions = torch.zeros(query.size(0), dtype=torch.long, device=query.device)
-    for chunk in chunks_of(sequences, cp, rank):
-        positions[chunk.places] = torch.arange(chunk.position, chunk.position + chunk.length, device=query.device)
-    return positions

@@ -52,7 +52,7 @@ class OLMo2Model(GPTModel):
     """The LightningModule of OLMo 2; see `GPTModel`."""
 
 
-def _rows(config: OLMo2Config) -> list[Row]:
+def rows(config: OLMo2Config) -> list[Row]:
     layer = [
         *(row for row in (*attention(config), *gated_feed_forward()) if "layer_norm_" not in row.key),
         *norm("self_attention.linear_proj.post_layernorm.", one("post_attention_layernorm.")),
@@ -65,7 +65,7 @@ OLMO2 = decoder_conversion(
     "Olmo2ForCausalLM",
     OLMo2Model,
     OLMo2Config,
-    rows=_rows,
+    rows=rows,
     fields=without(decoder_fields(rms_norm_eps=1e-5), "head_dim"),
     only={"model_type": "olmo2", "hidden_act": "silu", "attention_bias": False},
 )

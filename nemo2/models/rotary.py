@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary positions that are stretched beyond the length of a model's first training: dynamic NTK, LongRoPE, YaRN.
+"""Rotary positions that are stretched beyond the length of a model's first training: dynamic NTK, a raised base,
+LongRoPE, YaRN.
 
 A kind determines the frequencies for a sequence of a given length. With two of the kinds the frequencies change beyond
 the original length. All tokens of a sequence use the frequencies of its full length, so a token's keys that were cached
@@ -80,11 +81,20 @@ class DynamicNTK(Stretching):
         return max(length, self.original_length)
 
     def check(self, width: int) -> None:
-        if width <= 2:
-            raise ConfigError(
-                f"model.config.rope_stretching=DynamicNTK needs heads with more than 2 rotated channels, not {width}. Raise "
-                "model.config.kv_channels or model.config.rotary_percent."
-            )
+        _check_raised(type(self).__name__, width)
+
+
+@configurable
+@dataclass
+class RaisedBase(Stretching):
+    """The rotary base is raised, by the same power of the factor for every length, as in Hunyuan's releases."""
+
+    def frequencies(self, plain: Tensor, *, base: float, length: int) -> Tensor:
+        width = 2 * len(plain)
+        return _at(base * self.factor ** (width / (width - 2)), plain)
+
+    def check(self, width: int) -> None:
+        _check_raised(type(self).__name__, width)
 
 
 @configurable
@@ -185,6 +195,14 @@ class StretchedRotaryEmbedding(RotaryEmbedding):
         given = given if transformer.input_tensor is None else transformer.input_tensor
         alike = self.stretching.longest_alike(inference_context.sequence_len_offset + given.size(0))
         return length if alike is None else min(alike, length)
+
+
+def _check_raised(kind: str, width: int) -> None:
+    if width <= 2:
+        raise ConfigError(
+            f"model.config.rope_stretching={kind} needs heads with more than 2 rotated channels, not {width}. Raise "
+            "model.config.kv_channels or model.config.rotary_percent."
+        )
 
 
 def _at(base: float, plain: Tensor, factors: Any = 1.0) -> Tensor:

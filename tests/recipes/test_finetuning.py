@@ -35,14 +35,17 @@ NEWER = (
         "gemma3_12b",
         "gemma3_27b",
         "gemma3_4b",
+        "ernie45",
         "glm45",
         "granite3",
+        "hunyuan",
         "kimi_k2",
         "minimax_m2",
+        "ministral3",
         "moonlight",
         "nemotron3_nano",
     ),
-    *("olmo2", "olmoe", "phi4", "qwen15_moe", "qwen2_57b", "seed_oss", "smollm3"),
+    *("olmo2", "olmo3", "olmoe", "phi4", "qwen15_moe", "qwen2_57b", "seed_oss", "smollm3"),
 )
 """Models that NeMo 2.0 has no recipe for."""
 

@@ -22,6 +22,8 @@ def decoder_conversion(
     theirs: Callable[[Any], dict[str, Any]] = lambda ours: {},
     theta: float = 10_000.0,
     partial: Optional[float] = None,
+    also: Sequence[str] = (),
+    flat: Callable[[Config], Config] = lambda hf: hf,
     **more: Any,
 ) -> Conversion:
     """The conversion between ``kind``, a configuration of nemo2, and config.json.
@@ -32,11 +34,14 @@ def decoder_conversion(
         theirs: The inverse of ``ours``.
         theta: The rotary base if config.json omits it.
         partial: The share of rotated channels if config.json omits it. None: all, and no other share is supported.
+        also: Other architectures of config.json with the same text model.
+        flat: A config.json's text model, with rotary positions as most decoders have them. ``ours`` gets it too.
         more: Other fields of `Conversion`.
     """
 
-    def config(hf: Config) -> Any:
-        settings = read(hf, fields, only=only)
+    def config(released: Config) -> Any:
+        hf = flat(released)
+        settings = {"rope_stretching": None, **read(hf, fields, only=only)}
         rope = rope_of(hf, theta=theta, partial=1.0 if partial is None else partial, kinds=KINDS)
         if partial is None:
             settings |= positions(hf, rope, longest=settings["seq_length"])
@@ -50,7 +55,7 @@ def decoder_conversion(
         return said(own, config_json, config)
 
     return Conversion(
-        architectures=(architecture,),
+        architectures=(architecture, *also),
         model=model,
         configs=(kind,),
         rows=rows,

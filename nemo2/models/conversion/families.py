@@ -70,7 +70,7 @@ def conversion_for(released: Mapping[str, Any], *, file: str | Path = "config.js
         )
     raise ConfigError(
         f"{file} has architectures={names}, for which nemo2 has no conversion{_did_you_mean(names[0])} {_nearest(released)} "
-        f"Conversions exist for {', '.join(name for family in families() for name in family.architectures)}."
+        f"Conversions exist for {', '.join(dict.fromkeys(name for family in families() for name in family.architectures))}."
     )
 
 
@@ -149,9 +149,14 @@ def _did_you_mean(name: str) -> str:
 
 def conversion_named(released: Mapping[str, Any]) -> Optional[Conversion]:
     """The conversion for the first known name under "architectures" in a config.json. None: no name is known."""
-    known = {name: family for family in families() for name in family.architectures}
-    names = released.get("architectures") or []
-    return next((known[name] for name in names if name in known), None)
+    text = released.get("text_config")
+    kind = (text if isinstance(text, Mapping) else released).get("model_type")
+    for name in released.get("architectures") or []:
+        of_the_name = [family for family in families() if name in family.architectures]
+        own = [family for family in of_the_name if kind in family.text_types]
+        if found := own or [family for family in of_the_name if not family.text_types]:
+            return found[0]
+    return None
 
 
 def modules_with_weights(config: Any) -> Optional[list[str]]:

@@ -150,8 +150,8 @@ def layer_types(ours: Any) -> list[str]:
 
 
 def pattern_of(hf: Config, types: Sequence[str]) -> Any:
-    """``window_attn_skip_freq`` for the kinds of all layers: None if all layers have the window, 2 if every other layer has
-    it, otherwise a list.
+    """``window_attn_skip_freq`` for the kinds of all layers: None if all layers have the window, n if every n-th layer
+    lacks it, otherwise a list.
 
     Raises:
         ConfigError: a kind is unknown, or the number of kinds isn't the number of layers.
@@ -162,7 +162,10 @@ def pattern_of(hf: Config, types: Sequence[str]) -> Any:
     flags = [int(kind == SLIDING) for kind in types]
     if all(flags):
         return None
-    return 2 if flags == [(layer + 1) % 2 for layer in range(len(flags))] else flags
+    every = (
+        n for n in range(2, len(flags) + 1) if flags == [int(layer % n != 0) for layer in range(1, len(flags) + 1)]
+    )
+    return next(every, flags)
 
 
 # The settings that determine what a model computes

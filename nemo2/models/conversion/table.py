@@ -124,6 +124,8 @@ class Conversion:
     to zero."""
     prefixes: tuple[str, ...] = ("",)
     """Possible prefixes of all names in a file, such as ``language_model.``. Exports write the first."""
+    text_types: tuple[str, ...] = ()
+    """The types of the text model in config.json, if other families have the same architecture. Empty: any other type."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Prefixes of names in some files, each with the prefix in the table. Exports don't use them."""
 

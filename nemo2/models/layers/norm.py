@@ -6,6 +6,8 @@ parallelism each tensor-parallel rank normalizes only its part of the sequence, 
 `finalize_model_grads` adds up the gradients of weights with `sequence_parallel = True`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Optional
 
 import torch
@@ -128,6 +130,36 @@ class QueryNormOverHeads(_NormOverHeads):
 
 class KeyNormOverHeads(_NormOverHeads):
     heads_field = "num_query_groups"
+
+
+class NormAfterRotation(TorchNorm):
+    """A norm of queries or keys, head by head, that `normalize_after_rotation` applies (Hunyuan). Where Megatron-Core's
+    attention calls it, before the rotation, it leaves them unchanged."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def normalized(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def normalize_after_rotation(attention: torch.nn.Module) -> None:
+    """Make an attention's core normalize its queries and keys. With a cache, which holds keys before their norm, all keys are
+    normalized again in each call."""
+    core: Any = attention.core_attention
+    core.forward = partial(_forward_normalized, core.forward, attention.q_layernorm, attention.k_layernorm)
+
+
+def _forward_normalized(
+    forward: Callable[..., Tensor],
+    of_queries: Any,
+    of_keys: Any,
+    query: Tensor,
+    key: Tensor,
+    *others: Any,
+    **kwargs: Any,
+) -> Tensor:
+    return forward(of_queries.normalized(query), of_keys.normalized(key), *others, **kwargs)
 
 
 def _refuse_contradiction(name: str, argument: object, configured: object) -> None:

@@ -18,6 +18,7 @@ WITHIN = {
     "Gemma 3": "Gemma3ForConditionalGeneration",
     "Llama 4 Scout": "Llama4ForConditionalGeneration",
     "Mistral NeMo, Large": "Mistral3ForConditionalGeneration",
+    "Ministral 3": "Mistral3ForConditionalGeneration",
 }
 SPELLINGS = {
     "as released": lambda name: f"language_model.{name}",

@@ -102,6 +102,19 @@ PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
         "OLMo2Config13B": (100_352, 13.7e9),
         "OLMo2Config32B": (100_352, 32.2e9),
     },
+    "olmo3": {"OLMo3Config7B": (100_278, 7_298_011_136), "OLMo3Config32B": (100_278, 32_233_522_176)},
+    "ministral3": {
+        "Ministral3Config3B": (131_072, 3.43e9),
+        "Ministral3Config8B": (131_072, 8.49e9),
+        "Ministral3Config14B": (131_072, 13.5e9),
+    },
+    "ernie45": {"ERNIE45Config300M": (103_424, 360_748_032)},
+    "hunyuan": {
+        "HunyuanConfig500M": (120_818, 0.539e9),
+        "HunyuanConfig1P8B": (120_818, 1.79e9),
+        "HunyuanConfig4B": (120_818, 4.22e9),
+        "HunyuanConfig7B": (128_167, 7.5e9),
+    },
     "olmoe": {"OLMoEConfig7B_A1B": (50_304, 6.92e9)},
     "qwen2_moe": {"Qwen15MoEConfigA2P7B": (151_936, 14.3e9), "Qwen2Config57B_A14B": (151_936, 57.41e9)},
     "glm4_moe": {

@@ -19,7 +19,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "EP 2": {"expert_model_parallel_size": 2},
 }
 TRAINED = ("Llama 3.1, Nemotron Nano and 70B", "Qwen 3 MoE", "Nemotron-H, Nemotron Nano v2", "Nemotron 3 Nano")
-TRAINED += ("OLMo 2", "Granite 3", "Qwen 2 MoE")
+TRAINED += ("OLMo 2", "Granite 3", "Qwen 2 MoE", "OLMo 3", "Ministral 3", "Hunyuan")
 """A dense model, one of experts, a hybrid, a hybrid with experts, and layers of their own: norms over all heads, multipliers, a
 shared expert with a gate."""
 NAMES = [row.name for row in ROWS]

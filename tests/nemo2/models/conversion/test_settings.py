@@ -128,6 +128,46 @@ def test_both_spellings_are_written() -> None:
     assert told["rope_parameters"] == {**SCALED, "factor": 32.0, "rope_theta": 500_000.0}
 
 
+_GATED = {"hidden_act": "silu", "attention_bias": False, "rms_norm_eps": 1e-6}
+AS_RELEASED: dict[str, dict[str, Any]] = {
+    "olmo3.OLMo3Config7B": {
+        **_GATED, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "vocab_size": 100278, "hidden_size": 4096,
+        "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "max_position_embeddings": 65536, "rope_theta": 500000, "sliding_window": 4096,
+        "layer_types": ([*["sliding_attention"] * 3, "full_attention"]) * 8,
+        "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+                         "original_max_position_embeddings": 8192, "rope_type": "yarn"},
+    },
+    "ministral3.Ministral3Config14B": {
+        "architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "vision_config": {},
+        "text_config": {
+            "model_type": "ministral3", "vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 16384,
+            "num_hidden_layers": 40, "num_attention_heads": 32, "sliding_window": None,
+            "rope_parameters": {"type": "yarn", "rope_type": "yarn", "rope_theta": 1e9, "factor": 16.0, "beta_fast": 32.0,
+                                "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+                                "original_max_position_embeddings": 16384, "max_position_embeddings": 262144},
+        },
+    },
+    "hunyuan.HunyuanConfig7B": {
+        **_GATED, "architectures": ["HunYuanDenseV1ForCausalLM"], "model_type": "hunyuan_v1_dense", "vocab_size": 128167,
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "tie_word_embeddings": True,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                         "mscale_all_dim": 0.0},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_RELEASED)
+def test_a_config_json_in_the_notation_of_its_release_is_the_named_configuration(name: str) -> None:
+    from nemo2.models.conversion.families import conversion_for
+    from nemo2.models.conversion.settings import differences
+
+    told = AS_RELEASED[name]
+    assert differences(conversion_for(told).config(told), made(name)) == {}
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -161,6 +201,11 @@ def test_both_spellings_are_written() -> None:
         ({"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "use_sliding_window": True},
          "use_sliding_window=True: .* False"),
         ({"architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv=8.0: .* None"),
+        ({"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3",
+          "rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+         "rope_parameters=.* one rotary base"),
+        ({"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3",
+          "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_parameters=.*llama_4_scaling_beta"),
         ({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-MG"},
          "hybrid_override_pattern='M-MG'"),
         ({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": "M-ME",

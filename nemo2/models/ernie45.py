@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ERNIE 4.5, dense: Llama's decoder with channels rotated in pairs.
+
+Sources: the ERNIE 4.5 technical report, Baidu 2025; transformers' ``Ernie4_5Config``, whose defaults are config.json of
+baidu/ERNIE-4.5-0.3B-PT.
+"""
+
+from dataclasses import dataclass
+from typing import Optional
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.llama import rows
+from nemo2.models.conversion.settings import Field, decoder_fields
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class ERNIE45Config(DecoderConfig):
+    """Settings that all dense sizes of ERNIE 4.5 share."""
+
+    seq_length: int = 131072
+    layernorm_epsilon: float = 1e-5
+    rotary_base: int = 500_000
+    rotary_interleaved: bool = True
+    vocab_size: Optional[int] = 103424
+    kv_channels: Optional[int] = 128
+    share_embeddings_and_output_weights: bool = True
+
+
+class ERNIE45Config300M(
+    ERNIE45Config, num_layers=18, hidden_size=1024, num_attention_heads=16, num_query_groups=2, ffn_hidden_size=3072
+):
+    """0.36 B parameters, the embedding counted once (tied)."""
+
+
+@configurable
+class ERNIE45Model(GPTModel):
+    """The LightningModule of ERNIE 4.5; see `GPTModel`."""
+
+
+ERNIE45 = decoder_conversion(
+    "Ernie4_5ForCausalLM",
+    ERNIE45Model,
+    ERNIE45Config,
+    rows=rows,
+    fields=[
+        *decoder_fields(
+            num_key_value_heads=2,
+            head_dim=128,
+            rms_norm_eps=1e-5,
+            max_position_embeddings=131072,
+            tie_word_embeddings=True,
+        ),
+        Field("use_bias", "add_bias_linear", False),
+    ],
+    only={"model_type": "ernie4_5", "hidden_act": "silu"},
+    theta=500_000.0,
+)

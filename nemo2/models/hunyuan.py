@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hunyuan, dense: Llama's decoder, whose attention normalizes queries and keys after their rotation, with a rotary base that
+is raised once, whatever the sequence's length.
+
+Sources: transformers' ``HunYuanDenseV1Config``; config.json of tencent/Hunyuan-0.5B-Pretrain, 1.8B, 4B and 7B.
+"""
+
+import copy
+from collections import ChainMap
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+from megatron.core.transformer import ModuleSpec
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.llama import attention, decoder, gated_feed_forward
+from nemo2.models.conversion.pieces import one
+from nemo2.models.conversion.positions import positions_of, rope_fields
+from nemo2.models.conversion.settings import Config, decoder_fields
+from nemo2.models.conversion.table import Row, norm
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel, default_layer_spec
+from nemo2.models.layers.norm import NormAfterRotation, normalize_after_rotation
+from nemo2.models.rotary import RaisedBase, Stretching
+
+
+def hunyuan_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
+    """The default layers, with norms of queries and keys that are applied after the rotation."""
+    spec: Any = copy.deepcopy(default_layer_spec(config, vp_stage=vp_stage))
+    for layer in spec.submodules.layer_specs:
+        parts = layer.submodules.self_attention.submodules
+        parts.q_layernorm = parts.k_layernorm = NormAfterRotation
+    return spec
+
+
+@configurable
+@dataclass
+class HunyuanConfig(DecoderConfig):
+    """Settings that all dense sizes of Hunyuan share."""
+
+    seq_length: int = 262144
+    layernorm_epsilon: float = 1e-5
+    kv_channels: Optional[int] = 128
+    qk_layernorm: bool = True
+    rope_stretching: Optional[Stretching] = field(
+        default_factory=lambda: RaisedBase(original_length=262144, factor=1000.0)
+    )
+    vocab_size: Optional[int] = 120818
+    share_embeddings_and_output_weights: bool = True
+    transformer_layer_spec: Any = hunyuan_layer_spec
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        for layer in model.decoder.layers:
+            normalize_after_rotation(layer.self_attention)
+        return model
+
+
+class HunyuanConfig500M(
+    HunyuanConfig, num_layers=24, hidden_size=1024, num_attention_heads=16, num_query_groups=8, ffn_hidden_size=3584
+):
+    """0.54 B parameters, the embedding counted once (tied)."""
+
+
+class HunyuanConfig1P8B(
+    HunyuanConfig, num_layers=32, hidden_size=2048, num_attention_heads=16, num_query_groups=4, ffn_hidden_size=6144
+):
+    """1.79 B parameters, the embedding counted once (tied)."""
+
+
+class HunyuanConfig4B(
+    HunyuanConfig, num_layers=36, hidden_size=3072, num_attention_heads=32, num_query_groups=8, ffn_hidden_size=8192
+):
+    """4.22 B parameters, the embedding counted once (tied)."""
+
+
+class HunyuanConfig7B(
+    HunyuanConfig,
+    num_layers=32,
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_query_groups=8,
+    ffn_hidden_size=14336,
+    vocab_size=128167,
+):
+    """7.50 B parameters, the embedding counted once (tied)."""
+
+
+@configurable
+class HunyuanModel(GPTModel):
+    """The LightningModule of Hunyuan; see `GPTModel`."""
+
+
+def rows(config: HunyuanConfig) -> list[Row]:
+    layer = [
+        *(row for row in (*attention(config), *gated_feed_forward()) if "_layernorm." not in row.key),
+        *norm("self_attention.q_layernorm.", one("self_attn.query_layernorm.")),
+        *norm("self_attention.k_layernorm.", one("self_attn.key_layernorm.")),
+    ]
+    return decoder(config, layer)
+
+
+def _flat(hf: Config) -> Config:
+    """The release calls the raised base "dynamic". Its file has other numbers beside ``alpha``, which have no effect."""
+    told = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if told.get("rope_type", told.get("type")) != "dynamic" or not told.get("alpha"):
+        return hf
+    plain = {"rope_theta": told.get("rope_theta", hf.get("rope_theta", 10_000.0))}
+    return ChainMap({"rope_parameters": plain, "rope_scaling": None, "alpha": told["alpha"]}, hf)  # pyright: ignore[reportArgumentType]  # of two types
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    if not hf.get("alpha"):
+        return {}
+    longest = hf.get("max_position_embeddings", 2048)
+    return {"rope_stretching": RaisedBase(original_length=longest, factor=hf["alpha"])}
+
+
+def _theirs(ours: HunyuanConfig) -> dict[str, Any]:
+    stretching = ours.rope_stretching
+    if not isinstance(stretching, RaisedBase):
+        return positions_of(ours)
+    told = {"max_position_embeddings": stretching.original_length}
+    return told | rope_fields(ours.rotary_base, kind="dynamic", factor=1.0, alpha=float(stretching.factor))
+
+
+HUNYUAN = decoder_conversion(
+    "HunYuanDenseV1ForCausalLM",
+    HunyuanModel,
+    HunyuanConfig,
+    rows=rows,
+    fields=decoder_fields(rms_norm_eps=1e-5),
+    only={"model_type": "hunyuan_v1_dense", "hidden_act": "silu", "attention_bias": False},
+    ours=_ours,
+    theirs=_theirs,
+    flat=_flat,
+)

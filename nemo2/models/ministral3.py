@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ministral 3, the text model: Mistral's decoder with positions stretched by YaRN, in which queries grow with their position.
+
+Sources: transformers' ``Ministral3Config``, whose defaults are the text model's config.json of
+mistralai/Ministral-3-8B-Base-2512; the config.json files of Ministral-3-3B-Base-2512 and 14B, as in Megatron-Bridge's
+``ministral3_provider.py``. The vision tower is not included.
+"""
+
+from collections import ChainMap
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Optional
+
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.llama import rows
+from nemo2.models.conversion.mistral import MISTRAL
+from nemo2.models.conversion.positions import positions_of
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, refusal, text_config
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+from nemo2.models.layers.queries import sharpen_far_queries
+from nemo2.models.rotary import Stretching, Yarn
+
+
+@configurable
+@dataclass
+class Ministral3Config(DecoderConfig):
+    """Settings that all sizes of Ministral 3 share."""
+
+    deciding_fields: ClassVar[tuple[str, ...]] = ("query_growth",)
+
+    seq_length: int = 262144
+    layernorm_epsilon: float = 1e-5
+    num_attention_heads: int = 32
+    num_query_groups: Optional[int] = 8
+    kv_channels: Optional[int] = 128
+    rotary_base: int = 1_000_000
+    rope_stretching: Optional[Stretching] = field(
+        default_factory=lambda: Yarn(original_length=16384, factor=16.0, attention_factor=1.0)
+    )
+    vocab_size: Optional[int] = 131072
+    query_growth: float = 0.1
+    """Multiply the query at position p by 1 + ``query_growth`` ln(1 + floor(p / ``rope_stretching.original_length``))."""
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        if self.rope_stretching is not None:
+            for layer in model.decoder.layers:
+                sharpen_far_queries(
+                    layer.self_attention.core_attention,
+                    floor=self.rope_stretching.original_length,
+                    factor=self.query_growth,
+                )
+        return model
+
+
+class Ministral3Config3B(
+    Ministral3Config,
+    num_layers=26,
+    hidden_size=3072,
+    ffn_hidden_size=9216,
+    share_embeddings_and_output_weights=True,
+):
+    """3.43 B parameters without the vision tower, the embedding counted once (tied)."""
+
+
+class Ministral3Config8B(Ministral3Config, num_layers=34, hidden_size=4096, ffn_hidden_size=14336):
+    """8.49 B parameters without the vision tower."""
+
+
+class Ministral3Config14B(
+    Ministral3Config, num_layers=40, hidden_size=5120, ffn_hidden_size=16384, rotary_base=1_000_000_000
+):
+    """13.5 B parameters without the vision tower."""
+
+
+@configurable
+class Ministral3Model(GPTModel):
+    """The LightningModule of Ministral 3; see `GPTModel`."""
+
+
+_ROPE = {"type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16384}
+_ROPE |= {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+_GROWTH = "llama_4_scaling_beta"
+
+
+def _flat(released: Config) -> Config:
+    hf = text_config(released)
+    told = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or _ROPE)
+    told.pop("max_position_embeddings", None)  # repeats the field outside
+    growth = told.pop(_GROWTH, None)
+    if told.get("rope_type", told.get("type")) != "yarn" or growth is None:
+        raise refusal(hf, "rope_parameters", f"nemo2's model supports only the kind 'yarn' with {_GROWTH}")
+    return ChainMap({"rope_parameters": told, "rope_scaling": None, _GROWTH: growth}, hf)  # pyright: ignore[reportArgumentType]  # of two types
+
+
+def _theirs(ours: Ministral3Config) -> dict[str, Any]:
+    fields = positions_of(ours)
+    return {
+        name: {**fields[name], _GROWTH: ours.query_growth}
+        for name in ("rope_parameters", "rope_scaling") & fields.keys()
+    }
+
+
+MINISTRAL3 = decoder_conversion(
+    "Ministral3ForCausalLM",
+    Ministral3Model,
+    Ministral3Config,
+    rows=rows,
+    fields=[
+        *decoder_fields(num_key_value_heads=8, head_dim=128, max_position_embeddings=262144, rms_norm_eps=1e-5),
+        Field(_GROWTH, "query_growth"),
+    ],
+    only={"model_type": "ministral3", "hidden_act": "silu", "sliding_window": None},
+    theirs=_theirs,
+    flat=_flat,
+    also=("Mistral3ForConditionalGeneration",),
+    text_types=("ministral3",),
+    ignored=MISTRAL.ignored,
+    prefixes=MISTRAL.prefixes,
+    renamed=MISTRAL.renamed,
+)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OLMo 3: OLMo 2 with a window in three of four layers. The fourth attends to everything, with positions stretched by YaRN.
+
+Sources: arXiv:2512.13961; config.json of allenai/Olmo-3-1025-7B and Olmo-3-1125-32B.
+"""
+
+from collections import ChainMap
+from dataclasses import dataclass, field
+from typing import Any, Optional, Union
+
+from megatron.core.models.gpt import GPTModel as MegatronGPTModel
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.positions import positions_of
+from nemo2.models.conversion.settings import (
+    FULL,
+    SLIDING,
+    Config,
+    decoder_fields,
+    layer_types,
+    pattern_of,
+    refusal,
+    size_of,
+    window_of,
+    without,
+)
+from nemo2.models.gpt import GPTModel
+from nemo2.models.layers.local_rotary import (
+    LocalAndGlobalRotary,
+    is_local,
+    local_rotary_layer_spec,
+    rotary_embedding,
+)
+from nemo2.models.layers.queries import scale_queries
+from nemo2.models.olmo2 import OLMo2Config, rows
+from nemo2.models.rotary import Stretching, Yarn
+
+
+@configurable
+@dataclass
+class OLMo3Config(OLMo2Config):
+    """Settings that both sizes of OLMo 3 share."""
+
+    seq_length: int = 65536
+    vocab_size: Optional[int] = 100278
+    window_size: Optional[tuple[int, int]] = (4095, 0)
+    window_attn_skip_freq: Optional[Union[int, list[int]]] = 4
+    # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
+    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
+    rope_stretching: Optional[Stretching] = field(
+        default_factory=lambda: Yarn(original_length=8192, factor=8.0, attention_factor=1.2079441541679836)
+    )
+    """As in `DecoderConfig`, in layers without a window only."""
+    transformer_layer_spec: Any = local_rotary_layer_spec
+
+    @property
+    def yarn_mscale(self) -> float:
+        """0: Megatron-Core's attention would scale queries and keys in all layers."""
+        return 0.0
+
+    def configure_model(
+        self,
+        tokenizer: Any,
+        pre_process: Optional[bool] = None,
+        post_process: Optional[bool] = None,
+        vp_stage: Optional[int] = None,
+    ) -> MegatronGPTModel:
+        model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        local = rotary_embedding(self, rotary_base=self.rotary_base)
+        model.rotary_pos_emb = LocalAndGlobalRotary(local_layers=local, global_layers=model.rotary_pos_emb)
+        amplitude = 1.0 if self.rope_stretching is None else self.rope_stretching.amplitude
+        for layer in model.decoder.layers:
+            if not is_local(self, layer.layer_number):
+                scale_queries(layer.self_attention.core_attention, amplitude**2)
+        return model
+
+
+class OLMo3Config7B(OLMo3Config, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=11008):
+    """7.30 B parameters."""
+
+
+class OLMo3Config32B(
+    OLMo3Config, num_layers=64, hidden_size=5120, num_attention_heads=40, num_query_groups=8, ffn_hidden_size=27648
+):
+    """32.2 B parameters; eight key-value heads."""
+
+
+@configurable
+class OLMo3Model(GPTModel):
+    """The LightningModule of OLMo 3; see `GPTModel`."""
+
+
+def _flat(hf: Config) -> Config:
+    """In transformers 5 each kind of layer has its own rotary positions."""
+    both = hf.get("rope_parameters") or {}
+    if not {FULL, SLIDING} & both.keys():
+        return hf
+    near, far = ({"rope_theta": 500_000.0, **(both.get(kind) or {})} for kind in (SLIDING, FULL))
+    if near.get("rope_type", "default") != "default" or near["rope_theta"] != far["rope_theta"]:
+        reason = "nemo2's model has one rotary base, and stretches positions in layers without a window only"
+        raise refusal(hf, "rope_parameters", reason)
+    return ChainMap({"rope_parameters": far}, hf)  # pyright: ignore[reportArgumentType]  # of two types
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    num_layers = hf["num_hidden_layers"]
+    types = hf.get("layer_types") or [FULL if layer % 4 == 3 else SLIDING for layer in range(num_layers)]
+    return {
+        "window_size": window_of(hf.get("sliding_window", 4096)),
+        "window_attn_skip_freq": pattern_of(hf, types),
+    }
+
+
+def _theirs(ours: OLMo3Config) -> dict[str, Any]:
+    theta, far = float(ours.rotary_base), positions_of(ours)["rope_parameters"]
+    return {
+        "sliding_window": size_of(ours.window_size),
+        "layer_types": layer_types(ours),
+        "rope_parameters": {FULL: far, SLIDING: {"rope_type": "default", "rope_theta": theta}},
+    }
+
+
+OLMO3 = decoder_conversion(
+    "Olmo3ForCausalLM",
+    OLMo3Model,
+    OLMo3Config,
+    rows=rows,
+    fields=without(decoder_fields(rms_norm_eps=1e-5), "head_dim"),
+    only={"model_type": "olmo3", "hidden_act": "silu", "attention_bias": False},
+    ours=_ours,
+    theirs=_theirs,
+    theta=500_000.0,
+    flat=_flat,
+)
