@@ -5,6 +5,7 @@ A name stands for a run on this machine where there is one, else for a submitted
 """
 
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -165,7 +166,14 @@ def status(run: Run) -> Result:
     if (submission := slurm.find(run)) is not None:
         return slurm.status(submission)
     told = summary(RunFolder(_local(run)))
-    return Result(told, "\n".join(columns([(name, str(value)) for name, value in told.items() if value is not None])))
+    rows = [(name, _shown(name, value)) for name, value in told.items() if value is not None]
+    return Result(told, "\n".join(columns(rows)))
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "written":
+        return datetime.fromtimestamp(value).isoformat(sep=" ", timespec="seconds")
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def report(run: Run, *, output: Output = None) -> Result:

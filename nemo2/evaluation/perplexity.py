@@ -115,12 +115,14 @@ def text_of(file: Path) -> str:
     """The text of a file.
 
     Raises:
-        DataError: the file isn't UTF-8 text, or is empty.
+        DataError: the file can't be read, isn't UTF-8 text, or is empty.
     """
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} can't be read as UTF-8 text: {error}.") from None
+    except OSError as error:
+        raise DataError(f"{file} can't be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} isn't UTF-8 text: {error}.") from None
     if not text:
         raise DataError(f"{file} is empty.")
     return text

@@ -135,7 +135,7 @@ def conversation(
 
     Raises:
         CheckpointError: ``path`` holds no checkpoint, or the checkpoint doesn't describe its model.
-        ConfigError: there is no template.
+        ConfigError: there is no template, or it can't render a question.
     """
 
     def encoder_of(model: Any) -> ChatEncoder:
@@ -143,6 +143,7 @@ def conversation(
         try:
             encoder.template  # noqa: B018  # there is one, or there is no conversation
             encoder.end_of_turn  # noqa: B018
+            encoder.question([{"role": "user", "content": "?"}])  # a template that can't render fails here
         except ConfigError as error:
             raise ConfigError(
                 f"{path} cannot be used for chat: {error} Give the template that the model was trained with "

@@ -205,3 +205,9 @@ def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None
     told = untold.process.stderr.read().decode()
     assert untold.process.wait(timeout=60) == 2
     assert "has no chat template" in told and "--template FILE" in told and "nemo2 generate" in told
+
+    bad = tmp_path / "bad.jinja"
+    bad.write_text("{{ messages[0]")
+    unreadable = Terminal("generate", "--chat", runs["with"], "--template", str(bad))
+    assert unreadable.process.stderr is not None and unreadable.process.stderr.read()
+    assert unreadable.process.wait(timeout=60) == 2

@@ -86,7 +86,7 @@ def test_files_that_are_no_texts_are_refused_before_a_model_is_loaded(tmp_path: 
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff")
     (tmp_path / "empty.txt").touch()
     for name, words in (
-        ("picture.png", "can't be read as UTF-8 text"),
+        ("picture.png", "isn't UTF-8 text"),
         ("empty.txt", "is empty"),
         ("none", "can't be read"),
     ):

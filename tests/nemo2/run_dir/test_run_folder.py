@@ -178,6 +178,14 @@ def test_the_command_lists_the_one_that_logged_last_first(made: Make, capsys: py
     assert main(["runs", "list", "--most", "1"]) == 0 and "oldest" not in capsys.readouterr().out
 
 
+def test_the_status_of_a_run_on_this_machine_is_for_reading(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = made("mine", factor=1 / 3) / "metrics.jsonl"
+    os.utime(metrics, (1e9, 1e9))
+    assert main(["runs", "status", "mine"]) == 0
+    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert told["written"].startswith("2001-09-") and told["loss"] == "1.6667"
+
+
 def test_the_command_compares(made: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     made("first")
     made("second", steps=3, factor=2.0, max_steps=7)
