@@ -12,7 +12,7 @@ RECIPE = qwen3_600m.RECIPE.but(
     gpus_per_node=1,
     micro_batch_size=1,
     max_steps=91_000,
-    config={"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 8},
+    config={"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 16},
 )
 FINETUNE = qwen3_600m.FINETUNE.but(of=RECIPE, lora=On(gpus_per_node=1))
 
