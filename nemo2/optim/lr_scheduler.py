@@ -633,8 +633,11 @@ def _share(part: float, whole: float) -> float:
 
 
 def set_last_rates(schedule: Any) -> None:
-    """Give the optimizer of a restored ``schedule`` its last rates, which schedules of torch's multiply. Other objects have
-    none."""
+    """Give the optimizer of a restored schedule its last rates, which schedules of torch's multiply.
+
+    Args:
+        schedule: A schedule of torch's, or another object, which has no rates.
+    """
     if isinstance(schedule, LRScheduler):
         for group, rate in zip(schedule.optimizer.param_groups, schedule.get_last_lr(), strict=True):
             group["lr"] = rate
