@@ -247,6 +247,7 @@ MODEL: Mapping[str, Domain] = {
     "old_context_len": _count("a number of positions"),
     "floor_scale": _count(_DIVISOR),
     "attn_scale": _weight("multiplies a logarithm"),
+    "query_growth": _weight("multiplies a logarithm"),
     **dict.fromkeys(
         (
             "rotary_scaling_factor",

@@ -28,6 +28,7 @@ OTHERS = {
     "nemo2.backend.te_version": {"megatron.core.utils._te_version"},
     "nemo2.config.located": {"fiddle._src.history._location_provider"},
     "nemo2.config.tree": {"fiddle._src.signatures.SignatureInfo.signature_binding"},
+    "nemo2.data.hub": {"huggingface_hub.constants.HF_HUB_OFFLINE"},
     "nemo2.evaluation.task_files": {"lm_eval.utils.env"},
     "nemo2.launch.skypilot": {"sky.utils.common_utils.dump_yaml_str"},
     "nemo2.models.fused_gradients": {"megatron.core.tensor_parallel.layers._grad_accum_fusion_available"},
