@@ -21,24 +21,25 @@ def compare() -> dict[str, dict[str, float]]:
         model: Any = build(name, settings, {}, True, True, None)
         generator = torch.Generator().manual_seed(1)
         for parameter in model.parameters():  # norms start at one and biases at zero, which would hide a mistake
-            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("expert_bias"):
-                buffer += 0.3 * torch.randn(buffer.shape, generator=generator)
+                buffer += 0.3 * torch.randn(buffer.shape, generator=generator).to(buffer)
         batch = random_batches(settings)(0)
-        loss = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"]).mean()
+        there = {key: value.to(next(model.parameters()).device) for key, value in batch.items()}
+        loss = model(there["tokens"], there["position_ids"], None, labels=there["labels"]).mean().cpu()
         loss.backward()
 
         parameters = dict(model.named_parameters())
-        weights = {key: p.detach().clone().requires_grad_() for key, p in parameters.items()}
-        decoder = PlainDecoder(weights | {key: b.clone() for key, b in model.named_buffers()}, model.config)
+        weights = {key: p.detach().cpu().clone().requires_grad_() for key, p in parameters.items()}
+        decoder = PlainDecoder(weights | {key: b.cpu().clone() for key, b in model.named_buffers()}, model.config)
         expected = loss_of(decoder, batch)
         (expected + decoder.auxiliary).backward()
         errors = {"loss": float(((loss - expected) / expected).abs())}
         for key, parameter in parameters.items():
             reference = weights[key].grad
             assert parameter.grad is not None and reference is not None, key
-            errors[key] = float((parameter.grad - reference).norm() / reference.norm())
+            errors[key] = float((parameter.grad.cpu() - reference).norm() / reference.norm())
         answers[name] = errors
     return answers
 
