@@ -9,8 +9,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -23,7 +22,7 @@ from nemo2.data.finetuning.sample import Malformed, tokenized, unknown_in
 from nemo2.data.special_text import OnSpecialToken, as_plain_text, check_choice, special_in
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
-from nemo2.files import read_bounded, sha256
+from nemo2.files import read_bounded, replaceable_file, sha256
 
 FORMAT = 1
 _MOST_DESCRIPTION = 16 << 20
@@ -106,14 +105,17 @@ def prepare_data(
         progress: Show a bar on the terminal.
 
     Raises:
-        ConfigError: a setting is wrong, or the tokenizer can't encode special tokens as plain text.
-        DataError: an input is missing or unreadable, no document remains, or the target is not writable.
+        ConfigError: a setting is wrong, no files can be written there, or the tokenizer can't encode special tokens as plain
+            text.
+        DataError: an input is missing or unreadable, no document remains, or writing fails.
     """
     if on_bad_line not in ("fail", "skip"):
         raise ConfigError(f"on_bad_line={on_bad_line!r}: must be 'fail' or 'skip'.")
     check_choice(on_special_token)
     plain = as_plain_text(tokenizer) if on_special_token == "text" else None
     prefix = Path(strip_suffix(output_prefix)).expanduser()
+    for suffix in _SUFFIXES:
+        replaceable_file(f"{prefix}{suffix}")
     files = find_files(inputs)
     bad = BadInput(policy=on_bad_line, limit=max_bad_lines)
     eod = tokenizer.eod if append_eod else None
@@ -305,32 +307,22 @@ def _ids(batch: list[tuple[str, str]], tokenizer: Tokenizer, bad: BadInput) -> I
             yield text, ids
 
 
-def _progress(files: list[Path], show: bool) -> Any:
-    """`files` as a context, with a bar over their bytes if ``show``."""
+@contextlib.contextmanager
+def _progress(files: list[Path], show: bool) -> Iterator[Iterable[Path]]:
+    """`files`, with a bar over their bytes if ``show``."""
     if not show:
-        return nullcontext(files)
-    return _FollowedFiles(files)
+        yield files
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    columns = TextColumn("tokenizing"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, transient=True) as bar:
+        sizes = [file.stat().st_size for file in files]
+        task = bar.add_task("", total=sum(sizes))
 
-class _FollowedFiles:
-    def __init__(self, files: list[Path]) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        def followed() -> Iterator[Path]:
+            for file, size in zip(files, sizes, strict=True):
+                yield file
+                bar.advance(task, size)
 
-        self.files = files
-        self.bar = Progress(
-            TextColumn("tokenizing"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), transient=True
-        )
-
-    def __enter__(self) -> Iterator[Path]:
-        self.bar.start()
-        return self._followed()
-
-    def __exit__(self, *exception: object) -> None:
-        self.bar.stop()
-
-    def _followed(self) -> Iterator[Path]:
-        sizes = [file.stat().st_size for file in self.files]
-        task = self.bar.add_task("", total=sum(sizes))
-        for file, size in zip(self.files, sizes, strict=True):
-            yield file
-            self.bar.advance(task, size)
+        yield followed()

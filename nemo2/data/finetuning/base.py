@@ -4,7 +4,6 @@ and splits them into batches."""
 
 import json
 import logging
-import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from math import lcm
@@ -29,6 +28,7 @@ from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, 
 from nemo2.data.inputs import Input
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError, Nemo2Error
+from nemo2.files import replaceable_file, replacing
 from nemo2.parallel.cuda_graphs import kind_of
 
 _log = logging.getLogger(__name__)
@@ -112,6 +112,10 @@ class SampleDataModule(MegatronDataModule):
     def packed(self) -> bool:
         """Whether rows hold several samples."""
         return self.packed_sequence_specs is not None and self.packed_sequence_specs.active
+
+    @property
+    def _metadata_path(self) -> Optional[str]:
+        return self.packed_sequence_specs.packed_metadata_path if self.packed_sequence_specs is not None else None
 
     @abstractmethod
     def source(self, split: str) -> Optional[Source]:
@@ -251,6 +255,8 @@ class SampleDataModule(MegatronDataModule):
         source = self.source(split)
         if source is None:
             return None
+        if self._metadata_path is not None:
+            replaceable_file(self._metadata_path)  # before the work of an hour
         encoder, limits = self.encoder(), self.settings.limits(self.seq_length + 1)
         facts = {
             "format": _FORMAT,
@@ -303,9 +309,10 @@ class SampleDataModule(MegatronDataModule):
             write_array(path_of(samples.folder, packs, "ends"), ends)
         fullness = _fullness(samples, members, ends, self.seq_length)
         _log.info("%s: %s.", split, fullness)
-        place = self.packed_sequence_specs.packed_metadata_path if self.packed_sequence_specs is not None else None
-        if place is not None and split == "train":
-            _write_json(Path(place).expanduser(), {"packed_sequence_size": self.seq_length, **vars(fullness)})
+        if split == "train" and (place := self._metadata_path) is not None:
+            facts = {"packed_sequence_size": self.seq_length, **vars(fullness)}
+            with replacing(place) as unfinished:
+                unfinished.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
 
     # Batches
 
@@ -366,10 +373,3 @@ def _sizes() -> dict[str, int]:
         "pp": groups.get_pipeline_model_parallel_world_size(),
         "ep": groups.get_expert_model_parallel_world_size(),
     }
-
-
-def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(json.dumps(dict(facts), indent=2) + "\n", "utf-8")
-    os.replace(unfinished, path)

@@ -7,7 +7,6 @@ another machine, needs neither the hub nor the package.
 """
 
 import json
-import os
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,8 @@ from nemo2.data.finetuning.module import FILES, FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.home import datasets_home
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import DataError
+from nemo2.errors import ConfigError, DataError
+from nemo2.files import replacing
 
 Splits = Mapping[str, Sequence[Any]]
 _RAW = "raw"
@@ -72,15 +72,15 @@ class PublishedDataModule(FineTuningDataModule):
             return
         held = self.download()
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
             # The training file last, because it marks the set as complete.
             for split, records in sorted(self.splits(held).items(), key=lambda item: item[0] == "train"):
-                _write_whole(self.root / FILES[split], records)
+                with replacing(self.root / FILES[split]) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
+                    file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             if self.delete_raw:
                 shutil.rmtree(self.root / _RAW, ignore_errors=True)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             raise DataError(
-                f"{self.root} is not writable: {error}. Set data.dataset_root to a writable folder."
+                f"{self.root} is not writable ({str(error).rstrip('.')}). Set data.dataset_root to a writable folder."
             ) from error
 
     def download(self) -> Splits:
@@ -231,11 +231,3 @@ def _squad(held: Mapping[str, Any]) -> dict[str, Any]:
     answers = held["answers"]["text"]
     question = f"Context: {held['context']} Question: {held['question']} Answer:"
     return {"input": question, "output": answers[0], "original_answers": answers}
-
-
-def _write_whole(file: Path, records: Iterable[dict[str, Any]]) -> None:
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with open(unfinished, "w", encoding="utf-8") as out:
-        for record in records:
-            out.write(json.dumps(record, ensure_ascii=False) + "\n")
-    os.replace(unfinished, file)

@@ -3,6 +3,7 @@
 
 import json
 import logging
+import os
 import stat
 from types import SimpleNamespace
 
@@ -146,6 +147,14 @@ def test_what_is_said_of_packing(root, tmp_path, caplog):
     assert json.loads(place.read_text())["padding"] == fullness.padding
     assert {batch["cu_seqlens"].shape[1] for batch in batches} == {max(f.most for f in data.fullness.values()) + 1}
     assert any(folder.name.startswith("my--tokenizer-") for folder in (root / "index_cache").iterdir())
+
+
+def test_a_pipe_for_what_is_said_is_refused_before_samples_are_made(root, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    specs = PackedSequenceSpecs(SEQ, packed_metadata_path=str(tmp_path / "pipe"))
+    with pytest.raises(ConfigError, match="pipe is a device or pipe"):
+        module(root, micro_batch_size=1, packed_sequence_specs=specs).setup("fit")
+    assert not (root / "index_cache").exists()
 
 
 # What is left out
