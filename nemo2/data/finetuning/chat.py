@@ -41,7 +41,7 @@ from nemo2.data.finetuning.completeness import (
 from nemo2.data.finetuning.dialects import Conversation, conversation_of, forms
 from nemo2.data.finetuning.identity import identity_of
 from nemo2.data.finetuning.rendering import RENDERER, Rendered, Wanted
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Whole, tokenized, unknown_in
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, tokenized, unknown_in
 from nemo2.data.special_text import Marks, Pieces, special_in
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer
 from nemo2.errors import ConfigError
@@ -223,7 +223,7 @@ class ChatEncoder(Encoder):
         check_texts(conversation, self._chosen(conversation))
         return conversation
 
-    def encode(self, record: Any) -> Whole:
+    def encode(self, record: Any) -> Sample:
         conversation = self._conversation(record)
         if conversation.tools and self._with_tools is not None:
             return self._with_tools.encode(record)
@@ -240,7 +240,7 @@ class ChatEncoder(Encoder):
         check_complete(conversation, text, spans, chosen)
         sample = self._sample(text, spans, marks)
         beside = unread_fields(record, conversation, text if marks is None else marks.show(text))
-        return Whole(replace(sample, special=special, beside=beside))
+        return replace(sample, special=special, beside=beside)
 
     def _chosen(self, conversation: Conversation) -> list[int]:
         """The places of the messages to train on."""
@@ -305,7 +305,7 @@ class ChatEncoder(Encoder):
         """The token with which the assistant ends its turn. None: the template has none."""
         turn = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]}
         try:
-            sample = self.encode(turn).sample
+            sample = self.encode(turn)
         except (Malformed, Empty):
             return None
         last = max(place for place, trained in enumerate(sample.trained) if trained)

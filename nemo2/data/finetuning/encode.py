@@ -201,9 +201,8 @@ def _fates(
 
 def _fate(encoder: Encoder, record: Any, max_tokens: int) -> Fate:
     try:
-        parts = encoder.encode(record)
-        sample = parts.whole()
-        fits = len(sample.ids) <= max_tokens
-        return (sample if fits else parts.cut(max_tokens)), len(sample.ids)
+        sample = encoder.encode(record)
+        length = len(sample.ids)
+        return (sample if length <= max_tokens else encoder.truncate(record, sample, max_tokens)), length
     except (Malformed, Empty) as why:
         return why

@@ -108,38 +108,20 @@ class Encoder(ABC):
         """
 
     @abstractmethod
-    def encode(self, record: Any) -> "Parts":
-        """The parts of a record's sample.
+    def encode(self, record: Any) -> Sample:
+        """A record's whole sample.
 
         Raises:
             Malformed: a field is missing or has the wrong contents.
             Empty: there is nothing to train on.
         """
 
+    def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
+        """At most ``max_tokens`` tokens of the ``sample`` of a ``record``. By default the last ones are cut off."""
+        del record
+        return replace(sample, ids=sample.ids[:max_tokens], trained=sample.trained[:max_tokens], truncated=True)
+
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, Any]:
         """Everything that determines a record's ids, as plain data. Part of the cache's key."""
-
-
-class Parts(ABC):
-    """A record's sample before it is truncated."""
-
-    @abstractmethod
-    def whole(self) -> Sample:
-        """The whole sample."""
-
-    def cut(self, max_tokens: int) -> Sample:
-        """At most ``max_tokens`` tokens. By default the last ones are cut off."""
-        sample = self.whole()
-        return replace(sample, ids=sample.ids[:max_tokens], trained=sample.trained[:max_tokens], truncated=True)
-
-
-@dataclass(frozen=True)
-class Whole(Parts):
-    """A sample whose end is cut off if it is too long."""
-
-    sample: Sample
-
-    def whole(self) -> Sample:
-        return self.sample

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from nemo2.data.finetuning.dialects import has_messages
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample, Whole
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
@@ -30,7 +30,7 @@ class TokenEncoder(Encoder):
     def check(self, record: Any) -> None:
         self.encode(record)
 
-    def encode(self, record: Any) -> Whole:
+    def encode(self, record: Any) -> Sample:
         ids = _numbers(record, "input_ids")
         if len(ids) < 2:
             raise Empty(f"{len(ids)} tokens")
@@ -42,10 +42,10 @@ class TokenEncoder(Encoder):
                     f"labels[{wrong}]={labels[wrong]} and input_ids[{wrong}]={ids[wrong]}: a label must be the token "
                     f"at the same position, or {IGNORED}. Do not shift labels by one, as Megatron-Core's labels are"
                 )
-            return Whole(Sample(ids, [label != IGNORED for label in labels]))
+            return Sample(ids, [label != IGNORED for label in labels])
         if record.get("loss_mask") is not None:
-            return Whole(Sample(ids, [bool(flag) for flag in _numbers(record, "loss_mask", length=len(ids))]))
-        return Whole(Sample(ids, [True] * len(ids)))
+            return Sample(ids, [bool(flag) for flag in _numbers(record, "loss_mask", length=len(ids))])
+        return Sample(ids, [True] * len(ids))
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,11 @@ class AnyEncoder(Encoder):
     def check(self, record: Any) -> None:
         self._encoder_of(record).check(record)
 
-    def encode(self, record: Any) -> Parts:
+    def encode(self, record: Any) -> Sample:
         return self._encoder_of(record).encode(record)
+
+    def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
+        return self._encoder_of(record).truncate(record, sample, max_tokens)
 
     def _encoder_of(self, record: Any) -> Encoder:
         if not isinstance(record, Mapping):

@@ -16,7 +16,7 @@ from support.small_chats import say, write_lines
 
 
 def shown(record, **settings):
-    sample = DatasetSettings.of(settings).template(ByteTokenizer()).encode(record).whole()
+    sample = DatasetSettings.of(settings).template(ByteTokenizer()).encode(record)
     text = bytes(token for token in sample.ids if token < 256).decode()
     answer = bytes(
         token for token, flag in zip(sample.ids, sample.trained, strict=True) if flag and token < 256
@@ -87,12 +87,9 @@ def test_records_of_no_form_say_their_fields_and_what_reads_them():
 
 
 def test_a_prompt_that_is_too_long_is_cut_and_not_the_answer():
-    parts = (
-        DatasetSettings.of({})
-        .template(ByteTokenizer())
-        .encode({"instruction": "do it", "input": "x" * 99, "output": "y"})
-    )
-    cut = parts.cut(16)
+    encoder = DatasetSettings.of({}).template(ByteTokenizer())
+    record = {"instruction": "do it", "input": "x" * 99, "output": "y"}
+    cut = encoder.truncate(record, encoder.encode(record), 16)
     assert (
         len(cut.ids) <= 16 and bytes(cut.ids[:-1]).decode().startswith("do it\nx") and cut.ids[-2:] == [ord("y"), 256]
     )
