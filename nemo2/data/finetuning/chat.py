@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
@@ -40,8 +41,8 @@ from nemo2.data.finetuning.completeness import (
 )
 from nemo2.data.finetuning.dialects import Conversation, conversation_of, forms
 from nemo2.data.finetuning.identity import identity_of
-from nemo2.data.finetuning.rendering import RENDERER, Rendered, Wanted
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, tokenized, unknown_in
+from nemo2.data.finetuning.rendering import RENDERER, Prefix, Rendered
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, strings_in, tokenized, unknown_in
 from nemo2.data.special_text import Marks, Pieces, special_in
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer
 from nemo2.errors import ConfigError
@@ -227,7 +228,8 @@ class ChatEncoder(Encoder):
         conversation = self._conversation(record)
         if conversation.tools and self._with_tools is not None:
             return self._with_tools.encode(record)
-        special = special_in(_texts_of([conversation.messages, conversation.tools]), self._special_words)
+        contents = [{**message, "role": None} for message in conversation.messages]
+        special = special_in(strings_in([contents, conversation.tools]), self._special_words)
         marks = Marks(self._special_words) if special is not None and self.special_as_text else None
         if marks is not None:
             hidden = marks.hide(conversation.messages), marks.hide(conversation.tools)
@@ -295,7 +297,7 @@ class ChatEncoder(Encoder):
         try:
             conversation = conversation_of({"messages": [*messages, _turn("assistant")]})
             form = self._form_of(replace(conversation, marks=[False] * len(messages) + [True]))
-            text = self._text(self._render(Wanted(form.messages, prompt=True, count=len(form.messages) - 1))[0])
+            text = self._text(self._render(form.messages, Prefix(len(form.messages) - 1, prompt=True))[0])
             return self._tokenized(text)["input_ids"]
         except Malformed as error:
             raise ConfigError(f"These turns cannot be shown to the model: {error}.") from error
@@ -316,7 +318,7 @@ class ChatEncoder(Encoder):
     def _rendered(self, conversation: Conversation, chosen: list[int]) -> tuple[str, list[Span]]:
         """The text of a conversation, and the ranges of characters that the chosen turns write."""
         if self._has_blocks:
-            rendering = self._render(Wanted(conversation.messages), tools=conversation.tools)[0]
+            rendering = self._render(conversation.messages, Prefix(), tools=conversation.tools)[0]
             text = self._text(rendering)
             return text, self._chosen_blocks(rendering.spans, conversation, chosen)  # pyright: ignore
         return self._by_prefixes(conversation, chosen)
@@ -334,10 +336,10 @@ class ChatEncoder(Encoder):
 
     def _by_prefixes(self, conversation: Conversation, chosen: list[int]) -> tuple[str, list[Span]]:
         messages, tools = conversation.messages, conversation.tools
-        wanted = [Wanted(messages)]
+        prefixes = [Prefix()]
         for place in chosen:
-            wanted += [Wanted(messages, prompt=True, count=place), Wanted(messages, count=place + 1)]
-        rendering, *others = self._render(*wanted, tools=tools)
+            prefixes += [Prefix(place, prompt=True), Prefix(place + 1)]
+        rendering, *others = self._render(messages, *prefixes, tools=tools)
         text = self._text(rendering)
         spans: list[Span] = []
         for place, before, past in zip(chosen, others[::2], others[1::2], strict=True):
@@ -356,12 +358,8 @@ class ChatEncoder(Encoder):
         """The range of the turn at ``place`` in a template that renders its surroundings differently when the
         conversation continues. Its text is replaced by a probe, to find where it stands."""
         messages = probe_of(conversation, only=place).messages
-        whole, past, asked = self._render(
-            Wanted(messages),
-            Wanted(messages, count=place + 1),
-            Wanted(messages, count=place),
-            tools=conversation.tools,
-        )
+        prefixes = Prefix(), Prefix(place + 1), Prefix(place)
+        whole, past, unprompted = self._render(messages, *prefixes, tools=conversation.tools)
         where = f"turn {place + 1} of {len(messages)}"
         probed, ended = self._text(whole), self._text(past)
         span, span_past = probe_span(probed, place), probe_span(ended, place)
@@ -377,7 +375,7 @@ class ChatEncoder(Encoder):
             start = _after(head, self._prompt)
         else:
             start = len(commonprefix([before.text, head]))
-            shared = 0 if isinstance(asked, Malformed) else len(commonprefix([before.text, asked.text]))
+            shared = 0 if isinstance(unprompted, Malformed) else len(commonprefix([before.text, unprompted.text]))
             if start < shared:
                 raise Malformed(
                     f"the chat template renders the messages before {where} differently when the conversation continues: "
@@ -425,7 +423,7 @@ class ChatEncoder(Encoder):
         turns = Conversation([_turn("user"), _turn("assistant"), _turn("user")], None, [None] * 3)
         messages = probe_of(turns).messages
         tails = []
-        for one in self._render(Wanted(messages, count=2), Wanted(messages)):
+        for one in self._render(messages, Prefix(2), Prefix()):
             span = None if isinstance(one, Malformed) else probe_span(one.text, 1)
             if span is None:
                 return "", "", ""
@@ -435,16 +433,16 @@ class ChatEncoder(Encoder):
     @cached_property
     def _prompt(self) -> str:
         """What the template writes before an answer. Empty: it can't be told."""
-        after, before = self._render(Wanted([_turn("user")]), Wanted([_turn("user")], prompt=True))
+        after, before = self._render([_turn("user")], Prefix(), Prefix(prompt=True))
         if isinstance(after, Malformed) or isinstance(before, Malformed):
             return ""
         return before.text[len(commonprefix([after.text, before.text])) :]
 
-    def _render(self, *wanted: Wanted, tools: Any = None) -> list[Rendered]:
+    def _render(self, messages: Sequence[Any], *prefixes: Prefix, tools: Any = None) -> list[Rendered]:
         template = self.chat_template
         source = repr(self.tokenizer) if template is None else template if "{" not in template else "these settings"
-        variables = {**_spelled_out(self._hf.special_tokens_map), "tools": tools, "documents": None}
-        return RENDERER.render(wanted, template=self.template, source=source, variables=variables)
+        variables = {**self._hf.special_tokens_map, "tools": tools, "documents": None}
+        return RENDERER.render(messages, prefixes, template=self.template, source=source, variables=variables)
 
     @staticmethod
     def _text(rendered: Rendered) -> str:
@@ -543,28 +541,8 @@ _ADVICE = (
 )
 
 
-def _texts_of(value: Any) -> Iterator[str]:
-    """The texts in plain data, except for roles."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from () if key == "role" else _texts_of(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts_of(one)
-
-
 def _turn(role: str) -> dict[str, Any]:
     return {"role": role, "content": "text"}
-
-
-def _spelled_out(tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """Special tokens as text."""
-    return {
-        name: [str(one) for one in token] if isinstance(token, list | tuple) else str(token)
-        for name, token in tokens.items()
-    }
 
 
 def _after(text: str, prompt: str) -> int:
@@ -593,10 +571,8 @@ def _trained(places: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
 
 def _runs(flags: Sequence[bool]) -> Iterator[Span]:
     """The starts and ends of consecutive set flags."""
-    start = None
-    for place, flag in enumerate([*flags, False]):
-        if flag and start is None:
-            start = place
-        elif not flag and start is not None:
-            yield start, place
-            start = None
+    end = 0
+    for flag, run in groupby(flags):
+        start, end = end, end + len(list(run))
+        if flag:
+            yield start, end
