@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from nemo2 import ranks
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
-from nemo2.data.base import SPLITS, MegatronDataModule
+from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of
 from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
@@ -102,19 +102,9 @@ class PreTrainingDataModule(MegatronDataModule):
         warn_without_effect(
             "Token files are read by position, without a memory map.", mmap_bin_files=(mmap_bin_files, True)
         )
-        super().__init__(
-            seq_length=seq_length,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            dataloader_type=dataloader_type,
-            init_consumed_samples=init_consumed_samples,
-            init_global_step=init_global_step,
-            output_log=output_log,
-        )
+        arguments = arguments_of(MegatronDataModule, locals())
+        del arguments["seed"]  # it is Megatron's; runs with a sampler that shuffles too have its own
+        super().__init__(**arguments)
         self.paths = paths
         self.tokenizer = tokenizer
         self.reset_position_ids = reset_position_ids
@@ -329,7 +319,7 @@ class PreTrainingDataModule(MegatronDataModule):
         """The arguments of Megatron's configuration that say where the data is. They follow from this module's own, which a
         change must be made to."""
         arguments: dict[str, Any] = {
-            # The reader of local files is replaced (`nemo2.data.token_reader`), except in spawned workers.
+            # The reader of local files is replaced (`nemo2.data.megatron_datasets`), except in spawned workers.
             "mmap_bin_files": self.object_storage_cache_path is None,
             "num_dataset_builder_threads": self.num_dataset_builder_threads,
         }

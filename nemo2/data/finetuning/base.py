@@ -17,13 +17,12 @@ from nemo2 import ranks
 from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
 from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
-from nemo2.data.finetuning.identity import key_of
 from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
 from nemo2.data.finetuning.rows import Collate, PackedRows, SampleRows
 from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.finetuning.sources import RecordFiles, Source
-from nemo2.data.finetuning.store import Samples, open_samples, path_of, write_samples
+from nemo2.data.finetuning.store import Samples, key_of, path_of, write_samples
 from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, write_array
 from nemo2.data.inputs import Input
 from nemo2.data.tokenizer import Tokenizer
@@ -272,15 +271,15 @@ class SampleDataModule(MegatronDataModule):
         )
         self._inputs = None
         folder = self._folder(split, key_of(facts))
-        report = Report()
-        bad = BadRecords(limits, report)
-
-        def make() -> None:
+        try:
+            samples = Samples(folder, "samples", by_hash=True)
+        except DamagedIndex:
             _log.info("Tokenizing the %s samples of %s.", split, source.name)
+            report = Report()
+            bad = BadRecords(limits, report)
             encoded = encode_all(source.records(bad), encoder, limits=limits, bad=bad, threads=self.memmap_workers)
             write_samples(folder, "samples", _some(encoded, source, report), report)
-
-        samples = open_samples(folder, "samples", make)
+            samples = Samples(folder, "samples")
         summary = samples.report
         (_log.warning if summary.places else _log.info)("%s samples (%s): %s", split, source.name, summary)
         return samples

@@ -40,11 +40,10 @@ from nemo2.data.finetuning.completeness import (
     unread_fields,
 )
 from nemo2.data.finetuning.dialects import Conversation, conversation_of, forms
-from nemo2.data.finetuning.identity import identity_of
 from nemo2.data.finetuning.rendering import RENDERER, Prefix, Rendered
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, strings_in, tokenized, unknown_in
 from nemo2.data.special_text import Marks, Pieces, special_in
-from nemo2.data.tokenizer import BPETokenizer, Tokenizer
+from nemo2.data.tokenizer import BPETokenizer, Tokenizer, identity_of
 from nemo2.errors import ConfigError
 
 Turns = Literal["all", "last"]

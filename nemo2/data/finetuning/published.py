@@ -38,9 +38,25 @@ class PublishedDataModule(FineTuningDataModule):
     seed: int
 
     def __init__(
-        self, force_redownload: bool, delete_raw: bool, *, dataset_root: Optional[Union[str, Path]], **others: Any
+        self,
+        seq_length: int = 2048,
+        tokenizer: Optional[Tokenizer] = None,
+        micro_batch_size: int = 4,
+        global_batch_size: int = 8,
+        rampup_batch_size: Optional[list[int]] = None,
+        force_redownload: bool = False,
+        delete_raw: bool = True,
+        seed: int = 1234,
+        memmap_workers: int = 1,
+        num_workers: int = 8,
+        pin_memory: bool = True,
+        persistent_workers: bool = False,
+        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
+        dataset_kwargs: Optional[dict[str, Any]] = None,
+        dataset_root: Optional[Union[str, Path]] = None,
     ) -> None:
-        super().__init__(datasets_home() / self.folder if dataset_root is None else dataset_root, **others)
+        dataset_root = datasets_home() / self.folder if dataset_root is None else dataset_root
+        super().__init__(**arguments_of(FineTuningDataModule, locals()))
         self.force_redownload = force_redownload
         self.delete_raw = delete_raw
 
@@ -143,7 +159,7 @@ class SquadDataModule(PublishedDataModule):
         packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
         dataset_kwargs: Optional[dict[str, Any]] = None,
     ) -> None:
-        super().__init__(force_redownload, delete_raw, **arguments_of(FineTuningDataModule, locals()))
+        super().__init__(**arguments_of(PublishedDataModule, locals()))
 
     def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
         train, validation = self._shares(held["train"], 0.95)
@@ -156,26 +172,6 @@ class SquadDataModule(PublishedDataModule):
 
 class _InstructionDataModule(PublishedDataModule):
     """A set without its own splits: 80% of the records are for training, 15% for validation, 5% for the test."""
-
-    def __init__(
-        self,
-        seq_length: int = 2048,
-        tokenizer: Optional[Tokenizer] = None,
-        micro_batch_size: int = 4,
-        global_batch_size: int = 8,
-        rampup_batch_size: Optional[list[int]] = None,
-        force_redownload: bool = False,
-        delete_raw: bool = True,
-        seed: int = 1234,
-        memmap_workers: int = 1,
-        num_workers: int = 8,
-        pin_memory: bool = True,
-        persistent_workers: bool = False,
-        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
-        dataset_kwargs: Optional[dict[str, Any]] = None,
-        dataset_root: Optional[Union[str, Path]] = None,
-    ) -> None:
-        super().__init__(force_redownload, delete_raw, **arguments_of(FineTuningDataModule, locals()))
 
     def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
         train, validation, test = self._shares(held["train"], 0.80, 0.15)

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Optional, Union
+from typing import Any, Literal, Optional, TypeVar, Union
 
 from nemo2.data.finetuning.chat import ChatEncoder, Turns
 from nemo2.data.finetuning.encode import Limits, OnTooLong
@@ -13,6 +13,8 @@ from nemo2.data.special_text import OnSpecialToken
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,34 +69,24 @@ class DatasetSettings:
     def template(self, tokenizer: Tokenizer) -> Union[TemplateEncoder, FieldsEncoder]:
         """The encoder for records of fields."""
         of_form = self.prompt_template is None and (self.label_key, self.truncation_field) == ("output", "input")
-        encoder = TemplateEncoder(
-            tokenizer=tokenizer,
-            prompt_template=self.prompt_template or "{input} {output}",
-            label_key=self.label_key,
-            truncation_field=self.truncation_field,
-            truncation_method=self.truncation_method,
-            add_bos=self.add_bos,
-            add_eos=self.add_eos,
-            answer_only_loss=self.answer_only_loss,
-            special_as_text=self.on_special_token == "text",
-        )
+        template = self.prompt_template or "{input} {output}"
+        encoder = self._as(TemplateEncoder, tokenizer=tokenizer, prompt_template=template)
         return FieldsEncoder(encoder) if of_form else encoder
 
     def chat(self, tokenizer: Tokenizer, default_template: Optional[str] = None) -> ChatEncoder:
         """The encoder for conversations. ``default_template`` replaces the tokenizer's own template."""
-        return ChatEncoder(
-            tokenizer,
-            chat_template=self.chat_template or default_template,
-            turns=self.turns,
-            special_as_text=self.on_special_token == "text",
-        )
+        return self._as(ChatEncoder, tokenizer=tokenizer, chat_template=self.chat_template or default_template)
 
     def limits(self, max_tokens: int) -> Limits:
         """The limits on samples, and the treatment of samples beyond them."""
-        return Limits(
-            max_tokens=max_tokens,
-            on_too_long=self.on_too_long,
-            on_bad_line=self.on_bad_line,
-            max_bad_lines=self.max_bad_lines,
-            on_special_token=self.on_special_token,
-        )
+        return self._as(Limits, max_tokens=max_tokens)
+
+    @property
+    def special_as_text(self) -> bool:
+        """Whether special tokens that a record's text spells are encoded as plain text."""
+        return self.on_special_token == "text"
+
+    def _as(self, kind: type[T], **others: Any) -> T:
+        """An object of this dataclass, with ``others`` and the settings of its fields' names."""
+        names = {field.name for field in fields(kind)} - others.keys()  # pyright: ignore[reportArgumentType]
+        return kind(**{name: getattr(self, name) for name in names}, **others)

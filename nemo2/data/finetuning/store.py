@@ -6,16 +6,17 @@ folder's name derives from everything that determines the samples: the data's co
 length. Rank 0 writes the files, and every process memory-maps them.
 """
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from nemo2.data.finetuning.encode import Report
 from nemo2.data.finetuning.sample import Sample
-from nemo2.data.index_cache import DamagedIndex, read_array, write_array
+from nemo2.data.index_cache import read_array, write_array
 
 _REPORT = "report"
 _ARRAYS = ("ids", "trained", "ends", _REPORT)
@@ -26,9 +27,6 @@ class Samples:
 
     def __init__(self, folder: Path, name: str, *, by_hash: bool = False) -> None:
         self.folder, self.name = folder, name
-        self._map(by_hash)
-
-    def _map(self, by_hash: bool) -> None:
         arrays = {part: read_array(path_of(self.folder, self.name, part), by_hash=by_hash) for part in _ARRAYS}
         self._ids, self._trained, self._ends = (arrays[part] for part in _ARRAYS[:3])
         self.report = Report(**json.loads(arrays[_REPORT].tobytes()))
@@ -70,16 +68,10 @@ def write_samples(folder: Path, name: str, samples: Iterable[Sample], report: Re
         write_array(path_of(folder, name, part), array)
 
 
-def open_samples(folder: Path, name: str, make: Optional[Callable[[], None]]) -> Samples:
-    """The samples in ``folder``. If they are missing or damaged, ``make`` makes them; with ``make=None``, that is an
-    error."""
-    try:
-        return Samples(folder, name, by_hash=make is not None)
-    except DamagedIndex:
-        if make is None:
-            raise
-        make()
-        return Samples(folder, name)
+def key_of(facts: Mapping[str, Any]) -> str:
+    """The name of the folder of samples that these facts determine, the same in every process."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def path_of(folder: Path, name: str, part: str) -> Path:
