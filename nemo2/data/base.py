@@ -127,17 +127,7 @@ class MegatronDataModule(LightningDataModule):
         self.init_consumed_samples = init_consumed_samples
         self.init_global_step = init_global_step
         self.output_log = output_log
-        self.data_sampler = MegatronDataSampler(
-            seq_len=seq_length,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            dataloader_type=dataloader_type,
-            init_consumed_samples=init_consumed_samples,
-            init_global_step=init_global_step,
-            output_log=output_log,
-            seed=seed,
-        )
+        self.data_sampler = MegatronDataSampler(seq_len=seq_length, **arguments_of(MegatronDataSampler, locals()))
         self.collate_fn: Optional[Callable[[Any], Any]] = None
         self._datasets: dict[str, Optional[Dataset]] = {}
         self._inputs: Optional[list[Input]] = None

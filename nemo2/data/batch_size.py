@@ -124,8 +124,8 @@ def setup_microbatch_calculator(
         "data_parallel_size": data_parallel_size,
     }
     if schedule.thresholds:
-        known = inspect.signature(calculator.reconfigure_num_microbatches_calculator).parameters
-        if "step_batch_size_schedule" in known:
+        parameters = inspect.signature(calculator.reconfigure_num_microbatches_calculator).parameters
+        if "step_batch_size_schedule" in parameters:
             sizes = {0: schedule.start}
             # If a ramp is so short that two levels begin at one sample, the higher level counts.
             sizes.update({t: schedule.start + schedule.increment * (i + 1) for i, t in enumerate(schedule.thresholds)})

@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Optional, Union, cast
+from typing import Any, BinaryIO, Literal, Optional, Union, cast, get_args
 
-from nemo2.errors import DataError
+from nemo2.errors import ConfigError, DataError
 from nemo2.files import MIB, parse_json
 
 Inputs = Union[str, Path, Sequence[Union[str, Path]]]
@@ -48,6 +48,17 @@ Placed = tuple[str, dict[str, Any]]
 """A record's place in messages, "file:line" or "file[index]", and the record."""
 
 
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Check the setting ``name``, whose type is the Literal ``choices``.
+
+    Raises:
+        ConfigError: ``value`` is none of them.
+    """
+    *others, last = get_args(choices)
+    if value not in (*others, last):
+        raise ConfigError(f"{name}={value!r}: must be {', '.join(map(repr, others))} or {last!r}.")
+
+
 @dataclass
 class BadInput:
     """Input that is unreadable as text, and the policy for it.
@@ -58,12 +69,18 @@ class BadInput:
             wrong.
         count: The number of inputs left out.
         examples: The places and reasons of the first few.
+
+    Raises:
+        ConfigError: an unknown policy.
     """
 
     policy: OnBadLine = "fail"
     limit: int = 1000
     count: int = 0
     examples: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_choice("on_bad_line", self.policy, OnBadLine)
 
     def report(self, where: str, why: str) -> None:
         """Record a bad input.

@@ -13,12 +13,11 @@ from torch.utils.data import (
 )
 
 from nemo2.config.capture import configurable
-from nemo2.data.batch_sampler import EvalBatchSampler, PaddedDataset, StepBatchSampler
+from nemo2.data.batch_sampler import EvalBatchSampler, Order, PaddedDataset, StepBatchSampler
 from nemo2.data.batch_size import BatchSizeSchedule, check_positive, setup_microbatch_calculator
-from nemo2.errors import ConfigError
+from nemo2.data.documents import check_choice
 
-_TYPES = ("single", "cyclic", "batch")
-_MODES = ("train", "validation", "test", "predict")
+Mode = Literal["train", "validation", "test", "predict"]
 
 
 class DataSampler:
@@ -99,15 +98,14 @@ class MegatronDataSampler(DataSampler):
         micro_batch_size: int = 4,
         global_batch_size: int = 8,
         rampup_batch_size: Optional[list[int]] = None,
-        dataloader_type: Literal["single", "cyclic", "batch"] = "single",
+        dataloader_type: Order = "single",
         init_consumed_samples: int = 0,
         init_global_step: int = 0,
         output_log: bool = True,
         decoder_seq_len: Optional[int] = None,
         seed: int = 1234,
     ) -> None:
-        if dataloader_type not in _TYPES:
-            raise ConfigError(f"dataloader_type={dataloader_type!r}: must be 'single', 'cyclic' or 'batch'.")
+        check_choice("dataloader_type", dataloader_type, Order)
         check_positive("seq_len", seq_len)
         check_positive("micro_batch_size", micro_batch_size)
         self.seq_len = seq_len
@@ -115,7 +113,7 @@ class MegatronDataSampler(DataSampler):
         self.micro_batch_size = micro_batch_size
         self.global_batch_size = global_batch_size
         self.rampup_batch_size = rampup_batch_size
-        self.dataloader_type: Literal["single", "cyclic", "batch"] = dataloader_type
+        self.dataloader_type: Order = dataloader_type
         self.init_consumed_samples = init_consumed_samples
         self.init_global_step = init_global_step
         self.output_log = output_log
@@ -164,8 +162,7 @@ class MegatronDataSampler(DataSampler):
                 whose loss mask is empty. Training always leaves them to its next pass.
         """
         mode = mode or getattr(dataloader, "mode", "train")
-        if mode not in _MODES:
-            raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
+        check_choice("mode", mode, Mode)
         if not _replaceable(dataloader):
             return dataloader
         rank, size = data_parallel()

@@ -183,7 +183,7 @@ class SampleDataModule(MegatronDataModule):
             raise failure
 
     def _dataset(self, split: str) -> Optional[Dataset]:
-        written = ranks.on_rank_zero(lambda: self._made(split), error=DataError)
+        written = ranks.on_rank_zero(lambda: self._stored(split), error=DataError)
         if written is None:
             return None
         folder, name, packs = written
@@ -196,7 +196,7 @@ class SampleDataModule(MegatronDataModule):
         self.fullness[split] = _fullness(samples, members, ends, self.seq_length)
         return rows
 
-    def _made(self, split: str) -> Optional[tuple[Path, str, Optional[str]]]:
+    def _stored(self, split: str) -> Optional[tuple[Path, str, Optional[str]]]:
         """The location of a split's samples, and of its packs if there are any. Both are made if they don't exist."""
         samples = self.samples(split)
         if samples is None:

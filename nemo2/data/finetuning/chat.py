@@ -28,6 +28,7 @@ from typing import Any, Literal, Optional, Union
 
 from nemo2.advice import advice
 from nemo2.backend.extras import install
+from nemo2.data.documents import check_choice
 from nemo2.data.finetuning.completeness import (
     NoTools,
     Span,
@@ -101,8 +102,7 @@ class ChatEncoder(Encoder):
     special_as_text: bool = False
 
     def __post_init__(self) -> None:
-        if self.turns not in ("all", "last"):
-            raise ConfigError(f"turns={self.turns!r}: must be 'all' or 'last', the turns of the assistant to train on.")
+        check_choice("turns", self.turns, Turns)
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -297,7 +297,7 @@ class ChatEncoder(Encoder):
             conversation = conversation_of({"messages": [*messages, _turn("assistant")]})
             form = self._form_of(replace(conversation, marks=[False] * len(messages) + [True]))
             text = self._text(self._render(form.messages, Prefix(len(form.messages) - 1, prompt=True))[0])
-            return self._tokenized(text)["input_ids"]
+            return self._tokenized(text)[0]
         except Malformed as error:
             raise ConfigError(f"These turns cannot be shown to the model: {error}.") from error
 
@@ -452,19 +452,16 @@ class ChatEncoder(Encoder):
     # From text to tokens
 
     def _sample(self, text: str, spans: Sequence[Span], marks: Optional[Marks]) -> Sample:
-        if marks is not None:
-            pieces = self._tokenized_with(marks, text)
-            spans = [(len(marks.show(text[:start])), len(marks.show(text[:end]))) for start, end in spans]
-            ids, trained = [token for token, _ in pieces], _trained([place for _, place in pieces], spans)
-            self._end_turns(ids, trained)
-            return Sample(ids, trained, lost=self._lost(marks.show(text), ids, [place for _, place in pieces]))
-        encoded = self._tokenized(text)
-        if "offset_mapping" in encoded:
-            ids, trained = encoded["input_ids"], _trained(encoded["offset_mapping"], spans)
+        if marks is None:
+            ids, places = self._tokenized(text)
         else:
-            ids, trained = self._without_offsets(text, spans)
+            pieces = self._tokenized_with(marks, text)
+            ids, places = [token for token, _ in pieces], [place for _, place in pieces]
+            spans = [(len(marks.show(text[:start])), len(marks.show(text[:end]))) for start, end in spans]
+            text = marks.show(text)
+        trained = self._trained_by_prefixes(text, ids, spans) if places is None else _trained(places, spans)
         self._end_turns(ids, trained)
-        return Sample(ids, trained, lost=self._lost(text, ids, encoded.get("offset_mapping")))
+        return Sample(ids, trained, lost=self._lost(text, ids, places))
 
     def _lost(self, text: str, ids: list[int], places: Optional[Sequence[Span]]) -> Optional[str]:
         """What the tokenizer has no tokens for, or leaves out. None: nothing."""
@@ -498,17 +495,18 @@ class ChatEncoder(Encoder):
             elif ids[end] in self._special and (not self._has_blocks or ids[end] == behind_last):
                 trained[end] = True
 
-    def _tokenized(self, text: str) -> dict[str, Any]:
+    def _tokenized(self, text: str) -> tuple[list[int], Optional[list[Span]]]:
+        """The ids of a text, and the range of each one's characters. None: the tokenizer doesn't report them."""
         offsets = {"return_offsets_mapping": True} if getattr(self._hf, "is_fast", False) else {}
         encoded = tokenized(lambda: self._hf(text, add_special_tokens=False, **offsets), text)
-        return {name: list(encoded[name]) for name in ("input_ids", "offset_mapping") if name in encoded}
+        return list(encoded["input_ids"]), list(encoded["offset_mapping"]) if offsets else None
 
     def _tokenized_with(self, marks: Marks, text: str) -> Pieces:
         plain = self.tokenizer.plain_pieces
 
         def encode(text: str) -> Pieces:
-            encoded = self._tokenized(text)
-            return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+            ids, places = self._tokenized(text)
+            return list(zip(ids, places or (), strict=True))
 
         if not getattr(self._hf, "is_fast", False):
             plain("")  # tells why there is no way
@@ -519,19 +517,18 @@ class ChatEncoder(Encoder):
             lambda: marks.tokenized(text, encode=encode, plain=plain, id_of=self._hf.convert_tokens_to_ids), text
         )
 
-    def _without_offsets(self, text: str, spans: Sequence[Span]) -> tuple[list[int], list[bool]]:
+    def _trained_by_prefixes(self, text: str, ids: list[int], spans: Sequence[Span]) -> list[bool]:
         """The mask from the ids of each beginning of the text, for tokenizers that don't report the characters of a
         token."""
-        ids = self._tokenized(text)["input_ids"]
         trained = [False] * len(ids)
         for span in spans:
-            first, last = (self._tokenized(text[:at])["input_ids"] for at in span)
+            first, last = (self._tokenized(text[:at])[0] for at in span)
             if ids[: len(first)] != first or ids[: len(last)] != last:
                 raise Malformed(
                     "the tokenizer merges the start of the assistant's text with the text before it into one token"
                 )
             trained[len(first) : len(last)] = [True] * (len(last) - len(first))
-        return ids, trained
+        return trained
 
 
 _ADVICE = (

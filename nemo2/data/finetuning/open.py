@@ -83,10 +83,10 @@ def _files_of_split(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _split_of(file: Path, folder: Path) -> Optional[str]:
-    known = {name for names in ALIASES.values() for name in names}
+    aliases = {name for names in ALIASES.values() for name in names}
     for part in reversed(file.relative_to(folder).parts):
         word = part.replace("_", "-").replace(".", "-").split("-")[0]
-        if word in known:
+        if word in aliases:
             return word
     return None
 

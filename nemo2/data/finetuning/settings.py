@@ -3,8 +3,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Optional, TypeVar, Union
+from typing import Any, Optional, TypeVar, Union
 
+from nemo2.data.documents import OnBadLine
 from nemo2.data.finetuning.chat import ChatEncoder, Turns
 from nemo2.data.finetuning.encode import Limits, OnTooLong
 from nemo2.data.finetuning.fields import FieldsEncoder
@@ -44,7 +45,7 @@ class DatasetSettings:
     chat_template: Optional[str] = None
     turns: Turns = "all"
     on_too_long: OnTooLong = "truncate"
-    on_bad_line: Literal["fail", "skip"] = "fail"
+    on_bad_line: OnBadLine = "fail"
     max_bad_lines: int = 1000
     on_special_token: OnSpecialToken = "keep"
     pad_to_max_length: bool = False
@@ -58,10 +59,10 @@ class DatasetSettings:
             ConfigError: an unknown name, or an invalid value.
         """
         options = dict(dataset_kwargs or {})
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for name in options:
-            if name not in known:
-                raise ConfigError(f"data.dataset_kwargs has no setting {name!r}{did_you_mean(name, known)}")
+            if name not in names:
+                raise ConfigError(f"data.dataset_kwargs has no setting {name!r}{did_you_mean(name, names)}")
         settings = cls(**options)
         settings.limits(1)
         return settings

@@ -63,7 +63,7 @@ def write_samples(folder: Path, name: str, samples: Iterable[Sample], report: Re
         ids.extend(sample.ids)
         trained.extend(sample.trained)
         ends.extend([len(ids)])
-    report_bytes = np.frombuffer(json.dumps(report.as_dict()).encode(), np.uint8)
+    report_bytes = np.frombuffer(json.dumps(vars(report)).encode(), np.uint8)
     for part, array in zip(_ARRAYS, (ids.array, trained.array, ends.array, report_bytes), strict=True):
         write_array(path_of(folder, name, part), array)
 

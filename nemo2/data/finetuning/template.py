@@ -13,6 +13,7 @@ from functools import cached_property
 from string import Formatter
 from typing import Any, Literal, Optional
 
+from nemo2.data.documents import check_choice
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, tokenized, unknown_in
 from nemo2.data.special_text import Marks, as_plain_text, special_in
 from nemo2.data.tokenizer import Tokenizer, identity_of
@@ -60,8 +61,7 @@ class TemplateEncoder(Encoder):
             )
         if len(set(names)) < len(names):
             raise ConfigError(f"prompt_template={self.prompt_template!r} contains a field twice. Name each field once.")
-        if self.truncation_method not in ("left", "right"):
-            raise ConfigError(f"truncation_method={self.truncation_method!r}: must be 'left' or 'right'.")
+        check_choice("truncation_method", self.truncation_method, Side)
 
     @property
     def identity(self) -> Mapping[str, Any]:

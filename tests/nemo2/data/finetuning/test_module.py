@@ -204,7 +204,7 @@ def test_what_is_cut_or_left_out_is_counted_by_line(root, caplog):
     with caplog.at_level(logging.WARNING):
         data.setup("fit")
     report = data.reports["train"]
-    assert (report.records, report.samples, report.left_out) == (13, 10, 3)
+    assert (report.records, report.samples) == (13, 10)
     file = root / "training.jsonl"
     malformed = report.places.pop("malformed")
     assert malformed[0].startswith(f"{file}:8: no field 'output'; its fields are: input")
