@@ -10,6 +10,7 @@ import codecs
 import csv
 import glob
 import gzip
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -187,9 +188,8 @@ def _array(file: Path) -> Optional[list[Any]]:
 
 
 def _lines(file: Path, bad: BadInput, at_most: Optional[int]) -> Iterator[Placed]:
-    opener = gzip.open if file.suffix.lower() == ".gz" else open
-    with opener(file, "rb") as lines:
-        for number, raw in enumerate(cast(BinaryIO, lines), start=1):
+    with _open(file) as lines:
+        for number, raw in enumerate(lines, start=1):
             if not raw.strip():
                 continue
             where = f"{file}:{number}"
@@ -222,7 +222,8 @@ def _rows_of_table(file: Path, bad: BadInput, delimiter: str) -> Iterator[Placed
     if text is None:
         return
     csv.field_size_limit(_LONGEST_CELL)
-    rows = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    # Not splitlines, for which a form feed and U+2028 end a line.
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: Optional[list[str]] = None
     while True:
         start = rows.line_num + 1
@@ -275,13 +276,17 @@ def _decoded(file: Path, bad: BadInput) -> Optional[str]:
 
 
 def _read(file: Path) -> bytes:
-    return gzip.decompress(file.read_bytes()) if file.suffix.lower() == ".gz" else file.read_bytes()
+    with _open(file) as contents:
+        return contents.read()
+
+
+def _open(file: Path) -> BinaryIO:
+    return cast(BinaryIO, (gzip.open if file.suffix.lower() == ".gz" else open)(file, "rb"))
 
 
 def _first_character(file: Path) -> bytes:
-    opener = gzip.open if file.suffix.lower() == ".gz" else open
-    with opener(file, "rb") as lines:
-        for raw in cast(BinaryIO, lines):
+    with _open(file) as lines:
+        for raw in lines:
             if text := raw.removeprefix(codecs.BOM_UTF8).strip():
                 return text[:1]
     return b""

@@ -5,7 +5,7 @@ samples."""
 import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -145,14 +145,14 @@ class PreTrainingDataModule(MegatronDataModule):
                 "PreTrainingDataModule.tokenizer is None. Set it to the tokenizer that the data was prepared with."
             )
         self._refuse_empty(splits)
-        wanted = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
-        if not wanted:
+        sizes = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
+        if not sizes:
             return dict.fromkeys(splits)
-        files = ranks.together(lambda: self._checked(wanted, tokenizer), error=DataError)
+        files = ranks.together(lambda: self.check_files(sizes, tokenizer), error=DataError)
         cache = ranks.on_rank_zero(lambda: self._cache_directory(files), error=DataError)
         config = self.gpt_dataset_config
         config.path_to_cache = cache
-        built = build_datasets(config, wanted, self.dataset_cls)
+        built = build_datasets(config, sizes, self.dataset_cls)
         return {split: built.get(split) for split in splits}
 
     def _refuse_empty(self, splits: Sequence[str]) -> None:
@@ -243,32 +243,33 @@ class PreTrainingDataModule(MegatronDataModule):
 
     # Checks
 
-    def check_files(self, splits: Sequence[str], tokenizer: Optional[Tokenizer]) -> None:
-        """Check the files of these splits as `setup` does, without reading an index of more than 256 MiB.
+    def check_files(
+        self, splits: Iterable[str], tokenizer: Optional[Tokenizer], *, max_index_bytes: float = math.inf
+    ) -> list[TokenFile]:
+        """The files of these splits, after all checks.
 
         Args:
             splits: "train", "validation" and "test", or some of them.
             tokenizer: The run's tokenizer. None: it is unknown, and isn't compared.
+            max_index_bytes: Files with a larger index are left out.
 
         Raises:
+            ConfigError: a file is in object storage, and no directory for its index is set.
             DataError: a file is missing, corrupt, too short, or of another tokenizer.
         """
-        self._checked(dict.fromkeys(splits), tokenizer, at_most=2**28)
-
-    def _checked(
-        self, wanted: Mapping[str, Optional[int]], tokenizer: Optional[Tokenizer], *, at_most: float = math.inf
-    ) -> list[TokenFile]:
-        """The files of the wanted splits, after all checks. Files whose index has more bytes than ``at_most`` are left
-        out."""
         files: dict[str, TokenFile] = {}
-        for split in wanted:
+        for split in splits:
             blend = self._blend_of(split)
             for prefix in blend.prefixes if blend is not None else ():
                 if "://" in prefix:
-                    self._check_object_storage(prefix)
+                    if self.object_storage_cache_path is None:
+                        raise ConfigError(
+                            f"{prefix} is in object storage. Set object_storage_cache_path to a local directory for its "
+                            "index."
+                        )
                     continue
                 index = Path(f"{prefix}.idx")
-                if index.is_file() and index.stat().st_size > at_most:
+                if index.is_file() and index.stat().st_size > max_index_bytes:
                     continue
                 if prefix not in files:
                     files[prefix] = open_token_file(prefix)
@@ -293,12 +294,6 @@ class PreTrainingDataModule(MegatronDataModule):
             f"documents ({file.tokens} tokens); at least {needed} are needed. Use more data, another split, or set "
             f"the trainer's limit of {split} batches to 0."
         )
-
-    def _check_object_storage(self, prefix: str) -> None:
-        if self.object_storage_cache_path is None:
-            raise ConfigError(
-                f"{prefix} is in object storage. Set object_storage_cache_path to a local directory for its index."
-            )
 
     # Building
 

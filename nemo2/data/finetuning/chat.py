@@ -179,13 +179,9 @@ class ChatEncoder(Encoder):
         except ImportError as error:
             raise ConfigError(f"Chat templates require the package transformers: {install('hf')}.") from error
         backend = self.tokenizer.backend
-        named = {
-            "eos_token": self.tokenizer.eos_id,
-            "bos_token": self.tokenizer.bos_id,
-            "pad_token": self.tokenizer.pad_id,
-        }
-        spelled = {name: backend.id_to_token(token) for name, token in named.items() if token is not None}
-        return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=self.tokenizer.chat_template, **spelled)
+        ids = {name: getattr(self.tokenizer, f"{name}_id") for name in ("eos", "bos", "pad")}
+        special = {f"{name}_token": backend.id_to_token(token) for name, token in ids.items() if token is not None}
+        return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=self.tokenizer.chat_template, **special)
 
     @cached_property
     def _special(self) -> frozenset[int]:

@@ -282,19 +282,16 @@ class HFDatasetDataModule(SampleDataModule):
             return None
         encoder, limits = self.encoder(), self.settings.limits(self.seq_length + 1)
         train, sampler = split == "train", self.data_sampler
-
-        def rows(number: int) -> Any:
-            return streamed_rows(
-                source,
-                encoder,
-                limits,
-                capacity=self.seq_length if self.packed else None,
-                align=self._align,
-                pad_id=self._pad_id,
-                seed=self.seed if train else None,
-                number=number,
-            )
-
+        rows = partial(
+            streamed_rows,
+            source,
+            encoder,
+            limits,
+            capacity=self.seq_length if self.packed else None,
+            align=self._align,
+            pad_id=self._pad_id,
+            seed=self.seed if train else None,
+        )
         return StreamedSteps(
             rows,
             self._collate(),

@@ -8,6 +8,7 @@ length. Rank 0 writes the files, and every process memory-maps them.
 
 import hashlib
 import json
+from array import array
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,15 @@ class Samples:
 def write_samples(folder: Path, name: str, samples: Iterable[Sample], report: Report) -> None:
     """Write all ``samples``. ``report`` is read after the last one."""
     # Arrays rather than lists, because an int in a list takes ten times the memory.
-    ids, trained, ends = (_Growing(dtype) for dtype in (np.int32, np.bool_, np.int64))
+    ids, trained, ends = array("i"), array("b"), array("q")
     for sample in samples:
         ids.extend(sample.ids)
         trained.extend(sample.trained)
-        ends.extend([len(ids)])
+        ends.append(len(ids))
     report_bytes = np.frombuffer(json.dumps(vars(report)).encode(), np.uint8)
-    for part, array in zip(_ARRAYS, (ids.array, trained.array, ends.array, report_bytes), strict=True):
-        write_array(path_of(folder, name, part), array)
+    arrays = np.asarray(ids), np.asarray(trained).view(np.bool_), np.asarray(ends), report_bytes
+    for part, values in zip(_ARRAYS, arrays, strict=True):
+        write_array(path_of(folder, name, part), values)
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -77,26 +79,3 @@ def key_of(facts: Mapping[str, Any]) -> str:
 def path_of(folder: Path, name: str, part: str) -> Path:
     """The file of one part of the samples ``name``."""
     return folder / f"{name}-{part}.npy"
-
-
-class _Growing:
-    """An array that grows at its end."""
-
-    def __init__(self, dtype: Any) -> None:
-        self._buffer, self._length = np.empty(1024, dtype), 0
-
-    def extend(self, values: list[Any]) -> None:
-        needed = self._length + len(values)
-        if needed > len(self._buffer):
-            grown = np.empty(max(needed, 2 * len(self._buffer)), self._buffer.dtype)
-            grown[: self._length] = self._buffer[: self._length]
-            self._buffer = grown
-        self._buffer[self._length : needed] = values
-        self._length = needed
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def array(self) -> np.ndarray:
-        return self._buffer[: self._length]

@@ -84,19 +84,19 @@ def streamed_rows(
     source: Source,
     encoder: Encoder,
     limits: Limits,
+    number: int,
     *,
     capacity: Optional[int],
     align: int,
     pad_id: int,
     seed: Optional[int],
-    number: int,
 ) -> Rows:
     """The rows of one pass over a source.
 
     Args:
+        number: The number of the pass.
         capacity: The number of tokens in a packed row. None: one row per sample.
         seed: The seed for shuffling samples within a buffer, differently in each pass. None: samples keep their order.
-        number: The number of the pass.
     """
     report = Report()
     bad = BadRecords(limits, report)

@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Optional
 
 from nemo2.data.finetuning.dialects import has_messages
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
@@ -14,14 +14,23 @@ from nemo2.errors import ConfigError
 
 IGNORED = -100
 """The label that losses ignore, as in transformers and PyTorch."""
+_LARGEST_VOCABULARY = 1 << 31
+"""Samples are stored as int32."""
 
 
+@dataclass(frozen=True)
 class TokenEncoder(Encoder):
     """Encode records with ``input_ids``, and with ``labels`` (-100 for tokens that aren't trained on) or ``loss_mask``
     of the same length.
 
     As in transformers, a label is at the position of its own token. Without labels and mask all tokens are trained on.
+
+    Attributes:
+        vocab_size: Ids must be below it, because ranks that share a vocabulary train on any other id without an error. None:
+            unknown.
     """
+
+    vocab_size: Optional[int] = None
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -34,6 +43,10 @@ class TokenEncoder(Encoder):
         ids = _numbers(record, "input_ids")
         if len(ids) < 2:
             raise Empty(f"{len(ids)} tokens")
+        limit = _LARGEST_VOCABULARY if self.vocab_size is None else self.vocab_size
+        if min(ids) < 0 or max(ids) >= limit:
+            wrong = next(at for at, token in enumerate(ids) if not 0 <= token < limit)
+            raise Malformed(f"input_ids[{wrong}]={ids[wrong]}: must be at least 0 and below the vocabulary's {limit}")
         if record.get("labels") is not None:
             labels = _numbers(record, "labels", length=len(ids))
             wrong = next((at for at, label in enumerate(labels) if label not in (IGNORED, ids[at])), None)
@@ -63,10 +76,14 @@ class AnyEncoder(Encoder):
         if self.tokenizer is None:
             return TokenEncoder().identity
         try:
-            template = self._chat.template
-        except ConfigError:
-            template = None  # in that case no record may be a conversation
-        return {**self._template.identity, "encoder": "any", "chat": template, "turns": self.settings.turns}
+            chat = dict(self._chat.identity)
+        except (ConfigError, ImportError):
+            chat = None  # in that case no record may be a conversation
+        return {**self._template.identity, "encoder": "any", "chat": chat}
+
+    @cached_property
+    def _tokens(self) -> TokenEncoder:
+        return TokenEncoder(None if self.tokenizer is None else self.tokenizer.vocab_size)
 
     @cached_property
     def _template(self) -> Any:
@@ -95,7 +112,7 @@ class AnyEncoder(Encoder):
         if not isinstance(record, Mapping):
             raise Malformed(f"a {type(record).__name__}, not a record with named fields")
         if record.get("input_ids") is not None:
-            return TokenEncoder()
+            return self._tokens
         return self._chat if has_messages(record) else self._template
 
 

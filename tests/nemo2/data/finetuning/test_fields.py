@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from nemo2.data.documents import BadInput
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.module import FineTuningDataModule
 from nemo2.data.finetuning.sample import Malformed
@@ -145,6 +146,13 @@ def test_faults_of_such_files_are_named_with_their_place(tmp_path, name, text, w
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=why):
         FineTuningDataModule(tmp_path, tokenizer=ByteTokenizer(), seq_length=64).samples("train")
+
+
+def test_only_a_line_feed_ends_a_row_of_a_table(tmp_path):
+    (tmp_path / "training.csv").write_text("text\none\u2028two\x0cthree\nfour\r\n", newline="")
+    source = FineTuningDataModule(tmp_path, tokenizer=ByteTokenizer(), seq_length=64).source("train")
+    rows = [(where.rpartition(":")[2], record["text"]) for where, record in source.records(BadInput())]
+    assert rows == [("2", "one\u2028two\x0cthree"), ("3", "four")]
 
 
 def test_descriptions_beside_the_data_are_not_data(tmp_path):
