@@ -13,16 +13,17 @@ import gzip
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Optional, Union, cast, get_args
+from typing import Any, BinaryIO, Literal, Optional, TypeVar, Union, cast, get_args
 
-from nemo2.errors import ConfigError, DataError
+from nemo2.errors import ConfigError, DataError, SecurityError
 from nemo2.files import MIB, parse_json
 
 Inputs = Union[str, Path, Sequence[Union[str, Path]]]
 OnBadLine = Literal["fail", "skip"]
+T = TypeVar("T")
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _TABLES = {".csv": ",", ".tsv": "\t"}
@@ -58,6 +59,10 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
     *others, last = get_args(choices)
     if value not in (*others, last):
         raise ConfigError(f"{name}={value!r}: must be {', '.join(map(repr, others))} or {last!r}.")
+
+
+class Malformed(DataError):
+    """A document or record that can't be converted to tokens. The message has the reason without the place."""
 
 
 @dataclass
@@ -176,6 +181,29 @@ def surrogate_in(text: str) -> Optional[str]:
     if match is None:
         return None
     return f"character {match.start() + 1} is {match[0].encode('unicode_escape').decode()}, half of a surrogate pair"
+
+
+def unknown_in(ids: Sequence[int], tokenizer: Any) -> Optional[str]:
+    """What tells that a text had characters without a token: the tokenizer's unknown token. None: there is none in ``ids``."""
+    unknown = getattr(tokenizer, "unk_id", None)
+    others = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id"))
+    if unknown is None or unknown in others or unknown not in ids:
+        return None
+    return f"{ids.count(unknown)} of {len(ids)} tokens are the unknown token"
+
+
+def tokenized(tokenize: Callable[[], T], text: str) -> T:
+    """The result of ``tokenize``, which tokenizes ``text``.
+
+    Raises:
+        Malformed: the tokenizer fails on this text.
+    """
+    try:
+        return tokenize()
+    except (ConfigError, SecurityError):
+        raise
+    except Exception as error:  # a tokenizer may be any user's class, and Rust's raise bare exceptions
+        raise Malformed(surrogate_in(text) or f"the tokenizer fails: {type(error).__name__}: {error}") from error
 
 
 def _array(file: Path) -> Optional[list[Any]]:

@@ -17,8 +17,17 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from nemo2.advice import advice
-from nemo2.data.documents import BadInput, Inputs, OnBadLine, check_choice, find_files, read_documents
-from nemo2.data.finetuning.sample import Malformed, tokenized, unknown_in
+from nemo2.data.documents import (
+    BadInput,
+    Inputs,
+    Malformed,
+    OnBadLine,
+    check_choice,
+    find_files,
+    read_documents,
+    tokenized,
+    unknown_in,
+)
 from nemo2.data.special_text import OnSpecialToken, as_plain_text, special_in
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import DataError

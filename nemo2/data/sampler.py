@@ -161,7 +161,7 @@ class MegatronDataSampler(DataSampler):
             drop_last: Leave out the samples after the last whole global batch. False: fill that batch with samples
                 whose loss mask is empty. Training always leaves them to its next pass.
         """
-        mode = mode or getattr(dataloader, "mode", "train")
+        mode = str(mode or getattr(dataloader, "mode", "train"))
         check_choice("mode", mode, Mode)
         if not _replaceable(dataloader):
             return dataloader

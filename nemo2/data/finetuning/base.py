@@ -85,13 +85,9 @@ class SampleDataModule(MegatronDataModule):
                 "already a micro-batch. Set data.micro_batch_size=1.",
                 rule="packs-one-by-one",
             )
-        if (
-            packed_sequence_specs is not None
-            and self.packed
-            and packed_sequence_specs.packed_sequence_size != seq_length
-        ):
+        if self.packed and self.packed_sequence_size != seq_length:
             raise ConfigError(
-                f"data.packed_sequence_specs.packed_sequence_size={packed_sequence_specs.packed_sequence_size} "
+                f"data.packed_sequence_specs.packed_sequence_size={self.packed_sequence_size} "
                 f"differs from data.seq_length={seq_length}, but a packed row is one sequence of the model. Set both "
                 "to the same value.",
                 rule="packs-are-as-long-as-sequences",
@@ -100,21 +96,21 @@ class SampleDataModule(MegatronDataModule):
     @property
     def packed_sequence_size(self) -> int:
         """Tokens of a packed row. -1 or 0: samples aren't packed."""
-        return -1 if self.packed_sequence_specs is None else self.packed_sequence_specs.packed_sequence_size
+        return self._packing.packed_sequence_size
 
     @property
     def pad_cu_seqlens(self) -> bool:
         """Whether all rows of a split have equally long lists of sequences."""
-        return self.packed_sequence_specs is not None and self.packed_sequence_specs.pad_cu_seqlens
+        return self._packing.pad_cu_seqlens
 
     @property
     def packed(self) -> bool:
         """Whether rows hold several samples."""
-        return self.packed_sequence_specs is not None and self.packed_sequence_specs.active
+        return self._packing.active
 
     @property
-    def _metadata_path(self) -> Optional[str]:
-        return self.packed_sequence_specs.packed_metadata_path if self.packed_sequence_specs is not None else None
+    def _packing(self) -> PackedSequenceSpecs:
+        return self.packed_sequence_specs or PackedSequenceSpecs()
 
     @abstractmethod
     def source(self, split: str) -> Optional[Source]:
@@ -201,11 +197,7 @@ class SampleDataModule(MegatronDataModule):
         samples = self.samples(split)
         if samples is None:
             return None
-        packs = None
-        if self.packed:
-            packs = f"packs-{self.seq_length}-{self._align}-{self.seed}"
-            self._make_packs(samples, packs, split)
-        return samples.folder, samples.name, packs
+        return samples.folder, samples.name, self._packs(samples, split) if self.packed else None
 
     def samples(self, split: str) -> Optional[Samples]:
         """The samples of a split, made if they don't exist. For a single process: the ranks of a run call `setup`.
@@ -254,8 +246,8 @@ class SampleDataModule(MegatronDataModule):
         source = self.source(split)
         if source is None:
             return None
-        if self._metadata_path is not None:
-            replaceable_file(self._metadata_path)  # before the work of an hour
+        if self._packing.packed_metadata_path is not None:
+            replaceable_file(self._packing.packed_metadata_path)  # before the work of an hour
         encoder, limits = self.encoder(), self.settings.limits(self.seq_length + 1)
         facts = {
             "format": _FORMAT,
@@ -285,8 +277,8 @@ class SampleDataModule(MegatronDataModule):
         return samples
 
     def _folder(self, split: str, key: str) -> Path:
-        specs = self.packed_sequence_specs
-        if specs is not None and self.packed:
+        if self.packed:
+            specs = self._packing
             own = {"train": specs.packed_train_data_path, "validation": specs.packed_val_data_path}.get(split)
             if own is not None:
                 return private_directory(Path(own).expanduser(), key)
@@ -295,7 +287,9 @@ class SampleDataModule(MegatronDataModule):
         root = self.settings.index_mapping_dir
         return private_directory(self.cache_root if root is None else Path(root).expanduser(), key)
 
-    def _make_packs(self, samples: Samples, packs: str, split: str) -> None:
+    def _packs(self, samples: Samples, split: str) -> str:
+        """The name of the files of a split's packs, which are made if they don't exist."""
+        packs = f"packs-{self.seq_length}-{self._align}-{self.seed}"
         lengths = samples.lengths - 1
         try:
             members, ends = (
@@ -308,10 +302,11 @@ class SampleDataModule(MegatronDataModule):
             write_array(path_of(samples.folder, packs, "ends"), ends)
         fullness = _fullness(samples, members, ends, self.seq_length)
         _log.info("%s: %s.", split, fullness)
-        if split == "train" and (place := self._metadata_path) is not None:
+        if split == "train" and (place := self._packing.packed_metadata_path) is not None:
             facts = {"packed_sequence_size": self.seq_length, **vars(fullness)}
             with replacing(place) as unfinished:
                 unfinished.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        return packs
 
     # Batches
 

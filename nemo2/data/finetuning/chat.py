@@ -28,7 +28,7 @@ from typing import Any, Literal, Optional, Union
 
 from nemo2.advice import advice
 from nemo2.backend.extras import install
-from nemo2.data.documents import check_choice
+from nemo2.data.documents import check_choice, tokenized, unknown_in
 from nemo2.data.finetuning.completeness import (
     NoTools,
     Span,
@@ -42,7 +42,7 @@ from nemo2.data.finetuning.completeness import (
 )
 from nemo2.data.finetuning.dialects import Conversation, conversation_of, forms
 from nemo2.data.finetuning.rendering import RENDERER, Prefix, Rendered
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, strings_in, tokenized, unknown_in
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, strings_in
 from nemo2.data.special_text import Marks, Pieces, special_in
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer, identity_of
 from nemo2.errors import ConfigError

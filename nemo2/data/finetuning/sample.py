@@ -2,14 +2,12 @@
 """A sample: token ids, and a flag for each trained token."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional
 
-from nemo2.data.documents import surrogate_in
-from nemo2.errors import ConfigError, DataError, SecurityError
-
-T = TypeVar("T")
+from nemo2.data.documents import Malformed as Malformed
+from nemo2.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,6 @@ class Sample:
         return sum(self.trained[1:])
 
 
-class Malformed(DataError):
-    """A record that can't be converted to a sample. The message has the reason without the place."""
-
-
 class Empty(DataError):
     """A record that has nothing to train on. The message has the reason without the place."""
 
@@ -70,29 +64,6 @@ def strings_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for one in value:
             yield from strings_in(one)
-
-
-def unknown_in(ids: Sequence[int], tokenizer: Any) -> Optional[str]:
-    """What tells that a text had characters without a token: the tokenizer's unknown token. None: there is none in ``ids``."""
-    unknown = getattr(tokenizer, "unk_id", None)
-    others = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id"))
-    if unknown is None or unknown in others or unknown not in ids:
-        return None
-    return f"{ids.count(unknown)} of {len(ids)} tokens are the unknown token"
-
-
-def tokenized(tokenize: Callable[[], T], text: str) -> T:
-    """The result of ``tokenize``, which tokenizes ``text``.
-
-    Raises:
-        Malformed: the tokenizer fails on this text.
-    """
-    try:
-        return tokenize()
-    except (ConfigError, SecurityError):
-        raise
-    except Exception as error:  # a tokenizer may be any user's class, and Rust's raise bare exceptions
-        raise Malformed(surrogate_in(text) or f"the tokenizer fails: {type(error).__name__}: {error}") from error
 
 
 class Encoder(ABC):
