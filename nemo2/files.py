@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
@@ -169,6 +171,36 @@ def output_file(path: Path | str) -> Path:
     if not os.access(target if target.exists() else above, os.W_OK):
         raise ConfigError(f"{path}: this user has no permission to write it. Use another path.")
     return target
+
+
+def replaceable_file(path: Path | str) -> Path:
+    """`output_file` of a file that gets its name once it is complete. A link is followed.
+
+    Raises:
+        ConfigError: see `output_file`; or a device or pipe has this name, which the new file would take from it.
+    """
+    target = output_file(path)
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"{path} is a device or pipe, which a file can't replace: use the path of a file.")
+    return target.resolve()
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """The path of a temporary file beside ``path``, which gets its name when the block ends. Folders are created. After an
+    error, ``path`` is what it was.
+
+    Raises:
+        ConfigError: see `replaceable_file`.
+    """
+    target = replaceable_file(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_file(path: Path | str, text: str, *, new: bool = False) -> Path:

@@ -80,7 +80,7 @@ def outcomes(template: str, training: Optional[str] = None) -> dict[str, Outcome
 def _outcome(encoder: ChatEncoder, record: dict[str, Any], training: Optional[str]) -> Outcome:
     hf: Any = encoder.tokenizer.tokenizer  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        sample = encoder.encode(record).whole()
+        sample = encoder.encode(record)
         form = encoder._form_of(conversation_of(record))
     except (Malformed, Empty, Nemo2Error) as error:
         return Outcome(reason=str(error))

@@ -13,13 +13,14 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
 from nemo2.advice import own_data
+from nemo2.data.batch_size import check_positive
+from nemo2.data.blend import SPLITS
 from nemo2.data.inputs import Comparison, Input, compare_all, with_hashes
 from nemo2.data.sampler import MegatronDataSampler, WrappedDataLoader
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError, Nemo2Error, RuntimeFault
 
 _log = logging.getLogger(__name__)
-SPLITS = ("train", "validation", "test")
 _NEEDED = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
 
 
@@ -108,11 +109,8 @@ class MegatronDataModule(LightningDataModule):
         seed: int = 1234,
     ) -> None:
         super().__init__()
-        if isinstance(seq_length, bool) or not isinstance(seq_length, int) or seq_length < 1:
-            # Megatron-Core's index builder divides by this number and would crash the process.
-            raise ConfigError(
-                f"seq_length={seq_length!r}: must be a whole number of at least 1 token.", rule="batches-are-counts"
-            )
+        # Megatron-Core's index builder divides by this number and would crash the process.
+        check_positive("seq_length", seq_length)
         if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
             raise ConfigError(
                 f"num_workers={num_workers!r}: must be a whole number of at least 0; with 0, the training process "
@@ -129,17 +127,7 @@ class MegatronDataModule(LightningDataModule):
         self.init_consumed_samples = init_consumed_samples
         self.init_global_step = init_global_step
         self.output_log = output_log
-        self.data_sampler = MegatronDataSampler(
-            seq_len=seq_length,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            dataloader_type=dataloader_type,
-            init_consumed_samples=init_consumed_samples,
-            init_global_step=init_global_step,
-            output_log=output_log,
-            seed=seed,
-        )
+        self.data_sampler = MegatronDataSampler(seq_len=seq_length, **arguments_of(MegatronDataSampler, locals()))
         self.collate_fn: Optional[Callable[[Any], Any]] = None
         self._datasets: dict[str, Optional[Dataset]] = {}
         self._inputs: Optional[list[Input]] = None

@@ -27,7 +27,7 @@ class BatchSizeSchedule:
     """
 
     def __init__(self, global_batch_size: int, rampup: Optional[Sequence[int]] = None) -> None:
-        _positive("global_batch_size", global_batch_size)
+        check_positive("global_batch_size", global_batch_size)
         self.global_batch_size = global_batch_size
         self.rampup = None if rampup is None else tuple(rampup)
         self.start, self.increment, self.thresholds = global_batch_size, 0, []
@@ -39,7 +39,7 @@ class BatchSizeSchedule:
             )
         start, increment, samples = rampup
         for name, value in (("start", start), ("increment", increment), ("samples", samples)):
-            _positive(f"rampup_batch_size ({name})", value)
+            check_positive(f"rampup_batch_size ({name})", value)
         if start > global_batch_size or (global_batch_size - start) % increment:
             raise ConfigError(
                 f"rampup_batch_size={list(rampup)!r}: steps of {increment} from {start} never reach "
@@ -88,7 +88,7 @@ class BatchSizeSchedule:
         Raises:
             ConfigError: a batch size isn't. The message names the nearest valid sizes.
         """
-        _positive("micro_batch_size", micro_batch_size)
+        check_positive("micro_batch_size", micro_batch_size)
         unit = micro_batch_size * data_parallel_size
         if self.global_batch_size % unit:
             below = self.global_batch_size // unit * unit
@@ -124,8 +124,8 @@ def setup_microbatch_calculator(
         "data_parallel_size": data_parallel_size,
     }
     if schedule.thresholds:
-        known = inspect.signature(calculator.reconfigure_num_microbatches_calculator).parameters
-        if "step_batch_size_schedule" in known:
+        parameters = inspect.signature(calculator.reconfigure_num_microbatches_calculator).parameters
+        if "step_batch_size_schedule" in parameters:
             sizes = {0: schedule.start}
             # If a ramp is so short that two levels begin at one sample, the higher level counts.
             sizes.update({t: schedule.start + schedule.increment * (i + 1) for i, t in enumerate(schedule.thresholds)})
@@ -148,6 +148,10 @@ def _reached(level: int, samples_per_level: float) -> int:
     return consumed
 
 
-def _positive(name: str, value: Any) -> None:
+def check_positive(name: str, value: Any) -> None:
+    """
+    Raises:
+        ConfigError: ``value`` isn't a whole number of at least 1.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"{name}={value!r}: must be a whole number of at least 1.", rule="batches-are-counts")

@@ -15,7 +15,8 @@ from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 
 Paths = Union[str, Path, Sequence[Any], Mapping[str, Any]]
-_SPLITS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test")
+"""In the order of Megatron-Core's `Split`."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ def parse_paths(paths: Paths) -> Union[Blend, dict[str, Optional[Blend]]]:
     """
     if isinstance(paths, Mapping):
         for key in paths:
-            if key not in _SPLITS:
-                raise ConfigError(f"paths has the key {key!r}{did_you_mean(str(key), _SPLITS)}")
-        blends = {split: _blend(paths[split], f"paths[{split!r}]") if paths.get(split) else None for split in _SPLITS}
+            if key not in SPLITS:
+                raise ConfigError(f"paths has the key {key!r}{did_you_mean(str(key), SPLITS)}")
+        blends = {split: _blend(paths[split], f"paths[{split!r}]") if paths.get(split) else None for split in SPLITS}
         if not any(blends.values()):
             raise ConfigError("paths is a dictionary without datasets. Give a dataset at least for 'train'.")
         return blends

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a byte-level BPE tokenizer on your own text."""
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Union
@@ -9,9 +8,9 @@ from typing import Union
 from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
 from nemo2.data.tokenizer import END_OF_DOCUMENT, BPETokenizer
 from nemo2.errors import ConfigError, DataError
+from nemo2.files import replaceable_file, replacing
 
 _BYTES = 256
-_BATCH = 256
 
 
 def train_bpe(
@@ -39,7 +38,7 @@ def train_bpe(
         show_progress: Show a bar on the terminal.
 
     Raises:
-        ConfigError: the vocabulary is too small for the bytes and special tokens.
+        ConfigError: the vocabulary is too small for the bytes and special tokens, or no file can be written to `output`.
         DataError: there is no text, or some of it is unreadable.
     """
     least = _BYTES + len(special_tokens)
@@ -48,6 +47,7 @@ def train_bpe(
             f"vocab_size={vocab_size!r}: must be at least {least}, for the {_BYTES} bytes and the "
             f"{len(special_tokens)} special tokens."
         )
+    output = replaceable_file(output)
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -65,41 +65,17 @@ def train_bpe(
         texts = (text for _, text in read_documents(find_files(source), text_key=text_key, bad=bad))
     else:
         texts = source  # pyright: ignore[reportAssignmentType]
-    counted = _Counted(texts)
-    tokenizer.train_from_iterator(_in_batches(counted), trainer=trainer)
-    if counted.characters == 0:
-        raise DataError("There is no text to train a tokenizer on, because all inputs are empty.")
+    characters = 0
 
-    output = Path(output).expanduser()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        tokenizer.save(str(temporary))
-        os.replace(temporary, output)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return BPETokenizer(output, eos_token=special_tokens[0] if special_tokens else None)
-
-
-class _Counted:
-    """Iterate over texts and count their characters."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        self.texts = texts
-        self.characters = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self.texts:
-            self.characters += len(text)
+    def counted() -> Iterator[str]:
+        nonlocal characters
+        for text in texts:
+            characters += len(text)
             yield text
 
-
-def _in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    tokenizer.train_from_iterator(counted(), trainer=trainer)
+    if characters == 0:
+        raise DataError("There is no text to train a tokenizer on, because all inputs are empty.")
+    with replacing(output) as temporary:
+        tokenizer.save(str(temporary))
+    return BPETokenizer(output, eos_token=special_tokens[0] if special_tokens else None)

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
-from nemo2.data.base import MegatronDataModule, no_files
+from nemo2.data.base import MegatronDataModule, arguments_of, no_files
 from nemo2.data.home import datasets_home
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.stdlib import DemoData, prepare_demo_data
@@ -52,15 +52,7 @@ class StdlibDataModule(MegatronDataModule):
         num_workers: int = 0,
         seed: int = 1234,
     ) -> None:
-        super().__init__(
-            seq_length=seq_length,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=None,
-            num_workers=num_workers,
-            pin_memory=True,
-            persistent_workers=False,
-        )
+        super().__init__(**arguments_of(MegatronDataModule, locals()))
         self.directory = directory
         self.vocab_size = vocab_size
         self.max_bytes = max_bytes

@@ -10,18 +10,20 @@ import codecs
 import csv
 import glob
 import gzip
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Optional, Union, cast
+from typing import Any, BinaryIO, Literal, Optional, TypeVar, Union, cast, get_args
 
-from nemo2.errors import DataError
+from nemo2.errors import ConfigError, DataError, SecurityError
 from nemo2.files import MIB, parse_json
 
 Inputs = Union[str, Path, Sequence[Union[str, Path]]]
 OnBadLine = Literal["fail", "skip"]
+T = TypeVar("T")
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _TABLES = {".csv": ",", ".tsv": "\t"}
@@ -48,6 +50,21 @@ Placed = tuple[str, dict[str, Any]]
 """A record's place in messages, "file:line" or "file[index]", and the record."""
 
 
+def check_choice(name: str, value: Any, choices: Any) -> None:
+    """Check the setting ``name``, whose type is the Literal ``choices``.
+
+    Raises:
+        ConfigError: ``value`` is none of them.
+    """
+    *others, last = get_args(choices)
+    if value not in (*others, last):
+        raise ConfigError(f"{name}={value!r}: must be {', '.join(map(repr, others))} or {last!r}.")
+
+
+class Malformed(DataError):
+    """A document or record that can't be converted to tokens. The message has the reason without the place."""
+
+
 @dataclass
 class BadInput:
     """Input that is unreadable as text, and the policy for it.
@@ -58,12 +75,18 @@ class BadInput:
             wrong.
         count: The number of inputs left out.
         examples: The places and reasons of the first few.
+
+    Raises:
+        ConfigError: an unknown policy.
     """
 
     policy: OnBadLine = "fail"
     limit: int = 1000
     count: int = 0
     examples: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_choice("on_bad_line", self.policy, OnBadLine)
 
     def report(self, where: str, why: str) -> None:
         """Record a bad input.
@@ -160,6 +183,29 @@ def surrogate_in(text: str) -> Optional[str]:
     return f"character {match.start() + 1} is {match[0].encode('unicode_escape').decode()}, half of a surrogate pair"
 
 
+def unknown_in(ids: Sequence[int], tokenizer: Any) -> Optional[str]:
+    """What tells that a text had characters without a token: the tokenizer's unknown token. None: there is none in ``ids``."""
+    unknown = getattr(tokenizer, "unk_id", None)
+    others = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id"))
+    if unknown is None or unknown in others or unknown not in ids:
+        return None
+    return f"{ids.count(unknown)} of {len(ids)} tokens are the unknown token"
+
+
+def tokenized(tokenize: Callable[[], T], text: str) -> T:
+    """The result of ``tokenize``, which tokenizes ``text``.
+
+    Raises:
+        Malformed: the tokenizer fails on this text.
+    """
+    try:
+        return tokenize()
+    except (ConfigError, SecurityError):
+        raise
+    except Exception as error:  # a tokenizer may be any user's class, and Rust's raise bare exceptions
+        raise Malformed(surrogate_in(text) or f"the tokenizer fails: {type(error).__name__}: {error}") from error
+
+
 def _array(file: Path) -> Optional[list[Any]]:
     """The values of a JSON array, or the only value of a file. None: the file is not one JSON text."""
     try:
@@ -170,9 +216,8 @@ def _array(file: Path) -> Optional[list[Any]]:
 
 
 def _lines(file: Path, bad: BadInput, at_most: Optional[int]) -> Iterator[Placed]:
-    opener = gzip.open if file.suffix.lower() == ".gz" else open
-    with opener(file, "rb") as lines:
-        for number, raw in enumerate(cast(BinaryIO, lines), start=1):
+    with _open(file) as lines:
+        for number, raw in enumerate(lines, start=1):
             if not raw.strip():
                 continue
             where = f"{file}:{number}"
@@ -205,7 +250,8 @@ def _rows_of_table(file: Path, bad: BadInput, delimiter: str) -> Iterator[Placed
     if text is None:
         return
     csv.field_size_limit(_LONGEST_CELL)
-    rows = csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    # Not splitlines, for which a form feed and U+2028 end a line.
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: Optional[list[str]] = None
     while True:
         start = rows.line_num + 1
@@ -258,13 +304,17 @@ def _decoded(file: Path, bad: BadInput) -> Optional[str]:
 
 
 def _read(file: Path) -> bytes:
-    return gzip.decompress(file.read_bytes()) if file.suffix.lower() == ".gz" else file.read_bytes()
+    with _open(file) as contents:
+        return contents.read()
+
+
+def _open(file: Path) -> BinaryIO:
+    return cast(BinaryIO, (gzip.open if file.suffix.lower() == ".gz" else open)(file, "rb"))
 
 
 def _first_character(file: Path) -> bytes:
-    opener = gzip.open if file.suffix.lower() == ".gz" else open
-    with opener(file, "rb") as lines:
-        for raw in cast(BinaryIO, lines):
+    with _open(file) as lines:
+        for raw in lines:
             if text := raw.removeprefix(codecs.BOM_UTF8).strip():
                 return text[:1]
     return b""

@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, TypeVar
 
@@ -59,7 +60,7 @@ def private_directory(root: Path, key: str) -> Path:
         if not stat.S_ISDIR(status.st_mode):
             raise DataError(f"{directory} is a link, but the sample index requires a real folder. Remove the link.")
         probe = directory / f".probe-{uuid.uuid4().hex[:8]}"
-        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600))
+        open(probe, "x", opener=_private).close()
         # The owner is compared with a file that this process wrote, not with its user id, because a file server may
         # store root's files under another user.
         owner = os.lstat(probe).st_uid
@@ -125,13 +126,7 @@ def guarded(directory: Optional[str], *, by_hash: bool) -> Iterator[None]:
     def load_numbers(file: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_inside(file, inside):
             return load(file, *args, **kwargs)
-        path = Path(file)
-        if why := _why_damaged(path, by_hash=by_hash):
-            raise DamagedIndex(path, why)
-        try:
-            return load(file, *args, **{**kwargs, "allow_pickle": False})
-        except (ValueError, EOFError, OSError) as error:
-            raise DamagedIndex(path, f"can't be read ({' '.join(str(error).split())})") from error
+        return _checked(Path(file), lambda: load(file, *args, **{**kwargs, "allow_pickle": False}), by_hash=by_hash)
 
     def save_whole(file: Any, array: Any, *args: Any, **kwargs: Any) -> None:
         if not _is_inside(file, inside):
@@ -155,33 +150,29 @@ def read_array(path: Path, *, by_hash: bool) -> np.ndarray:
     Raises:
         DamagedIndex: the file is missing, or differs from what was written.
     """
-    if why := _why_damaged(path, by_hash=by_hash):
-        raise DamagedIndex(path, why)
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DamagedIndex(path, f"can't be read ({' '.join(str(error).split())})") from error
+    return _checked(path, lambda: np.load(path, mmap_mode="r", allow_pickle=False), by_hash=by_hash)
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write the array atomically under its name, after its hash. A file without a hash is not read."""
     unfinished = path.with_name(f".{uuid.uuid4().hex[:8]}-{threading.get_ident()}-{path.name}")
+    note = unfinished.with_name(unfinished.name + _HASH)
     hashed = hashlib.sha256()
     try:
-        descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        with open(unfinished, "xb", opener=_private) as file:
             np.lib.format.write_array(_Hashing(file, hashed), array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
-        note = unfinished.with_name(unfinished.name + _HASH)
-        descriptor = os.open(note, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "w") as file:
+        with open(note, "x", opener=_private) as file:
             file.write(f"{hashed.hexdigest()}  {path.name}\n")
         os.replace(note, _hash_file(path))
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-        unfinished.with_name(unfinished.name + _HASH).unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
+
+
+_private = partial(os.open, mode=0o600)
 
 
 class _Hashing:
@@ -193,6 +184,15 @@ class _Hashing:
     def write(self, content: Any) -> int:
         self.hashed.update(content)
         return self.file.write(content)
+
+
+def _checked(path: Path, load: Callable[[], T], *, by_hash: bool) -> T:
+    if why := _why_damaged(path, by_hash=by_hash):
+        raise DamagedIndex(path, why)
+    try:
+        return load()
+    except (ValueError, EOFError, OSError) as error:
+        raise DamagedIndex(path, f"can't be read ({' '.join(str(error).split())})") from error
 
 
 def _why_damaged(path: Path, *, by_hash: bool) -> Optional[str]:

@@ -110,17 +110,17 @@ def compare_all(records: Mapping[str, Any], inputs: Iterable[Input]) -> list[Com
 
 def compare(before: Mapping[str, Any], now: Input, *, at_most: int = _HASHED_TO_COMPARE) -> Comparison:
     """Compare an input with its record. ``at_most``: the bytes of a file that may be hashed."""
-    known = before.get("sha256")
+    recorded = before.get("sha256")
     if now.size is not None and now.size != before.get("size"):
         return Comparison(now=now, change=f"has {now.size} bytes, and had {before.get('size')}", proven=True)
     if now.size is not None and now.modified == before.get("modified"):
-        return Comparison(now=replace(now, sha256=now.sha256 or known))
+        return Comparison(now=replace(now, sha256=now.sha256 or recorded))
     if now.size is not None:  # a hash in the file's description may be that of earlier contents
         now = replace(now, sha256=None)
-        now = now.hashed() if known is not None and (now.size or 0) <= at_most else now
-    if known is None or now.sha256 is None:
+        now = now.hashed() if recorded is not None and (now.size or 0) <= at_most else now
+    if recorded is None or now.sha256 is None:
         return Comparison(now=now, change="was written again; whether its contents have changed is unknown")
-    if known == now.sha256:
+    if recorded == now.sha256:
         return Comparison(now=now)
     change = "has other contents" if now.exact else "may have other contents"
     return Comparison(now=now, change=change, proven=now.exact)

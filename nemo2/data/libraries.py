@@ -5,14 +5,7 @@ from typing import Any, Optional
 
 from nemo2.config.capture import configurable
 from nemo2.data.sentencepiece import SentencePieceTokenizer
-from nemo2.data.tokenizer import (
-    AutoTokenizer,
-    BPETokenizer,
-    ByteTokenizer,
-    GPT2BPETokenizer,
-    NullTokenizer,
-    Tokenizer,
-)
+from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, ByteTokenizer, GPT2BPETokenizer, NullTokenizer, Tokenizer
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 
@@ -54,47 +47,37 @@ def get_nmt_tokenizer(
         ConfigError: an unknown library, a missing argument that the library needs, or an unsupported argument.
     """
     _refuse("get_nmt_tokenizer", bpe_dropout=bpe_dropout, r2l=r2l, legacy=legacy, delimiter=delimiter)
-    if library == "huggingface" and tokenizer_model is not None:
-        return BPETokenizer(tokenizer_model, **_known_tokens(special_tokens))
     if library == "megatron" and model_name == "GPTSentencePieceTokenizer":
         library = "sentencepiece"
-    makers: dict[str, tuple[tuple[str, ...], Any]] = {
-        "sentencepiece": (("tokenizer_model",), lambda: SentencePieceTokenizer(tokenizer_model)),  # pyright: ignore
-        "huggingface": (
-            ("model_name",),
-            lambda: AutoTokenizer(
-                model_name,  # pyright: ignore[reportArgumentType]
-                use_fast=use_fast,
-                trust_remote_code=trust_remote_code,
-                chat_template=chat_template,
-                **_known_tokens(special_tokens),
-            ),
-        ),
-        "null": (("vocab_size",), lambda: NullTokenizer((vocab_size or 0) + 1)),
-        "byte-level": ((), ByteTokenizer),
-        "megatron": (
-            ("vocab_file", "merges_file"),
-            lambda: GPT2BPETokenizer(vocab_file, merges_file),  # pyright: ignore[reportArgumentType]
-        ),
+    needs = {
+        "sentencepiece": "tokenizer_model",
+        "huggingface": "model_name",
+        "null": "vocab_size",
+        "byte-level": "",
+        "megatron": "vocab_file and merges_file",
     }
-    if library not in makers:
+    if library not in needs:
         raise ConfigError(
             f"get_nmt_tokenizer(library={library!r}): must be one of "
-            f"{', '.join(makers)}{did_you_mean(library, makers, listed=True)}"
+            f"{', '.join(needs)}{did_you_mean(library, needs, listed=True)}"
         )
     if library != "huggingface":
         _refuse(f"library={library!r}", special_tokens=special_tokens, chat_template=chat_template)
-    needed, make = makers[library]
-    files = {
-        "tokenizer_model": tokenizer_model,
-        "model_name": model_name,
-        "vocab_size": vocab_size,
-        "vocab_file": vocab_file,
-        "merges_file": merges_file,
-    }
-    if missing := [name for name in needed if files[name] is None]:
-        raise ConfigError(f"get_nmt_tokenizer(library={library!r}) needs {' and '.join(missing)}.")
-    return make()
+    options: dict[str, Any] = {"chat_template": chat_template, **_known_tokens(special_tokens)}
+    match library:
+        case "huggingface" if tokenizer_model is not None:
+            return BPETokenizer(tokenizer_model, **options)
+        case "huggingface" if model_name is not None:
+            return AutoTokenizer(model_name, use_fast=use_fast, trust_remote_code=trust_remote_code, **options)
+        case "sentencepiece" if tokenizer_model is not None:
+            return SentencePieceTokenizer(tokenizer_model)
+        case "null" if vocab_size is not None:
+            return NullTokenizer(vocab_size + 1)
+        case "byte-level":
+            return ByteTokenizer()
+        case "megatron" if vocab_file is not None and merges_file is not None:
+            return GPT2BPETokenizer(vocab_file, merges_file)
+    raise ConfigError(f"get_nmt_tokenizer(library={library!r}) needs {needs[library]}.")
 
 
 @configurable

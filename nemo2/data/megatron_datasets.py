@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's dataset builder without its hangs: rank 0 builds, all ranks learn the outcome, and the other ranks
-read.
+read. Tokens are read by position (`TokenReader`).
 
 Megatron-Core's builder waits at a barrier after each dataset. If a rank fails, the others wait there until a timeout.
 Here no rank waits inside the builder: ranks synchronise and exchange their outcomes between building and reading.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Optional, TypeVar
 
+import numpy as np
 import torch.distributed as dist
 from megatron.core.datasets.blended_dataset import BlendedDataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDataset, _BinReader, _FileBinReader, _MMapBinReader
 from torch.utils.data import Dataset
 
 from nemo2 import ranks
+from nemo2.data.blend import SPLITS
 from nemo2.data.index_cache import guarded, rebuilding
-from nemo2.data.token_reader import read_by_position
 from nemo2.errors import DataError
 
 T = TypeVar("T")
-_SPLITS = ("train", "validation", "test")  # in the order of megatron.core.datasets.utils.Split
 
 
 def build_datasets(
@@ -36,7 +38,7 @@ def build_datasets(
             built again.
     """
     config = _only(config, sizes)
-    requested: list[Any] = [sizes.get(split, 0) for split in _SPLITS]
+    requested: list[Any] = [sizes.get(split, 0) for split in SPLITS]
 
     def build() -> list[Any]:
         builder = _LocalBuilder(dataset_cls or GPTDataset, requested, lambda: True, config)
@@ -53,8 +55,8 @@ def build_datasets(
 
     datasets = ranks.in_turn(work, first=ranks.is_rank_zero(), error=DataError)
     for dataset in datasets:
-        read_by_position(dataset)
-    return {split: dataset for split, dataset in zip(_SPLITS, datasets, strict=True) if dataset is not None}
+        _read_by_position(dataset)
+    return {split: dataset for split, dataset in zip(SPLITS, datasets, strict=True) if dataset is not None}
 
 
 class _LocalBuilder(BlendedMegatronDatasetBuilder):
@@ -92,11 +94,11 @@ def _only(config: GPTDatasetConfig, sizes: Mapping[str, Optional[int]]) -> GPTDa
     config = copy.copy(config)
     if config.split_matrix is not None:
         config.split_matrix = [  # pyright: ignore[reportAttributeAccessIssue]  # None is what upstream uses too
-            share if split in sizes else None for split, share in zip(_SPLITS, config.split_matrix, strict=True)
+            share if split in sizes else None for split, share in zip(SPLITS, config.split_matrix, strict=True)
         ]
     elif config.blend_per_split is not None:
         config.blend_per_split = [
-            blend if split in sizes else None for split, blend in zip(_SPLITS, config.blend_per_split, strict=True)
+            blend if split in sizes else None for split, blend in zip(SPLITS, config.blend_per_split, strict=True)
         ]
     return config
 
@@ -110,3 +112,53 @@ def _explained(build: Callable[[], T], verb: str) -> T:
             f"The sample index can't be {verb}: {error}{where}. Set index_mapping_dir to a directory with room, on a "
             "file system that all ranks share."
         ) from error
+
+
+def _read_by_position(dataset: Any) -> None:
+    """Let all token files below a Megatron dataset be read by a `TokenReader`. Object storage keeps its reader."""
+    for indexed in _indexed(dataset):
+        if isinstance(indexed.bin_reader, _MMapBinReader | _FileBinReader):
+            indexed.bin_reader = TokenReader(f"{indexed.path_prefix}.bin")
+
+
+class TokenReader(_BinReader):
+    """Read tokens from a .bin file by position instead of through a memory map. Threads and forked processes may share a
+    reader.
+
+    The kernel ends a process with SIGBUS, without a word, if it reads a mapped file beyond its end: a corpus that is
+    written again is first truncated. Megatron-Core's reader without a map returns uninitialised memory in this case.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115  (open as long as the dataset)
+
+    def read(self, dtype: Any, count: int, offset: int) -> np.ndarray:
+        """``count`` tokens from the byte ``offset``.
+
+        Raises:
+            DataError: the file ends before, or can't be read.
+        """
+        tokens = np.empty(count, dtype=dtype)
+        rest = memoryview(tokens).cast("B") if tokens.size else b""
+        try:
+            while rest:
+                read = os.preadv(self._file.fileno(), [rest], int(offset))
+                if not read:
+                    raise DataError(
+                        f"{self.path} ends at byte {offset}, within tokens that {self.path[:-4]}.idx lists. It was "
+                        "truncated while it was read."
+                    )
+                rest, offset = rest[read:], offset + read
+        except OSError as error:
+            raise DataError(f"{self.path} can't be read at byte {offset}: {error.strerror}.") from error
+        return tokens
+
+
+def _indexed(dataset: Any) -> Iterator[IndexedDataset]:
+    if isinstance(dataset, IndexedDataset):
+        yield dataset
+        return
+    for part in (getattr(dataset, "dataset", None), *(getattr(dataset, "datasets", None) or ())):
+        if part is not None:
+            yield from _indexed(part)

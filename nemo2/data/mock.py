@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
-from nemo2.data.base import SPLITS, MegatronDataModule, no_files
+from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of, no_files
 from nemo2.data.tokenizer import GPT2BPETokenizer, NullTokenizer, Tokenizer
 from nemo2.errors import ConfigError
 
@@ -63,15 +63,7 @@ class MockDataModule(MegatronDataModule):
         merges_file: Optional[str] = None,
         seed: int = 1234,
     ) -> None:
-        super().__init__(
-            seq_length=seq_length,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-        )
+        super().__init__(**arguments_of(MegatronDataModule, locals()))
         if (vocab_file is None) != (merges_file is None):
             raise ConfigError("vocab_file and merges_file are two halves of one tokenizer: give both or neither.")
         if vocab_file is not None and tokenizer is not None:

@@ -9,8 +9,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -18,12 +17,21 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from nemo2.advice import advice
-from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
-from nemo2.data.finetuning.sample import Malformed, tokenized, unknown_in
-from nemo2.data.special_text import OnSpecialToken, as_plain_text, check_choice, special_in
+from nemo2.data.documents import (
+    BadInput,
+    Inputs,
+    Malformed,
+    OnBadLine,
+    check_choice,
+    find_files,
+    read_documents,
+    tokenized,
+    unknown_in,
+)
+from nemo2.data.special_text import OnSpecialToken, as_plain_text, special_in
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import ConfigError, DataError
-from nemo2.files import read_bounded, sha256
+from nemo2.errors import DataError
+from nemo2.files import read_bounded, replaceable_file, sha256
 
 FORMAT = 1
 _MOST_DESCRIPTION = 16 << 20
@@ -106,29 +114,32 @@ def prepare_data(
         progress: Show a bar on the terminal.
 
     Raises:
-        ConfigError: a setting is wrong, or the tokenizer can't encode special tokens as plain text.
-        DataError: an input is missing or unreadable, no document remains, or the target is not writable.
+        ConfigError: a setting is wrong, no files can be written there, or the tokenizer can't encode special tokens as plain
+            text.
+        DataError: an input is missing or unreadable, no document remains, or writing fails.
     """
-    if on_bad_line not in ("fail", "skip"):
-        raise ConfigError(f"on_bad_line={on_bad_line!r}: must be 'fail' or 'skip'.")
-    check_choice(on_special_token)
+    bad = BadInput(policy=on_bad_line, limit=max_bad_lines)
+    check_choice("on_special_token", on_special_token, OnSpecialToken)
     plain = as_plain_text(tokenizer) if on_special_token == "text" else None
     prefix = Path(strip_suffix(output_prefix)).expanduser()
+    for suffix in _SUFFIXES:
+        replaceable_file(f"{prefix}{suffix}")
     files = find_files(inputs)
-    bad = BadInput(policy=on_bad_line, limit=max_bad_lines)
     eod = tokenizer.eod if append_eod else None
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with _Writer(prefix, tokenizer.vocab_size) as writer, _progress(files, progress) as followed:
             special = getattr(tokenizer, "special_texts", ())
             documents = read_documents(followed, text_key=text_key, bad=bad)
-            if on_special_token == "fail":
-                documents = _without(special, documents, bad)
-            for text, ids in _tokenized(documents, tokenizer, bad):
-                if spelled := bool(ids) and special_in([text], special) is not None:
-                    ids = ids if plain is None else plain(text)
+            for where, text, ids in _tokenized(documents, tokenizer, bad):
+                spelled = special_in([text], special) if ids else None
+                if spelled is not None and on_special_token == "fail":
+                    bad.report(where, f"the text spells the special token {spelled!r} (on_special_token)")
+                    continue
+                if spelled is not None and plain is not None:
+                    ids = plain(text)
                 writer.add(text, ids, eod)
-                writer.with_special_tokens += spelled
+                writer.with_special_tokens += spelled is not None
                 writer.with_unknown_text += unknown_in(ids, tokenizer) is not None
             if writer.documents == 0:
                 left_out = f", {bad.count} could not be read ({'; '.join(bad.examples)})" if bad.count else ""
@@ -260,19 +271,10 @@ class _Writer:
         return prepared
 
 
-def _without(special: Sequence[str], documents: Iterator[tuple[str, str]], bad: BadInput) -> Iterator[tuple[str, str]]:
-    """The documents that spell no special token. The others are reported to `bad`."""
-    for where, text in documents:
-        if (token := special_in([text], special)) is None:
-            yield where, text
-        else:
-            bad.report(where, f"the text spells the special token {token!r} (on_special_token)")
-
-
 def _tokenized(
     documents: Iterator[tuple[str, str]], tokenizer: Tokenizer, bad: BadInput
-) -> Iterator[tuple[str, list[int]]]:
-    """Documents with their ids, tokenized in batches of about a million characters. Documents on which the tokenizer
+) -> Iterator[tuple[str, str, list[int]]]:
+    """Documents with their places and ids, tokenized in batches of about a million characters. Documents on which the tokenizer
     fails are reported to `bad`."""
     batch: list[tuple[str, str]] = []
     characters = 0
@@ -285,16 +287,15 @@ def _tokenized(
     yield from _ids(batch, tokenizer, bad)
 
 
-def _ids(batch: list[tuple[str, str]], tokenizer: Tokenizer, bad: BadInput) -> Iterator[tuple[str, list[int]]]:
+def _ids(batch: list[tuple[str, str]], tokenizer: Tokenizer, bad: BadInput) -> Iterator[tuple[str, str, list[int]]]:
     many = getattr(tokenizer, "texts_to_ids", None)
     if many is not None:
-        texts = [text for _, text in batch]
         try:
-            ids_of_all = many(texts)
+            ids_of_all = many([text for _, text in batch])
         except Exception:  # the lines below find the document
             pass
         else:
-            yield from zip(texts, ids_of_all, strict=True)
+            yield from ((where, text, ids) for (where, text), ids in zip(batch, ids_of_all, strict=True))
             return
     for where, text in batch:
         try:
@@ -302,35 +303,25 @@ def _ids(batch: list[tuple[str, str]], tokenizer: Tokenizer, bad: BadInput) -> I
         except Malformed as error:
             bad.report(where, str(error))
         else:
-            yield text, ids
+            yield where, text, ids
 
 
-def _progress(files: list[Path], show: bool) -> Any:
-    """`files` as a context, with a bar over their bytes if ``show``."""
+@contextlib.contextmanager
+def _progress(files: list[Path], show: bool) -> Iterator[Iterable[Path]]:
+    """`files`, with a bar over their bytes if ``show``."""
     if not show:
-        return nullcontext(files)
-    return _FollowedFiles(files)
+        yield files
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    columns = TextColumn("tokenizing"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with Progress(*columns, transient=True) as bar:
+        sizes = [file.stat().st_size for file in files]
+        task = bar.add_task("", total=sum(sizes))
 
-class _FollowedFiles:
-    def __init__(self, files: list[Path]) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        def followed() -> Iterator[Path]:
+            for file, size in zip(files, sizes, strict=True):
+                yield file
+                bar.advance(task, size)
 
-        self.files = files
-        self.bar = Progress(
-            TextColumn("tokenizing"), BarColumn(), DownloadColumn(), TimeRemainingColumn(), transient=True
-        )
-
-    def __enter__(self) -> Iterator[Path]:
-        self.bar.start()
-        return self._followed()
-
-    def __exit__(self, *exception: object) -> None:
-        self.bar.stop()
-
-    def _followed(self) -> Iterator[Path]:
-        sizes = [file.stat().st_size for file in self.files]
-        task = self.bar.add_task("", total=sum(sizes))
-        for file, size in zip(self.files, sizes, strict=True):
-            yield file
-            self.bar.advance(task, size)
+        yield followed()

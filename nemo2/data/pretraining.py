@@ -5,7 +5,7 @@ samples."""
 import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from nemo2 import ranks
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
-from nemo2.data.base import SPLITS, MegatronDataModule
+from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of
 from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory
 from nemo2.data.indexed import TokenFile, check_token_ids, open_token_file
@@ -102,19 +102,9 @@ class PreTrainingDataModule(MegatronDataModule):
         warn_without_effect(
             "Token files are read by position, without a memory map.", mmap_bin_files=(mmap_bin_files, True)
         )
-        super().__init__(
-            seq_length=seq_length,
-            micro_batch_size=micro_batch_size,
-            global_batch_size=global_batch_size,
-            rampup_batch_size=rampup_batch_size,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            dataloader_type=dataloader_type,
-            init_consumed_samples=init_consumed_samples,
-            init_global_step=init_global_step,
-            output_log=output_log,
-        )
+        arguments = arguments_of(MegatronDataModule, locals())
+        del arguments["seed"]  # it is Megatron's; runs with a sampler that shuffles too have its own
+        super().__init__(**arguments)
         self.paths = paths
         self.tokenizer = tokenizer
         self.reset_position_ids = reset_position_ids
@@ -155,14 +145,14 @@ class PreTrainingDataModule(MegatronDataModule):
                 "PreTrainingDataModule.tokenizer is None. Set it to the tokenizer that the data was prepared with."
             )
         self._refuse_empty(splits)
-        wanted = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
-        if not wanted:
+        sizes = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
+        if not sizes:
             return dict.fromkeys(splits)
-        files = ranks.together(lambda: self._checked(wanted, tokenizer), error=DataError)
+        files = ranks.together(lambda: self.check_files(sizes, tokenizer), error=DataError)
         cache = ranks.on_rank_zero(lambda: self._cache_directory(files), error=DataError)
         config = self.gpt_dataset_config
         config.path_to_cache = cache
-        built = build_datasets(config, wanted, self.dataset_cls)
+        built = build_datasets(config, sizes, self.dataset_cls)
         return {split: built.get(split) for split in splits}
 
     def _refuse_empty(self, splits: Sequence[str]) -> None:
@@ -253,32 +243,33 @@ class PreTrainingDataModule(MegatronDataModule):
 
     # Checks
 
-    def check_files(self, splits: Sequence[str], tokenizer: Optional[Tokenizer]) -> None:
-        """Check the files of these splits as `setup` does, without reading an index of more than 256 MiB.
+    def check_files(
+        self, splits: Iterable[str], tokenizer: Optional[Tokenizer], *, max_index_bytes: float = math.inf
+    ) -> list[TokenFile]:
+        """The files of these splits, after all checks.
 
         Args:
             splits: "train", "validation" and "test", or some of them.
             tokenizer: The run's tokenizer. None: it is unknown, and isn't compared.
+            max_index_bytes: Files with a larger index are left out.
 
         Raises:
+            ConfigError: a file is in object storage, and no directory for its index is set.
             DataError: a file is missing, corrupt, too short, or of another tokenizer.
         """
-        self._checked(dict.fromkeys(splits), tokenizer, at_most=2**28)
-
-    def _checked(
-        self, wanted: Mapping[str, Optional[int]], tokenizer: Optional[Tokenizer], *, at_most: float = math.inf
-    ) -> list[TokenFile]:
-        """The files of the wanted splits, after all checks. Files whose index has more bytes than ``at_most`` are left
-        out."""
         files: dict[str, TokenFile] = {}
-        for split in wanted:
+        for split in splits:
             blend = self._blend_of(split)
             for prefix in blend.prefixes if blend is not None else ():
                 if "://" in prefix:
-                    self._check_object_storage(prefix)
+                    if self.object_storage_cache_path is None:
+                        raise ConfigError(
+                            f"{prefix} is in object storage. Set object_storage_cache_path to a local directory for its "
+                            "index."
+                        )
                     continue
                 index = Path(f"{prefix}.idx")
-                if index.is_file() and index.stat().st_size > at_most:
+                if index.is_file() and index.stat().st_size > max_index_bytes:
                     continue
                 if prefix not in files:
                     files[prefix] = open_token_file(prefix)
@@ -304,12 +295,6 @@ class PreTrainingDataModule(MegatronDataModule):
             f"the trainer's limit of {split} batches to 0."
         )
 
-    def _check_object_storage(self, prefix: str) -> None:
-        if self.object_storage_cache_path is None:
-            raise ConfigError(
-                f"{prefix} is in object storage. Set object_storage_cache_path to a local directory for its index."
-            )
-
     # Building
 
     def _cache_directory(self, files: Sequence[TokenFile]) -> str:
@@ -329,7 +314,7 @@ class PreTrainingDataModule(MegatronDataModule):
         """The arguments of Megatron's configuration that say where the data is. They follow from this module's own, which a
         change must be made to."""
         arguments: dict[str, Any] = {
-            # The reader of local files is replaced (`nemo2.data.token_reader`), except in spawned workers.
+            # The reader of local files is replaced (`nemo2.data.megatron_datasets`), except in spawned workers.
             "mmap_bin_files": self.object_storage_cache_path is None,
             "num_dataset_builder_threads": self.num_dataset_builder_threads,
         }

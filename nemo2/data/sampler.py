@@ -13,12 +13,11 @@ from torch.utils.data import (
 )
 
 from nemo2.config.capture import configurable
-from nemo2.data.batch_sampler import EvalBatchSampler, PaddedDataset, StepBatchSampler
-from nemo2.data.batch_size import BatchSizeSchedule, setup_microbatch_calculator
-from nemo2.errors import ConfigError
+from nemo2.data.batch_sampler import EvalBatchSampler, Order, PaddedDataset, StepBatchSampler
+from nemo2.data.batch_size import BatchSizeSchedule, check_positive, setup_microbatch_calculator
+from nemo2.data.documents import check_choice
 
-_TYPES = ("single", "cyclic", "batch")
-_MODES = ("train", "validation", "test", "predict")
+Mode = Literal["train", "validation", "test", "predict"]
 
 
 class DataSampler:
@@ -99,24 +98,22 @@ class MegatronDataSampler(DataSampler):
         micro_batch_size: int = 4,
         global_batch_size: int = 8,
         rampup_batch_size: Optional[list[int]] = None,
-        dataloader_type: Literal["single", "cyclic", "batch"] = "single",
+        dataloader_type: Order = "single",
         init_consumed_samples: int = 0,
         init_global_step: int = 0,
         output_log: bool = True,
         decoder_seq_len: Optional[int] = None,
         seed: int = 1234,
     ) -> None:
-        if dataloader_type not in _TYPES:
-            raise ConfigError(f"dataloader_type={dataloader_type!r}: must be 'single', 'cyclic' or 'batch'.")
-        for name, size in (("seq_len", seq_len), ("micro_batch_size", micro_batch_size)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ConfigError(f"{name}={size!r}: must be a whole number of at least 1.", rule="batches-are-counts")
+        check_choice("dataloader_type", dataloader_type, Order)
+        check_positive("seq_len", seq_len)
+        check_positive("micro_batch_size", micro_batch_size)
         self.seq_len = seq_len
         self.decoder_seq_len = decoder_seq_len
         self.micro_batch_size = micro_batch_size
         self.global_batch_size = global_batch_size
         self.rampup_batch_size = rampup_batch_size
-        self.dataloader_type: Literal["single", "cyclic", "batch"] = dataloader_type
+        self.dataloader_type: Order = dataloader_type
         self.init_consumed_samples = init_consumed_samples
         self.init_global_step = init_global_step
         self.output_log = output_log
@@ -164,35 +161,29 @@ class MegatronDataSampler(DataSampler):
             drop_last: Leave out the samples after the last whole global batch. False: fill that batch with samples
                 whose loss mask is empty. Training always leaves them to its next pass.
         """
-        mode = mode or getattr(dataloader, "mode", "train")
-        if mode not in _MODES:
-            raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}.")
+        mode = str(mode or getattr(dataloader, "mode", "train"))
+        check_choice("mode", mode, Mode)
         if not _replaceable(dataloader):
             return dataloader
         rank, size = data_parallel()
-        total: int = len(dataloader.dataset)  # pyright: ignore[reportArgumentType]
+        share: dict[str, int] = {
+            "total_samples": len(dataloader.dataset),  # pyright: ignore[reportArgumentType]
+            "micro_batch_size": self.micro_batch_size,
+            "data_parallel_rank": rank,
+            "data_parallel_size": size,
+        }
         if mode == "train":
             if consumed_samples and consumed_samples != self.consumed_samples:
                 self.init_consumed_samples, self.init_global_step = consumed_samples, self._global_step()
             sampler = StepBatchSampler(
-                total_samples=total,
+                **share,
                 schedule=self._schedule,
-                micro_batch_size=self.micro_batch_size,
-                data_parallel_rank=rank,
-                data_parallel_size=size,
                 order="cyclic" if isinstance(dataloader.sampler, RandomSampler) else self.dataloader_type,
                 position=lambda: self.consumed_samples,
                 seed=self.seed,
             )
         else:
-            sampler = EvalBatchSampler(
-                total_samples=total,
-                global_batch_size=self.global_batch_size,
-                micro_batch_size=self.micro_batch_size,
-                data_parallel_rank=rank,
-                data_parallel_size=size,
-                drop_last=drop_last,
-            )
+            sampler = EvalBatchSampler(**share, global_batch_size=self.global_batch_size, drop_last=drop_last)
         return _rebuilt(dataloader, sampler, mode, padded=mode != "train" and not drop_last)
 
     def compute_consumed_samples(self, steps_since_resume: int = 0) -> int:

@@ -20,15 +20,6 @@ Pieces = list[tuple[int, tuple[int, int]]]
 """Ids, each with the range of its characters."""
 
 
-def check_choice(choice: Any) -> None:
-    """
-    Raises:
-        ConfigError: ``choice`` is none of `OnSpecialToken`.
-    """
-    if choice not in ("keep", "text", "fail"):
-        raise ConfigError(f"on_special_token={choice!r}: must be 'keep', 'text' or 'fail'.")
-
-
 def special_in(texts: Any, special: Sequence[str]) -> Optional[str]:
     """The first of the special tokens that one of the texts spells. None: there is none."""
     return next((token for text in texts for token in special if token in text), None) if special else None

@@ -16,6 +16,7 @@ from nemo2.data.bpe import train_bpe
 from nemo2.data.documents import BadInput, read_documents
 from nemo2.data.prepare import prepare_data
 from nemo2.errors import DataError
+from nemo2.files import replacing
 
 _NOT_ITS_OWN = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _TESTS = frozenset({"test", "tests", "idle_test"})
@@ -119,9 +120,8 @@ def _prepare(files: list[Path], vocab_size: int, data: DemoData, finished: Path,
     tokens = {}
     for prefix, part in ((data.train, training), (data.validation, validation)):
         tokens[Path(prefix).name] = prepare_data(part, prefix, tokenizer, on_bad_line="skip", progress=progress).tokens
-    temporary = finished.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"tokens": tokens, "files": len(files)}, indent=2) + "\n", "utf-8")
-    temporary.replace(finished)
+    with replacing(finished) as unfinished:
+        unfinished.write_text(json.dumps({"tokens": tokens, "files": len(files)}, indent=2) + "\n", "utf-8")
 
 
 def _key(files: list[Path], vocab_size: int) -> str:

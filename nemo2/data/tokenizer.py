@@ -11,6 +11,8 @@ into the key of their index cache.
 
 import contextlib
 import hashlib
+import json
+import string
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -380,16 +382,8 @@ class AutoTokenizer(Tokenizer):
                 f"AutoTokenizer({self.pretrained_model_name!r}) requires the package transformers: "
                 f"{install('hf')}. Or use BPETokenizer with the model's tokenizer.json."
             ) from error
-        overrides = {
-            key: value
-            for key, value in (
-                ("eos_token", self.eos_token),
-                ("bos_token", self.bos_token),
-                ("pad_token", self.pad_token),
-                ("chat_template", self.chat_template),
-            )
-            if value is not None
-        }
+        names = ("eos_token", "bos_token", "pad_token", "chat_template")
+        overrides = {name: value for name in names if (value := getattr(self, name)) is not None}
         try:
             local = self.local_files_only or Path(self.pretrained_model_name).exists()
             with contextlib.nullcontext() if local else asking_hub(self.pretrained_model_name):
@@ -538,6 +532,27 @@ class ByteTokenizer(Tokenizer):
 def _ids_below(vocabulary: Mapping[str, int]) -> int:
     """The number that all ids are below. Vocabularies such as o200k's leave some ids out."""
     return max(vocabulary.values(), default=-1) + 1
+
+
+def identity_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The identity of any tokenizer: two tokenizers with the same identity give the same ids.
+
+    Its own identifiers; for a fast Hugging Face tokenizer, also a hash of its whole state, such as merges and splitting
+    rules.
+    """
+    identity = dict(getattr(tokenizer, "unique_identifiers", None) or _identity_by_ids(tokenizer))
+    backend = getattr(getattr(tokenizer, "tokenizer", None), "backend_tokenizer", None)
+    if backend is not None:
+        identity["pipeline"] = hashlib.sha256(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
+    return identity
+
+
+def _identity_by_ids(tokenizer: Any) -> dict[str, Any]:
+    """The identity of a user's class without identifiers: its ids for every printable character and for some words."""
+    text = f"{string.printable} The quick brown fox jumps over the lazy dog. In 2026, 3 + 4 = 7;\n\treturn None"
+    ids = json.dumps([int(one) for one in tokenizer.text_to_ids(text)])
+    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+    return {"class": kind, "vocab_size": tokenizer.vocab_size, "ids": hashlib.sha256(ids.encode()).hexdigest()}
 
 
 def get_vocab_size(config: Any, vocab_size: int, make_vocab_size_divisible_by: int = 128) -> int:

@@ -20,7 +20,7 @@ from nemo2.checkpoint.lineage import Run, begin, run_of
 from nemo2.config.serialize import from_json, to_json
 from nemo2.data.finetuning.encode import Report
 from nemo2.data.finetuning.sample import Sample
-from nemo2.data.finetuning.store import open_samples, write_samples
+from nemo2.data.finetuning.store import Samples, write_samples
 from nemo2.data.index_cache import read_array, write_array
 from nemo2.data.inputs import Input, compare
 from nemo2.errors import ConfigError
@@ -218,7 +218,7 @@ def test_stored_samples(tmp_path, seed):
     report = Report(records=len(samples) + 1, samples=len(samples))
     report.note(text(draw), text(draw), text(draw))
     write_samples(tmp_path, "samples", iter(samples), report)
-    loaded = open_samples(tmp_path, "samples", None)
+    loaded = Samples(tmp_path, "samples")
     assert [(one.ids, one.trained) for one in map(loaded.__getitem__, range(len(loaded)))] == [
         (one.ids, one.trained) for one in samples
     ]

@@ -225,7 +225,8 @@ def _data(facts: Facts) -> Iterator[str]:
         return
     validates = getattr(facts.trainer, "limit_val_batches", None) != 0
     try:
-        data.check_files(("train", "validation") if validates else ("train",), _tokenizer_of_data(facts))
+        splits = ("train", "validation") if validates else ("train",)
+        data.check_files(splits, _tokenizer_of_data(facts), max_index_bytes=2**28)
     except Nemo2Error as error:
         yield str(error)
 

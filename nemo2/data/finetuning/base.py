@@ -4,7 +4,6 @@ and splits them into batches."""
 
 import json
 import logging
-import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from math import lcm
@@ -18,17 +17,17 @@ from nemo2 import ranks
 from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
 from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
-from nemo2.data.finetuning.identity import key_of
 from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
 from nemo2.data.finetuning.rows import Collate, PackedRows, SampleRows
 from nemo2.data.finetuning.sample import Encoder
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.finetuning.sources import RecordFiles, Source
-from nemo2.data.finetuning.store import Samples, open_samples, path_of, write_samples
+from nemo2.data.finetuning.store import Samples, key_of, path_of, write_samples
 from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, write_array
 from nemo2.data.inputs import Input
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError, Nemo2Error
+from nemo2.files import replaceable_file, replacing
 from nemo2.parallel.cuda_graphs import kind_of
 
 _log = logging.getLogger(__name__)
@@ -86,13 +85,9 @@ class SampleDataModule(MegatronDataModule):
                 "already a micro-batch. Set data.micro_batch_size=1.",
                 rule="packs-one-by-one",
             )
-        if (
-            packed_sequence_specs is not None
-            and self.packed
-            and packed_sequence_specs.packed_sequence_size != seq_length
-        ):
+        if self.packed and self.packed_sequence_size != seq_length:
             raise ConfigError(
-                f"data.packed_sequence_specs.packed_sequence_size={packed_sequence_specs.packed_sequence_size} "
+                f"data.packed_sequence_specs.packed_sequence_size={self.packed_sequence_size} "
                 f"differs from data.seq_length={seq_length}, but a packed row is one sequence of the model. Set both "
                 "to the same value.",
                 rule="packs-are-as-long-as-sequences",
@@ -101,17 +96,21 @@ class SampleDataModule(MegatronDataModule):
     @property
     def packed_sequence_size(self) -> int:
         """Tokens of a packed row. -1 or 0: samples aren't packed."""
-        return -1 if self.packed_sequence_specs is None else self.packed_sequence_specs.packed_sequence_size
+        return self._packing.packed_sequence_size
 
     @property
     def pad_cu_seqlens(self) -> bool:
         """Whether all rows of a split have equally long lists of sequences."""
-        return self.packed_sequence_specs is not None and self.packed_sequence_specs.pad_cu_seqlens
+        return self._packing.pad_cu_seqlens
 
     @property
     def packed(self) -> bool:
         """Whether rows hold several samples."""
-        return self.packed_sequence_specs is not None and self.packed_sequence_specs.active
+        return self._packing.active
+
+    @property
+    def _packing(self) -> PackedSequenceSpecs:
+        return self.packed_sequence_specs or PackedSequenceSpecs()
 
     @abstractmethod
     def source(self, split: str) -> Optional[Source]:
@@ -180,7 +179,7 @@ class SampleDataModule(MegatronDataModule):
             raise failure
 
     def _dataset(self, split: str) -> Optional[Dataset]:
-        written = ranks.on_rank_zero(lambda: self._made(split), error=DataError)
+        written = ranks.on_rank_zero(lambda: self._stored(split), error=DataError)
         if written is None:
             return None
         folder, name, packs = written
@@ -193,16 +192,12 @@ class SampleDataModule(MegatronDataModule):
         self.fullness[split] = _fullness(samples, members, ends, self.seq_length)
         return rows
 
-    def _made(self, split: str) -> Optional[tuple[Path, str, Optional[str]]]:
+    def _stored(self, split: str) -> Optional[tuple[Path, str, Optional[str]]]:
         """The location of a split's samples, and of its packs if there are any. Both are made if they don't exist."""
         samples = self.samples(split)
         if samples is None:
             return None
-        packs = None
-        if self.packed:
-            packs = f"packs-{self.seq_length}-{self._align}-{self.seed}"
-            self._make_packs(samples, packs, split)
-        return samples.folder, samples.name, packs
+        return samples.folder, samples.name, self._packs(samples, split) if self.packed else None
 
     def samples(self, split: str) -> Optional[Samples]:
         """The samples of a split, made if they don't exist. For a single process: the ranks of a run call `setup`.
@@ -251,6 +246,8 @@ class SampleDataModule(MegatronDataModule):
         source = self.source(split)
         if source is None:
             return None
+        if self._packing.packed_metadata_path is not None:
+            replaceable_file(self._packing.packed_metadata_path)  # before the work of an hour
         encoder, limits = self.encoder(), self.settings.limits(self.seq_length + 1)
         facts = {
             "format": _FORMAT,
@@ -266,22 +263,22 @@ class SampleDataModule(MegatronDataModule):
         )
         self._inputs = None
         folder = self._folder(split, key_of(facts))
-        report = Report()
-        bad = BadRecords(limits, report)
-
-        def make() -> None:
+        try:
+            samples = Samples(folder, "samples", by_hash=True)
+        except DamagedIndex:
             _log.info("Tokenizing the %s samples of %s.", split, source.name)
+            report = Report()
+            bad = BadRecords(limits, report)
             encoded = encode_all(source.records(bad), encoder, limits=limits, bad=bad, threads=self.memmap_workers)
             write_samples(folder, "samples", _some(encoded, source, report), report)
-
-        samples = open_samples(folder, "samples", make)
+            samples = Samples(folder, "samples")
         summary = samples.report
         (_log.warning if summary.places else _log.info)("%s samples (%s): %s", split, source.name, summary)
         return samples
 
     def _folder(self, split: str, key: str) -> Path:
-        specs = self.packed_sequence_specs
-        if specs is not None and self.packed:
+        if self.packed:
+            specs = self._packing
             own = {"train": specs.packed_train_data_path, "validation": specs.packed_val_data_path}.get(split)
             if own is not None:
                 return private_directory(Path(own).expanduser(), key)
@@ -290,7 +287,9 @@ class SampleDataModule(MegatronDataModule):
         root = self.settings.index_mapping_dir
         return private_directory(self.cache_root if root is None else Path(root).expanduser(), key)
 
-    def _make_packs(self, samples: Samples, packs: str, split: str) -> None:
+    def _packs(self, samples: Samples, split: str) -> str:
+        """The name of the files of a split's packs, which are made if they don't exist."""
+        packs = f"packs-{self.seq_length}-{self._align}-{self.seed}"
         lengths = samples.lengths - 1
         try:
             members, ends = (
@@ -303,9 +302,11 @@ class SampleDataModule(MegatronDataModule):
             write_array(path_of(samples.folder, packs, "ends"), ends)
         fullness = _fullness(samples, members, ends, self.seq_length)
         _log.info("%s: %s.", split, fullness)
-        place = self.packed_sequence_specs.packed_metadata_path if self.packed_sequence_specs is not None else None
-        if place is not None and split == "train":
-            _write_json(Path(place).expanduser(), {"packed_sequence_size": self.seq_length, **vars(fullness)})
+        if split == "train" and (place := self._packing.packed_metadata_path) is not None:
+            facts = {"packed_sequence_size": self.seq_length, **vars(fullness)}
+            with replacing(place) as unfinished:
+                unfinished.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        return packs
 
     # Batches
 
@@ -366,10 +367,3 @@ def _sizes() -> dict[str, int]:
         "pp": groups.get_pipeline_model_parallel_world_size(),
         "ep": groups.get_expert_model_parallel_world_size(),
     }
-
-
-def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(json.dumps(dict(facts), indent=2) + "\n", "utf-8")
-    os.replace(unfinished, path)

@@ -21,12 +21,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 from nemo2.advice import advice
 from nemo2.backend.extras import install
+from nemo2.data.documents import check_choice, tokenized, unknown_in
 from nemo2.data.finetuning.completeness import (
     NoTools,
     Span,
@@ -39,11 +41,10 @@ from nemo2.data.finetuning.completeness import (
     unread_fields,
 )
 from nemo2.data.finetuning.dialects import Conversation, conversation_of, forms
-from nemo2.data.finetuning.identity import identity_of
-from nemo2.data.finetuning.rendering import RENDERER, Rendered, Wanted
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, Whole, tokenized, unknown_in
+from nemo2.data.finetuning.rendering import RENDERER, Prefix, Rendered
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample, strings_in
 from nemo2.data.special_text import Marks, Pieces, special_in
-from nemo2.data.tokenizer import BPETokenizer, Tokenizer
+from nemo2.data.tokenizer import BPETokenizer, Tokenizer, identity_of
 from nemo2.errors import ConfigError
 
 Turns = Literal["all", "last"]
@@ -101,8 +102,7 @@ class ChatEncoder(Encoder):
     special_as_text: bool = False
 
     def __post_init__(self) -> None:
-        if self.turns not in ("all", "last"):
-            raise ConfigError(f"turns={self.turns!r}: must be 'all' or 'last', the turns of the assistant to train on.")
+        check_choice("turns", self.turns, Turns)
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -179,13 +179,9 @@ class ChatEncoder(Encoder):
         except ImportError as error:
             raise ConfigError(f"Chat templates require the package transformers: {install('hf')}.") from error
         backend = self.tokenizer.backend
-        named = {
-            "eos_token": self.tokenizer.eos_id,
-            "bos_token": self.tokenizer.bos_id,
-            "pad_token": self.tokenizer.pad_id,
-        }
-        spelled = {name: backend.id_to_token(token) for name, token in named.items() if token is not None}
-        return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=self.tokenizer.chat_template, **spelled)
+        ids = {name: getattr(self.tokenizer, f"{name}_id") for name in ("eos", "bos", "pad")}
+        special = {f"{name}_token": backend.id_to_token(token) for name, token in ids.items() if token is not None}
+        return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=self.tokenizer.chat_template, **special)
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -223,11 +219,12 @@ class ChatEncoder(Encoder):
         check_texts(conversation, self._chosen(conversation))
         return conversation
 
-    def encode(self, record: Any) -> Whole:
+    def encode(self, record: Any) -> Sample:
         conversation = self._conversation(record)
         if conversation.tools and self._with_tools is not None:
             return self._with_tools.encode(record)
-        special = special_in(_texts_of([conversation.messages, conversation.tools]), self._special_words)
+        contents = [{**message, "role": None} for message in conversation.messages]
+        special = special_in(strings_in([contents, conversation.tools]), self._special_words)
         marks = Marks(self._special_words) if special is not None and self.special_as_text else None
         if marks is not None:
             hidden = marks.hide(conversation.messages), marks.hide(conversation.tools)
@@ -240,7 +237,7 @@ class ChatEncoder(Encoder):
         check_complete(conversation, text, spans, chosen)
         sample = self._sample(text, spans, marks)
         beside = unread_fields(record, conversation, text if marks is None else marks.show(text))
-        return Whole(replace(sample, special=special, beside=beside))
+        return replace(sample, special=special, beside=beside)
 
     def _chosen(self, conversation: Conversation) -> list[int]:
         """The places of the messages to train on."""
@@ -295,8 +292,8 @@ class ChatEncoder(Encoder):
         try:
             conversation = conversation_of({"messages": [*messages, _turn("assistant")]})
             form = self._form_of(replace(conversation, marks=[False] * len(messages) + [True]))
-            text = self._text(self._render(Wanted(form.messages, prompt=True, count=len(form.messages) - 1))[0])
-            return self._tokenized(text)["input_ids"]
+            text = self._text(self._render(form.messages, Prefix(len(form.messages) - 1, prompt=True))[0])
+            return self._tokenized(text)[0]
         except Malformed as error:
             raise ConfigError(f"These turns cannot be shown to the model: {error}.") from error
 
@@ -305,7 +302,7 @@ class ChatEncoder(Encoder):
         """The token with which the assistant ends its turn. None: the template has none."""
         turn = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]}
         try:
-            sample = self.encode(turn).sample
+            sample = self.encode(turn)
         except (Malformed, Empty):
             return None
         last = max(place for place, trained in enumerate(sample.trained) if trained)
@@ -316,7 +313,7 @@ class ChatEncoder(Encoder):
     def _rendered(self, conversation: Conversation, chosen: list[int]) -> tuple[str, list[Span]]:
         """The text of a conversation, and the ranges of characters that the chosen turns write."""
         if self._has_blocks:
-            rendering = self._render(Wanted(conversation.messages), tools=conversation.tools)[0]
+            rendering = self._render(conversation.messages, Prefix(), tools=conversation.tools)[0]
             text = self._text(rendering)
             return text, self._chosen_blocks(rendering.spans, conversation, chosen)  # pyright: ignore
         return self._by_prefixes(conversation, chosen)
@@ -334,10 +331,10 @@ class ChatEncoder(Encoder):
 
     def _by_prefixes(self, conversation: Conversation, chosen: list[int]) -> tuple[str, list[Span]]:
         messages, tools = conversation.messages, conversation.tools
-        wanted = [Wanted(messages)]
+        prefixes = [Prefix()]
         for place in chosen:
-            wanted += [Wanted(messages, prompt=True, count=place), Wanted(messages, count=place + 1)]
-        rendering, *others = self._render(*wanted, tools=tools)
+            prefixes += [Prefix(place, prompt=True), Prefix(place + 1)]
+        rendering, *others = self._render(messages, *prefixes, tools=tools)
         text = self._text(rendering)
         spans: list[Span] = []
         for place, before, past in zip(chosen, others[::2], others[1::2], strict=True):
@@ -356,12 +353,8 @@ class ChatEncoder(Encoder):
         """The range of the turn at ``place`` in a template that renders its surroundings differently when the
         conversation continues. Its text is replaced by a probe, to find where it stands."""
         messages = probe_of(conversation, only=place).messages
-        whole, past, asked = self._render(
-            Wanted(messages),
-            Wanted(messages, count=place + 1),
-            Wanted(messages, count=place),
-            tools=conversation.tools,
-        )
+        prefixes = Prefix(), Prefix(place + 1), Prefix(place)
+        whole, past, unprompted = self._render(messages, *prefixes, tools=conversation.tools)
         where = f"turn {place + 1} of {len(messages)}"
         probed, ended = self._text(whole), self._text(past)
         span, span_past = probe_span(probed, place), probe_span(ended, place)
@@ -377,7 +370,7 @@ class ChatEncoder(Encoder):
             start = _after(head, self._prompt)
         else:
             start = len(commonprefix([before.text, head]))
-            shared = 0 if isinstance(asked, Malformed) else len(commonprefix([before.text, asked.text]))
+            shared = 0 if isinstance(unprompted, Malformed) else len(commonprefix([before.text, unprompted.text]))
             if start < shared:
                 raise Malformed(
                     f"the chat template renders the messages before {where} differently when the conversation continues: "
@@ -425,7 +418,7 @@ class ChatEncoder(Encoder):
         turns = Conversation([_turn("user"), _turn("assistant"), _turn("user")], None, [None] * 3)
         messages = probe_of(turns).messages
         tails = []
-        for one in self._render(Wanted(messages, count=2), Wanted(messages)):
+        for one in self._render(messages, Prefix(2), Prefix()):
             span = None if isinstance(one, Malformed) else probe_span(one.text, 1)
             if span is None:
                 return "", "", ""
@@ -435,16 +428,16 @@ class ChatEncoder(Encoder):
     @cached_property
     def _prompt(self) -> str:
         """What the template writes before an answer. Empty: it can't be told."""
-        after, before = self._render(Wanted([_turn("user")]), Wanted([_turn("user")], prompt=True))
+        after, before = self._render([_turn("user")], Prefix(), Prefix(prompt=True))
         if isinstance(after, Malformed) or isinstance(before, Malformed):
             return ""
         return before.text[len(commonprefix([after.text, before.text])) :]
 
-    def _render(self, *wanted: Wanted, tools: Any = None) -> list[Rendered]:
+    def _render(self, messages: Sequence[Any], *prefixes: Prefix, tools: Any = None) -> list[Rendered]:
         template = self.chat_template
         source = repr(self.tokenizer) if template is None else template if "{" not in template else "these settings"
-        variables = {**_spelled_out(self._hf.special_tokens_map), "tools": tools, "documents": None}
-        return RENDERER.render(wanted, template=self.template, source=source, variables=variables)
+        variables = {**self._hf.special_tokens_map, "tools": tools, "documents": None}
+        return RENDERER.render(messages, prefixes, template=self.template, source=source, variables=variables)
 
     @staticmethod
     def _text(rendered: Rendered) -> str:
@@ -455,19 +448,16 @@ class ChatEncoder(Encoder):
     # From text to tokens
 
     def _sample(self, text: str, spans: Sequence[Span], marks: Optional[Marks]) -> Sample:
-        if marks is not None:
-            pieces = self._tokenized_with(marks, text)
-            spans = [(len(marks.show(text[:start])), len(marks.show(text[:end]))) for start, end in spans]
-            ids, trained = [token for token, _ in pieces], _trained([place for _, place in pieces], spans)
-            self._end_turns(ids, trained)
-            return Sample(ids, trained, lost=self._lost(marks.show(text), ids, [place for _, place in pieces]))
-        encoded = self._tokenized(text)
-        if "offset_mapping" in encoded:
-            ids, trained = encoded["input_ids"], _trained(encoded["offset_mapping"], spans)
+        if marks is None:
+            ids, places = self._tokenized(text)
         else:
-            ids, trained = self._without_offsets(text, spans)
+            pieces = self._tokenized_with(marks, text)
+            ids, places = [token for token, _ in pieces], [place for _, place in pieces]
+            spans = [(len(marks.show(text[:start])), len(marks.show(text[:end]))) for start, end in spans]
+            text = marks.show(text)
+        trained = self._trained_by_prefixes(text, ids, spans) if places is None else _trained(places, spans)
         self._end_turns(ids, trained)
-        return Sample(ids, trained, lost=self._lost(text, ids, encoded.get("offset_mapping")))
+        return Sample(ids, trained, lost=self._lost(text, ids, places))
 
     def _lost(self, text: str, ids: list[int], places: Optional[Sequence[Span]]) -> Optional[str]:
         """What the tokenizer has no tokens for, or leaves out. None: nothing."""
@@ -501,17 +491,18 @@ class ChatEncoder(Encoder):
             elif ids[end] in self._special and (not self._has_blocks or ids[end] == behind_last):
                 trained[end] = True
 
-    def _tokenized(self, text: str) -> dict[str, Any]:
+    def _tokenized(self, text: str) -> tuple[list[int], Optional[list[Span]]]:
+        """The ids of a text, and the range of each one's characters. None: the tokenizer doesn't report them."""
         offsets = {"return_offsets_mapping": True} if getattr(self._hf, "is_fast", False) else {}
         encoded = tokenized(lambda: self._hf(text, add_special_tokens=False, **offsets), text)
-        return {name: list(encoded[name]) for name in ("input_ids", "offset_mapping") if name in encoded}
+        return list(encoded["input_ids"]), list(encoded["offset_mapping"]) if offsets else None
 
     def _tokenized_with(self, marks: Marks, text: str) -> Pieces:
         plain = self.tokenizer.plain_pieces
 
         def encode(text: str) -> Pieces:
-            encoded = self._tokenized(text)
-            return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+            ids, places = self._tokenized(text)
+            return list(zip(ids, places or (), strict=True))
 
         if not getattr(self._hf, "is_fast", False):
             plain("")  # tells why there is no way
@@ -522,19 +513,18 @@ class ChatEncoder(Encoder):
             lambda: marks.tokenized(text, encode=encode, plain=plain, id_of=self._hf.convert_tokens_to_ids), text
         )
 
-    def _without_offsets(self, text: str, spans: Sequence[Span]) -> tuple[list[int], list[bool]]:
+    def _trained_by_prefixes(self, text: str, ids: list[int], spans: Sequence[Span]) -> list[bool]:
         """The mask from the ids of each beginning of the text, for tokenizers that don't report the characters of a
         token."""
-        ids = self._tokenized(text)["input_ids"]
         trained = [False] * len(ids)
         for span in spans:
-            first, last = (self._tokenized(text[:at])["input_ids"] for at in span)
+            first, last = (self._tokenized(text[:at])[0] for at in span)
             if ids[: len(first)] != first or ids[: len(last)] != last:
                 raise Malformed(
                     "the tokenizer merges the start of the assistant's text with the text before it into one token"
                 )
             trained[len(first) : len(last)] = [True] * (len(last) - len(first))
-        return ids, trained
+        return trained
 
 
 _ADVICE = (
@@ -543,28 +533,8 @@ _ADVICE = (
 )
 
 
-def _texts_of(value: Any) -> Iterator[str]:
-    """The texts in plain data, except for roles."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from () if key == "role" else _texts_of(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts_of(one)
-
-
 def _turn(role: str) -> dict[str, Any]:
     return {"role": role, "content": "text"}
-
-
-def _spelled_out(tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """Special tokens as text."""
-    return {
-        name: [str(one) for one in token] if isinstance(token, list | tuple) else str(token)
-        for name, token in tokens.items()
-    }
 
 
 def _after(text: str, prompt: str) -> int:
@@ -593,10 +563,8 @@ def _trained(places: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
 
 def _runs(flags: Sequence[bool]) -> Iterator[Span]:
     """The starts and ends of consecutive set flags."""
-    start = None
-    for place, flag in enumerate([*flags, False]):
-        if flag and start is None:
-            start = place
-        elif not flag and start is not None:
-            yield start, place
-            start = None
+    end = 0
+    for flag, run in groupby(flags):
+        start, end = end, end + len(list(run))
+        if flag:
+            yield start, end

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
 from nemo2.data.documents import surrogate_in
-from nemo2.data.finetuning.dialects import Conversation, Message, messages_keys
+from nemo2.data.finetuning.dialects import Conversation, Message, messages_keys, parsed_json
 from nemo2.data.finetuning.sample import DESCRIPTIONS, Empty, Malformed, strings_in
 
 Span = tuple[int, int]
@@ -44,7 +44,8 @@ def pieces_of(message: Message) -> Iterator[Piece]:
     """The texts of a message that a sample must hold."""
     if reasoning := message.get("reasoning_content"):
         yield Piece("reasoning", reasoning, "reasoning")
-    for content in _texts(message["content"]):
+    contents = message["content"] or ()
+    for content in [contents] if isinstance(contents, str) else (part["text"] for part in contents):
         thought = _thought(message, content)
         if thought:
             yield Piece("reasoning", thought[1], "reasoning")
@@ -52,7 +53,9 @@ def pieces_of(message: Message) -> Iterator[Piece]:
     for call in message.get("tool_calls") or ():
         function = call["function"]
         yield Piece("tool call", function["name"], "call")
-        for value in _leaves(_arguments(function)):
+        arguments = function["arguments"]
+        parsed = parsed_json(arguments) if isinstance(arguments, str) else arguments
+        for value in _leaves(arguments if parsed is None else parsed):
             yield Piece("argument of a tool call", value, "call")
     for field, value in message.items():
         if field not in _READ and field not in DESCRIPTIONS:
@@ -217,7 +220,7 @@ def _probe(message: Message, place: int) -> Message:
     if "tool_calls" in message:
         probe["tool_calls"] = [
             {**call, "function": {**call["function"], "name": text(call["function"]["name"]),
-                                  "arguments": _as_given(call["function"]["arguments"], text)}}
+                                  "arguments": _changed_arguments(call["function"]["arguments"], text)}}
             for call in message["tool_calls"]
         ]  # fmt: skip
     return probe
@@ -243,14 +246,10 @@ def _thought(message: Message, content: Any) -> Optional[re.Match[str]]:
     return _THINKING.match(content) if message["role"] == "assistant" and isinstance(content, str) else None
 
 
-def _as_given(arguments: Any, change: Any) -> Any:
+def _changed_arguments(arguments: Any, change: Any) -> Any:
     """Changed arguments, as JSON text if they were JSON text."""
-    if not isinstance(arguments, str):
-        return change(arguments)
-    try:
-        return json.dumps(change(json.loads(arguments)), ensure_ascii=False)
-    except ValueError:
-        return change(arguments)
+    parsed = parsed_json(arguments) if isinstance(arguments, str) else None
+    return change(arguments) if parsed is None else json.dumps(change(parsed), ensure_ascii=False)
 
 
 class _Text:
@@ -272,23 +271,6 @@ class _Text:
         return any(one in self.text for one in escaped) or any(
             "".join(one.split()) in self.squeezed for one in (piece, *escaped)
         )
-
-
-def _texts(content: Any) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list):
-        yield from (part["text"] for part in content)
-
-
-def _arguments(function: dict[str, Any]) -> Any:
-    arguments = function["arguments"]
-    if isinstance(arguments, str):
-        try:
-            return json.loads(arguments)
-        except ValueError:
-            return arguments
-    return arguments
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -130,7 +130,7 @@ def _raw_messages(record: Mapping[str, Any]) -> tuple[list[Any], int]:
 
 def _listed(value: Any) -> Any:
     """The list in JSON text. Any other value stays as it is."""
-    return _json(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
+    return parsed_json(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
 
 
 # Messages
@@ -214,12 +214,12 @@ def _content(value: Any, where: str) -> tuple[Optional[str], Optional[str], list
 def _calls(value: Any, where: str) -> list[Any]:
     """Tool calls as transformers writes them: ``{"type": "function", "function": {"name", "arguments"}}``."""
     if isinstance(value, str) and value.strip():
-        value = _json(value) or value
+        value = parsed_json(value) or value
     if not value:
         return []
     calls = []
     for call in [value] if isinstance(value, Mapping) else value if isinstance(value, list) else [value]:
-        call = _json(call) if isinstance(call, str) else call
+        call = parsed_json(call) if isinstance(call, str) else call
         inner = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
             raise Malformed(f"{where} has a tool call that is no JSON object with a name and arguments")
@@ -227,7 +227,7 @@ def _calls(value: Any, where: str) -> list[Any]:
         if "arguments" not in function and "parameters" in function:
             function["arguments"] = function.pop("parameters")
         arguments = function.get("arguments", {})
-        parsed = _json(arguments) if isinstance(arguments, str) else arguments
+        parsed = parsed_json(arguments) if isinstance(arguments, str) else arguments
         function["arguments"] = parsed if isinstance(parsed, Mapping) else arguments
         outer = {key: one for key, one in call.items() if one is not None} if inner is not call else {}
         calls.append({**outer, "type": "function", "function": function})
@@ -290,14 +290,14 @@ def _tools(record: Mapping[str, Any]) -> Optional[list[Any]]:
     tools = [tools] if isinstance(tools, Mapping) else tools
     if not isinstance(tools, list):
         raise Malformed(f"'tools' is a {type(tools).__name__}, not a list")
-    read = [_json(tool) if isinstance(tool, str) else tool for tool in tools]
+    read = [parsed_json(tool) if isinstance(tool, str) else tool for tool in tools]
     for tool in read:
         if not isinstance(tool, Mapping) or not isinstance(tool.get("function", tool), Mapping):
             raise Malformed(f"'tools' has an entry that is no object with a name and parameters: {str(tool)[:40]}")
     return [{"type": "function", "function": tool} if "name" in tool else tool for tool in read]
 
 
-def _json(text: str) -> Any:
+def parsed_json(text: str) -> Any:
     """The value of JSON text. None: it isn't JSON."""
     try:
         return json.loads(text)
@@ -307,24 +307,26 @@ def _json(text: str) -> Any:
 
 # Forms that mean the same
 
+Change = Callable[[Conversation], Conversation]
+
 
 def forms(conversation: Conversation, template: str) -> Iterator[Conversation]:
     """The conversation in the forms that templates read, the common form first."""
     choices = [
-        [_same, *(_with_tool_role(role) for role in _TOOL_ROLES if _quotes(template, role))],
-        [_same, _with_json_arguments],
-        [_same, _with_null_content],
-        [_same, _with_ids],
-        [_same, _with_parts],
-        [_same, _with_thinking, *([_with_inline_reasoning] if "</think>" in template else [])],
-        [_same, _with_one_system],
+        [_with_role("tool", role) for role in _TOOL_ROLES if _quotes(template, role)],
+        [_with_json_arguments],
+        [_with_null_content],
+        [_with_ids],
+        [_with_parts],
+        [_with_thinking, *([_with_inline_reasoning] if "</think>" in template else [])],
+        [_with_one_system],
     ]
     if not _quotes(template, "developer"):
-        conversation = _with_developer_as_system(conversation)
+        conversation = _with_role("developer", "system")(conversation)
     tried: list[Conversation] = []
     # A change that a conversation has no use for leaves it equal, and it is not tried again.
-    for changes in sorted(product(*choices), key=lambda some: sum(change is not _same for change in some)):
-        if sum(change is not _same for change in changes) > 3:
+    for changes in sorted((list(filter(None, some)) for some in product(*([None, *one] for one in choices))), key=len):
+        if len(changes) > 3:
             return
         changed = conversation
         for change in changes:
@@ -338,46 +340,30 @@ def _quotes(template: str, role: str) -> bool:
     return f"'{role}'" in template or f'"{role}"' in template
 
 
-def _same(conversation: Conversation) -> Conversation:
-    return conversation
+def _of_each_message(change: Callable[[Message], Message]) -> Change:
+    return lambda conversation: replace(conversation, messages=[change(one) for one in conversation.messages])
 
 
-def _changed(conversation: Conversation, change: Callable[[Message], Optional[Message]]) -> Conversation:
-    """The conversation with changed copies of its messages. ``change`` returns None for a message that stays."""
-    return replace(conversation, messages=[change(one) or one for one in conversation.messages])
+def _with_role(role: str, other: str) -> Change:
+    return _of_each_message(lambda message: {**message, "role": other} if message["role"] == role else message)
 
 
-def _with_developer_as_system(conversation: Conversation) -> Conversation:
-    return _changed(conversation, lambda one: {**one, "role": "system"} if one["role"] == "developer" else None)
-
-
-def _with_tool_role(role: str) -> Callable[[Conversation], Conversation]:
-    return lambda conversation: _changed(
-        conversation, lambda one: {**one, "role": role} if one["role"] == "tool" else None
-    )
-
-
-def _with_json_arguments(conversation: Conversation) -> Conversation:
+@_of_each_message
+def _with_json_arguments(message: Message) -> Message:
     """OpenAI's form: arguments as JSON text."""
-
-    def change(message: Message) -> Optional[Message]:
-        if not message.get("tool_calls"):
-            return None
-        calls = copy.deepcopy(message["tool_calls"])
-        for call in calls:
-            arguments = call["function"]["arguments"]
-            if not isinstance(arguments, str):
-                call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
-        return {**message, "tool_calls": calls}
-
-    return _changed(conversation, change)
+    if not message.get("tool_calls"):
+        return message
+    calls = copy.deepcopy(message["tool_calls"])
+    for call in calls:
+        arguments = call["function"]["arguments"]
+        if not isinstance(arguments, str):
+            call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return {**message, "tool_calls": calls}
 
 
-def _with_null_content(conversation: Conversation) -> Conversation:
-    return _changed(
-        conversation,
-        lambda one: {**one, "content": None} if one.get("tool_calls") and not one["content"] else None,
-    )
+@_of_each_message
+def _with_null_content(message: Message) -> Message:
+    return {**message, "content": None} if message.get("tool_calls") and not message["content"] else message
 
 
 def _with_ids(conversation: Conversation) -> Conversation:
@@ -399,36 +385,28 @@ def _with_ids(conversation: Conversation) -> Conversation:
     return replace(conversation, messages=messages)
 
 
-def _with_parts(conversation: Conversation) -> Conversation:
+@_of_each_message
+def _with_parts(message: Message) -> Message:
     """Content as a list of parts, which templates of models with images read."""
-    return _changed(
-        conversation,
-        lambda one: (
-            {**one, "content": [{"type": "text", "text": one["content"]}]}
-            if one["content"] and isinstance(one["content"], str)
-            else None
-        ),
-    )
+    content = message["content"]
+    if not content or not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
 
 
-def _with_thinking(conversation: Conversation) -> Conversation:
+@_of_each_message
+def _with_thinking(message: Message) -> Message:
     """Reasoning under the name that GPT-OSS's templates read."""
-    return _changed(
-        conversation,
-        lambda one: {**one, "thinking": one["reasoning_content"]} if "reasoning_content" in one else None,
-    )
+    return {**message, "thinking": message["reasoning_content"]} if "reasoning_content" in message else message
 
 
-def _with_inline_reasoning(conversation: Conversation) -> Conversation:
+@_of_each_message
+def _with_inline_reasoning(message: Message) -> Message:
     """Reasoning within the content, for templates that know its tags and no field."""
-
-    def change(message: Message) -> Optional[Message]:
-        if "reasoning_content" not in message or not isinstance(message["content"], str | None):
-            return None
-        rest = {key: value for key, value in message.items() if key != "reasoning_content"}
-        return {**rest, "content": f"<think>\n{message['reasoning_content']}\n</think>\n\n{message['content'] or ''}"}
-
-    return _changed(conversation, change)
+    if "reasoning_content" not in message or not isinstance(message["content"], str | None):
+        return message
+    rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+    return {**rest, "content": f"<think>\n{message['reasoning_content']}\n</think>\n\n{message['content'] or ''}"}
 
 
 def _with_one_system(conversation: Conversation) -> Conversation:

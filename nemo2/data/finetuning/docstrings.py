@@ -9,7 +9,6 @@ from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.data.base import arguments_of
-from nemo2.data.finetuning.module import FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.finetuning.published import PublishedDataModule, Splits
 from nemo2.data.stdlib import python_stdlib_corpus
@@ -56,7 +55,7 @@ class StdlibDocstringDataModule(PublishedDataModule):
         packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
         dataset_kwargs: Optional[dict[str, Any]] = None,
     ) -> None:
-        super().__init__(force_redownload, False, **arguments_of(FineTuningDataModule, locals()))
+        super().__init__(delete_raw=False, **arguments_of(PublishedDataModule, locals()))
 
     def check_download(self) -> None:
         """Nothing is downloaded."""

@@ -5,15 +5,15 @@ import copy
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, Optional
 
-from nemo2.data.documents import BadInput
+from nemo2.data.documents import BadInput, OnBadLine, check_choice
 from nemo2.data.finetuning.fields import not_shown
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
-from nemo2.data.special_text import OnSpecialToken, check_choice
-from nemo2.errors import ConfigError, DataError
+from nemo2.data.special_text import OnSpecialToken
+from nemo2.errors import DataError
 
 OnTooLong = Literal["truncate", "skip", "fail"]
 _CHUNK = 256
@@ -50,11 +50,6 @@ class Report:
         """The number of records with this outcome, such as "too long", "nothing to train on", "truncated" or "malformed"."""
         return len(self.places.get(fate, []))
 
-    @property
-    def left_out(self) -> int:
-        """The number of records that made no sample."""
-        return sum(self.count(fate) for fate in (_TOO_LONG, EMPTY, _MALFORMED))
-
     def __str__(self) -> str:
         share = 100 * self.trained_tokens / max(1, self.tokens)
         lines = [
@@ -64,10 +59,6 @@ class Report:
             shown = "; ".join(places[:_SHOWN]) + (" ..." if len(places) > _SHOWN else "")
             lines.append(f"{len(places):,} {'kept, but ' if fate in _KEPT else 'left out, '}{fate}: {shown}")
         return "\n".join(lines)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data; ``Report(**data)`` restores the report."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -88,16 +79,14 @@ class Limits:
 
     max_tokens: int
     on_too_long: OnTooLong = "truncate"
-    on_bad_line: Literal["fail", "skip"] = "fail"
+    on_bad_line: OnBadLine = "fail"
     max_bad_lines: int = 1000
     on_special_token: OnSpecialToken = "keep"
 
     def __post_init__(self) -> None:
-        if self.on_too_long not in ("truncate", "skip", "fail"):
-            raise ConfigError(f"on_too_long={self.on_too_long!r}: must be 'truncate', 'skip' or 'fail'.")
-        if self.on_bad_line not in ("fail", "skip"):
-            raise ConfigError(f"on_bad_line={self.on_bad_line!r}: must be 'fail' or 'skip'.")
-        check_choice(self.on_special_token)
+        check_choice("on_too_long", self.on_too_long, OnTooLong)
+        check_choice("on_bad_line", self.on_bad_line, OnBadLine)
+        check_choice("on_special_token", self.on_special_token, OnSpecialToken)
 
 
 class BadRecords(BadInput):
@@ -201,9 +190,8 @@ def _fates(
 
 def _fate(encoder: Encoder, record: Any, max_tokens: int) -> Fate:
     try:
-        parts = encoder.encode(record)
-        sample = parts.whole()
-        fits = len(sample.ids) <= max_tokens
-        return (sample if fits else parts.cut(max_tokens)), len(sample.ids)
+        sample = encoder.encode(record)
+        length = len(sample.ids)
+        return (sample if length <= max_tokens else encoder.truncate(record, sample, max_tokens)), length
     except (Malformed, Empty) as why:
         return why

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
 from nemo2.data.finetuning.dialects import has_messages
-from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Malformed, Parts, strings_in
+from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Malformed, Sample, strings_in
 from nemo2.data.finetuning.template import TemplateEncoder
 
 
@@ -67,9 +67,13 @@ class FieldsEncoder(Encoder):
         encoder, _, _ = self._reading(record)
         encoder.check(record)
 
-    def encode(self, record: Any) -> Parts:
+    def encode(self, record: Any) -> Sample:
         encoder, unused, beside = self._reading(record)
         return replace(encoder.encode(record), unused=tuple(unused), beside=tuple(beside))
+
+    def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
+        encoder, _, _ = self._reading(record)
+        return encoder.truncate(record, sample, max_tokens)
 
     def _reading(self, record: Any) -> tuple[TemplateEncoder, list[str], list[str]]:
         """The record's encoder, and the fields with text that no sample shows: such fields, and descriptions."""

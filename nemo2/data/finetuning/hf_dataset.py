@@ -4,10 +4,10 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import lcm
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 from torch.utils.data import Dataset
 
@@ -108,7 +108,7 @@ class HFDatasetDataModule(SampleDataModule):
             "test": test_aliases or ALIASES["test"],
         }
         self._parts = self._parts_of(split)
-        self._given_collate_fn = collate_fn
+        self._collate_fn_of_user = collate_fn
         self._maps: list[tuple[Callable[[Any], Any], Optional[frozenset[str]]]] = []
 
     def _parts_of(self, split: Union[str, list[str], None]) -> dict[str, Part]:
@@ -179,7 +179,7 @@ class HFDatasetDataModule(SampleDataModule):
         if unknown := set(names or ()) - set(SPLITS):
             raise ConfigError(f"split_names={sorted(unknown)}: the splits are {', '.join(SPLITS)}.")
         dropped = frozenset([remove_columns] if isinstance(remove_columns, str) else remove_columns or ())
-        self._maps.append((_Change(function, dropped), None if names is None else frozenset(names)))
+        self._maps.append((partial(_changed, function, dropped), None if names is None else frozenset(names)))
 
     def check_records(self, tokenizer: Any, **how: Any) -> None:
         if on_hub(self.path_or_dataset):
@@ -198,7 +198,10 @@ class HFDatasetDataModule(SampleDataModule):
         if self.split is not None:
             if (part := self._parts.get(split)) is None:
                 return None
-            names = (part.name, *(("train",) if split == "train" and not self._by_split else ()))
+            names = (
+                part.name,
+                *(("train",) if split == "train" and not isinstance(self.path_or_dataset, Mapping) else ()),
+            )
         source = open_split(self.path_or_dataset, names, streaming=streaming)
         if source is not None and part is not None:
             source = part.of(source)
@@ -236,10 +239,6 @@ class HFDatasetDataModule(SampleDataModule):
             return source and source.held
         return [record for _, record in source.records(BadInput())]
 
-    @property
-    def _by_split(self) -> bool:
-        return isinstance(self.path_or_dataset, Mapping)
-
     def encoder(self) -> Encoder:
         return AnyEncoder(self.tokenizer, self.settings)
 
@@ -260,8 +259,8 @@ class HFDatasetDataModule(SampleDataModule):
         return self.pad_token_id
 
     def _collate(self) -> Any:
-        if self._given_collate_fn is not None:
-            return self._given_collate_fn
+        if self._collate_fn_of_user is not None:
+            return self._collate_fn_of_user
         collate = super()._collate()
         multiple = self.pad_seq_len_divisible
         return collate if multiple is None else replace(collate, multiple=lcm(collate.multiple, multiple))
@@ -283,23 +282,20 @@ class HFDatasetDataModule(SampleDataModule):
             return None
         encoder, limits = self.encoder(), self.settings.limits(self.seq_length + 1)
         train, sampler = split == "train", self.data_sampler
-
-        def rows(number: int) -> Any:
-            return streamed_rows(
-                source,
-                encoder,
-                limits,
-                capacity=self.seq_length if self.packed else None,
-                align=self._align,
-                pad_id=self._pad_id,
-                seed=self.seed if train else None,
-                number=number,
-            )
-
+        rows = partial(
+            streamed_rows,
+            source,
+            encoder,
+            limits,
+            capacity=self.seq_length if self.packed else None,
+            align=self._align,
+            pad_id=self._pad_id,
+            seed=self.seed if train else None,
+        )
         return StreamedSteps(
             rows,
             self._collate(),
-            batch_at=lambda consumed: self.global_batch_size,
+            global_batch_size=self.global_batch_size,
             share=(self.micro_batch_size, *data_parallel()),
             position=(lambda: sampler.consumed_samples) if train else None,
         )
@@ -315,17 +311,11 @@ class HFDatasetDataModule(SampleDataModule):
         return WrappedDataLoader(mode=mode, dataset=dataset, batch_size=None, collate_fn=_as_it_is)
 
 
-class _Change(NamedTuple):
-    """A function of a record, and the fields that it drops."""
-
-    function: Callable[[Any], Any]
-    dropped: frozenset[str]
-
-    def __call__(self, record: Any) -> Any:
-        changed = self.function(record)
-        if not isinstance(record, dict) or not isinstance(changed, dict):
-            return changed
-        return {name: value for name, value in record.items() if name not in self.dropped} | changed
+def _changed(function: Callable[[Any], Any], dropped: frozenset[str], record: Any) -> Any:
+    changed = function(record)
+    if not isinstance(record, dict) or not isinstance(changed, dict):
+        return changed
+    return {name: value for name, value in record.items() if name not in dropped} | changed
 
 
 class Mapped(Source):

@@ -72,7 +72,9 @@ def _files_of_split(folder: Path, names: Sequence[str]) -> list[Path]:
     files = sorted(
         file
         for file in folder.rglob("*")
-        if file.is_file() and _readable(file) and "index_cache" not in file.relative_to(folder).parts
+        if file.is_file()
+        and (holds_records(file) or file.suffix in _TABLES)
+        and "index_cache" not in file.relative_to(folder).parts
     )
     # Beside files of other types, a .json describes the set.
     files = [file for file in files if file.suffix != ".json"] or files
@@ -83,16 +85,12 @@ def _files_of_split(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _split_of(file: Path, folder: Path) -> Optional[str]:
-    known = {name for names in ALIASES.values() for name in names}
+    aliases = {name for names in ALIASES.values() for name in names}
     for part in reversed(file.relative_to(folder).parts):
         word = part.replace("_", "-").replace(".", "-").split("-")[0]
-        if word in known:
+        if word in aliases:
             return word
     return None
-
-
-def _readable(file: Path) -> bool:
-    return holds_records(file) or file.suffix in _TABLES
 
 
 def _of_files(files: list[Path], *, streaming: bool) -> Source:

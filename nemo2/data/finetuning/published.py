@@ -7,7 +7,6 @@ another machine, needs neither the hub nor the package.
 """
 
 import json
-import os
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,8 @@ from nemo2.data.finetuning.module import FILES, FineTuningDataModule
 from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.home import datasets_home
 from nemo2.data.tokenizer import Tokenizer
-from nemo2.errors import DataError
+from nemo2.errors import ConfigError, DataError
+from nemo2.files import replacing
 
 Splits = Mapping[str, Sequence[Any]]
 _RAW = "raw"
@@ -38,9 +38,25 @@ class PublishedDataModule(FineTuningDataModule):
     seed: int
 
     def __init__(
-        self, force_redownload: bool, delete_raw: bool, *, dataset_root: Optional[Union[str, Path]], **others: Any
+        self,
+        seq_length: int = 2048,
+        tokenizer: Optional[Tokenizer] = None,
+        micro_batch_size: int = 4,
+        global_batch_size: int = 8,
+        rampup_batch_size: Optional[list[int]] = None,
+        force_redownload: bool = False,
+        delete_raw: bool = True,
+        seed: int = 1234,
+        memmap_workers: int = 1,
+        num_workers: int = 8,
+        pin_memory: bool = True,
+        persistent_workers: bool = False,
+        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
+        dataset_kwargs: Optional[dict[str, Any]] = None,
+        dataset_root: Optional[Union[str, Path]] = None,
     ) -> None:
-        super().__init__(datasets_home() / self.folder if dataset_root is None else dataset_root, **others)
+        dataset_root = datasets_home() / self.folder if dataset_root is None else dataset_root
+        super().__init__(**arguments_of(FineTuningDataModule, locals()))
         self.force_redownload = force_redownload
         self.delete_raw = delete_raw
 
@@ -72,15 +88,15 @@ class PublishedDataModule(FineTuningDataModule):
             return
         held = self.download()
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
             # The training file last, because it marks the set as complete.
             for split, records in sorted(self.splits(held).items(), key=lambda item: item[0] == "train"):
-                _write_whole(self.root / FILES[split], records)
+                with replacing(self.root / FILES[split]) as unfinished, open(unfinished, "w", encoding="utf-8") as file:
+                    file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             if self.delete_raw:
                 shutil.rmtree(self.root / _RAW, ignore_errors=True)
-        except OSError as error:
+        except (OSError, ConfigError) as error:
             raise DataError(
-                f"{self.root} is not writable: {error}. Set data.dataset_root to a writable folder."
+                f"{self.root} is not writable ({str(error).rstrip('.')}). Set data.dataset_root to a writable folder."
             ) from error
 
     def download(self) -> Splits:
@@ -143,7 +159,7 @@ class SquadDataModule(PublishedDataModule):
         packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
         dataset_kwargs: Optional[dict[str, Any]] = None,
     ) -> None:
-        super().__init__(force_redownload, delete_raw, **arguments_of(FineTuningDataModule, locals()))
+        super().__init__(**arguments_of(PublishedDataModule, locals()))
 
     def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
         train, validation = self._shares(held["train"], 0.95)
@@ -156,26 +172,6 @@ class SquadDataModule(PublishedDataModule):
 
 class _InstructionDataModule(PublishedDataModule):
     """A set without its own splits: 80% of the records are for training, 15% for validation, 5% for the test."""
-
-    def __init__(
-        self,
-        seq_length: int = 2048,
-        tokenizer: Optional[Tokenizer] = None,
-        micro_batch_size: int = 4,
-        global_batch_size: int = 8,
-        rampup_batch_size: Optional[list[int]] = None,
-        force_redownload: bool = False,
-        delete_raw: bool = True,
-        seed: int = 1234,
-        memmap_workers: int = 1,
-        num_workers: int = 8,
-        pin_memory: bool = True,
-        persistent_workers: bool = False,
-        packed_sequence_specs: Optional[PackedSequenceSpecs] = None,
-        dataset_kwargs: Optional[dict[str, Any]] = None,
-        dataset_root: Optional[Union[str, Path]] = None,
-    ) -> None:
-        super().__init__(force_redownload, delete_raw, **arguments_of(FineTuningDataModule, locals()))
 
     def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
         train, validation, test = self._shares(held["train"], 0.80, 0.15)
@@ -231,11 +227,3 @@ def _squad(held: Mapping[str, Any]) -> dict[str, Any]:
     answers = held["answers"]["text"]
     question = f"Context: {held['context']} Question: {held['question']} Answer:"
     return {"input": question, "output": answers[0], "original_answers": answers}
-
-
-def _write_whole(file: Path, records: Iterable[dict[str, Any]]) -> None:
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    with open(unfinished, "w", encoding="utf-8") as out:
-        for record in records:
-            out.write(json.dumps(record, ensure_ascii=False) + "\n")
-    os.replace(unfinished, file)

@@ -41,18 +41,16 @@ class Rendering(NamedTuple):
     spans: list[tuple[int, int]]
 
 
-class Wanted(NamedTuple):
-    """A rendering to make.
+class Prefix(NamedTuple):
+    """The beginning of a conversation, to be rendered.
 
     Attributes:
-        messages: A conversation.
+        count: The number of messages. None: all.
         prompt: Whether the prompt of the assistant's next answer follows.
-        count: The number of messages to render. None: all.
     """
 
-    messages: Sequence[Any]
-    prompt: bool = False
     count: Optional[int] = None
+    prompt: bool = False
 
 
 Rendered = Union[Rendering, Malformed]
@@ -75,9 +73,15 @@ class Renderer:
         self._owner = 0
 
     def render(
-        self, wanted: Sequence[Wanted], *, template: str, source: str, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[Any],
+        prefixes: Sequence[Prefix],
+        *,
+        template: str,
+        source: str,
+        variables: Mapping[str, Any],
     ) -> list[Rendered]:
-        """The renderings, in order.
+        """The renderings of these beginnings of a conversation, in order.
 
         Args:
             source: The template's origin, for error messages.
@@ -87,19 +91,7 @@ class Renderer:
             Malformed: the messages are not plain data.
             SecurityError: the template accesses Python's internals, or exceeds a limit.
         """
-        conversations: list[Any] = []
-        renderings = []
-        for messages, prompt, count in wanted:
-            at = next((at for at, other in enumerate(conversations) if other is messages), len(conversations))
-            if at == len(conversations):
-                conversations.append(messages)
-            renderings.append((at, len(messages) if count is None else count, prompt))
-        request = {
-            "template": template,
-            "variables": dict(variables),
-            "conversations": conversations,
-            "renderings": renderings,
-        }
+        request = {"template": template, "variables": variables, "messages": messages, "prefixes": prefixes}
         try:
             line = json.dumps(request).encode() + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
@@ -108,7 +100,7 @@ class Renderer:
             Malformed(f"the chat template fails: {_shortened(one['error'])}")
             if "error" in one
             else Rendering(one["text"], [(start, end) for start, end in one["spans"]])
-            for one in self._replies(line, len(renderings), source)
+            for one in self._replies(line, len(prefixes), source)
         ]
 
     def close(self) -> None:

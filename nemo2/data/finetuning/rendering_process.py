@@ -121,10 +121,10 @@ class Renderer:
     def render(self, line: bytes) -> Iterator[dict[str, Any]]:
         """The replies to a request, one for each rendering.
 
-        A request has ``template``, ``variables`` (values by name), ``conversations`` (lists of messages) and
-        ``renderings``: a list of the number of a conversation, how many of its messages are rendered, and whether the
-        prompt of the next answer follows. A reply has the ``text`` with the ``spans`` of generation blocks, or
-        ``error``. A reply with ``stopped`` is the last one: the template exceeded a limit.
+        A request has ``template``, ``variables`` (values by name), ``messages`` and ``prefixes``: for each rendering, how
+        many messages it has (null: all), and whether the prompt of the next answer follows. A reply has the ``text`` with
+        the ``spans`` of generation blocks, or ``error``. A reply with ``stopped`` is the last one: the template exceeded a
+        limit.
         """
         import jinja2
         from jinja2.exceptions import SecurityError
@@ -135,13 +135,18 @@ class Renderer:
             try:
                 template = self.compiled(request["template"])
             except (jinja2.TemplateSyntaxError, jinja2.TemplateAssertionError) as error:
-                for _ in request["renderings"]:
+                for _ in request["prefixes"]:
                     yield {"error": f"{type(error).__name__}: {error}"}
                 return
             most = self.output_characters + self.PER_REQUESTED_CHARACTER * len(line)
-            for one in request["renderings"]:
+            for count, prompt in request["prefixes"]:
                 self.limit(len(line))
-                yield self.rendering(template, request, one, most)
+                variables = {
+                    **request["variables"],
+                    "messages": request["messages"][:count],
+                    "add_generation_prompt": prompt,
+                }
+                yield self.rendering(template, variables, most)
         except SecurityError as error:
             yield {"stopped": str(error) or "it accesses what the sandbox forbids"}
         except MemoryError:
@@ -149,14 +154,12 @@ class Renderer:
         except (OverflowError, RecursionError, Stopped) as error:
             yield {"stopped": str(error) if isinstance(error, Stopped) else f"{type(error).__name__}: {error}"}
 
-    def rendering(self, template: Any, request: dict[str, Any], which: list[Any], most: int) -> dict[str, Any]:
+    def rendering(self, template: Any, variables: dict[str, Any], most: int) -> dict[str, Any]:
         from jinja2.exceptions import SecurityError
 
-        number, count, prompt = which
-        messages = request["conversations"][number][:count]
         try:
             pieces, length = [], 0
-            for piece in template.generate(**request["variables"], messages=messages, add_generation_prompt=prompt):
+            for piece in template.generate(variables):
                 length += len(piece)
                 if length > most:
                     raise Stopped(f"it renders more than {most:,} characters")

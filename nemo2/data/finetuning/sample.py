@@ -2,14 +2,12 @@
 """A sample: token ids, and a flag for each trained token."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional
 
-from nemo2.data.documents import surrogate_in
-from nemo2.errors import ConfigError, DataError, SecurityError
-
-T = TypeVar("T")
+from nemo2.data.documents import Malformed as Malformed
+from nemo2.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,6 @@ class Sample:
         return sum(self.trained[1:])
 
 
-class Malformed(DataError):
-    """A record that can't be converted to a sample. The message has the reason without the place."""
-
-
 class Empty(DataError):
     """A record that has nothing to train on. The message has the reason without the place."""
 
@@ -72,29 +66,6 @@ def strings_in(value: Any) -> Iterator[str]:
             yield from strings_in(one)
 
 
-def unknown_in(ids: Sequence[int], tokenizer: Any) -> Optional[str]:
-    """What tells that a text had characters without a token: the tokenizer's unknown token. None: there is none in ``ids``."""
-    unknown = getattr(tokenizer, "unk_id", None)
-    others = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id"))
-    if unknown is None or unknown in others or unknown not in ids:
-        return None
-    return f"{ids.count(unknown)} of {len(ids)} tokens are the unknown token"
-
-
-def tokenized(tokenize: Callable[[], T], text: str) -> T:
-    """The result of ``tokenize``, which tokenizes ``text``.
-
-    Raises:
-        Malformed: the tokenizer fails on this text.
-    """
-    try:
-        return tokenize()
-    except (ConfigError, SecurityError):
-        raise
-    except Exception as error:  # a tokenizer may be any user's class, and Rust's raise bare exceptions
-        raise Malformed(surrogate_in(text) or f"the tokenizer fails: {type(error).__name__}: {error}") from error
-
-
 class Encoder(ABC):
     """Turns records into samples."""
 
@@ -108,38 +79,20 @@ class Encoder(ABC):
         """
 
     @abstractmethod
-    def encode(self, record: Any) -> "Parts":
-        """The parts of a record's sample.
+    def encode(self, record: Any) -> Sample:
+        """A record's whole sample.
 
         Raises:
             Malformed: a field is missing or has the wrong contents.
             Empty: there is nothing to train on.
         """
 
+    def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
+        """At most ``max_tokens`` tokens of the ``sample`` of a ``record``. By default the last ones are cut off."""
+        del record
+        return replace(sample, ids=sample.ids[:max_tokens], trained=sample.trained[:max_tokens], truncated=True)
+
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, Any]:
         """Everything that determines a record's ids, as plain data. Part of the cache's key."""
-
-
-class Parts(ABC):
-    """A record's sample before it is truncated."""
-
-    @abstractmethod
-    def whole(self) -> Sample:
-        """The whole sample."""
-
-    def cut(self, max_tokens: int) -> Sample:
-        """At most ``max_tokens`` tokens. By default the last ones are cut off."""
-        sample = self.whole()
-        return replace(sample, ids=sample.ids[:max_tokens], trained=sample.trained[:max_tokens], truncated=True)
-
-
-@dataclass(frozen=True)
-class Whole(Parts):
-    """A sample whose end is cut off if it is too long."""
-
-    sample: Sample
-
-    def whole(self) -> Sample:
-        return self.sample

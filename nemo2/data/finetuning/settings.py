@@ -3,8 +3,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
+from nemo2.data.documents import OnBadLine
 from nemo2.data.finetuning.chat import ChatEncoder, Turns
 from nemo2.data.finetuning.encode import Limits, OnTooLong
 from nemo2.data.finetuning.fields import FieldsEncoder
@@ -13,6 +14,8 @@ from nemo2.data.special_text import OnSpecialToken
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class DatasetSettings:
     chat_template: Optional[str] = None
     turns: Turns = "all"
     on_too_long: OnTooLong = "truncate"
-    on_bad_line: Literal["fail", "skip"] = "fail"
+    on_bad_line: OnBadLine = "fail"
     max_bad_lines: int = 1000
     on_special_token: OnSpecialToken = "keep"
     pad_to_max_length: bool = False
@@ -56,10 +59,10 @@ class DatasetSettings:
             ConfigError: an unknown name, or an invalid value.
         """
         options = dict(dataset_kwargs or {})
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for name in options:
-            if name not in known:
-                raise ConfigError(f"data.dataset_kwargs has no setting {name!r}{did_you_mean(name, known)}")
+            if name not in names:
+                raise ConfigError(f"data.dataset_kwargs has no setting {name!r}{did_you_mean(name, names)}")
         settings = cls(**options)
         settings.limits(1)
         return settings
@@ -67,34 +70,24 @@ class DatasetSettings:
     def template(self, tokenizer: Tokenizer) -> Union[TemplateEncoder, FieldsEncoder]:
         """The encoder for records of fields."""
         of_form = self.prompt_template is None and (self.label_key, self.truncation_field) == ("output", "input")
-        encoder = TemplateEncoder(
-            tokenizer=tokenizer,
-            prompt_template=self.prompt_template or "{input} {output}",
-            label_key=self.label_key,
-            truncation_field=self.truncation_field,
-            truncation_method=self.truncation_method,
-            add_bos=self.add_bos,
-            add_eos=self.add_eos,
-            answer_only_loss=self.answer_only_loss,
-            special_as_text=self.on_special_token == "text",
-        )
+        template = self.prompt_template or "{input} {output}"
+        encoder = self._as(TemplateEncoder, tokenizer=tokenizer, prompt_template=template)
         return FieldsEncoder(encoder) if of_form else encoder
 
     def chat(self, tokenizer: Tokenizer, default_template: Optional[str] = None) -> ChatEncoder:
         """The encoder for conversations. ``default_template`` replaces the tokenizer's own template."""
-        return ChatEncoder(
-            tokenizer,
-            chat_template=self.chat_template or default_template,
-            turns=self.turns,
-            special_as_text=self.on_special_token == "text",
-        )
+        return self._as(ChatEncoder, tokenizer=tokenizer, chat_template=self.chat_template or default_template)
 
     def limits(self, max_tokens: int) -> Limits:
         """The limits on samples, and the treatment of samples beyond them."""
-        return Limits(
-            max_tokens=max_tokens,
-            on_too_long=self.on_too_long,
-            on_bad_line=self.on_bad_line,
-            max_bad_lines=self.max_bad_lines,
-            on_special_token=self.on_special_token,
-        )
+        return self._as(Limits, max_tokens=max_tokens)
+
+    @property
+    def special_as_text(self) -> bool:
+        """Whether special tokens that a record's text spells are encoded as plain text."""
+        return self.on_special_token == "text"
+
+    def _as(self, kind: type[T], **others: Any) -> T:
+        """An object of this dataclass, with ``others`` and the settings of its fields' names."""
+        names = {field.name for field in fields(kind)} - others.keys()  # pyright: ignore[reportArgumentType]
+        return kind(**{name: getattr(self, name) for name in names}, **others)

@@ -100,8 +100,13 @@ class Records(Source):
             return own
         hashed = hashlib.sha256()
         for record in self.held:
-            hashed.update(json.dumps(record, sort_keys=True, default=repr).encode("utf-8", "surrogatepass") + b"\n")
+            hashed.update(json.dumps(record, sort_keys=True, default=_plain).encode("utf-8", "surrogatepass") + b"\n")
         return hashed.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    # Not repr of an array or tensor, which leaves out the middle of a long one.
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 _PART = re.compile(r"([\w.-]+)(?:\[(\d+%?)?:(\d+%?)?\])?")

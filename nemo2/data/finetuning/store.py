@@ -6,16 +6,18 @@ folder's name derives from everything that determines the samples: the data's co
 length. Rank 0 writes the files, and every process memory-maps them.
 """
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from nemo2.data.finetuning.encode import Report
 from nemo2.data.finetuning.sample import Sample
-from nemo2.data.index_cache import DamagedIndex, read_array, write_array
+from nemo2.data.index_cache import read_array, write_array
 
 _REPORT = "report"
 _ARRAYS = ("ids", "trained", "ends", _REPORT)
@@ -26,9 +28,6 @@ class Samples:
 
     def __init__(self, folder: Path, name: str, *, by_hash: bool = False) -> None:
         self.folder, self.name = folder, name
-        self._map(by_hash)
-
-    def _map(self, by_hash: bool) -> None:
         arrays = {part: read_array(path_of(self.folder, self.name, part), by_hash=by_hash) for part in _ARRAYS}
         self._ids, self._trained, self._ends = (arrays[part] for part in _ARRAYS[:3])
         self.report = Report(**json.loads(arrays[_REPORT].tobytes()))
@@ -60,51 +59,23 @@ class Samples:
 def write_samples(folder: Path, name: str, samples: Iterable[Sample], report: Report) -> None:
     """Write all ``samples``. ``report`` is read after the last one."""
     # Arrays rather than lists, because an int in a list takes ten times the memory.
-    ids, trained, ends = (_Growing(dtype) for dtype in (np.int32, np.bool_, np.int64))
+    ids, trained, ends = array("i"), array("b"), array("q")
     for sample in samples:
         ids.extend(sample.ids)
         trained.extend(sample.trained)
-        ends.extend([len(ids)])
-    report_bytes = np.frombuffer(json.dumps(report.as_dict()).encode(), np.uint8)
-    for part, array in zip(_ARRAYS, (ids.array, trained.array, ends.array, report_bytes), strict=True):
-        write_array(path_of(folder, name, part), array)
+        ends.append(len(ids))
+    report_bytes = np.frombuffer(json.dumps(vars(report)).encode(), np.uint8)
+    arrays = np.asarray(ids), np.asarray(trained).view(np.bool_), np.asarray(ends), report_bytes
+    for part, values in zip(_ARRAYS, arrays, strict=True):
+        write_array(path_of(folder, name, part), values)
 
 
-def open_samples(folder: Path, name: str, make: Optional[Callable[[], None]]) -> Samples:
-    """The samples in ``folder``. If they are missing or damaged, ``make`` makes them; with ``make=None``, that is an
-    error."""
-    try:
-        return Samples(folder, name, by_hash=make is not None)
-    except DamagedIndex:
-        if make is None:
-            raise
-        make()
-        return Samples(folder, name)
+def key_of(facts: Mapping[str, Any]) -> str:
+    """The name of the folder of samples that these facts determine, the same in every process."""
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def path_of(folder: Path, name: str, part: str) -> Path:
     """The file of one part of the samples ``name``."""
     return folder / f"{name}-{part}.npy"
-
-
-class _Growing:
-    """An array that grows at its end."""
-
-    def __init__(self, dtype: Any) -> None:
-        self._buffer, self._length = np.empty(1024, dtype), 0
-
-    def extend(self, values: list[Any]) -> None:
-        needed = self._length + len(values)
-        if needed > len(self._buffer):
-            grown = np.empty(max(needed, 2 * len(self._buffer)), self._buffer.dtype)
-            grown[: self._length] = self._buffer[: self._length]
-            self._buffer = grown
-        self._buffer[self._length : needed] = values
-        self._length = needed
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def array(self) -> np.ndarray:
-        return self._buffer[: self._length]

@@ -36,7 +36,7 @@ class StreamedSteps(IterableDataset[Any]):
     Args:
         rows: A function that returns the rows of a pass, by the pass's number.
         collate: A function that makes a batch of rows.
-        batch_at: A function that returns the global batch size after a number of consumed samples.
+        global_batch_size: Rows per step, over all ranks.
         share: The micro-batch size, this rank's data-parallel rank, and the data-parallel size.
         position: A function that returns the samples consumed so far; called at the start. None: one pass from the
             start, without the samples after the last whole global batch.
@@ -50,27 +50,26 @@ class StreamedSteps(IterableDataset[Any]):
         rows: Callable[[int], Rows],
         collate: Callable[[list[dict[str, Tensor]]], Any],
         *,
-        batch_at: Callable[[int], int],
+        global_batch_size: int,
         share: tuple[int, int, int],
         position: Optional[Callable[[], int]] = None,
     ) -> None:
-        self.rows, self.collate, self.batch_at, self.share, self.position = rows, collate, batch_at, share, position
+        self.rows, self.collate, self.position = rows, collate, position
+        self.global_batch_size, self.places = global_batch_size, share_of(global_batch_size, *share).tolist()
 
     def __iter__(self) -> Iterator[Any]:
-        wanted = 0 if self.position is None else self.position()
-        consumed, number = 0, 0
+        start = 0 if self.position is None else self.position()
+        size, consumed, number = self.global_batch_size, 0, 0
         while True:
             rows, steps = self.rows(number), 0
             while True:
-                size = self.batch_at(consumed)
                 batch = list(islice(rows, size))
                 if len(batch) < size:
                     break
                 steps += 1
                 consumed += size
-                if consumed > wanted:
-                    places = share_of(size, *self.share)
-                    yield self.collate([batch[place] for place in places.tolist()])
+                if consumed > start:
+                    yield self.collate([batch[place] for place in self.places])
             if steps == 0:
                 raise DataError(
                     f"One pass over the stream gives {len(batch)} rows, fewer than one global batch of {size}. Use "
@@ -85,19 +84,19 @@ def streamed_rows(
     source: Source,
     encoder: Encoder,
     limits: Limits,
+    number: int,
     *,
     capacity: Optional[int],
     align: int,
     pad_id: int,
     seed: Optional[int],
-    number: int,
 ) -> Rows:
     """The rows of one pass over a source.
 
     Args:
+        number: The number of the pass.
         capacity: The number of tokens in a packed row. None: one row per sample.
         seed: The seed for shuffling samples within a buffer, differently in each pass. None: samples keep their order.
-        number: The number of the pass.
     """
     report = Report()
     bad = BadRecords(limits, report)

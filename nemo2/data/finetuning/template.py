@@ -6,16 +6,17 @@ answer: a byte-level tokenizer merges a space with the following word, so a prom
 tokenized differently with and without its answer.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from string import Formatter
 from typing import Any, Literal, Optional
 
-from nemo2.data.finetuning.identity import identity_of
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample, tokenized, unknown_in
+from nemo2.data.documents import check_choice, tokenized, unknown_in
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
 from nemo2.data.special_text import Marks, as_plain_text, special_in
-from nemo2.data.tokenizer import Tokenizer
+from nemo2.data.tokenizer import Tokenizer, identity_of
 from nemo2.errors import ConfigError
 
 Side = Literal["left", "right"]
@@ -60,8 +61,7 @@ class TemplateEncoder(Encoder):
             )
         if len(set(names)) < len(names):
             raise ConfigError(f"prompt_template={self.prompt_template!r} contains a field twice. Name each field once.")
-        if self.truncation_method not in ("left", "right"):
-            raise ConfigError(f"truncation_method={self.truncation_method!r}: must be 'left' or 'right'.")
+        check_choice("truncation_method", self.truncation_method, Side)
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -71,8 +71,26 @@ class TemplateEncoder(Encoder):
     def check(self, record: Any) -> None:
         self._fields(record)
 
-    def encode(self, record: Any) -> "Templated":
-        return Templated(self, self._fields(record))
+    def encode(self, record: Any) -> Sample:
+        return self._sample(self._fields(record))
+
+    def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
+        """The longest sample of at most ``max_tokens`` tokens, with ``truncation_field`` truncated on one side.
+
+        If the sample is too long even without that field, its end is truncated too.
+        """
+        name, fields = self.truncation_field, self._fields(record)
+        if name not in fields or name == self.label_key:
+            return super().truncate(record, sample, max_tokens)
+        text = fields[name]
+
+        def shortened(characters: int) -> Sample:
+            cut = text[:characters] if self.truncation_method == "right" else text[len(text) - characters :]
+            return self._sample({**fields, name: cut})
+
+        too_many = bisect_right(range(len(text)), max_tokens, key=lambda characters: len(shortened(characters).ids))
+        best = replace(shortened(max(0, too_many - 1)), unused=sample.unused, beside=sample.beside)
+        return super().truncate(record, best, max_tokens)
 
     def _fields(self, record: Any) -> dict[str, str]:
         fields = {name: _text(record, name) for _, name in self._pieces if name is not None}
@@ -80,34 +98,31 @@ class TemplateEncoder(Encoder):
             raise Empty(f"the answer, {self.label_key!r}, is empty")
         return fields
 
-    def prompt(self, fields: Mapping[str, str]) -> str:
-        """The prompt's text."""
-        return self._rendered(self._prompt_pieces, fields).rstrip(" ")
-
-    def answer(self, fields: Mapping[str, str]) -> str:
-        """The answer's text, including leading whitespace."""
-        before = self._rendered(self._prompt_pieces, fields)
-        return before[len(before.rstrip(" ")) :] + self._rendered(self._answer_pieces, fields)
-
-    def rendered_with(self, fields: Mapping[str, str]) -> Sample:
-        """The whole sample of these texts.
-
-        Raises:
-            Malformed: the tokenizer lacks a required token.
-        """
+    def _sample(self, fields: Mapping[str, str]) -> Sample:
         special = special_in(fields.values(), getattr(self.tokenizer, "special_texts", ()))
         marks = Marks(self.tokenizer.special_texts) if special is not None and self.special_as_text else None
-        shown = fields if marks is None else marks.hide(dict(fields))
-        prompt = [self._token("bos")] * self.add_bos + self._ids(self.prompt(shown), marks)
-        answer = self._ids(self.answer(shown), marks) + [self._token("eos")] * self.add_eos
+        texts = self._prompt_and_answer(fields if marks is None else marks.hide(dict(fields)))
+        prompt, answer = (self._ids(text, marks) for text in texts)
+        prompt = [self._token("bos")] * self.add_bos + prompt
+        answer += [self._token("eos")] * self.add_eos
         ids = prompt + answer
         trained = [not self.answer_only_loss] * len(prompt) + [True] * len(answer)
         return Sample(ids, trained, special=special, lost=unknown_in(ids, self.tokenizer))
 
+    def _prompt_and_answer(self, fields: Mapping[str, str]) -> tuple[str, str]:
+        """The prompt's text, and the answer's with the whitespace before it."""
+        at = [name for _, name in self._pieces].index(self.label_key)
+        filled = [(text, "" if name is None else fields[name]) for text, name in self._pieces]
+        before = "".join(text + value for text, value in filled[:at]) + filled[at][0]
+        prompt = before.rstrip(" ")
+        answer = filled[at][1] + "".join(text + value for text, value in filled[at + 1 :])
+        return prompt, before[len(prompt) :] + answer
+
     def _ids(self, text: str, marks: Optional[Marks]) -> list[int]:
-        encode, plain = self.tokenizer.text_to_ids, as_plain_text(self.tokenizer) if marks is not None else None
-        if marks is None or plain is None:
+        encode = self.tokenizer.text_to_ids
+        if marks is None:
             return tokenized(lambda: encode(text), text)
+        plain = as_plain_text(self.tokenizer)
         return tokenized(
             lambda: marks.ids(text, encode=encode, plain=plain, id_of=lambda token: encode(token)[0]), text
         )
@@ -128,59 +143,6 @@ class TemplateEncoder(Encoder):
             return [(text, name) for text, name, _, _ in Formatter().parse(self.prompt_template)]
         except ValueError as error:
             raise ConfigError(f"prompt_template={self.prompt_template!r}: {error}.") from error
-
-    @cached_property
-    def _prompt_pieces(self) -> list[tuple[str, Optional[str]]]:
-        at = self._at_label
-        return [*self._pieces[:at], (self._pieces[at][0], None)]
-
-    @cached_property
-    def _answer_pieces(self) -> list[tuple[str, Optional[str]]]:
-        return [("", self.label_key), *self._pieces[self._at_label + 1 :]]
-
-    @cached_property
-    def _at_label(self) -> int:
-        return [name for _, name in self._pieces].index(self.label_key)
-
-    @staticmethod
-    def _rendered(pieces: list[tuple[str, Optional[str]]], fields: Mapping[str, str]) -> str:
-        return "".join(text + ("" if name is None else fields[name]) for text, name in pieces)
-
-
-@dataclass(frozen=True)
-class Templated(Parts):
-    """The texts of a record, in which ``truncation_field`` can be truncated."""
-
-    encoder: TemplateEncoder
-    fields: Mapping[str, str]
-    unused: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-
-    def whole(self) -> Sample:
-        return replace(self.encoder.rendered_with(self.fields), unused=self.unused, beside=self.beside)
-
-    def cut(self, max_tokens: int) -> Sample:
-        """The longest sample of at most ``max_tokens`` tokens, with ``truncation_field`` truncated on one side.
-
-        If the sample is too long even without that field, its end is truncated too.
-        """
-        name = self.encoder.truncation_field
-        if name is None or name not in self.fields or name == self.encoder.label_key:
-            return super().cut(max_tokens)
-        text = self.fields[name]
-        kept, too_many = 0, len(text)
-        while too_many - kept > 1:
-            middle = (kept + too_many) // 2
-            fits = len(self._with(name, middle).ids) <= max_tokens
-            kept, too_many = (middle, too_many) if fits else (kept, middle)
-        best = self._with(name, kept)
-        ids, trained = best.ids[:max_tokens], best.trained[:max_tokens]
-        return replace(best, ids=ids, trained=trained, truncated=True, unused=self.unused, beside=self.beside)
-
-    def _with(self, name: str, characters: int) -> Sample:
-        text = self.fields[name]
-        cut = text[:characters] if self.encoder.truncation_method == "right" else text[len(text) - characters :]
-        return self.encoder.rendered_with({**self.fields, name: cut})
 
 
 def _text(record: Any, name: str) -> str:

@@ -4,24 +4,33 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Optional
 
 from nemo2.data.finetuning.dialects import has_messages
-from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Parts, Sample, Whole
+from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
 from nemo2.data.finetuning.settings import DatasetSettings
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError
 
 IGNORED = -100
 """The label that losses ignore, as in transformers and PyTorch."""
+_LARGEST_VOCABULARY = 1 << 31
+"""Samples are stored as int32."""
 
 
+@dataclass(frozen=True)
 class TokenEncoder(Encoder):
     """Encode records with ``input_ids``, and with ``labels`` (-100 for tokens that aren't trained on) or ``loss_mask``
     of the same length.
 
     As in transformers, a label is at the position of its own token. Without labels and mask all tokens are trained on.
+
+    Attributes:
+        vocab_size: Ids must be below it, because ranks that share a vocabulary train on any other id without an error. None:
+            unknown.
     """
+
+    vocab_size: Optional[int] = None
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -30,10 +39,14 @@ class TokenEncoder(Encoder):
     def check(self, record: Any) -> None:
         self.encode(record)
 
-    def encode(self, record: Any) -> Whole:
+    def encode(self, record: Any) -> Sample:
         ids = _numbers(record, "input_ids")
         if len(ids) < 2:
             raise Empty(f"{len(ids)} tokens")
+        limit = _LARGEST_VOCABULARY if self.vocab_size is None else self.vocab_size
+        if min(ids) < 0 or max(ids) >= limit:
+            wrong = next(at for at, token in enumerate(ids) if not 0 <= token < limit)
+            raise Malformed(f"input_ids[{wrong}]={ids[wrong]}: must be at least 0 and below the vocabulary's {limit}")
         if record.get("labels") is not None:
             labels = _numbers(record, "labels", length=len(ids))
             wrong = next((at for at, label in enumerate(labels) if label not in (IGNORED, ids[at])), None)
@@ -42,10 +55,10 @@ class TokenEncoder(Encoder):
                     f"labels[{wrong}]={labels[wrong]} and input_ids[{wrong}]={ids[wrong]}: a label must be the token "
                     f"at the same position, or {IGNORED}. Do not shift labels by one, as Megatron-Core's labels are"
                 )
-            return Whole(Sample(ids, [label != IGNORED for label in labels]))
+            return Sample(ids, [label != IGNORED for label in labels])
         if record.get("loss_mask") is not None:
-            return Whole(Sample(ids, [bool(flag) for flag in _numbers(record, "loss_mask", length=len(ids))]))
-        return Whole(Sample(ids, [True] * len(ids)))
+            return Sample(ids, [bool(flag) for flag in _numbers(record, "loss_mask", length=len(ids))])
+        return Sample(ids, [True] * len(ids))
 
 
 @dataclass(frozen=True)
@@ -63,10 +76,14 @@ class AnyEncoder(Encoder):
         if self.tokenizer is None:
             return TokenEncoder().identity
         try:
-            template = self._chat.template
-        except ConfigError:
-            template = None  # in that case no record may be a conversation
-        return {**self._template.identity, "encoder": "any", "chat": template, "turns": self.settings.turns}
+            chat = dict(self._chat.identity)
+        except (ConfigError, ImportError):
+            chat = None  # in that case no record may be a conversation
+        return {**self._template.identity, "encoder": "any", "chat": chat}
+
+    @cached_property
+    def _tokens(self) -> TokenEncoder:
+        return TokenEncoder(None if self.tokenizer is None else self.tokenizer.vocab_size)
 
     @cached_property
     def _template(self) -> Any:
@@ -85,14 +102,17 @@ class AnyEncoder(Encoder):
     def check(self, record: Any) -> None:
         self._encoder_of(record).check(record)
 
-    def encode(self, record: Any) -> Parts:
+    def encode(self, record: Any) -> Sample:
         return self._encoder_of(record).encode(record)
+
+    def truncate(self, record: Any, sample: Sample, max_tokens: int) -> Sample:
+        return self._encoder_of(record).truncate(record, sample, max_tokens)
 
     def _encoder_of(self, record: Any) -> Encoder:
         if not isinstance(record, Mapping):
             raise Malformed(f"a {type(record).__name__}, not a record with named fields")
         if record.get("input_ids") is not None:
-            return TokenEncoder()
+            return self._tokens
         return self._chat if has_messages(record) else self._template
 
 

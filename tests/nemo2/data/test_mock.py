@@ -80,7 +80,7 @@ def test_a_split_of_no_samples_has_no_loader():
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"seq_length": 0}, "seq_length=0: must be a whole number of at least 1 token"),
+        ({"seq_length": 0}, "seq_length=0: must be a whole number of at least 1"),
         ({"num_workers": -1}, "num_workers=-1"),
         ({"vocab_file": "x"}, "give both or neither"),
         ({"vocab_file": "x", "merges_file": "y"}, "both name a vocabulary"),

@@ -131,8 +131,11 @@ def test_nothing_to_write_is_an_error(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(DataError, match="can't be written"):
+    with pytest.raises(ConfigError, match=r"a\.txt is a file, not a directory"):
         prepare_data(tmp_path / "a.txt", tmp_path / "a.txt" / "d", BYTES)
+    os.mkfifo(tmp_path / "d.idx")
+    with pytest.raises(ConfigError, match=r"d\.idx is a device or pipe"):
+        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
 
 
 def test_the_temporary_files_of_a_killed_writer_are_deleted_by_the_next_and_those_of_a_living_one_are_not(tmp_path):

@@ -12,8 +12,8 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 
+from nemo2.data.megatron_datasets import TokenReader
 from nemo2.data.pretraining import PreTrainingDataModule
-from nemo2.data.token_reader import TokenReader
 from nemo2.data.tokenizer import ByteTokenizer, NullTokenizer
 from nemo2.errors import ConfigError, DataError
 from support.small_corpora import SEQ, VOCAB, corpus, datasets, module, trainer
@@ -217,7 +217,7 @@ def test_a_run_from_python_refuses_splits_without_data(tmp_path, split, limits, 
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"seq_length": 0}, "seq_length=0: must be a whole number of at least 1 token"),
+        ({"seq_length": 0}, "seq_length=0: must be a whole number of at least 1"),
         ({"split": "abc"}, "split='abc'"),
         ({"paths": [1, "a", 0, "b"]}, "the weight of b is 0"),
         ({"global_batch_size": 0}, "global_batch_size=0"),

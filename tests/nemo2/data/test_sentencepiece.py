@@ -77,6 +77,8 @@ def test_get_tokenizer_takes_names_and_the_chat_template() -> None:
     made = get_tokenizer("a/b", special_tokens={"eos_token": "</s>"}, chat_template="{{ messages }}")
     assert (made.pretrained_model_name, made.eos_token, made.chat_template) == ("a/b", "</s>", "{{ messages }}")  # type: ignore[attr-defined]
     assert type(get_tokenizer("a/b", vocab_file="v", merges_file="m")).__name__ == "GPT2BPETokenizer"
+    made = get_tokenizer("a/b", "tokenizer.json", chat_template="{{ messages }}")
+    assert (made.path, made.chat_template) == ("tokenizer.json", "{{ messages }}")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

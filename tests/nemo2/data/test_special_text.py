@@ -33,7 +33,7 @@ def test_a_chat_keeps_the_template_s_tokens_and_spells_those_of_the_data(tokeniz
         "messages": [{"role": "user", "content": SPOKEN}, {"role": "assistant", "content": f"No. {SPOKEN}"}],
         "tools": [{"name": "search", "description": SPOKEN, "parameters": {}}],
     }
-    sample = ChatEncoder(tokenizer, special_as_text=True).encode(record).whole()
+    sample = ChatEncoder(tokenizer, special_as_text=True).encode(record)
     assert sample.special == "<|im_start|>" or sample.special == "<|im_end|>"
     answer = [*plain(tokenizer, f"No. {SPOKEN}"), end]
     assert [one for one, flag in zip(sample.ids, sample.trained, strict=True) if flag] == answer
@@ -42,19 +42,19 @@ def test_a_chat_keeps_the_template_s_tokens_and_spells_those_of_the_data(tokeniz
     assert sample.ids[-len(answer) - len(newline) :] == answer + newline
     turn = [begin, *plain(tokenizer, f"user\n{SPOKEN}"), end]
     assert str(turn)[1:-1] in str(sample.ids)
-    kept = ChatEncoder(tokenizer).encode(record).whole()
+    kept = ChatEncoder(tokenizer).encode(record)
     assert kept.ids.count(end) == 6 and tokenizer.ids_to_text(sample.ids).count("<|im_end|>") == 3
 
 
 def test_a_record_without_special_tokens_has_the_same_ids_either_way(tokenizer: AutoTokenizer) -> None:
     record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b <| c"}]}
-    one, other = (ChatEncoder(tokenizer, special_as_text=flag).encode(record).whole() for flag in (False, True))
+    one, other = (ChatEncoder(tokenizer, special_as_text=flag).encode(record) for flag in (False, True))
     assert one == other
 
 
 def test_a_template_of_fields_keeps_its_own_tokens(tokenizer: AutoTokenizer) -> None:
     settings: dict[str, Any] = {"prompt_template": "<|im_start|>{input}<|im_end|>{output}", "special_as_text": True}
-    sample = TemplateEncoder(tokenizer, **settings).encode({"input": SPOKEN, "output": SPOKEN}).whole()
+    sample = TemplateEncoder(tokenizer, **settings).encode({"input": SPOKEN, "output": SPOKEN})
     begin, end = tokenizer.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     spelled = plain(tokenizer, SPOKEN)
     assert sample.ids == [begin, *spelled, end, *spelled, tokenizer.eos_id]

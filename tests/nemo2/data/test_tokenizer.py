@@ -2,6 +2,7 @@
 """Tokenizers: text to ids and back, special ids, and words for what is missing."""
 
 import json
+import os
 import pickle
 import sys
 from types import ModuleType, SimpleNamespace
@@ -195,6 +196,14 @@ def test_a_vocabulary_too_small_for_the_bytes_is_refused(tmp_path):
     with pytest.raises(DataError, match="no text to train a tokenizer on"):
         train_bpe(iter(["", ""]), 300, tmp_path / "t.json")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_device_or_pipe_is_refused_before_the_text_is_read(tmp_path):
+    texts = iter(["one two"])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="pipe is a device or pipe"):
+        train_bpe(texts, 300, tmp_path / "pipe")
+    assert next(texts) == "one two" and (tmp_path / "pipe").is_fifo()
 
 
 def test_training_on_files_reads_them_as_preparing_does(tmp_path):

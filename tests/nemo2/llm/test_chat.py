@@ -103,7 +103,7 @@ def test_what_is_saved_is_what_chat_data_reads(encoder: ChatEncoder, tmp_path: P
         save(talk, tmp_path / "said.jsonl")
     first, second = (json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines())
     assert first == second
-    sample = encoder.encode(first).sample
+    sample = encoder.encode(first)
     trained = [token for token, is_trained in zip(sample.ids, sample.trained, strict=True) if is_trained]
     assert shown(encoder, trained) == "zzz<|im_end|>"
 

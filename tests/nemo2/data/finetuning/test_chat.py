@@ -27,7 +27,7 @@ def tokenizer(tmp_path_factory):
 
 
 def encode(tokenizer: Any, record: Any, template: str | None = None, **options: Any):
-    return ChatEncoder(tokenizer, chat_template=template, **options).encode(record).whole()
+    return ChatEncoder(tokenizer, chat_template=template, **options).encode(record)
 
 
 def by_hand(
@@ -186,7 +186,7 @@ def test_a_slow_tokenizer_finds_the_same_tokens(tokenizer):
             return {"input_ids": tokenizer.tokenizer(text, **options)["input_ids"]}
 
     encoder.__dict__["_hf"] = Slow()
-    assert encoder.encode(LONG).whole() == ChatEncoder(tokenizer).encode(LONG).whole()
+    assert encoder.encode(LONG) == ChatEncoder(tokenizer).encode(LONG)
 
 
 def test_a_tokenizer_file_will_do_with_a_template(tokenizer, tmp_path):
@@ -265,7 +265,7 @@ def test_a_template_named_tool_use_renders_conversations_with_tools(tmp_path):
     plain = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
     for record in (plain, {**plain, "tools": tools}):
-        ids = ChatEncoder(tokenizer).encode(record).whole().ids
+        ids = ChatEncoder(tokenizer).encode(record).ids
         rendered = tokenizer.tokenizer.apply_chat_template(
             record["messages"], tools=record.get("tools"), tokenize=False
         )

@@ -130,7 +130,7 @@ def tokenizer(tmp_path_factory):
 
 
 def trained_and_whole(tokenizer, record, template, **options):
-    sample = ChatEncoder(tokenizer, chat_template=template, **options).encode(record).whole()
+    sample = ChatEncoder(tokenizer, chat_template=template, **options).encode(record)
     trained = [token for token, flag in zip(sample.ids, sample.trained, strict=True) if flag]
     return tokenizer.tokenizer.decode(trained), tokenizer.tokenizer.decode(sample.ids)
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from nemo2.data.documents import BadInput
 from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
 from nemo2.data.finetuning.module import FineTuningDataModule
 from nemo2.data.finetuning.sample import Malformed
@@ -16,7 +17,7 @@ from support.small_chats import say, write_lines
 
 
 def shown(record, **settings):
-    sample = DatasetSettings.of(settings).template(ByteTokenizer()).encode(record).whole()
+    sample = DatasetSettings.of(settings).template(ByteTokenizer()).encode(record)
     text = bytes(token for token in sample.ids if token < 256).decode()
     answer = bytes(
         token for token, flag in zip(sample.ids, sample.trained, strict=True) if flag and token < 256
@@ -87,12 +88,9 @@ def test_records_of_no_form_say_their_fields_and_what_reads_them():
 
 
 def test_a_prompt_that_is_too_long_is_cut_and_not_the_answer():
-    parts = (
-        DatasetSettings.of({})
-        .template(ByteTokenizer())
-        .encode({"instruction": "do it", "input": "x" * 99, "output": "y"})
-    )
-    cut = parts.cut(16)
+    encoder = DatasetSettings.of({}).template(ByteTokenizer())
+    record = {"instruction": "do it", "input": "x" * 99, "output": "y"}
+    cut = encoder.truncate(record, encoder.encode(record), 16)
     assert (
         len(cut.ids) <= 16 and bytes(cut.ids[:-1]).decode().startswith("do it\nx") and cut.ids[-2:] == [ord("y"), 256]
     )
@@ -148,6 +146,13 @@ def test_faults_of_such_files_are_named_with_their_place(tmp_path, name, text, w
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=why):
         FineTuningDataModule(tmp_path, tokenizer=ByteTokenizer(), seq_length=64).samples("train")
+
+
+def test_only_a_line_feed_ends_a_row_of_a_table(tmp_path):
+    (tmp_path / "training.csv").write_text("text\none\u2028two\x0cthree\nfour\r\n", newline="")
+    source = FineTuningDataModule(tmp_path, tokenizer=ByteTokenizer(), seq_length=64).source("train")
+    rows = [(where.rpartition(":")[2], record["text"]) for where, record in source.records(BadInput())]
+    assert rows == [("2", "one\u2028two\x0cthree"), ("3", "four")]
 
 
 def test_descriptions_beside_the_data_are_not_data(tmp_path):

@@ -3,6 +3,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +64,18 @@ def test_records_by_split_and_by_other_names():
     assert texts(trained(module({"a": records()}, train_aliases=["a"]), 6)) == EXPECTED
     with pytest.raises(ConfigError, match="no split 'train' or 'training'"):
         module({"a": records()}).setup("fit")
+
+
+def test_ids_outside_the_vocabulary_are_malformed():
+    with pytest.raises(DataError, match=r"input_ids\[2\]=257: must be at least 0 and below the vocabulary's 257"):
+        module([{"input_ids": [1, 256, 257]}]).setup("fit")
+
+
+def test_long_arrays_that_differ_anywhere_are_other_records():
+    ids = [np.arange(2000), np.arange(2000)]
+    ids[1][1000] = 7
+    first, other = (module([{"input_ids": one}]).source("train").fingerprint for one in ids)
+    assert first != other
 
 
 def test_columns_and_functions_over_records():
@@ -158,6 +171,7 @@ def test_chats_and_ready_token_ids(tmp_path):
         ),
         ({"input_ids": [1, 2], "loss_mask": [1]}, "'loss_mask' has 1 entries for 2 tokens"),
         ({"input_ids": ["a"]}, "not a list of whole numbers"),
+        ({"input_ids": [1, -100]}, r"input_ids\[1\]=-100"),
         ({"input": "a", "output": "b"}, "data.tokenizer is None"),
         ("text", "a str, not a record"),
     ],

@@ -3,6 +3,7 @@
 
 import json
 import logging
+import os
 import stat
 from types import SimpleNamespace
 
@@ -148,6 +149,14 @@ def test_what_is_said_of_packing(root, tmp_path, caplog):
     assert any(folder.name.startswith("my--tokenizer-") for folder in (root / "index_cache").iterdir())
 
 
+def test_a_pipe_for_what_is_said_is_refused_before_samples_are_made(root, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    specs = PackedSequenceSpecs(SEQ, packed_metadata_path=str(tmp_path / "pipe"))
+    with pytest.raises(ConfigError, match="pipe is a device or pipe"):
+        module(root, micro_batch_size=1, packed_sequence_specs=specs).setup("fit")
+    assert not (root / "index_cache").exists()
+
+
 # What is left out
 
 
@@ -195,7 +204,7 @@ def test_what_is_cut_or_left_out_is_counted_by_line(root, caplog):
     with caplog.at_level(logging.WARNING):
         data.setup("fit")
     report = data.reports["train"]
-    assert (report.records, report.samples, report.left_out) == (13, 10, 3)
+    assert (report.records, report.samples) == (13, 10)
     file = root / "training.jsonl"
     malformed = report.places.pop("malformed")
     assert malformed[0].startswith(f"{file}:8: no field 'output'; its fields are: input")

@@ -12,7 +12,7 @@ import pytest
 
 from nemo2.data.finetuning import rendering
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
-from nemo2.data.finetuning.rendering import RENDERER, Renderer, Wanted
+from nemo2.data.finetuning.rendering import RENDERER, Prefix, Renderer
 from nemo2.data.finetuning.sample import Malformed
 from nemo2.errors import SecurityError
 from support import small_chats
@@ -21,8 +21,8 @@ from support.small_chats import say
 LONG = say(("system", "You are helpful."), ("user", "What <|x|> ü?"), ("assistant", "Zero."), ("user", "😀 b"))
 
 
-def rendered(template, *wanted, renderer=RENDERER, **variables):
-    return renderer.render(wanted, template=template, source="this test", variables=variables)
+def rendered(template, messages, *prefixes, renderer=RENDERER, **variables):
+    return renderer.render(messages, prefixes or [Prefix()], template=template, source="this test", variables=variables)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_templates_render_as_in_transformers(template, tmp_path):
             LONG["messages"], tools=tools, chat_template=template, add_generation_prompt=prompt, tokenize=False
         )
         variables = {**tokenizer.special_tokens_map, "tools": tools, "documents": None}
-        [ours] = rendered(template, Wanted(LONG["messages"], prompt=prompt), **variables)
+        [ours] = rendered(template, LONG["messages"], Prefix(prompt=prompt), **variables)
         assert ours.text == theirs
 
 
@@ -62,7 +62,7 @@ def test_spans_are_those_of_transformers_masks(tmp_path):
     theirs = tokenizer.apply_chat_template(
         LONG["messages"], chat_template=small_chats.MARKED, return_dict=True, return_assistant_tokens_mask=True
     )
-    [ours] = rendered(small_chats.MARKED, Wanted(LONG["messages"]))
+    [ours] = rendered(small_chats.MARKED, LONG["messages"])
     masked = [i for i, flag in zip(theirs["input_ids"], theirs["assistant_masks"], strict=True) if flag]
     assert [ours.text[start:end] for start, end in ours.spans] == ["Zero."] == [tokenizer.decode(masked)]
 
@@ -70,12 +70,12 @@ def test_spans_are_those_of_transformers_masks(tmp_path):
 def test_one_process_serves_all_renderings_and_each_fault_is_of_its_own_rendering():
     template = "{% if not messages %}{{ raise_exception('nothing') }}{% endif %}{{ messages | length }}"
     messages = LONG["messages"]
-    one, two, three = rendered(template, Wanted(messages), Wanted(messages, count=0), Wanted(messages, count=2))
+    one, two, three = rendered(template, messages, Prefix(), Prefix(0), Prefix(2))
     assert (one.text, three.text) == ("4", "2") and isinstance(two, Malformed) and "nothing" in str(two)
     process = RENDERER._process
-    rendered("{{ 1 }}", Wanted(messages))
+    rendered("{{ 1 }}", messages)
     assert RENDERER._process is process
-    [broken] = rendered("{% if %}", Wanted(messages))
+    [broken] = rendered("{% if %}", messages)
     assert isinstance(broken, Malformed) and "TemplateSyntaxError" in str(broken)
 
 
@@ -84,7 +84,7 @@ def test_threads_share_the_process_and_get_their_own_replies():
 
     def ask(number):
         for turn in range(50):
-            [reply] = rendered("{{ messages[0].content }}", Wanted([{"content": f"{number} {turn}"}]))
+            [reply] = rendered("{{ messages[0].content }}", [{"content": f"{number} {turn}"}])
             if reply.text != f"{number} {turn}":
                 wrong.append(reply)
 
@@ -97,25 +97,25 @@ def test_threads_share_the_process_and_get_their_own_replies():
 
 
 def test_a_forked_process_has_a_renderer_of_its_own():
-    rendered("{{ 1 }}", Wanted([]))
+    rendered("{{ 1 }}", [])
     child = os.fork()
     if child == 0:
         try:
-            [reply] = rendered("{{ messages[0] }}", Wanted(["forked"]))
+            [reply] = rendered("{{ messages[0] }}", ["forked"])
             os._exit(0 if reply.text == "forked" else 1)
         finally:
             os._exit(2)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    [reply] = rendered("{{ messages[0] }}", Wanted(["here"]))
+    [reply] = rendered("{{ messages[0] }}", ["here"])
     assert reply.text == "here"
 
 
 def test_a_process_that_ended_is_replaced():
-    rendered("{{ 1 }}", Wanted([]))
+    rendered("{{ 1 }}", [])
     os.kill(RENDERER._process.pid, signal.SIGKILL)
     RENDERER._process.wait()
-    [reply] = rendered("{{ 1 }}", Wanted([]))
+    [reply] = rendered("{{ 1 }}", [])
     assert reply.text == "1"
 
 
@@ -150,15 +150,15 @@ LOOPS = "{%- for number in range(9999) -%}" * 6 + "{%- endfor -%}" * 6
 )
 def test_the_process_is_limited_whatever_the_template_uses(small, text):
     with pytest.raises(SecurityError, match="chat template of this test was stopped") as caught:
-        rendered(text, Wanted([]), renderer=small)
+        rendered(text, [], renderer=small)
     assert "'chat_template'" in str(caught.value)
-    [reply] = rendered("{{ 1 }}", Wanted([]), renderer=small)
+    [reply] = rendered("{{ 1 }}", [], renderer=small)
     assert reply.text == "1"
 
 
 def test_long_conversations_have_room(small):
     text = "the long text of a book " * 400_000
-    [reply] = rendered("{{ messages[0].content }}" * 3, Wanted([{"content": text}]), renderer=small)
+    [reply] = rendered("{{ messages[0].content }}" * 3, [{"content": text}], renderer=small)
     assert reply.text == text * 3
 
 
@@ -179,7 +179,7 @@ ESCAPES = {
 def test_a_template_that_reaches_for_python_runs_nothing_and_its_origin_is_named(tmp_path, way):
     mark = tmp_path / "mark"
     try:
-        [reply] = rendered(ESCAPES[way].replace("MARK", str(mark)) + "{{ 'shown' }}", Wanted(LONG["messages"]))
+        [reply] = rendered(ESCAPES[way].replace("MARK", str(mark)) + "{{ 'shown' }}", LONG["messages"])
     except SecurityError as error:
         assert "this test" in str(error)
     else:

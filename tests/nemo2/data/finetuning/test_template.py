@@ -20,8 +20,12 @@ def encode(record, **settings):
     return TemplateEncoder(BYTES, **settings).encode(record)
 
 
+def truncated(record, max_tokens, **settings):
+    return TemplateEncoder(BYTES, **settings).truncate(record, encode(record, **settings), max_tokens)
+
+
 def test_the_answer_and_its_end_are_trained_on():
-    sample = encode({"input": "1 + 1 =", "output": "2"}).whole()
+    sample = encode({"input": "1 + 1 =", "output": "2"})
     assert (text_of(sample, False), text_of(sample, True)) == ("1 + 1 =", " 2")
     assert sample.ids[-1] == BYTES.eos_id and sample.trained[-1]
     assert sample.num_trained == 3
@@ -49,14 +53,14 @@ def test_any_fields_and_text_behind_the_answer():
         prompt_template=template,
         label_key="label",
         add_eos=False,
-    ).whole()
+    )
     assert text_of(sample, False) == "Context: Rome\nQuestion: Where?\nAnswer:"
     assert text_of(sample, True) == "  In Rome.\n###"
 
 
 def test_prompt_and_answer_have_the_ids_that_they_have_by_themselves(tmp_path):
     tokenizer = small_chats.make_tokenizer(tmp_path)
-    sample = TemplateEncoder(tokenizer).encode({"input": "What does the function", "output": "return"}).whole()
+    sample = TemplateEncoder(tokenizer).encode({"input": "What does the function", "output": "return"})
     assert sample.ids == [
         *tokenizer.text_to_ids("What does the function"),
         *tokenizer.text_to_ids(" return"),
@@ -65,32 +69,27 @@ def test_prompt_and_answer_have_the_ids_that_they_have_by_themselves(tmp_path):
 
 
 def test_the_prompt_too_and_a_first_token():
-    assert all(encode({"input": "a", "output": "b"}, answer_only_loss=False).whole().trained)
+    assert all(encode({"input": "a", "output": "b"}, answer_only_loss=False).trained)
     with pytest.raises(ConfigError, match=r"add_bos=True, and ByteTokenizer\(\) has no bos token"):
-        encode({"input": "a", "output": "b"}, add_bos=True).whole()
+        encode({"input": "a", "output": "b"}, add_bos=True)
     numbers = TemplateEncoder(NullTokenizer(10), prompt_template="{input} {output}")
-    assert numbers.encode({"input": "1 2", "output": "3"}).whole().ids == [1, 2, 3, 9]
+    assert numbers.encode({"input": "1 2", "output": "3"}).ids == [1, 2, 3, 9]
 
 
 @pytest.mark.parametrize("method, kept", [("right", "abcd"), ("left", "ghij")])
 def test_the_field_that_may_be_cut_gives_way_and_the_answer_stays(method, kept):
-    parts = encode(
-        {"question": "abcdefghij", "input": "Q:", "output": "yes"},
-        prompt_template="{input} {question} {output}",
-        truncation_field="question",
-        truncation_method=method,
-    )
-    whole = parts.whole()
-    cut = parts.cut(len(whole.ids) - 6)
+    record = {"question": "abcdefghij", "input": "Q:", "output": "yes"}
+    settings = {"truncation_field": "question", "truncation_method": method}
+    whole = encode(record, prompt_template="{input} {question} {output}", **settings)
+    cut = truncated(record, len(whole.ids) - 6, prompt_template="{input} {question} {output}", **settings)
     assert cut.truncated and text_of(cut, False) == f"Q: {kept}" and text_of(cut, True) == " yes"
     assert cut.num_trained == whole.num_trained
 
 
 def test_the_end_is_cut_where_the_field_is_not_enough():
-    parts = encode({"input": "abc", "output": "a long answer"})
-    cut = parts.cut(5)
+    cut = truncated({"input": "abc", "output": "a long answer"}, 5)
     assert text_of(cut, True) == " a lo" and len(cut.ids) == 5
-    assert encode({"input": "abc", "output": "yes"}, truncation_field=None).cut(4).ids == list(b"abc ")
+    assert truncated({"input": "abc", "output": "yes"}, 4, truncation_field=None).ids == list(b"abc ")
 
 
 @pytest.mark.parametrize(
