@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The samples and tokens that training has consumed, and units of time by name."""
 
-from typing import Any
+from typing import Any, Optional
 
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
@@ -24,7 +24,14 @@ def seconds_per(unit: str, *, of: str) -> float:
 
 def sampler_of(trainer: Any) -> Any:
     """The run's data sampler, which counts samples. None without a data sampler."""
-    return getattr(trainer.strategy, "data_sampler", None) or getattr(trainer.datamodule, "data_sampler", None)
+    owners = (trainer.strategy, getattr(trainer, "datamodule", None))
+    return next((sampler for owner in owners if (sampler := getattr(owner, "data_sampler", None)) is not None), None)
+
+
+def global_batch(trainer: Any) -> Optional[tuple[int, int]]:
+    """The samples and the tokens per sample of the current step. None without a data sampler."""
+    sampler = sampler_of(trainer)
+    return None if sampler is None else (sampler.current_global_batch_size, sampler.seq_len)
 
 
 def consumed_by(trainer: Any) -> tuple[int, int]:

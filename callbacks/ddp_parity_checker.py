@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nemo2 import ranks
-from nemo2.callbacks.steps import count_problems
+from nemo2.callbacks.steps import require_counts
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.parallel.inspection import named_parameters
@@ -33,8 +33,7 @@ class DdpParityChecker(pl.Callback):
     """
 
     def __init__(self, interval: int = 0) -> None:
-        if problems := count_problems("DdpParityChecker", "interval", interval, least=0):
-            raise ConfigError(problems[0])
+        require_counts("DdpParityChecker", least=0, interval=interval)
         self.interval = interval
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

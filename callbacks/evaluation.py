@@ -8,7 +8,7 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 import torch
 
-from nemo2.callbacks.steps import count_problems
+from nemo2.callbacks.steps import require_counts
 from nemo2.checkpoint.model_checkpoint import ends_now
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
@@ -63,16 +63,8 @@ class EvaluationCallback(pl.Callback):
         at_end: bool = True,
         trust_tasks: bool = False,
     ) -> None:
-        problems = [
-            *(
-                []
-                if every_n_steps is None
-                else count_problems("EvaluationCallback", "every_n_steps", every_n_steps, least=1)
-            ),
-            *count_problems("EvaluationCallback", "max_batch_size", max_batch_size, least=1),
-        ]
-        if problems:
-            raise ConfigError(problems[0])
+        optional = {} if every_n_steps is None else {"every_n_steps": every_n_steps}
+        require_counts("EvaluationCallback", **optional, max_batch_size=max_batch_size)
         if not texts and not tasks:
             raise ConfigError("EvaluationCallback has nothing to measure. Set texts=[FILE] or tasks=[NAME].")
         if every_n_steps is None and not at_end:
@@ -88,7 +80,7 @@ class EvaluationCallback(pl.Callback):
         self.max_batch_size = max_batch_size
         self.at_end = at_end
         self.trust_tasks = trust_tasks
-        self._read: dict[str, str] = {}
+        self._contents: dict[str, str] = {}
         self._evaluated_step = -1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -104,7 +96,7 @@ class EvaluationCallback(pl.Callback):
                 "EvaluationCallback reads texts, but neither the model nor the data has a tokenizer. Set "
                 "model.tokenizer or data.tokenizer."
             )
-        self._read = {file: text_of(Path(file)) for file in self.texts}
+        self._contents = {file: text_of(Path(file)) for file in self.texts}
         if self.tasks:
             refuse_unknown(self.tasks, self._folder, trust_tasks=self.trust_tasks)
 
@@ -127,7 +119,7 @@ class EvaluationCallback(pl.Callback):
         parallel: Any = trainer.strategy.megatron_parallel  # pyright: ignore[reportAttributeAccessIssue]
         parallel.pause_param_gather()
         try:
-            results = self._measured(pl_module, lambda: _tell_watchdogs(trainer))
+            results = self._measure(pl_module, lambda: _reset_watchdogs(trainer))
         finally:
             parallel.resume_param_gather()
         self._evaluated_step = trainer.global_step
@@ -136,22 +128,22 @@ class EvaluationCallback(pl.Callback):
             logger.log_metrics({**results, "global_step": float(step)}, step=step)
         return results
 
-    def _measured(self, model: Any, on_progress: Callable[[], None]) -> dict[str, float]:
-        figures_of_all: dict[str, float] = {}
+    def _measure(self, model: Any, on_progress: Callable[[], None]) -> dict[str, float]:
+        results: dict[str, float] = {}
         length = model.config.seq_length
-        if self._read:
+        if self._contents:
             texts = perplexity_of(
                 model,
                 model.tokenizer,
-                list(self._read.values()),
+                list(self._contents.values()),
                 max_sequence_length=length,
                 max_batch_size=self.max_batch_size,
                 share=True,
             )
-            figures_of_all |= figures.of_texts(dict(zip(self._read, texts, strict=True)))
+            results |= figures.of_texts(dict(zip(self._contents, texts, strict=True)))
             on_progress()
         if self.tasks:
-            results = evaluate_tasks(
+            scores = evaluate_tasks(
                 model,
                 model.tokenizer,
                 self.tasks,
@@ -163,15 +155,15 @@ class EvaluationCallback(pl.Callback):
                 trust_tasks=self.trust_tasks,
                 on_progress=on_progress,
             )
-            figures_of_all |= figures.of_tasks(results)
-        return figures_of_all
+            results |= figures.of_tasks(scores)
+        return results
 
     @property
     def _folder(self) -> Optional[Path]:
         return None if self.task_folder is None else Path(self.task_folder)
 
 
-def _tell_watchdogs(trainer: pl.Trainer) -> None:
+def _reset_watchdogs(trainer: pl.Trainer) -> None:
     """Report progress to the hang watchdogs, so that a long evaluation doesn't count as a hang."""
     callbacks: Sequence[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     for callback in callbacks:

@@ -6,8 +6,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from nemo2.callbacks.steps import require_counts
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 
 @configurable
@@ -30,9 +30,9 @@ class GarbageCollectionCallback(pl.Callback):
     """
 
     def __init__(self, gc_interval_train: int, gc_interval_val: int):
-        for name, value in (("gc_interval_train", gc_interval_train), ("gc_interval_val", gc_interval_val)):
-            if value < 1:
-                raise ConfigError(f"GarbageCollectionCallback.{name}={value} must be at least 1 step.")
+        require_counts(
+            "GarbageCollectionCallback", gc_interval_train=gc_interval_train, gc_interval_val=gc_interval_val
+        )
         self.gc_interval_train = gc_interval_train
         self.gc_interval_val = gc_interval_val
         self._was_enabled: bool | None = None

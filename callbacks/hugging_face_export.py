@@ -88,26 +88,26 @@ class HuggingFaceExportCallback(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.is_global_zero:
-            self._look(trainer)
+            self._check_for_save(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # The last save happens in on_train_end, after all other callbacks.
         if not trainer.is_global_zero or trainer.state.status == "interrupted":
             return
-        self._look(trainer, last=True)
+        self._check_for_save(trainer, last=True)
         while self._running is not None:
             self._running.process.wait()
-            self._go_on()
+            self._advance()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        self._give_up()
+        self._discard_exports()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._give_up()
+        self._discard_exports()
 
-    def _look(self, trainer: pl.Trainer, *, last: bool = False) -> None:
+    def _check_for_save(self, trainer: pl.Trainer, *, last: bool = False) -> None:
         """Check for a new save since the last call, and for an export that has ended."""
-        self._go_on()
+        self._advance()
         path = _newest(trainer)
         if not path:
             return
@@ -123,37 +123,37 @@ class HuggingFaceExportCallback(pl.Callback):
         folder = Path(self.directory) if self.directory is not None else Path(path).parent.with_name("hugging_face")
         try:
             if why := why_writing_is_refused(folder, folder / name, Path(path)):
-                self._say_failed(folder / name, f"{why} Set another directory.")
+                self._warn_of_failure(folder / name, f"{why} Set another directory.")
                 return
             self._waiting = _Export.of(Path(path), folder / name, self.dtype)
         except OSError as error:
-            self._say_failed(folder / name, f"{error.strerror or error}")
-        self._go_on()
+            self._warn_of_failure(folder / name, f"{error.strerror or error}")
+        self._advance()
 
     def _names(self) -> list[str]:
         """The names of checkpoints that are exported, being exported, or waiting."""
         under_way = (export.target for export in (self._running, self._waiting) if export is not None)
         return [target.name for target in (*self.exported, *under_way)]
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """Report an export that has ended, and start the waiting one."""
         if self._running is not None and self._running.process.poll() is not None:
-            self._ended(self._running)
+            self._finish(self._running)
             self._running = None
         if self._running is None and self._waiting is not None:
             self._running, self._waiting = self._waiting, None
             try:
                 self._running.start()
             except OSError as error:
-                self._say_failed(self._running.target, str(error))
+                self._warn_of_failure(self._running.target, str(error))
                 self._running.discard()
                 self._running = None
 
-    def _ended(self, export: "_Export") -> None:
+    def _finish(self, export: "_Export") -> None:
         problem = export.problem()
         export.discard()
         if problem is not None:
-            self._say_failed(export.target, problem)
+            self._warn_of_failure(export.target, problem)
             return
         _log.info("Exported %s.", export.target)
         self.exported = [done for done in self.exported if done != export.target] + [export.target]
@@ -161,14 +161,14 @@ class HuggingFaceExportCallback(pl.Callback):
             shutil.rmtree(old, ignore_errors=True)
             self.exported.remove(old)
 
-    def _give_up(self) -> None:
+    def _discard_exports(self) -> None:
         for export in (self._running, self._waiting):
             if export is not None:
                 export.discard()
         self._running = self._waiting = None
 
     @staticmethod
-    def _say_failed(target: Path, problem: str) -> None:
+    def _warn_of_failure(target: Path, problem: str) -> None:
         _log.warning("The export %s failed, and training continues: %s", target, problem)
 
 
@@ -180,7 +180,7 @@ class _Export:
     """A folder of links to the checkpoint's files. It is deleted with the export's end."""
     target: Path
     command: list[str]
-    said: Any
+    output: Any
     _process: Optional[subprocess.Popen] = None
 
     @classmethod
@@ -202,7 +202,7 @@ class _Export:
             self.command,
             env=environment | {"CUDA_VISIBLE_DEVICES": ""},
             stdin=subprocess.DEVNULL,
-            stdout=self.said,
+            stdout=self.output,
             stderr=subprocess.STDOUT,
         )
 
@@ -215,8 +215,8 @@ class _Export:
         """The reason of a failure. None for a successful export."""
         if self.process.returncode == 0:
             return None
-        self.said.seek(0)
-        words = " ".join(self.said.read()[-2000:].replace(str(self.links), "the checkpoint").split())
+        self.output.seek(0)
+        words = " ".join(self.output.read()[-2000:].replace(str(self.links), "the checkpoint").split())
         return words or f"exit code {self.process.returncode}"
 
     def discard(self) -> None:
@@ -227,7 +227,7 @@ class _Export:
         killed = temporary_name(Path(glob.escape(self.target.name)), "*").name
         for left in (self.links, *self.target.parent.glob(killed)):
             shutil.rmtree(left, ignore_errors=True)
-        self.said.close()
+        self.output.close()
 
 
 def _newest(trainer: pl.Trainer) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from nemo2 import ranks
+from nemo2.callbacks.steps import require_counts
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
@@ -68,9 +69,7 @@ class LossGuard(pl.Callback):
             raise ConfigError(
                 f"LossGuard.spike_factor={spike_factor}: must be above 1. Otherwise every step would be a spike."
             )
-        for name, value in (("window", window), ("max_skips", max_skips)):
-            if value < 1:
-                raise ConfigError(f"LossGuard.{name}={value}: must be at least 1.")
+        require_counts("LossGuard", window=window, max_skips=max_skips)
         self.on_nonfinite = on_nonfinite
         self.on_spike = on_spike
         self.spike_factor = spike_factor

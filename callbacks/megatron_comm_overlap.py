@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, Optional, Union
 
 import lightning.pytorch as pl
 
+from nemo2.callbacks.consumption import sampler_of
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import overlap
@@ -125,14 +126,9 @@ class MegatronCommOverlapCallback(pl.Callback):
             model_config=getattr(pl_module, "config", None),
             optimizer_config=getattr(getattr(pl_module, "optim", None), "config", None),
             ddp_config=strategy.ddp_config,
-            data_sampler=_data_sampler(trainer),
+            data_sampler=sampler_of(trainer),
             gpu=machine.model,
             transformer_engine_missing=machine.te_missing,
             output_layer_can_fuse=machine.output_layer_can_fuse,
             say=None if said else _log.warning,
         )
-
-
-def _data_sampler(trainer: Any) -> Any:
-    ours = getattr(trainer.strategy, "data_sampler", None)
-    return ours or getattr(getattr(trainer, "datamodule", None), "data_sampler", None)

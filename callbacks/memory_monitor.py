@@ -4,7 +4,9 @@
 from typing import Any, Optional
 
 import lightning.pytorch as pl
+import torch
 
+from nemo2 import ranks
 from nemo2.backend import get_backend
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
@@ -52,8 +54,6 @@ class MemoryMonitor(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.memory_keys or get_backend().name != "cuda":
             return
-        import torch
-
         known = torch.cuda.memory_stats()
         for key in self.memory_keys:
             if key not in known:
@@ -66,26 +66,15 @@ class MemoryMonitor(pl.Callback):
     ) -> None:
         if not trainer._logger_connector.should_update_logs:
             return
-        figures = _largest(self._figures())
-        for name, value in figures.items():
+        figures = self._figures()
+        values = torch.tensor(list(figures.values()), dtype=torch.float32, device=get_backend().device)
+        for name, value in zip(figures, ranks.largest(values).tolist(), strict=True):  # over all ranks
             pl_module.log(name, value, batch_size=1)
         get_backend().reset_peak_memory()
 
     def _figures(self) -> dict[str, float]:
         if self.memory_keys and get_backend().name == "cuda":
-            import torch
-
             statistics = torch.cuda.memory_stats()
             return {f"memory/{name}": float(statistics[key]) for key, name in self.memory_keys.items()}
         measured = get_backend().memory_figures()
         return {name: measured[key] / GIB for key, name in _NAMES.items() if key in measured}
-
-
-def _largest(figures: dict[str, float]) -> dict[str, float]:
-    """The largest values over all ranks, with one all-reduce."""
-    import torch
-
-    from nemo2 import ranks
-
-    values = torch.tensor(list(figures.values()), dtype=torch.float32, device=get_backend().device)
-    return dict(zip(figures, ranks.largest(values).tolist(), strict=True))

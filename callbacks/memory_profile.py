@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import lightning.pytorch as pl
+import torch
 
-from nemo2.callbacks.steps import whose_ranks
+from nemo2.callbacks.steps import chosen_ranks, count_problems
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.run_dir.directory import directory_of
@@ -44,9 +45,8 @@ class MemoryProfileCallback(pl.Callback):
         max_entries: int = 200_000,
     ) -> None:
         problems: list[str] = []
-        self.ranks = whose_ranks("MemoryProfileCallback", ranks, problems) if ranks else []
-        if max_entries < 1:
-            problems.append(f"MemoryProfileCallback.max_entries={max_entries} must be at least 1.")
+        self.ranks = chosen_ranks("MemoryProfileCallback", ranks, problems) if ranks else []
+        problems += count_problems("MemoryProfileCallback", "max_entries", max_entries, least=1)
         if problems:
             raise ConfigError("\n".join(problems))
         self.dir = dir
@@ -57,8 +57,6 @@ class MemoryProfileCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self._recording or (self.ranks and trainer.global_rank not in self.ranks):
             return
-        import torch
-
         if not torch.cuda.is_available():
             logger.warning(
                 "MemoryProfileCallback records the memory of GPUs, but this machine has no GPU. It records nothing."
@@ -83,8 +81,6 @@ class MemoryProfileCallback(pl.Callback):
     def _write(self, trainer: Any) -> None:
         if not self._recording:
             return
-        import torch
-
         self._recording = False
         folder = Path(self.dir) if self.dir is not None else directory_of(trainer) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,9 @@ import logging
 from typing import Any, Optional
 
 import lightning.pytorch as pl
+import torch
 
-from nemo2.callbacks.steps import step_range_problems, whose_ranks
+from nemo2.callbacks.steps import chosen_ranks, step_range_problems
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 
@@ -40,7 +41,7 @@ class NsysCallback(pl.Callback):
         nvtx_ranges: bool = False,
     ) -> None:
         problems = step_range_problems("NsysCallback", start_step, end_step)
-        self.ranks = whose_ranks("NsysCallback", ranks, problems)
+        self.ranks = chosen_ranks("NsysCallback", ranks, problems)
         if problems:
             raise ConfigError("\n".join(problems))
         self.start_step = start_step
@@ -63,13 +64,11 @@ class NsysCallback(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if not self._records(trainer):
+        if trainer.global_rank not in self.ranks or not _has_gpu():
             return
-        import torch
-
         if self._ranges is None and self.start_step <= trainer.global_step < self.end_step:
             torch.cuda.synchronize()  # keep kernels of earlier steps out of the recording
-            _profiler().cudaProfilerStart()
+            torch.cuda.cudart().cudaProfilerStart()  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
             self._ranges = torch.autograd.profiler.emit_nvtx(record_shapes=self.gen_shape)
             self._ranges.__enter__()
         if self._ranges is not None:
@@ -80,8 +79,6 @@ class NsysCallback(pl.Callback):
     ) -> None:
         if self._ranges is None:
             return
-        import torch
-
         torch.cuda.nvtx.range_pop()
         if trainer.global_step >= self.end_step:
             self._stop()
@@ -92,27 +89,14 @@ class NsysCallback(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._stop()
 
-    def _records(self, trainer: pl.Trainer) -> bool:
-        return trainer.global_rank in self.ranks and _has_gpu()
-
     def _stop(self) -> None:
         if self._ranges is None:
             return
-        import torch
-
         ranges, self._ranges = self._ranges, None
         torch.cuda.synchronize()
         ranges.__exit__(None, None, None)
-        _profiler().cudaProfilerStop()
+        torch.cuda.cudart().cudaProfilerStop()  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 
 
 def _has_gpu() -> bool:
-    import torch
-
     return torch.cuda.is_available()
-
-
-def _profiler() -> Any:
-    import torch
-
-    return torch.cuda.cudart()

@@ -66,20 +66,18 @@ class ParameterDebugger(pl.Callback):
                     f"ParameterDebugger.log_on_hooks={name!r}: this is not a hook with access to the "
                     f"model{did_you_mean(name, _HOOKS)}"
                 )
-            self.__dict__[name] = self._look
+            self.__dict__[name] = self._log_table
 
-    def _look(self, trainer: Any, *_: Any, **__: Any) -> None:
-        rows_of_all: list[dict[str, str]] = []
+    def _log_table(self, trainer: Any, *_: Any, **__: Any) -> None:
+        by_parameter: list[dict[str, str]] = []
         for name, parameter, owned in owned_gradients(trainer):
             row = {"Parameter": name}
             for kind, function, tensor in (("Param", self.param_fn, parameter), ("Grad", self.grad_fn, owned.whole)):
                 if function is not None and tensor is not None:
-                    figures = (
-                        function(tensor if tensor.shape == parameter.shape else tensor.view(parameter.shape)) or {}
-                    )
-                    row |= {f"{kind} {column}": str(value) for column, value in figures.items()}
-            rows_of_all.append(row)
-        names = list(dict.fromkeys(column for row in rows_of_all for column in row))
+                    figures = function(tensor.view(parameter.shape) if tensor.shape != parameter.shape else tensor)
+                    row |= {f"{kind} {column}": str(value) for column, value in (figures or {}).items()}
+            by_parameter.append(row)
+        names = list(dict.fromkeys(column for row in by_parameter for column in row))
         if len(names) > 1:
-            rows = [[row.get(column, "") for column in names] for row in rows_of_all]
+            rows = [[row.get(column, "") for column in names] for row in by_parameter]
             logger.info("\n%s", "\n".join(columns(rows, head=names)))

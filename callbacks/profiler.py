@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import lightning.pytorch as pl
+import torch
 
 from nemo2.callbacks.steps import count_problems, step_range_problems
 from nemo2.config.capture import configurable
@@ -106,8 +107,6 @@ class PytorchProfilerCallback(pl.Callback):
             self._profiler = None
 
     def _start(self) -> None:
-        import torch
-
         activities = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -121,8 +120,6 @@ class PytorchProfilerCallback(pl.Callback):
         self._profiler.start()
 
     def _record(self) -> None:
-        import torch
-
         if torch.cuda.is_available() or not torch.distributed.is_initialized():
             return
         from nemo2.trace.recorder import CommunicationRecorder

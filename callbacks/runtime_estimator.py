@@ -57,11 +57,9 @@ class RuntimeEstimator(pl.Callback):
         last = total_steps(trainer)
         if pace is not None and last is not None:
             remaining = max(last - step, 0) * pace
-            limits = [left for callback in trainer.callbacks if (left := _time_left(callback)) is not None]  # pyright: ignore[reportAttributeAccessIssue]
-            figures["remaining_estimate"] = min([remaining, *limits]) / self.divider
+            callbacks: Any = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+            limits = [callback.time_remaining() for callback in callbacks if isinstance(callback, Timer)]
+            known = [limit for limit in (remaining, *limits) if limit is not None]
+            figures["remaining_estimate"] = min(known) / self.divider
         for name, value in figures.items():
             pl_module.log(f"time/{name}", float(value), batch_size=1)
-
-
-def _time_left(callback: pl.Callback) -> Optional[float]:
-    return callback.time_remaining() if isinstance(callback, Timer) else None

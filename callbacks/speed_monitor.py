@@ -8,9 +8,8 @@ from typing import Any
 import lightning.pytorch as pl
 
 from nemo2.callbacks.consumption import consumed_by, sampler_of, seconds_per
-from nemo2.callbacks.steps import count_problems
+from nemo2.callbacks.steps import require_counts
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError
 
 
 @configurable
@@ -34,8 +33,7 @@ class SpeedMonitor(pl.Callback):
     """
 
     def __init__(self, window_size: int = 100, time_unit: str = "hours") -> None:
-        if problems := count_problems("SpeedMonitor", "window_size", window_size, least=1):
-            raise ConfigError(problems[0])
+        require_counts("SpeedMonitor", window_size=window_size)
         self.window_size = window_size
         self.time_unit = time_unit
         self.divider = seconds_per(time_unit, of="SpeedMonitor")

@@ -4,12 +4,22 @@
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from nemo2.errors import ConfigError
+
 
 def count_problems(owner: str, name: str, value: Any, *, least: int) -> list[str]:
     """Why ``value`` is not an integer of at least ``least``. Empty for a valid value."""
-    if _is_whole(value) and value >= least:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
         return []
     return [f"{owner}.{name}={value!r} must be a whole number of at least {least}."]
+
+
+def require_counts(owner: str, *, least: int = 1, **counts: Any) -> None:
+    """Raise ConfigError unless every argument of a callback in ``counts`` is an integer of at least ``least``."""
+    if problems := [
+        problem for name, value in counts.items() for problem in count_problems(owner, name, value, least=least)
+    ]:
+        raise ConfigError("\n".join(problems))
 
 
 def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]:
@@ -26,17 +36,13 @@ def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]
     return problems
 
 
-def whose_ranks(owner: str, ranks: Optional[Sequence[int]], problems: list[str]) -> list[int]:
+def chosen_ranks(owner: str, ranks: Optional[Sequence[int]], problems: list[str]) -> list[int]:
     """The global ranks to act on; rank 0 for None. Appends a sentence to ``problems`` for each value that can't be a
     rank."""
     chosen = [0] if ranks is None else list(ranks)
     problems += [
         f"{owner}.ranks contains {rank!r}, which is not a rank. Ranks count from 0."
         for rank in chosen
-        if not _is_whole(rank) or rank < 0
+        if count_problems(owner, "ranks", rank, least=0)
     ]
     return chosen
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

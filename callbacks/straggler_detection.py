@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 
 from nemo2.backend.extras import has, why_missing
 from nemo2.config.capture import configurable
@@ -86,8 +87,6 @@ class StragglerDetectionCallback(pl.Callback):
             self._detector = None
 
     def _make_detector(self) -> Any:
-        import torch
-
         if not torch.cuda.is_available():
             logger.warning(
                 "StragglerDetectionCallback compares GPUs, but this machine has no GPU. It compares nothing."

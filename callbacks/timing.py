@@ -8,6 +8,7 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 
 from nemo2.backend import get_backend
+from nemo2.callbacks.consumption import global_batch
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.flops import model_flops_per_step
@@ -102,12 +103,3 @@ class TimingCallback(pl.Callback):
         if self.timer_kwargs.get("sync_cuda", False):
             get_backend().synchronize()
         return time.perf_counter()
-
-
-def global_batch(trainer: pl.Trainer) -> tuple[int, int] | None:
-    """The samples and the tokens per sample of the current step, from the data sampler. None if they are unknown."""
-    for owner in (trainer.strategy, getattr(trainer, "datamodule", None)):
-        sampler = getattr(owner, "data_sampler", None)
-        if sampler is not None:
-            return sampler.current_global_batch_size, sampler.seq_len
-    return None

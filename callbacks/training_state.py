@@ -6,9 +6,9 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
-from nemo2.callbacks.steps import count_problems
+from nemo2.callbacks.steps import require_counts
 from nemo2.config.capture import configurable
-from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.errors import RuntimeFault
 from nemo2.parallel.inspection import chunks_of
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,7 @@ class ModelTrainingStateCallback(pl.Callback):
     """
 
     def __init__(self, val_check_interval: int = 10, strict: bool = False) -> None:
-        if problems := count_problems("ModelTrainingStateCallback", "val_check_interval", val_check_interval, least=1):
-            raise ConfigError(problems[0])
+        require_counts("ModelTrainingStateCallback", val_check_interval=val_check_interval)
         self.val_check_interval = val_check_interval
         self.strict = strict
         self._before: Optional[dict[str, bool]] = None

@@ -11,7 +11,7 @@ from nemo2.checkpoint.paths import checkpoint_at
 from nemo2.checks.facts import Facts
 from nemo2.checks.tokenizers import tokenizer_of
 from nemo2.errors import CheckpointError
-from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, newest_run
+from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, newest_run, requested_version
 
 _TRAINING = ("pretrain", "finetune", "train")
 _SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels")
@@ -38,7 +38,8 @@ def directory_to_continue(log: Any, *, newest: bool) -> Optional[Path]:
     base = Path(log.log_dir or DEFAULT_BASE).expanduser() / (log.name or "default")
     if log.explicit_log_dir:
         return Path(log.explicit_log_dir).expanduser().absolute()
-    directory = base / log.version if log.version else newest_run(base) if newest else None
+    version = requested_version(log.version)
+    directory = base / version if version else newest_run(base) if newest else None
     return None if directory is None else directory.absolute()
 
 

@@ -26,7 +26,7 @@ def add(
     Example: nemo2 cluster add mycluster kind=slurm partition=batch job_dir=/shared/me/jobs
     """
     from nemo2.errors import ConfigError
-    from nemo2.launch.clusters import Profile, built, profiles, user_file
+    from nemo2.launch.clusters import Profile, build_executor, profiles, user_file
     from nemo2.names import safe_name
 
     safe_name(name, field="cluster")
@@ -39,7 +39,7 @@ def add(
             raise ConfigError(f"{setting!r}: must be KEY=VALUE, for example partition=batch or ssh.host=login.")
         _put(values, key.split("."), _value(text))
     file = user_file()
-    built(Profile(name, file, values))
+    build_executor(Profile(name, file, values))
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
         out.write(
@@ -71,11 +71,11 @@ def show_cluster(
 
     Example: nemo2 cluster show mycluster
     """
-    from nemo2.launch.clusters import built
+    from nemo2.launch.clusters import build_executor
 
     profile = _profile(name)
     values = {key: _without_secrets(value) if key == "env" else value for key, value in profile.values.items()}
-    kind = type(built(profile)[0]).__name__
+    kind = type(build_executor(profile)[0]).__name__
     told = {"name": name, "file": str(profile.file), "executor": f"nemo_run.{kind}", "values": values}
     lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
     head = [f"# {profile.file}", f"[clusters.{json.dumps(name)}]"]
@@ -96,12 +96,12 @@ def test(
 
     Example: nemo2 cluster test mycluster --nodes 2
     """
-    from nemo2.launch.clusters import built
-    from nemo2.launch.slurm.probing import settled, test_cluster
+    from nemo2.launch.clusters import build_executor
+    from nemo2.launch.slurm.probing import test_cluster
 
-    executor, settings = built(_profile(name))
+    executor, settings = build_executor(_profile(name))
     findings: list[dict[str, Any]] = []
-    for finding in test_cluster(settled(executor), settings, nodes=nodes, wait_seconds=wait):
+    for finding in test_cluster(executor, settings, nodes=nodes, wait_seconds=wait):
         findings.append(finding._asdict())
         if not as_json():
             print(f"{'error' if finding.stops else 'note'}: {finding.message}", flush=True)

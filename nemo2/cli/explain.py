@@ -56,24 +56,24 @@ def _as_data(found: list[Any], effective: Any, size: int) -> dict[str, Any]:
 def variables(recipe: Any, gpus: Optional[str], executor: Optional[str], plugins: list[str]) -> Result:
     """The environment variables that nemo2 sets for the ranks, and why."""
     import nemo2.plugins  # noqa: F401  (whose names it announces)
+    from nemo2.launch.environment import origin_lines, variable_origins
     from nemo2.launch.launcher import apply_shape, place_of
-    from nemo2.launch.plugins import made, named
-    from nemo2.launch.variables import given_variables, lines
+    from nemo2.launch.plugins import build_plugins, split_plugins
 
-    made_executor, _, machine = place_of(executor, None)
+    base, _, machine = place_of(executor, None)
     machine = machine_of(gpus) if gpus else machine
     devices, nodes, _ = apply_shape(recipe, machine, devices=None, nodes=None, name=None)
-    found = given_variables(
+    origins = variable_origins(
         recipe,
-        None if made_executor in (None, "local") else made_executor.clone(),
+        None if base in (None, "local") else base.clone(),
         machine,
-        plugins=made(named(plugins)),
+        plugins=build_plugins(split_plugins(plugins)),
         devices=devices,
         nodes=nodes,
         profile=executor or "",
     )
     where = f"{nodes} node{'s' if nodes > 1 else ''} x {machine.counted(devices)}"
-    text = "\n".join([*lines(found), f"\nOn {where}; the first line of each is the value that the ranks get."])
-    by_name = {variable: [one._asdict() for one in values] for variable, values in found.items()}
+    text = "\n".join([*origin_lines(origins), f"\nOn {where}; the first line of each is the value that the ranks get."])
+    by_name = {variable: [one._asdict() for one in values] for variable, values in origins.items()}
     data = {"variables": by_name, "machine": where}
-    return Result(data, text if found else f"nemo2 sets no variables for {where}.")
+    return Result(data, text if origins else f"nemo2 sets no variables for {where}.")

@@ -141,9 +141,9 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
         ConfigError: options contradict each other, or the launch refuses the recipe.
     """
     from nemo2.launch import launch
-    from nemo2.launch.announce import say_end, say_start
+    from nemo2.launch.announce import print_end, print_start
     from nemo2.launch.launcher import place_of
-    from nemo2.launch.plugins import named
+    from nemo2.launch.plugins import split_plugins
 
     executor, kind = options.executor, kind_of(options.gpus)
     where, profile, machine = place_of(executor, kind)
@@ -160,7 +160,7 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
     if options.plugins:
         import nemo2.plugins  # noqa: F401  (whose names it announces)
 
-    say_start(recipe, name, executor, machine, profile, changes=changes)
+    print_start(recipe, name, executor, machine, profile, changes=changes)
     if executor != "local" and not (options.yes or options.dryrun) and sys.stdin.isatty():
         typer.confirm(f"Submit to {executor!r}?", abort=True)
     trackers = options.trackers or [] if isinstance(options, TrainingOptions) else []
@@ -174,13 +174,13 @@ def launched(recipe: Any, *, name: str, changes: list[str], options: LaunchOptio
         dryrun=options.dryrun,
         detach=options.detach,
         chain=options.chain if isinstance(options, TrainingOptions) else 1,
-        plugins=named(options.plugins or []),
+        plugins=split_plugins(options.plugins or []),
         force=options.force,
         quiet=True,
     )
     if result.status == "continued":
         raise typer.Exit(result.exit_code)
-    say_end(result)
+    print_end(result)
 
 
 def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool, profile: str) -> None:

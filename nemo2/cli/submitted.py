@@ -111,7 +111,7 @@ def cancel(submission: Any) -> Result:
     from nemo2.launch.slurm import queue
 
     shell = submission.shell()
-    alive = [job for job in submission.jobs if queue.lives(queue.state(shell, job))]
+    alive = [job for job in submission.jobs if queue.is_active(queue.state(shell, job))]
     queue.cancel(shell, alive)
     text = f"cancelled job {' '.join(alive)}" if alive else f"{submission.name} has ended already"
     return Result({"cancelled": alive}, text)
@@ -127,7 +127,7 @@ def _reason(submission: Any, shell: Any, told: dict[str, Any]) -> Optional[str]:
         return None
     try:
         words = [queue.state(shell, job) for job in submission.jobs]
-        if any(map(queue.lives, words)):
+        if any(map(queue.is_active, words)):
             return None
         ending = ended_by_slurm(shell, submission, words, told)
     except Nemo2Error:
@@ -149,7 +149,7 @@ def _state(submission: Any) -> tuple[str, dict[str, Any]]:
         if word not in ENDED:
             words = [queue.state(shell, job) for job in submission.jobs]
             words = [queue.with_hold(shell, *one) for one in zip(submission.jobs, words, strict=True)]
-            word = next((one for one in words if queue.lives(one.partition(",")[0])), word or words[-1])
+            word = next((one for one in words if queue.is_active(one.partition(",")[0])), word or words[-1])
     except Nemo2Error as error:
         return f"unknown: {error}", told
     return str(word), told

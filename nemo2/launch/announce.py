@@ -22,7 +22,7 @@ from nemo2.settle.machine import Machine
 from nemo2.settle.world import world_of
 
 
-def say_start(
+def print_start(
     recipe: Any,
     name: str,
     executor: Any,
@@ -49,7 +49,7 @@ def say_start(
         print(redact_text(text), file=sys.stderr, flush=True)
 
 
-def say_end(result: RunResult) -> None:
+def print_end(result: RunResult) -> None:
     """Print where the results of a run are, or how to follow it."""
     run = result.experiment_id
     if result.jobs and result.status == "submitted":
@@ -75,13 +75,14 @@ def _block(recipe: Any, name: str, executor: Optional[str], machine: Machine, ru
     )
     data, log = recipe.data, recipe.log
     base = log.log_dir or ("" if runs else DEFAULT_BASE)
-    size, start = size_of(recipe, machine), _weights(recipe)
+    size, resume = size_of(recipe, machine), getattr(recipe, "resume", None)
+    restored = getattr(getattr(resume, "restore_config", None), "path", "")
     validates, batches = recipe.__fn_or_cls__.__name__ == "validate", recipe.trainer.limit_val_batches
     facts = {
         "machine": f"{count}{nodes}, {kind}",
         "layout": Layout.of(recipe.trainer.strategy).describe(world.size),
         "parameters": "" if size is None else str(size),
-        "starts from": start,
+        "starts from": str(restored or getattr(resume, "resume_from_path", "") or ""),
         "data": f"{data.__fn_or_cls__.__name__}{' (random tokens)' if is_mock(data) else ''}, sequences of "
         f"{data.seq_length:,} tokens, {data.global_batch_size:,} per step",
         "steps": f"{recipe.trainer.max_steps:,}" if (recipe.trainer.max_steps or 0) > 0 and not validates else "",
@@ -90,11 +91,3 @@ def _block(recipe: Any, name: str, executor: Optional[str], machine: Machine, ru
         "changed": in_shell(changes),
     }
     return "\n".join([name, *(folded(f"  {fact:12}{value}", indent=14) for fact, value in facts.items() if value)])
-
-
-def _weights(recipe: Any) -> str:
-    """The weights that a run starts from. "": random ones."""
-    resume = getattr(recipe, "resume", None)
-    return str(
-        getattr(getattr(resume, "restore_config", None), "path", "") or getattr(resume, "resume_from_path", "") or ""
-    )

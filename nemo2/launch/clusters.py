@@ -82,7 +82,7 @@ def profiles() -> dict[str, Profile]:
         ConfigError: a file is not TOML or not a list of profiles.
         SecurityError: a file is another user's, or everybody may write to it.
     """
-    found: dict[str, Profile] = {}
+    by_name: dict[str, Profile] = {}
     for file in (user_file(), project_file()):
         if file is None or not file.is_file():
             continue
@@ -90,14 +90,16 @@ def profiles() -> dict[str, Profile]:
             tables = tomllib.loads(read_trusted(file, effect="its setup_lines run in jobs")).get(_TABLE, {})
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ConfigError(f"{file} can't be read: {error}.") from error
+        if not isinstance(tables, dict):
+            raise ConfigError(f"{file}: {_TABLE}={tables!r} must be tables, [{_TABLE}.NAME].")
         for name, values in tables.items():
             if not isinstance(values, dict):
                 raise ConfigError(f"{file}: [{_TABLE}] {name}={values!r} must be a table, [{_TABLE}.{name}].")
-            found[name] = Profile(safe_name(name, field=f"{file}: [{_TABLE}]"), file, values)
-    return found
+            by_name[name] = Profile(safe_name(name, field=f"{file}: [{_TABLE}]"), file, values)
+    return by_name
 
 
-def named(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
+def resolve_executor(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
     """The executor of a name, and its settings. A value that is not a name is returned unchanged, without settings.
 
     A name is "local", a profile, or a function in nemo-run's ``executors.py``.
@@ -110,7 +112,7 @@ def named(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
         return executor, None
     known = profiles()
     if executor in known:
-        return built(known[executor])
+        return build_executor(known[executor])
     file = Path(get_nemorun_home()) / "executors.py"
     functions: list[str] = []
     if file.is_file():
@@ -125,7 +127,7 @@ def named(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
     )
 
 
-def built(profile: Profile) -> tuple[Any, ClusterSettings]:
+def build_executor(profile: Profile) -> tuple[Any, ClusterSettings]:
     """nemo-run's executor for a profile, and the profile's settings that the executor doesn't have.
 
     Raises:
@@ -133,28 +135,31 @@ def built(profile: Profile) -> tuple[Any, ClusterSettings]:
     """
     where = f"{profile.file}: [{_TABLE}.{profile.name}]"
     kind = profile.values.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(
             f"{where} {'has no kind' if kind is None else f'kind={kind!r}'}{did_you_mean(str(kind), KINDS)}"
         )
-    made: Any = getattr(nemo_run, KINDS[kind])
+    executor_class: Any = getattr(nemo_run, KINDS[kind])
     ours = {one.name for one in fields(ClusterSettings)} if kind == "slurm" else {"gpu"}
-    theirs = {one.name for one in fields(made) if one.init} - set(_SET_BY_US)
+    theirs = {one.name for one in fields(executor_class) if one.init} - set(_SET_BY_US)
     known = {*_OURS, *ours, *theirs}
     for key in profile.values:
         if key not in known:
             raise ConfigError(f"{where} {key!r} is not a field of kind {kind!r}{did_you_mean(key, sorted(known))}")
     values = {key: value for key, value in profile.values.items() if key in theirs and key not in _OURS}
-    values["env_vars"] = {key: str(value) for key, value in profile.values.get("env", {}).items()}
+    variables = profile.values.get("env", {})
+    if not isinstance(variables, dict):
+        raise ConfigError(f'{where} env={variables!r}: must be a table, {{ NAME = "value" }}.')
+    values["env_vars"] = {key: str(value) for key, value in variables.items()}
     if kind == "slurm":
-        values = {"account": "", **values, **_of_slurm(profile, where)}
+        values = {"account": "", **values, **_slurm_fields(profile, where)}
         values["time"] = str(values.get("time", ""))  # TOML reads 30 as a number and 04:00:00 as a time of day
     else:
         values.setdefault("launcher", "torchrun")
     try:
         if kind == "slurm":
             limit_seconds(values["time"])
-        executor = made(**values)
+        executor = executor_class(**values)
         settings = ClusterSettings(**{key: value for key, value in profile.values.items() if key in ours})
     except ConfigError as error:
         raise ConfigError(f"{where} {error}") from error
@@ -167,7 +172,7 @@ def built(profile: Profile) -> tuple[Any, ClusterSettings]:
     return executor, settings
 
 
-def _of_slurm(profile: Profile, where: str) -> dict[str, Any]:
+def _slurm_fields(profile: Profile, where: str) -> dict[str, Any]:
     starter = profile.values.get("starter", "torchrun")
     if starter not in _STARTERS:
         raise ConfigError(f"{where} starter={starter!r}: must be 'torchrun' or 'srun'.")

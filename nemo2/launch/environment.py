@@ -3,16 +3,22 @@
 
 Python on a rank is too late to set them, so the launcher sets them, and a dry run shows them with their reasons. A
 variable that the user has set keeps its value. If that value contradicts the run's needs, the launcher reports it.
+`variable_origins` lists who sets each variable: the launcher, this shell, the executor or its profile, each plugin.
 
 Sources: NeMo 2.0's PerfEnvPlugin; Megatron-LM's arguments.py for FSDP, pipelines over UCC and CUDA graphs;
 Megatron-Core's README on experts for the allocator; NCCL's and Transformer Engine's lists of variables.
 """
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
+import nemo_run
+
 from nemo2.config.walk import class_of
+from nemo2.launch.local import split_secrets
+from nemo2.launch.shape import give_shape
 from nemo2.overlap.apply import overlap_callbacks
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.settle.machine import Machine
@@ -57,73 +63,75 @@ class Ranks(NamedTuple):
 
 def launch_variables(ranks: Ranks) -> dict[str, Variable]:
     """The variables of every rank on GPUs, by name."""
-    found: dict[str, Variable] = {}
-    cut = [f"{size} {name}" for name, size in _cuts(ranks) if size > 1]
+    variables: dict[str, Variable] = {}
+    sizes = {"tensor-parallel": ranks.tensor_parallel, "context-parallel": ranks.context_parallel}
+    cut = [f"{size} {name}" for name, size in sizes.items() if size > 1]
     newer = ranks.capability >= BLACKWELL
-    if ranks.fsdp:
-        if cut and newer:
-            found[CONNECTIONS] = Variable("32", "FSDP's gathers need queues beside those of computation", needed=True)
-    elif cut and newer:
-        found[CONNECTIONS] = Variable("32", f"{' and '.join(cut)} ranks exchange beside computation", needed=True)
-    elif cut:
-        why = f"{' and '.join(cut)} ranks exchange beside computation, which starts in its order through one queue only"
-        found[CONNECTIONS] = Variable("1", why, needed=True)
+    why = f"{' and '.join(cut)} ranks exchange beside computation"
+    if cut and newer:
+        why = "FSDP's gathers need queues beside those of computation" if ranks.fsdp else why
+        variables[CONNECTIONS] = Variable("32", why, needed=True)
+    elif cut and not ranks.fsdp:
+        why += ", which starts in its order through one queue only"
+        variables[CONNECTIONS] = Variable("1", why, needed=True)
     if ranks.overlapped:
         for step in ("FWD", "BWD"):
-            found[f"NVTE_{step}_LAYERNORM_SM_MARGIN"] = Variable(
+            variables[f"NVTE_{step}_LAYERNORM_SM_MARGIN"] = Variable(
                 _SM_MARGIN, "norms leave multiprocessors to communication that runs beside them"
             )
     if ranks.world_size > 1:
-        found["TORCH_NCCL_HIGH_PRIORITY"] = Variable("1", "communication goes before computation where both wait")
+        variables["TORCH_NCCL_HIGH_PRIORITY"] = Variable("1", "communication goes before computation where both wait")
     if ranks.registered_buffers:
         why = "strategy.ddp_config.nccl_ub registers buffers with NCCL"
-        found["NCCL_NVLS_ENABLE"] = Variable("1", why)
-        found["NCCL_CTA_POLICY"] = Variable("1", why)
+        variables["NCCL_NVLS_ENABLE"] = Variable("1", why)
+        variables["NCCL_CTA_POLICY"] = Variable("1", why)
     elif ranks.varying_sizes:
-        found[ALLOCATOR] = Variable(
+        variables[ALLOCATOR] = Variable(
             EXPANDABLE,
             "experts get other numbers of tokens in each step, and blocks of fixed size would be left in pieces",
         )
         if ranks.graphs:
-            found[GRAPH_REGISTER] = Variable("0", "captured messages would read segments that have moved", needed=True)
-    return found
+            variables[GRAPH_REGISTER] = Variable(
+                "0", "captured messages would read segments that have moved", needed=True
+            )
+    return variables
 
 
 def objections(ranks: Ranks, environment: Mapping[str, str]) -> list[str]:
     """A sentence for each variable whose value, set by the user, contradicts the run's needs. The user's value
     stays."""
-    said = []
-    wanted = launch_variables(ranks)
-    for name, variable in wanted.items():
-        given = environment.get(name)
-        if given is not None and given != variable.value and variable.needed:
-            said.append(
-                f"{name}={given} in the environment contradicts {variable.value}, the value for this run: "
+    warnings = []
+    required = launch_variables(ranks)
+    for name, variable in required.items():
+        value = environment.get(name)
+        if value is not None and value != variable.value and variable.needed:
+            warnings.append(
+                f"{name}={value} in the environment contradicts {variable.value}, the value for this run: "
                 f"{variable.why}. nemo2 does not change it. Unset it."
             )
-    if environment.get(CONNECTIONS) == "1" and CONNECTIONS not in wanted:
+    if environment.get(CONNECTIONS) == "1" and CONNECTIONS not in required:
         if ranks.fsdp:
-            said.append(
+            warnings.append(
                 f"{CONNECTIONS}=1 in the environment makes FSDP's gathers wait in one queue with computation. nemo2 "
                 "does not change it. Unset it."
             )
         elif ranks.capability >= BLACKWELL:
-            said.append(
+            warnings.append(
                 f"{CONNECTIONS}=1 in the environment only delays kernels on this GPU without tensor or context "
                 "parallelism. nemo2 does not change it. Unset it."
             )
     expandable = EXPANDABLE in environment.get(ALLOCATOR, "")
-    if expandable and ranks.graphs and environment.get(GRAPH_REGISTER) != "0" and GRAPH_REGISTER not in wanted:
-        said.append(
+    if expandable and ranks.graphs and environment.get(GRAPH_REGISTER) != "0" and GRAPH_REGISTER not in required:
+        warnings.append(
             f"{ALLOCATOR} in the environment has {EXPANDABLE}, so CUDA graphs (model.config.cuda_graph_impl) require "
             f"{GRAPH_REGISTER}=0. Set it too."
         )
     if ranks.registered_buffers and expandable:
-        said.append(
+        warnings.append(
             f"{ALLOCATOR} in the environment has {EXPANDABLE}, but buffers that are registered with NCCL "
             f"(strategy.ddp_config.nccl_ub=True) cannot be in expandable segments. Remove {EXPANDABLE}."
         )
-    return said
+    return warnings
 
 
 def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: int) -> Optional[Ranks]:
@@ -134,31 +142,26 @@ def ranks_of(recipe: Any, *, capability: tuple[int, int], devices: int, nodes: i
     if not hasattr(strategy, "tensor_model_parallel_size") and not sharded:
         return None
     ddp = getattr(strategy, "ddp", None)
-    reduced = bool(getattr(ddp, "overlap_grad_reduce", False))
     model = getattr(getattr(recipe, "model", None), "config", None)
     dropless = bool(getattr(model, "num_moe_experts", None)) and not getattr(
         model, "moe_pad_expert_input_to_capacity", False
     )
-    if sharded:
-        cut = getattr(strategy, "tensor_parallel_size", 1)
-        return Ranks(
-            capability=capability,
-            tensor_parallel=cut if isinstance(cut, int) else 1,  # "auto" is 1
-            context_parallel=getattr(strategy, "context_parallel_size", 1),
-            world_size=World(nodes, devices).size,
-            fsdp=True,
-            varying_sizes=dropless,
-        )
-    return Ranks(
+    tensor_parallel = getattr(strategy, "tensor_parallel_size" if sharded else "tensor_model_parallel_size", 1)
+    ranks = Ranks(
         capability=capability,
-        tensor_parallel=strategy.tensor_model_parallel_size,
-        context_parallel=strategy.context_parallel_size,
-        pipeline_parallel=strategy.pipeline_model_parallel_size,
+        tensor_parallel=tensor_parallel if isinstance(tensor_parallel, int) else 1,  # "auto" is 1
+        context_parallel=getattr(strategy, "context_parallel_size", 1),
         world_size=World(nodes, devices).size,
+        varying_sizes=dropless,
+    )
+    if sharded:
+        return ranks._replace(fsdp=True)
+    reduced = bool(getattr(ddp, "overlap_grad_reduce", False))
+    return ranks._replace(
+        pipeline_parallel=strategy.pipeline_model_parallel_size,
         fsdp=getattr(strategy, "fsdp", None) is not None or bool(getattr(ddp, "use_megatron_fsdp", False)),
         overlapped=reduced or bool(overlap_callbacks(trainer.callbacks)),
         registered_buffers=bool(getattr(ddp, "nccl_ub", False)),
-        varying_sizes=dropless,
         graphs=kind_of(model) != "none",
     )
 
@@ -171,32 +174,80 @@ def ranks_on(machine: Machine, recipe: Any, *, devices: int, nodes: int) -> Opti
     return ranks_of(recipe, capability=machine.capability or HOPPER, devices=devices, nodes=nodes)
 
 
-def set_variables(
-    executor: Any, recipe: Any, machine: Machine, *, devices: int, nodes: int
-) -> tuple[list[str], list[str]]:
+def set_variables(executor: Any, recipe: Any, machine: Machine, *, devices: int, nodes: int) -> list[str]:
     """Add the variables that a run on ``machine`` needs to ``executor.env_vars``, except variables that are already
-    set.
+    set. Warns on stderr of those whose values contradict the run.
 
-    Returns a line with the reason for each variable, and the objections to the user's environment. Both are empty for
-    runs without GPUs.
+    Returns a line with the reason for each variable. Empty for runs without GPUs.
     """
     ranks = ranks_on(machine, recipe, devices=devices, nodes=nodes)
-    if ranks is None or not hasattr(executor, "env_vars"):
-        return [], []
+    if ranks is None:
+        return []
     # Ranks on this machine inherit its environment. A cluster's ranks don't.
-    known = {**(os.environ if machine.local else {}), **executor.env_vars}
-    wanted = launch_variables(ranks)
-    executor.env_vars = {
-        **{name: variable.value for name, variable in wanted.items() if name not in known},
-        **executor.env_vars,
-    }
-    lines = [f"{name}={known.get(name, one.value)}: {_reason(name, one, known)}" for name, one in wanted.items()]
-    return lines, objections(ranks, known)
+    present = {**(os.environ if machine.local else {}), **executor.env_vars}
+    required = launch_variables(ranks)
+    defaults = {name: variable.value for name, variable in required.items() if name not in present}
+    executor.env_vars = {**defaults, **executor.env_vars}
+    for warning in objections(ranks, present):
+        print(f"warning: {warning}", file=sys.stderr)
+    return [
+        f"{name}={present[name]}: from the environment" if name in present else f"{name}={one.value}: {one.why}"
+        for name, one in required.items()
+    ]
 
 
-def _reason(name: str, variable: Variable, known: Mapping[str, str]) -> str:
-    return "from the environment" if name in known else variable.why
+class Origin(NamedTuple):
+    """A value of a variable and who sets it."""
+
+    value: str
+    who: str
 
 
-def _cuts(ranks: Ranks) -> tuple[tuple[str, int], ...]:
-    return (("tensor-parallel", ranks.tensor_parallel), ("context-parallel", ranks.context_parallel))
+def variable_origins(
+    recipe: Any,
+    executor: Any,
+    machine: Machine,
+    *,
+    plugins: Sequence[Any] = (),
+    devices: int,
+    nodes: int,
+    profile: str = "",
+) -> dict[str, list[Origin]]:
+    """The values of each variable, in rising precedence. Plugins edit ``recipe`` and ``executor``, so pass copies.
+
+    Args:
+        executor: None: torchrun on this machine.
+        profile: The executor's name, for messages.
+
+    Raises:
+        ConfigError: a plugin rejects the run, or the executor can't have this shape.
+    """
+    executor = executor or nemo_run.LocalExecutor(launcher="torchrun")
+    give_shape(executor, devices=devices, nodes=nodes)
+    set_by: list[tuple[str, dict[str, str]]] = [(profile or type(executor).__name__, dict(executor.env_vars))]
+    for plugin in plugins:
+        before = dict(executor.env_vars)
+        plugin.setup(recipe, executor)
+        changed = {name: value for name, value in executor.env_vars.items() if before.get(name) != value}
+        set_by.append((type(plugin).__name__, changed))
+    origins: dict[str, list[Origin]] = {}
+    ranks = ranks_on(machine, recipe, devices=devices, nodes=nodes)
+    for name, variable in (launch_variables(ranks) if ranks else {}).items():
+        origins[name] = [Origin(variable.value, f"the launcher: {variable.why}")]
+        if machine.local and name in os.environ:
+            origins[name].append(Origin(os.environ[name], "this shell"))
+    for who, variables in set_by:
+        secrets = split_secrets(variables)[1]
+        for name, value in variables.items():
+            origins.setdefault(name, []).append(Origin("***" if name in secrets else value, who))
+    return origins
+
+
+def origin_lines(origins: Mapping[str, list[Origin]]) -> list[str]:
+    """A paragraph per variable: the value that the ranks receive, and the overridden values with who set them."""
+    lines = []
+    for name in sorted(origins):
+        *others, last = origins[name]
+        lines.append(f"{name}={last.value}  ({last.who})")
+        lines += [f"    before that {one.value}  ({one.who})" for one in reversed(others) if one.value != last.value]
+    return lines

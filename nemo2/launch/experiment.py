@@ -8,6 +8,7 @@ runner, and then checks how the run ended.
 import contextlib
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -21,30 +22,26 @@ from nemo_run.config import get_nemorun_home
 
 from nemo2.config.serialize import to_json
 from nemo2.errors import EXIT_PREEMPTED
-from nemo2.launch.environment import set_variables
 from nemo2.launch.failure import explain_failure
 from nemo2.launch.local import (
     LAUNCHER_FILE,
     child_processes,
     keep_private,
     rank_variables,
-    remove_quietly,
     split_secrets,
     stop_processes,
     sweep_staging,
 )
-from nemo2.launch.main_script import with_arguments
 from nemo2.launch.rank import MAIN
+from nemo2.launch.rank_files import with_arguments
 from nemo2.launch.result import RunResult, Status
-from nemo2.launch.shape import give_shape
 from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.launch.stream import STARTING, RunDisplay
 from nemo2.launch.trusted_files import KERNEL_CACHE, refuse_untrusted_kernel_cache
 from nemo2.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
-from nemo2.run_dir.logger import RECIPE_VARIABLE
-from nemo2.run_dir.orphans import LAUNCHER_VARIABLE, name_of_this_process
-from nemo2.settle.machine import Machine
+from nemo2.run_dir.parent_watchdog import LAUNCHER_VARIABLE, process_identity
+from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
 
 _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
 
@@ -92,42 +89,28 @@ def on_experiment(
     *,
     name: str,
     experiment_id: str,
-    devices: int,
-    nodes: int,
-    env: Mapping[str, str],
-    machine: Machine,
-    local: bool,
     dryrun: bool,
     detach: bool,
-    edited: list[str],
+    reasons: list[str],
 ) -> RunResult:
-    """Run a recipe on ``executor`` (None or "local": torchrun on this machine) and follow it, or print what would be
-    started.
-
-    Args:
-        local: whether the ranks run on this machine.
-        edited: the plugins' changes, one line each.
-    """
+    """Run a recipe on ``executor`` and follow it, or print what would be started, with the ``reasons`` of its
+    settings. Changes the executor."""
     started = time.monotonic()
+    local = isinstance(executor, nemo_run.LocalExecutor)
     if type(executor).__name__.startswith("Skypilot"):
-        from nemo2.launch.skypilot import mend_dry_runs
-
-        mend_dry_runs()
+        _fix_skypilot_dry_run()
     staging = Path(get_nemorun_home()) / "nemo2" / experiment_id
     create_directory(staging, field="NEMORUN_HOME")
     staging.chmod(0o700)  # it holds the user's settings
     if not detach:
-        (staging / LAUNCHER_FILE).write_text(name_of_this_process(), encoding="utf-8")
+        (staging / LAUNCHER_FILE).write_text(process_identity(), encoding="utf-8")
     sweep_staging(staging.parent)
-    executor, secrets = prepare_executor(executor, devices=devices, nodes=nodes, staging=staging, env=env)
+    secrets = prepare_executor(executor, staging=staging)
     if local and not detach:
-        executor.env_vars[LAUNCHER_VARIABLE] = name_of_this_process()
+        executor.env_vars[LAUNCHER_VARIABLE] = process_identity()
     if dryrun:  # a dry run prints its folder
         executor.env_vars |= {name: f"${name}" for name in split_secrets(executor.env_vars)[1]}
-    reasons, warned = set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
-    for sentence in warned:
-        print(f"warning: {sentence}", file=sys.stderr)
-    (staging / "recipe.json").write_text(to_json(recipe), encoding="utf-8")
+    (staging / RECIPE_FILE).write_text(to_json(recipe), encoding="utf-8")
     keep_private(Path(get_nemorun_home()) / "experiments" / name)
     experiment = _Experiment(
         name,
@@ -142,10 +125,12 @@ def on_experiment(
         experiment.add(recipe, name=name, tail_logs=not local)
         if dryrun:
             experiment.dryrun(log=False)
-            remove_quietly(staging)
-            print(describe(executor, name) if local else _job_of(experiment))
-            if lines := [*edited, *reasons]:
-                print("\n".join(["because", *(f"  {line}" for line in lines)]))
+            shutil.rmtree(staging, ignore_errors=True)
+            # Unwrapped: nemo-run's own dry run breaks the lines of a job at the terminal's width.
+            jobs = (str(getattr(job, "_dryrun_info", "")) for job in experiment.jobs)
+            print(describe(executor, name) if local else "\n".join(jobs))
+            if reasons:
+                print("\n".join(["because", *(f"  {line}" for line in reasons)]))
             return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
         if local:
             refuse_untrusted_kernel_cache(executor.env_vars.get(KERNEL_CACHE))
@@ -156,15 +141,32 @@ def on_experiment(
         if detach and getattr(experiment, "detach", False):
             return RunResult(status="submitted", exit_code=0, experiment_id=experiment_id)
         log_dir = Path(experiment.jobs[0].executor.job_dir)
-        state = _follow(experiment, log_dir, before) if local else _wait(experiment)
-    result = {"experiment_id": experiment_id, "log_dir": log_dir, "run_dir": _read_run_dir(staging)}
+        if not local:  # nemo-run shows the log
+            for job in experiment.jobs:
+                job.wait()
+        state = _follow(experiment, log_dir, before) if local else _status(experiment)
+    file = staging / "run_dir"
+    run_dir = Path(file.read_text(encoding="utf-8")) if file.is_file() else None
+    result = {"experiment_id": experiment_id, "log_dir": log_dir, "run_dir": run_dir}
     return _ending(state, staging, seconds=time.monotonic() - started, **result)
+
+
+def _fix_skypilot_dry_run() -> None:
+    """Let nemo-run's dry run find the function that prints a task.
+
+    SkyPilot 0.10.3 moved the function to `sky.utils.yaml_utils`. nemo-run 0.11.1 uses the new place in its submission
+    but not in its dry run, which fails with an AttributeError.
+    """
+    from sky.utils import common_utils, yaml_utils
+
+    if not hasattr(common_utils, "dump_yaml_str"):
+        common_utils.dump_yaml_str = yaml_utils.dump_yaml_str
 
 
 def _ending(state: str, staging: Path, *, log_dir: Path, **result: Any) -> RunResult:
     """The result of a run whose end nemo-run calls ``state``. Removes the run's staging files."""
     failure = None if state == "SUCCEEDED" else explain_failure(fault_dir=staging / "faults", log_dir=log_dir)
-    remove_quietly(staging)
+    shutil.rmtree(staging, ignore_errors=True)
     if failure is None:
         return RunResult(status="succeeded", exit_code=0, log_dir=log_dir, **result)
     status: Status = "cancelled" if state == "CANCELLED" else "failed"
@@ -172,32 +174,31 @@ def _ending(state: str, staging: Path, *, log_dir: Path, **result: Any) -> RunRe
     return RunResult(status=status, exit_code=code, failure=failure, log_dir=log_dir, **result)
 
 
-def prepare_executor(
-    executor: Any, *, devices: int, nodes: int, staging: Path, env: Mapping[str, str]
-) -> tuple[Any, dict[str, str]]:
-    """A copy of ``executor`` with this run's shape and variables, and the variables to pass on in memory only."""
-    local = executor in (None, "local")
-    executor = nemo_run.LocalExecutor(launcher="torchrun") if local else executor.clone()
-    give_shape(executor, devices=devices, nodes=nodes)
-    ours = {FAULT_DIR_VARIABLE: str(staging / "faults"), VERSION_VARIABLE: timestamp()}
+def prepare_executor(executor: Any, *, staging: Path) -> dict[str, str]:
+    """Give ``executor`` the variables of this run. Returns the variables to pass on in memory only."""
+    variables, secrets = split_secrets(executor.env_vars)
     if not isinstance(executor, nemo_run.LocalExecutor):
         # Paths of this machine don't exist on a cluster. The version that both have agreed on does.
-        given = {**executor.env_vars, **env}
-        if written := sorted(split_secrets(given)[1]):
+        if secrets:
             print(
-                f"warning: {', '.join(written)} will be written into the job's script, because "
+                f"warning: {', '.join(sorted(secrets))} will be written into the job's script, because "
                 f"{type(executor).__name__} passes variables in this way. Store them in the cluster's secret store "
                 "instead.",
                 file=sys.stderr,
             )
-        executor.env_vars = {VERSION_VARIABLE: ours[VERSION_VARIABLE], **given}
-        return executor, {}
+        executor.env_vars = {VERSION_VARIABLE: timestamp(), **executor.env_vars}
+        return {}
     if executor.launcher is None:
         executor.launcher = "torchrun"
-    ours |= {RECIPE_VARIABLE: str(staging / "recipe.json"), RUN_DIR_FILE_VARIABLE: str(staging / "run_dir")}
-    given, secrets = split_secrets({**executor.env_vars, **env})
-    executor.env_vars = ours | rank_variables(ranks=devices, staging=staging, given=given)
-    return executor, secrets
+    ours = {
+        FAULT_DIR_VARIABLE: str(staging / "faults"),
+        VERSION_VARIABLE: timestamp(),
+        RECIPE_VARIABLE: str(staging / RECIPE_FILE),
+        RUN_DIR_FILE_VARIABLE: str(staging / "run_dir"),
+    }
+    ranks = executor.nproc_per_node()
+    executor.env_vars = ours | rank_variables(ranks=ranks, staging=staging, requested=variables)
+    return secrets
 
 
 def describe(executor: Any, title: str) -> str:
@@ -213,12 +214,6 @@ def describe(executor: Any, title: str) -> str:
         f"  {under}{starter} --nnodes {executor.nnodes()} --nproc-per-node {executor.nproc_per_node()} "
         f"-m nemo_run.core.runners.fdl_runner --name {title} <recipe>\nwith\n{variables}".rstrip()
     )
-
-
-def _job_of(experiment: Any) -> str:
-    """The job that an engine would receive, unwrapped. nemo-run's own dry run breaks its lines at the terminal's
-    width."""
-    return "\n".join(str(getattr(job, "_dryrun_info", "")) for job in experiment.jobs)
 
 
 def _follow(experiment: Any, log_dir: Path, before: set[int]) -> str:
@@ -245,13 +240,6 @@ def _follow(experiment: Any, log_dir: Path, before: set[int]) -> str:
     return status
 
 
-def _wait(experiment: Any) -> str:
-    """Wait for a run on another machine. nemo-run shows its log."""
-    for job in experiment.jobs:
-        job.wait()
-    return _status(experiment)
-
-
 def _status(experiment: Any) -> str:
     states = [
         str(getattr(job["status"], "name", job["status"])) for job in experiment.status(return_dict=True).values()
@@ -263,11 +251,6 @@ def _end_ranks(before: set[int]) -> None:
     with contextlib.suppress(OSError):  # the terminal may be closed
         print("ending the ranks; press Ctrl-C again to kill them", file=sys.stderr, flush=True)
     stop_processes(child_processes() - before)
-
-
-def _read_run_dir(staging: Path) -> Path | None:
-    file = staging / "run_dir"
-    return Path(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
 @contextmanager

@@ -10,7 +10,7 @@ recipes given by path. Only Python's hook ``sitecustomize`` runs late enough for
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 OWN_FOLDERS = "NEMO2_OWN_FOLDERS"
@@ -41,20 +41,31 @@ def own_folders() -> list[str]:
     return [*dict.fromkeys([*_added_by_us(), *own, os.getcwd()])]
 
 
-def path_variables(*, staging: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables that give a process this import path.
+def requested_path(variables: Mapping[str, str]) -> list[str]:
+    """The entries of ``PYTHONPATH`` in ``variables``, or else in this process's environment, which the user has set."""
+    path = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    return [entry for entry in path.split(os.pathsep) if entry and entry not in _added_by_us()]
 
-    A ``PYTHONPATH`` in ``given``, or else in this process's environment, stays first, because the user has set it.
-    """
+
+def write_hook(staging: Path) -> None:
+    """Write the ``sitecustomize`` of a launch into its folder."""
     folder = staging / "path"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(_HOOK.format(variable=OWN_FOLDERS), encoding="utf-8")
-    path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    asked = [entry for entry in path.split(os.pathsep) if entry and entry not in _added_by_us()]
+
+
+def path_variables(staging: str | Path, *, requested: Sequence[str], own: Sequence[str]) -> dict[str, str]:
+    """The variables that give a process this import path.
+
+    Args:
+        staging: The launch's folder, with the hook of `write_hook`.
+        requested: Entries that the user has set. They come first.
+        own: The folders of the user's own modules, which come last.
+    """
     return {
-        "PYTHONPATH": os.pathsep.join([str(folder), *asked]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [f"{staging}/path", *requested])),
         "PYTHONSAFEPATH": "1",
-        OWN_FOLDERS: os.pathsep.join(own_folders()),
+        OWN_FOLDERS: os.pathsep.join(own),
     }
 
 

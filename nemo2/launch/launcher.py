@@ -12,14 +12,14 @@ from typing import Any
 import nemo_run
 
 from nemo2.advice import advice, own_data
+from nemo2.checkpoint.auto_resume import refuse_unresumable
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError, RuntimeFault
-from nemo2.launch.announce import say_end, say_start
-from nemo2.launch.clusters import named
+from nemo2.launch.announce import print_end, print_start
+from nemo2.launch.clusters import resolve_executor
 from nemo2.launch.environment import set_variables
 from nemo2.launch.experiment import on_experiment
-from nemo2.launch.finished import refuse_finished_run
-from nemo2.launch.plugins import Plugins, apply, made
+from nemo2.launch.plugins import Plugins, apply_plugins, build_plugins
 from nemo2.launch.result import RunResult
 from nemo2.launch.shape import give_shape
 from nemo2.launch.slurm.run import on_slurm
@@ -29,7 +29,7 @@ from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
 from nemo2.settle.machine import Machine
 from nemo2.settle.world import World, world_of
 
-_TRIAL = 50
+_TRIAL_STEPS = 50
 """The number of steps up to which a run counts as a trial."""
 
 
@@ -90,9 +90,8 @@ def launch(
             'the launch under `if __name__ == "__main__":`.'
         )
     recipe = copy.deepcopy(recipe)
-    chosen, asked = devices is not None, executor
+    chosen, requested = devices is not None, executor
     executor, settings, machine = place_of(executor, gpu)
-    local = machine.local
     if isinstance(chain, bool) or not isinstance(chain, int) or chain < 1:
         raise ConfigError(f"chain={chain!r}: must be a whole number of at least 1.")
     if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
@@ -104,45 +103,41 @@ def launch(
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
     title = safe_name(name)
     if not quiet:
-        say_start(recipe, title, asked, machine, settings)
+        print_start(recipe, title, requested, machine, settings)
     experiment_id = f"{title}_{time.time_ns()}"
-    edited: list[str] = []
-    if chosen_plugins := made(plugins):
-        executor = nemo_run.LocalExecutor(launcher="torchrun") if executor in (None, "local") else executor.clone()
+    executor = nemo_run.LocalExecutor(launcher="torchrun") if executor in (None, "local") else executor.clone()
+    executor.env_vars = {**executor.env_vars, **(env or {})}
+    reasons: list[str] = []
+    if built := build_plugins(plugins):
         give_shape(executor, devices=devices, nodes=nodes)
-        edited = apply(chosen_plugins, recipe, executor, experiment_id=experiment_id)
+        reasons = apply_plugins(built, recipe, executor, experiment_id=experiment_id)
         devices, nodes, name = apply_shape(recipe, machine, devices=None, nodes=None, name=name)
     _refuse_more_ranks_than_gpus(executor, devices=devices, nodes=nodes)
     if check:
         from nemo2.checks import check_recipe
 
-        check_recipe(recipe, devices=devices, nodes=nodes, machine=machine, local=local, chosen=chosen)
+        check_recipe(recipe, devices=devices, nodes=nodes, machine=machine, local=machine.local, chosen=chosen)
         _refuse_too_large(recipe, machine, force=force)
-        if local:
-            refuse_finished_run(recipe)
-    _say_random_data(recipe)
-    given: dict[str, Any] = {"name": title, "experiment_id": experiment_id, "env": env or {}}
-    given |= {"dryrun": dryrun, "detach": detach}
-    shape: Any = {"devices": devices, "nodes": nodes}
+        if machine.local:
+            _refuse_finished_run(recipe)
+    _warn_of_random_data(recipe)
+    give_shape(executor, devices=devices, nodes=nodes)
+    reasons += set_variables(executor, recipe, machine, devices=devices, nodes=nodes)
+    options: Any = {"name": title, "experiment_id": experiment_id, "dryrun": dryrun, "detach": detach}
+    options["reasons"] = reasons
     if isinstance(executor, nemo_run.SlurmExecutor):
-        executor = executor.clone()
-        reasons, warned = set_variables(executor, recipe, machine, **shape)
-        told = ([*edited, *reasons], warned)
-        result = on_slurm(recipe, executor, settings or ClusterSettings(), **given, **shape, chain=chain, reasons=told)
+        shape: Any = {"devices": devices, "nodes": nodes}
+        result = on_slurm(recipe, executor, settings or ClusterSettings(), **options, **shape, chain=chain)
     elif type(executor).__name__ == "KubeflowExecutor":  # importing its class needs an optional package
         from nemo2.launch.kubeflow.run import on_kubeflow
 
-        pods: Any = executor
-        pods = pods.clone()
-        give_shape(pods, **shape)
-        reasons, warned = set_variables(pods, recipe, machine, **shape)
-        result = on_kubeflow(recipe, pods, **given, reasons=([*edited, *reasons], warned))
+        result = on_kubeflow(recipe, executor, **options)
     else:
-        result = on_experiment(recipe, executor, **given, **shape, machine=machine, local=local, edited=edited)
+        result = on_experiment(recipe, executor, **options)
     if result.failure is not None and raise_on_failure:
         raise result.failure
     if not quiet:
-        say_end(result)
+        print_end(result)
     return result
 
 
@@ -192,6 +187,16 @@ def run(
     )
 
 
+def _refuse_finished_run(recipe: Any) -> None:
+    """Raise the CheckpointError that every rank of this run would raise, if the run's folder on this machine shows that
+    it has reached ``trainer.max_steps``, or that its only checkpoint holds weights without the optimizer."""
+    from nemo2.checks.earlier import checkpoints_to_resume
+
+    directory = checkpoints_to_resume(recipe)
+    if directory is not None:
+        refuse_unresumable(directory, max_steps=recipe.trainer.max_steps, past_end=recipe.resume.resume_past_end)
+
+
 def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
     """Raise ConfigError for a recipe whose memory exceeds its GPUs'. Warn if too little stays free or the GPUs are
     unknown."""
@@ -200,20 +205,20 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
     fit = fit_of(recipe, machine)
     if fit is None or (answer := fit.answer()) == "fits":
         return
-    said = f"the run's memory: {fit.sentence()}."
+    finding = f"the run's memory: {fit.sentence()}."
     if answer == "does not fit" and not fit.assumed and not force:
         raise ConfigError(
-            f"{said[0].upper()}{said[1:]} `nemo2 rehearse` counts each part and searches for a change that makes the run "
+            f"{finding[0].upper()}{finding[1:]} `nemo2 rehearse` counts each part and searches for a change that makes the run "
             "fit. To start it anyway, use "
             f"{advice('--force', 'launch(recipe, force=True)')}."
         )
-    print(f"warning: {said} `nemo2 rehearse` counts each part.", file=sys.stderr)
+    print(f"warning: {finding} `nemo2 rehearse` counts each part.", file=sys.stderr)
 
 
-def _say_random_data(recipe: Any) -> None:
+def _warn_of_random_data(recipe: Any) -> None:
     """Warn on stderr if a run longer than a trial trains on random tokens."""
     steps = _get(_get(recipe, "trainer"), "max_steps") or 0
-    if is_mock(_get(recipe, "data")) and (steps > _TRIAL or steps < 0):
+    if is_mock(_get(recipe, "data")) and (steps > _TRIAL_STEPS or steps < 0):
         print(
             f"note: {f'{steps:,}' if steps > 0 else 'all'} steps on random tokens (MockDataModule), from which the "
             f"model can learn nothing. To train on text, {own_data()}.",
@@ -228,7 +233,7 @@ def place_of(executor: Any, gpu: str | None) -> tuple[Any, ClusterSettings | Non
     Raises:
         ConfigError: an unknown name, a wrong profile, or an unknown kind of GPUs.
     """
-    executor, settings = named(executor)
+    executor, settings = resolve_executor(executor)
     local = executor in (None, "local") or isinstance(executor, nemo_run.LocalExecutor)
     return executor, settings, machine_of(executor, gpu or (settings.gpu if settings else "") or None, local=local)
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo2.launch.import_path import path_variables
+from nemo2.launch.import_path import own_folders, path_variables, requested_path, write_hook
 from nemo2.run_dir.environment import is_secret_name
-from nemo2.run_dir.orphans import lives
+from nemo2.run_dir.parent_watchdog import is_running
 
 if TYPE_CHECKING:
     import psutil
@@ -32,8 +32,8 @@ _STOP_SECONDS = 45.0
 """The time for processes to end. torchrun gives its ranks 30 s after a SIGTERM."""
 
 
-def rank_variables(*, ranks: int, staging: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """The variables of torchrun and its ranks in addition to this process's environment. ``given`` takes precedence.
+def rank_variables(*, ranks: int, staging: Path, requested: Mapping[str, str]) -> dict[str, str]:
+    """The variables of torchrun and its ranks in addition to this process's environment. ``requested`` takes precedence.
 
     ``ranks`` is the number of processes on this machine.
     """
@@ -46,11 +46,11 @@ def rank_variables(*, ranks: int, staging: Path, given: Mapping[str, str]) -> di
     }
     if "OMP_NUM_THREADS" not in os.environ:
         variables["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))
-    variables |= path_variables(staging=staging, given=given)
-    given = {name: value for name, value in given.items() if name != "PYTHONPATH"}
-    if "PATH" in given:
-        given = {**given, "PATH": os.pathsep.join([variables["PATH"], given["PATH"]])}
-    return variables | dict(given)
+    write_hook(staging)
+    others = {name: value for name, value in requested.items() if name not in ("PATH", "PYTHONPATH")}
+    if "PATH" in requested:
+        variables["PATH"] += os.pathsep + requested["PATH"]
+    return variables | path_variables(staging, requested=requested_path(requested), own=own_folders()) | others
 
 
 def command_path(staging: Path) -> str:
@@ -134,28 +134,24 @@ def sweep_staging(folder: Path) -> list[Path]:
     """Delete the leftovers of killed launches in ``folder``. Returns the deleted paths."""
     removed = leftovers(folder)
     for staging in removed:
-        remove_quietly(staging)
+        shutil.rmtree(staging, ignore_errors=True)
     return removed
 
 
 def leftovers(folder: Path) -> list[Path]:
     """The folders of killed launches in ``folder``. A folder without a process, or of a launch on a cluster, counts
     after a day."""
-    found = []
+    folders = []
     for staging in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
-        try:
-            launcher = (staging / LAUNCHER_FILE).read_text(encoding="utf-8")
-            over = not lives(launcher)
-        except OSError:
-            over = time.time() - staging.stat().st_mtime > _STAGING_SECONDS
-        if over:
-            found.append(staging)
-    return found
-
-
-def remove_quietly(directory: Path) -> None:
-    """Delete a folder of nemo2 that is no longer needed. Ignore a failure."""
-    shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another launch has just deleted it
+            modified = staging.stat().st_mtime
+            try:
+                over = not is_running((staging / LAUNCHER_FILE).read_text(encoding="utf-8"))
+            except OSError:
+                over = time.time() - modified > _STAGING_SECONDS
+            if over:
+                folders.append(staging)
+    return folders
 
 
 def _is_alive(process: "psutil.Process") -> bool:

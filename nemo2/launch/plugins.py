@@ -24,42 +24,42 @@ Plugins = Union[None, Any, Sequence[Any]]
 """A plugin, its config or its name with arguments, or a list of these."""
 
 
-def made(plugins: Plugins) -> list[Any]:
+def build_plugins(plugins: Plugins) -> list[Any]:
     """Plugins from any of their forms.
 
     Raises:
         ConfigError: an unknown name, or an object that is not a plugin.
     """
-    given = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
-    return [_made(one) for one in given]
+    items = [] if plugins is None else plugins if isinstance(plugins, list | tuple) else [plugins]
+    return [_build(item) for item in items]
 
 
-def named(texts: Iterable[str]) -> list[str]:
+def split_plugins(texts: Iterable[str]) -> list[str]:
     """The plugins of ``--plugins A(x=1),B`` and of ``--plugins A --plugins B``, each name with its arguments."""
     return [part.strip() for text in texts for part in split_items(text) if part.strip()]
 
 
-def apply(plugins: Sequence[Any], recipe: Any, executor: Any, *, experiment_id: str) -> list[str]:
+def apply_plugins(plugins: Sequence[Any], recipe: Any, executor: Any, *, experiment_id: str) -> list[str]:
     """Let each plugin edit the recipe and the executor in turn. Returns a line per change, with the plugin's name."""
-    told: list[str] = []
+    changes: list[str] = []
     for plugin in plugins:
-        before, had = copy.deepcopy(recipe), _settings(executor)
+        before, settings_before = copy.deepcopy(recipe), _settings(executor)
         plugin.assign(experiment_id)
         plugin.setup(recipe, executor)
         name = type(plugin).__name__
-        told += [f"{name}: {change.path}={format_value(change.new)}" for change in diff(before, recipe)]
-        has = _settings(executor)
-        told += [f"{name}: {key}={has[key]}" for key in has if has[key] != had.get(key)]
-    return told
+        changes += [f"{name}: {change.path}={format_value(change.new)}" for change in diff(before, recipe)]
+        changes += [
+            f"{name}: {key}={value}" for key, value in _settings(executor).items() if value != settings_before.get(key)
+        ]
+    return changes
 
 
-def _made(one: Any) -> Any:
-    plugin = one
-    if isinstance(one, str):
+def _build(plugin: Any) -> Any:
+    if isinstance(plugin, str):
         try:
-            plugin = made_by_name(one, (nemo_run.Plugin,), fit=typed)
+            plugin = made_by_name(plugin, (nemo_run.Plugin,), fit=typed)
         except WrongType as error:
-            raise ConfigError(f"plugins: {one!r} {error}") from None
+            raise ConfigError(f"plugins: {plugin!r} {error}") from None
     if isinstance(plugin, fdl.Buildable):
         plugin = fdl.build(plugin)
     if not isinstance(plugin, nemo_run.Plugin):
@@ -87,6 +87,6 @@ def _settings(executor: Any) -> dict[str, str]:
     }
 
 
-def _fields(made_of_fields: Any) -> dict[str, str]:
-    names = [one.name for one in fields(made_of_fields) if not one.name.startswith("_")]
-    return {name: repr(getattr(made_of_fields, name, None)) for name in names}
+def _fields(owner: Any) -> dict[str, str]:
+    names = [one.name for one in fields(owner) if not one.name.startswith("_")]
+    return {name: repr(getattr(owner, name, None)) for name in names}

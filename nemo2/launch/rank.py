@@ -25,15 +25,15 @@ MAIN = "__main__.py"
 """The launching script in the job's folder, if the recipe refers to its names."""
 LIFE_VARIABLE = "NEMO2_LIFE"
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-_LOOK_SECONDS = 15.0
+_POLL_SECONDS = 15.0
 
 
 def main(folder: Path) -> None:
     place = here()
     install_fault_hook()
     if life := os.environ.get(LIFE_VARIABLE):
-        speak_into(Path(life), place.rank)
-        end_with_a_later_life(Path(life), look_seconds=_LOOK_SECONDS if place.local_rank == 0 else 4 * _LOOK_SECONDS)
+        redirect_output(Path(life), place.rank)
+        end_with_a_later_life(Path(life), look_seconds=_POLL_SECONDS if place.local_rank == 0 else 4 * _POLL_SECONDS)
     signal.signal(signal.SIGTERM, _stop_early)
     refuse_untrusted_kernel_cache(os.environ.get(KERNEL_CACHE))
     if interface := interface_towards(place.address):
@@ -59,7 +59,7 @@ def run(folder: Path) -> None:
         raise
 
 
-def speak_into(life: Path, rank: int) -> None:
+def redirect_output(life: Path, rank: int) -> None:
     """Redirect stdout and stderr of this process, including its native code's, to this rank's files. Appends."""
     for stream, descriptor, ending in ((sys.stdout, 1, "out"), (sys.stderr, 2, "err")):
         stream.flush()

@@ -4,7 +4,8 @@ result back.
 
 | executor | nodes | ranks per node |
 |---|---|---|
-| LocalExecutor, SlurmExecutor | nodes | ntasks_per_node |
+| LocalExecutor | nodes | ntasks_per_node |
+| SlurmExecutor | nodes | ntasks_per_node, torchrun_nproc_per_node |
 | DockerExecutor | 1, always | ntasks_per_node |
 | KubeflowExecutor | num_nodes | nprocs_per_node |
 | SkypilotExecutor, SkypilotJobsExecutor | num_nodes | gpus_per_node |
@@ -38,6 +39,10 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
             setattr(executor, field, nodes)
     if hasattr(executor, "ntasks_per_node"):
         executor.ntasks_per_node = devices
+    if hasattr(executor, "torchrun_nproc_per_node"):
+        executor.torchrun_nproc_per_node = (
+            devices  # or else Slurm's executor counts the GPUs of a node or task as ranks
+        )
     if hasattr(executor, "nprocs_per_node"):
         executor.nprocs_per_node = devices
     has_gpus = bool(getattr(executor, "gpus_per_node", None))

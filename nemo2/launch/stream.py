@@ -78,7 +78,9 @@ class RunDisplay:
                 follower = self._followers.setdefault((stream, path), Follower(path))
                 for line in follower.read():
                     something = True
-                    self._take(stream, line)
+                    rank, text = without_rank(line)
+                    if rank == 0:
+                        self.take(stream, text)
         return something
 
     def close(self, *, succeeded: bool) -> None:
@@ -90,11 +92,6 @@ class RunDisplay:
         if succeeded:
             self._release()
         self._held = []
-
-    def _take(self, stream: str, line: str) -> None:
-        rank, text = without_rank(line)
-        if rank == 0:
-            self.take(stream, text)
 
     def take(self, stream: str, text: str) -> None:
         """Process a line of rank 0's "stdout" or "stderr"."""

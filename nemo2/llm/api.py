@@ -31,7 +31,7 @@ from nemo2.peft.base import PEFT
 from nemo2.run_dir.faults import install_fault_hook
 from nemo2.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang
 from nemo2.run_dir.logger import NeMoLogger
-from nemo2.run_dir.orphans import end_with_parents
+from nemo2.run_dir.parent_watchdog import end_with_parents
 from nemo2.run_dir.preemption import PreemptionCallback
 from nemo2.run_dir.resumed import ResumedRecipe
 from nemo2.run_dir.run_folder import RunFolder

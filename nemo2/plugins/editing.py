@@ -3,6 +3,7 @@
 
 import inspect
 import sys
+from dataclasses import fields
 from typing import Any
 
 from nemo2.config.tree import Config
@@ -23,8 +24,13 @@ def add_callback(plugin: Any, task: Any, callback: Any, **arguments: Any) -> Non
             "Set the fields of the existing callback, or leave out the plugin."
         )
     parameters = inspect.signature(callback).parameters
-    asked = {name: value for name, value in arguments.items() if value != parameters[name].default}
-    trainer.callbacks = [*(trainer.callbacks or []), Config(callback, **asked)]
+    explicit = {name: value for name, value in arguments.items() if value != parameters[name].default}
+    trainer.callbacks = [*(trainer.callbacks or []), Config(callback, **explicit)]
+
+
+def arguments_of(plugin: Any) -> dict[str, Any]:
+    """The arguments of a plugin, by name."""
+    return {field.name: getattr(plugin, field.name) for field in fields(plugin) if field.init}
 
 
 def trainer_of(plugin: Any, task: Any) -> Any:
@@ -41,10 +47,10 @@ def trainer_of(plugin: Any, task: Any) -> Any:
 
 def set_variable(plugin: Any, executor: Any, name: str, value: str) -> None:
     """Set an environment variable of the ranks. A value that the executor already has stays, with a warning."""
-    given = executor.env_vars.get(name)
-    if given is not None and given != value:
+    current = executor.env_vars.get(name)
+    if current is not None and current != value:
         print(
-            f"warning: {type(plugin).__name__} does not set {name}={value}, because the executor sets {name}={given}.",
+            f"warning: {type(plugin).__name__} does not set {name}={value}, because the executor sets {name}={current}.",
             file=sys.stderr,
         )
         return

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import nemo_run
 
+from nemo2.callbacks.steps import require_counts
 from nemo2.errors import ConfigError
 from nemo2.launch.environment import ALLOCATOR, BLACKWELL, EXPANDABLE, HOPPER, launch_variables, ranks_of
 from nemo2.launch.trusted_files import KERNEL_CACHE
@@ -47,12 +48,9 @@ class PerfEnvPlugin(nemo_run.Plugin):
     user_buffer_registration: bool = False
 
     def __post_init__(self) -> None:
-        if self.layernorm_sm_margin < 0:
-            raise ConfigError(f"PerfEnvPlugin.layernorm_sm_margin={self.layernorm_sm_margin}: must be 0 or more.")
-        if self.nccl_pp_comm_chunksize is not None and self.nccl_pp_comm_chunksize < 1:
-            raise ConfigError(
-                f"PerfEnvPlugin.nccl_pp_comm_chunksize={self.nccl_pp_comm_chunksize}: must be at least 1 byte."
-            )
+        require_counts("PerfEnvPlugin", least=0, layernorm_sm_margin=self.layernorm_sm_margin)
+        if self.nccl_pp_comm_chunksize is not None:
+            require_counts("PerfEnvPlugin", nccl_pp_comm_chunksize=self.nccl_pp_comm_chunksize)
 
     def setup(self, task: Any, executor: Any) -> None:
         """Set the variables.
@@ -74,15 +72,15 @@ class PerfEnvPlugin(nemo_run.Plugin):
         if self.user_buffer_registration:
             ranks = ranks._replace(registered_buffers=True)
             _without_expandable_segments(executor)
-        wanted = {name: variable.value for name, variable in launch_variables(ranks).items()}
+        variables = {name: variable.value for name, variable in launch_variables(ranks).items()}
         margin = str(self.layernorm_sm_margin if self.enable_layernorm_sm_margin else 0)
-        wanted |= {f"NVTE_{step}_LAYERNORM_SM_MARGIN": margin for step in ("FWD", "BWD")}
+        variables |= {f"NVTE_{step}_LAYERNORM_SM_MARGIN": margin for step in ("FWD", "BWD")}
         if self.nccl_pp_comm_chunksize is not None:
             if ranks.pipeline_parallel > 1:
-                wanted["NCCL_P2P_NET_CHUNKSIZE"] = str(self.nccl_pp_comm_chunksize)
+                variables["NCCL_P2P_NET_CHUNKSIZE"] = str(self.nccl_pp_comm_chunksize)
             else:
                 _warn("nccl_pp_comm_chunksize has no effect, because this recipe has one pipeline stage")
-        for name, value in wanted.items():
+        for name, value in variables.items():
             set_variable(self, executor, name, value)
         if self.enable_vboost:
             if not isinstance(executor, nemo_run.SlurmExecutor):

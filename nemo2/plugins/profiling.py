@@ -10,7 +10,7 @@ from nemo2.callbacks.memory_profile import MemoryProfileCallback
 from nemo2.callbacks.nsys import NsysCallback
 from nemo2.callbacks.profiler import PytorchProfilerCallback
 from nemo2.errors import ConfigError
-from nemo2.plugins.editing import add_callback
+from nemo2.plugins.editing import add_callback, arguments_of
 
 
 @dataclass(kw_only=True)
@@ -46,15 +46,9 @@ class NsysPlugin(nemo_run.Plugin):
                 "NsysPlugin doesn't work with the fault-tolerance launcher, because nsys would record a restarted rank "
                 "into the file of the rank that failed. Leave out NsysPlugin or FaultTolerancePlugin."
             )
-        add_callback(
-            self,
-            task,
-            NsysCallback,
-            start_step=self.start_step,
-            end_step=self.end_step,
-            ranks=self.ranks,
-            gen_shape=self.gen_shape,
-        )
+        arguments = arguments_of(self)
+        arguments.pop("nsys_trace")
+        add_callback(self, task, NsysCallback, **arguments)
         launcher.nsys_profile = True
         if self.nsys_trace is not None:
             launcher.nsys_trace = list(self.nsys_trace)
@@ -83,17 +77,7 @@ class PytorchProfilerPlugin(nemo_run.Plugin):
 
     def setup(self, task: Any, executor: Any) -> None:
         """Add the callback."""
-        add_callback(
-            self,
-            task,
-            PytorchProfilerCallback,
-            start_step=self.start_step,
-            end_step=self.end_step,
-            warmup_steps=self.warmup_steps,
-            active_steps=self.active_steps,
-            trace_dir=self.trace_dir,
-            profiler_kwargs=self.profiler_kwargs,
-        )
+        add_callback(self, task, PytorchProfilerCallback, **arguments_of(self))
 
 
 @dataclass(kw_only=True)
@@ -110,4 +94,4 @@ class MemoryProfilePlugin(nemo_run.Plugin):
 
     def setup(self, task: Any, executor: Any) -> None:
         """Add the callback."""
-        add_callback(self, task, MemoryProfileCallback, dir=self.dir, ranks=self.ranks)
+        add_callback(self, task, MemoryProfileCallback, **arguments_of(self))

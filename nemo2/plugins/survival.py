@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plugins for jobs that end early: a signal before the time limit, and ranks that restart within the job."""
 
-import importlib.util
 import signal
 from dataclasses import dataclass
 from typing import Any, Optional
 
 import nemo_run
 
-from nemo2.backend.extras import install
+from nemo2.backend.extras import has, install
 from nemo2.callbacks.fault_tolerance import FaultToleranceCallback
+from nemo2.callbacks.steps import require_counts
 from nemo2.errors import ConfigError
 from nemo2.plugins.editing import add_callback, set_variable, trainer_of
 from nemo2.run_dir.hang import HangWatchdog
-from nemo2.run_dir.preemption import PreemptionCallback
+from nemo2.run_dir.preemption import PreemptionCallback, signal_of
 from nemo2.settle.machine import Machine
 
 RESTARTS_VARIABLE = "PET_MAX_RESTARTS"
@@ -39,14 +39,13 @@ class PreemptionPlugin(nemo_run.Plugin):
     callbacks: Optional[list[Any]] = None
 
     def __post_init__(self) -> None:
-        if self.preempt_time < 1:
-            raise ConfigError(f"PreemptionPlugin.preempt_time={self.preempt_time}: must be at least 1 second.")
+        require_counts("PreemptionPlugin", preempt_time=self.preempt_time)
+        self.sig = signal_of(self.sig, owner="PreemptionPlugin")
 
     def setup(self, task: Any, executor: Any) -> None:
         """Set ``executor.signal`` on a Slurm executor, and add the callbacks."""
         if isinstance(executor, nemo_run.SlurmExecutor):
-            name = signal.Signals(self.sig).name.removeprefix("SIG")
-            executor.signal = f"{name}@{self.preempt_time}"
+            executor.signal = f"{signal.Signals(self.sig).name.removeprefix('SIG')}@{self.preempt_time}"
         if self.callbacks is not None:
             trainer = trainer_of(self, task)
             trainer.callbacks = [*(trainer.callbacks or []), *self.callbacks]
@@ -81,14 +80,11 @@ class FaultTolerancePlugin(nemo_run.Plugin):
     resiliency_ext: Optional[bool] = None
 
     def __post_init__(self) -> None:
-        for field, least in (
-            ("num_in_job_restarts", 0),
-            ("num_job_retries_on_failure", 0),
-            ("initial_rank_heartbeat_timeout", 1),
-            ("rank_heartbeat_timeout", 1),
+        for least, names in (
+            (0, ("num_in_job_restarts", "num_job_retries_on_failure")),
+            (1, ("initial_rank_heartbeat_timeout", "rank_heartbeat_timeout")),
         ):
-            if getattr(self, field) < least:
-                raise ConfigError(f"FaultTolerancePlugin.{field}={getattr(self, field)}: must be at least {least}.")
+            require_counts("FaultTolerancePlugin", least=least, **{name: getattr(self, name) for name in names})
 
     def setup(self, task: Any, executor: Any) -> None:
         """Choose the launcher, limit the restarts, and add the watchdogs.
@@ -130,9 +126,9 @@ class FaultTolerancePlugin(nemo_run.Plugin):
     def _resiliency_ext(self, executor: Any) -> bool:
         if self.resiliency_ext is False:
             return False
-        there = _is_installed()
+        installed = has("nvidia_resiliency_ext")
         has_gpus = not isinstance(executor, nemo_run.LocalExecutor) or Machine.here().accelerator == "cuda"
-        if self.resiliency_ext and not there:
+        if self.resiliency_ext and not installed:
             raise ConfigError(
                 "FaultTolerancePlugin.resiliency_ext=True: nvidia-resiliency-ext is not installed here. Run "
                 f"`{install('resiliency')}` here and where the ranks run, or leave resiliency_ext unset."
@@ -143,8 +139,4 @@ class FaultTolerancePlugin(nemo_run.Plugin):
                 "driver, before it restarts ranks, but this machine has no GPU. Leave resiliency_ext unset to use "
                 "torchrun and HangWatchdog."
             )
-        return there and has_gpus
-
-
-def _is_installed() -> bool:
-    return importlib.util.find_spec("nvidia_resiliency_ext") is not None
+        return installed and has_gpus

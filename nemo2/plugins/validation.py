@@ -71,7 +71,8 @@ def _directory(task: Any, executor: Any) -> list[str]:
     # On Slurm the launcher mounts the run's directory. Other executors mount only their own list.
     if isinstance(executor, nemo_run.SlurmExecutor):
         return []
-    mounted = [str(mount).split(":")[1 if ":" in str(mount) else 0] for mount in _mounts(executor)]
+    mounts = getattr(executor, "container_mounts", None) or getattr(executor, "volumes", None) or []
+    mounted = [str(mount).split(":")[1 if ":" in str(mount) else 0] for mount in mounts]
     if any(f"{folder}/".startswith(f"{place.rstrip('/')}/") for place in mounted):
         return []
     return [
@@ -79,10 +80,6 @@ def _directory(task: Any, executor: Any) -> list[str]:
         "Checkpoints would be lost when the container ends. Mount the directory, or set log.log_dir to a mounted "
         "directory."
     ]
-
-
-def _mounts(executor: Any) -> list[Any]:
-    return list(getattr(executor, "container_mounts", None) or getattr(executor, "volumes", None) or [])
 
 
 def _serialization(task: Any) -> list[str]:
@@ -103,8 +100,8 @@ def _serialization(task: Any) -> list[str]:
 
 
 def _wandb(task: Any, executor: Any) -> list[str]:
-    asked = getattr(getattr(task, "log", None), "wandb", None) is not None
-    if not asked or "WANDB_API_KEY" in os.environ or "WANDB_API_KEY" in executor.env_vars:
+    requested = getattr(getattr(task, "log", None), "wandb", None) is not None
+    if not requested or "WANDB_API_KEY" in os.environ or "WANDB_API_KEY" in executor.env_vars:
         return []
     return [
         "log.wandb is set, but WANDB_API_KEY is not. Export WANDB_API_KEY, or set WANDB_MODE=offline and "
@@ -116,12 +113,12 @@ def _shape(task: Any, executor: Any) -> list[str]:
     trainer = getattr(task, "trainer", None)
     if trainer is None:
         return []
-    asked = world_of(trainer, Machine(per_node=executor.nproc_per_node()))
+    world = world_of(trainer, Machine(per_node=executor.nproc_per_node()))
     carried = executor.nnodes(), executor.nproc_per_node()
-    if carried == (asked.nodes, asked.devices):
+    if carried == (world.nodes, world.devices):
         return []
     return [
-        f"trainer.num_nodes={asked.nodes} and trainer.devices={asked.devices}, but {type(executor).__name__} starts "
+        f"trainer.num_nodes={world.nodes} and trainer.devices={world.devices}, but {type(executor).__name__} starts "
         f"{carried[0]} nodes of {carried[1]} ranks. Set the trainer and the executor to the same nodes and ranks per "
         "node."
     ]

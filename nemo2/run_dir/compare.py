@@ -57,9 +57,9 @@ def labels(runs: Sequence[RunFolder]) -> list[str]:
 def losses_at_one_step(runs: Sequence[RunFolder]) -> Optional[tuple[int, list[float]]]:
     """The last step for which all runs logged a training loss, and each run's loss there. None: there is no such
     step."""
-    found = [dict(series(run.records, TRAINING_LOSS)) for run in runs]
-    common = set(found[0]).intersection(*found[1:])
-    return None if not common else (max(common), [losses[max(common)] for losses in found])
+    by_run = [dict(series(run.records, TRAINING_LOSS)) for run in runs]
+    common = set(by_run[0]).intersection(*by_run[1:])
+    return None if not common else (max(common), [losses[max(common)] for losses in by_run])
 
 
 def differences(recipes: Sequence[Any]) -> list[tuple[str, list[Any]]]:
@@ -83,15 +83,15 @@ def comparison_page(runs: Sequence[RunFolder], changes: Sequence[tuple[str, list
     from nemo2.config.show import format_value
 
     names = labels(runs)
-    rows = [[name, *_shown(summary(run))] for name, run in zip(names, runs, strict=True)]
+    rows = [[name, *row] for name, row in zip(names, rows_of([summary(run) for run in runs]), strict=True)]
     charts = []
     for metric, title in _CURVES:
         if any(series(run.records, metric) for run in runs):
             lines = [(name, run, metric) for name, run in zip(names, runs, strict=True)]
             wide = metric == TRAINING_LOSS
             charts.append((title, curves(lines, title=title, width=760 if wide else 520), wide))
-    told = [[path, *map(format_value, values)] for path, values in changes]
-    differ = table(["setting", *names], told) if told else note(without or "The recipes are identical.")
+    settings = [[path, *map(format_value, values)] for path, values in changes]
+    differ = table(["setting", *names], settings) if settings else note(without or "The recipes are identical.")
     return page(
         "Runs compared",
         section("Figures", table(["run", *COLUMNS], rows)),
@@ -104,22 +104,19 @@ def comparison_page(runs: Sequence[RunFolder], changes: Sequence[tuple[str, list
 COLUMNS = ("steps", "loss", "best val loss", "s / step", "tokens / s", "last logged")
 
 
-def _shown(one: dict[str, Any]) -> list[str]:
-    """A row of `COLUMNS`."""
-    steps, planned, written = one["steps"], one["planned_steps"], one["written"]
-    return [
-        f"{steps:,} of {planned:,}" if planned else f"{steps:,}",
-        _number(one["loss"], "#.4g"),
-        _number(one["val_loss"], "#.4g"),
-        _number(one["step_s"], "#.3g"),
-        _number(one["tokens_per_second"], ",.0f"),
-        "-" if written is None else f"{datetime.fromtimestamp(written):%Y-%m-%d %H:%M}",
-    ]
-
-
 def rows_of(summaries: Sequence[dict[str, Any]]) -> list[list[str]]:
     """A row of `COLUMNS` for each summary."""
-    return [_shown(one) for one in summaries]
+    return [
+        [
+            f"{one['steps']:,} of {one['planned_steps']:,}" if one["planned_steps"] else f"{one['steps']:,}",
+            _number(one["loss"], "#.4g"),
+            _number(one["val_loss"], "#.4g"),
+            _number(one["step_s"], "#.3g"),
+            _number(one["tokens_per_second"], ",.0f"),
+            "-" if one["written"] is None else f"{datetime.fromtimestamp(one['written']):%Y-%m-%d %H:%M}",
+        ]
+        for one in summaries
+    ]
 
 
 def _number(value: Optional[float], form: str) -> str:

@@ -6,6 +6,7 @@ enough to give different directories, so all ranks use one rank's answer.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -47,6 +48,8 @@ CHECKPOINTS = "checkpoints"
 _LEFTOVER_SECONDS = 3600.0
 
 _stores: list[Any] = []
+_agreements = itertools.count(1)
+"""The number of each call of `agree`, the same on all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +124,12 @@ def choose_directory(
     base = Path(log_dir or DEFAULT_BASE).expanduser().absolute()
     name = safe_name(name or "default")
     root = base / name
-    version = version or os.environ.get(NAMED_VERSION_VARIABLE) or None
+    version = requested_version(version)
     if version is None:
         # Rank 0 searches and decides, because another rank could already see files that rank 0 is about to write.
-        found = (_of_an_earlier_start(root) or newest_run(root)) if resume_if_exists else None
+        earlier = (_of_an_earlier_start(root) or newest_run(root)) if resume_if_exists else None
         fresh = (os.environ.get(VERSION_VARIABLE) or _free_version(root)) if use_datetime_version else ""
-        decision = fresh if found is None else os.path.relpath(found, root)
+        decision = fresh if earlier is None else os.path.relpath(earlier, root)
         if resume_if_exists or (use_datetime_version and VERSION_VARIABLE not in os.environ):
             decision = agree(decision, meeting)
         version = None if decision in ("", ".") else decision
@@ -138,6 +141,11 @@ def choose_directory(
         version=version,
         resumed=bool(finished(directory / CHECKPOINTS)),
     )
+
+
+def requested_version(version: str | None) -> str | None:
+    """``log.version``, or else the version that NeMo's variable names. None: the user requests none."""
+    return version or os.environ.get(NAMED_VERSION_VARIABLE) or None
 
 
 def refuse_another_run(log_dir: Path, checkpoints: Path, checkpoint: Optional[Path], *, resume_if_exists: bool) -> None:
@@ -173,10 +181,10 @@ def _of_an_earlier_start(root: Path) -> Path | None:
     """The run of an earlier start of this job. A requeued job resumes its own run, even if another run of that name
     has advanced further."""
     try:
-        found = Path(Path(os.environ[RUN_DIR_FILE_VARIABLE]).read_text(encoding="utf-8").strip())
+        directory = Path(Path(os.environ[RUN_DIR_FILE_VARIABLE]).read_text(encoding="utf-8").strip())
     except (KeyError, OSError):
         return None
-    return found if found == root or found.parent == root else None
+    return directory if root in (directory, directory.parent) else None
 
 
 def newest_run(root: Path) -> Path | None:
@@ -315,18 +323,20 @@ def agree(value: str, meeting: Optional[Meeting] = None) -> str:
         from nemo2 import ranks
 
         return ranks.broadcast(value)
-    number = _next_agreement()
-    inherited = _inherited(number)
-    if inherited is not None:
-        return inherited
+    number = str(next(_agreements))
+    process, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
+    if process == str(os.getppid()) and number in (inherited := json.loads(decisions)):
+        return inherited[number]
     meeting = meeting or _meeting_of_variables()
     if meeting is not None:
         value = _agree_in_store(value, meeting, number)
-    _leave_to_children(number, value)
+    # For the processes that Lightning's launcher starts from this process. Other children ignore it.
+    own = json.loads(decisions) if process == str(os.getpid()) else {}
+    os.environ[DECISION_VARIABLE] = f"{os.getpid()} {json.dumps(own | {number: value})}"
     return value
 
 
-def _agree_in_store(value: str, meeting: Meeting, number: int) -> str:
+def _agree_in_store(value: str, meeting: Meeting, number: str) -> str:
     from torch.distributed.rendezvous import rendezvous
 
     if not _stores:
@@ -354,26 +364,3 @@ def _meeting_of_variables() -> Optional[Meeting]:
     if not place.launched or place.address is None or place.port is None or place.world_size == 1:
         return None
     return Meeting(rank=place.rank, world_size=place.world_size, address=place.address, port=place.port)
-
-
-def _inherited(number: int) -> Optional[str]:
-    """The decisions of the parent process, if Lightning's launcher started this process."""
-    parent, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
-    return json.loads(decisions).get(str(number)) if parent == str(os.getppid()) else None
-
-
-def _leave_to_children(number: int, value: str) -> None:
-    """Pass a decision to the processes that Lightning's launcher starts from this process. Other children ignore it."""
-    parent, _, decisions = os.environ.get(DECISION_VARIABLE, "").partition(" ")
-    known = json.loads(decisions) if parent == str(os.getpid()) else {}
-    os.environ[DECISION_VARIABLE] = f"{os.getpid()} {json.dumps(known | {str(number): value})}"
-
-
-_agreements = 0
-
-
-def _next_agreement() -> int:
-    """A number that is the same on all ranks for the same call."""
-    global _agreements
-    _agreements += 1
-    return _agreements

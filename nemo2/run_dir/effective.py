@@ -6,7 +6,7 @@ import enum
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import yaml
 
@@ -72,6 +72,13 @@ def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
     return {name: section for name, section in sections.items() if section}
 
 
+def planned_steps(effective: Any) -> Optional[int]:
+    """The number of steps at which training ends, by the contents of ``effective_config.yaml``. None: unknown."""
+    trainer = effective.get("trainer") if isinstance(effective, Mapping) else None
+    steps = trainer.get("max_steps") if isinstance(trainer, Mapping) else None
+    return steps if isinstance(steps, int) and steps > 0 else None
+
+
 def plain(value: Any, *, depth: int = 4) -> Any:
     """``value`` as plain YAML data: dataclasses become mappings, enums their names, callables dotted names."""
     if value is None or isinstance(value, bool | int | float):
@@ -97,14 +104,14 @@ def plain(value: Any, *, depth: int = 4) -> Any:
 
 
 def _fields(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    found = {}
+    values = {}
     for name in names:
         try:
             value = getattr(owner, name)
         except Exception:  # a Lightning property may need a running loop; the file then lacks the field
             continue
-        found[name] = plain(value)
-    return found
+        values[name] = plain(value)
+    return values
 
 
 def _captured(value: Any) -> dict[str, Any] | None:

@@ -50,27 +50,6 @@ _LEAST_SECRET = 8
 _URL_USER = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s:@]+(:[^/\s@]*)?@")
 
 
-def collect_environment(*, world_size: int | None = None, devices: Iterable[str] | None = None) -> dict[str, Any]:
-    """The contents of ``environment.json`` as plain data.
-
-    ``devices`` are the names of this process's accelerators. None: ask torch if it is already imported; torch is not
-    imported for this.
-    """
-    return {
-        "versions": {"python": platform.python_version(), "nemo2": _version("nemo2")}
-        | {package: _version(package) for package in _PACKAGES},
-        "git": git_state(Path.cwd()),
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "devices": list(devices) if devices is not None else _device_names(),
-        "world_size": world_size,
-        "working_directory": str(Path.cwd()),
-        "command_line": redact_arguments(sys.argv),
-        "environment": redact_variables(os.environ),
-    }
-
-
 def write_environment(directory: str | os.PathLike[str], *, world_size: int | None = None) -> Path:
     """Write ``environment.json`` into a run directory. Returns its path.
 
@@ -78,8 +57,20 @@ def write_environment(directory: str | os.PathLike[str], *, world_size: int | No
         directory: The run directory.
         world_size: The number of ranks. None: not recorded.
     """
-    text = json.dumps(collect_environment(world_size=world_size), indent=2, sort_keys=False)
-    return write_text(Path(directory) / ENVIRONMENT_FILE, text + "\n")
+    contents = {
+        "versions": {"python": platform.python_version(), "nemo2": _version("nemo2")}
+        | {package: _version(package) for package in _PACKAGES},
+        "git": git_state(Path.cwd()),
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "devices": _device_names(),
+        "world_size": world_size,
+        "working_directory": str(Path.cwd()),
+        "command_line": redact_arguments(sys.argv),
+        "environment": redact_variables(os.environ),
+    }
+    return write_text(Path(directory) / ENVIRONMENT_FILE, json.dumps(contents, indent=2) + "\n")
 
 
 def is_secret_name(name: str) -> bool:
@@ -119,7 +110,7 @@ def redact_arguments(arguments: Iterable[str]) -> list[str]:
 
 def holds_secret(text: str) -> bool:
     """Whether a text looks like a key or token, or is a URL with a password."""
-    urls = (found["scheme"] for found in _URL_USER.finditer(text) if found[2])
+    urls = (match["scheme"] for match in _URL_USER.finditer(text) if match[2])
     return _SHAPE.search(text) is not None or next(urls, None) is not None
 
 
@@ -131,7 +122,7 @@ def redact_text(text: str) -> str:
             text = text.replace(value, REDACTED)
     text = _SHAPE.sub(REDACTED, redact_urls(text))
     return _ASSIGNED.sub(
-        lambda found: f"{found['name']}{found['sign']}{REDACTED}" if is_secret_field(found["name"]) else found[0], text
+        lambda match: f"{match['name']}{match['sign']}{REDACTED}" if is_secret_field(match["name"]) else match[0], text
     )
 
 
@@ -166,6 +157,7 @@ def _version(package: str) -> str | None:
 
 
 def _device_names() -> list[str]:
+    """The names of this process's accelerators, if torch is imported already."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

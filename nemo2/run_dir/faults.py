@@ -19,7 +19,7 @@ from typing import Optional
 from nemo2.errors import EXIT_PREEMPTED, LOST_PEER, ON_ANOTHER_RANK, Nemo2Error, Preempted, RuntimeFault, SaveFailed
 from nemo2.place import here
 from nemo2.run_dir.environment import redact_text
-from nemo2.run_dir.stalls import describe
+from nemo2.run_dir.hang_diagnosis import describe
 
 FAULT_DIR_VARIABLE = "NEMO2_FAULT_DIR"
 """The variable with the folder to which the ranks of a launched run write their errors. The launcher sets it."""
@@ -150,11 +150,12 @@ def read_faults(directory: str | os.PathLike[str]) -> list[Fault]:
             faults.append(Fault(**json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError, TypeError):
             continue
-    return sorted(faults, key=lambda fault: (_is_secondhand(fault), fault.time))
+    return sorted(faults, key=lambda fault: (reports_another_rank(fault.message), fault.time))
 
 
-def _is_secondhand(fault: Fault) -> bool:
-    return any(words in fault.message for words in (*LOST_PEER, ON_ANOTHER_RANK, "A rank ended while"))
+def reports_another_rank(message: str) -> bool:
+    """Whether a fault's message says only that another rank has failed."""
+    return any(words in message for words in (*LOST_PEER, ON_ANOTHER_RANK, "A rank ended while"))
 
 
 def stacks_file(directory: str | os.PathLike[str], rank: int) -> Path:
@@ -163,10 +164,10 @@ def stacks_file(directory: str | os.PathLike[str], rank: int) -> Path:
 
 
 def _hangs(directory: Path) -> list[Fault]:
-    found = describe(directory)
-    if found is None:
+    hang = describe(directory)
+    if hang is None:
         return []
-    rank, ended, words = found
+    rank, ended, message = hang
     files = [path for path in sorted(directory.glob("rank-*.stacks")) if path.stat().st_size]
     stacks = "\n".join(f"{path.stem}:\n{path.read_text(encoding='utf-8', errors='replace')}" for path in files)
-    return [Fault(rank=rank, time=ended, kind=HANG, message=words, traceback=stacks, explained=True)]
+    return [Fault(rank=rank, time=ended, kind=HANG, message=message, traceback=stacks, explained=True)]

@@ -19,8 +19,8 @@ from nemo2.errors import ConfigError
 from nemo2.files import open_to_write
 from nemo2.place import here
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, stacks_file
-from nemo2.run_dir.last_resort import LastResort
-from nemo2.run_dir.stalls import LifeSign, mark_stopped, place_of
+from nemo2.run_dir.hang_diagnosis import Heartbeat, mark_stopped, position_of
+from nemo2.run_dir.kill_timer import KillTimer
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 """torch's default timeout of a collective."""
@@ -68,10 +68,10 @@ class HangWatchdog(pl.Callback):
         self.timeout_seconds = timeout_seconds
         self.first_timeout_seconds = first_timeout_seconds
         self._file: Any = None
-        self._life: Optional[LifeSign] = None
+        self._heartbeat: Optional[Heartbeat] = None
         self._deadline = 0.0
         self._limit = timeout_seconds
-        self._last_resort: Optional[LastResort] = None
+        self._kill_timer: Optional[KillTimer] = None
         self._over = threading.Event()
         self._rank = 0
 
@@ -82,8 +82,8 @@ class HangWatchdog(pl.Callback):
         self._rank = trainer.global_rank
         self._file = open(stacks_file(directory, self._rank), "w", opener=open_to_write)  # noqa: SIM115  (threads write to it)
         # On the local disk, so that ranks don't write to a shared file system after each step.
-        self._life = LifeSign(directory, self._rank) if launched and trainer.num_nodes == 1 else None
-        self._last_resort = LastResort()
+        self._heartbeat = Heartbeat(directory, self._rank) if launched and trainer.num_nodes == 1 else None
+        self._kill_timer = KillTimer()
         self._limit = self.first_timeout_seconds or self.timeout_seconds
         self._progress(trainer, "at the start of training")
         self._over.clear()
@@ -110,15 +110,15 @@ class HangWatchdog(pl.Callback):
             return
         self._deadline = time.monotonic() + self._limit
         self._set_outer(self._limit)
-        if self._life is not None:
-            self._life.give(trainer.global_step, phase)
+        if self._heartbeat is not None:
+            self._heartbeat.beat(trainer.global_step, phase)
 
     def _set_outer(self, seconds: float) -> None:
         """Arm the two mechanisms outside the interpreter: faulthandler writes the stacks, and the kernel's timer
         ends the process."""
-        timer: Any = self._last_resort
-        faulthandler.dump_traceback_later(seconds + _GIL_SECONDS, exit=not timer.there, file=self._file)
-        if timer.there:
+        timer: Any = self._kill_timer
+        faulthandler.dump_traceback_later(seconds + _GIL_SECONDS, exit=not timer.available, file=self._file)
+        if timer.available:
             timer.set(seconds + _GIL_SECONDS)
 
     def _stop(self) -> None:
@@ -126,16 +126,16 @@ class HangWatchdog(pl.Callback):
         if file is None:
             return
         faulthandler.cancel_dump_traceback_later()
-        if self._last_resort is not None and self._last_resort.there:
-            self._last_resort.end()
+        if self._kill_timer is not None and self._kill_timer.available:
+            self._kill_timer.end()
         self._over.set()
         self._file = None
         file.close()
         with contextlib.suppress(FileNotFoundError):  # the run's folder may have been removed
             if os.path.getsize(file.name) == 0:
                 os.unlink(file.name)
-        if self._life is not None:
-            self._life.end()
+        if self._heartbeat is not None:
+            self._heartbeat.end()
 
     def _watch(self, directory: str) -> None:
         asleep, worked = time.monotonic(), _working_seconds()
@@ -174,7 +174,7 @@ class HangWatchdog(pl.Callback):
         file.flush()
         faulthandler.dump_traceback(file=file)
         with contextlib.suppress(OSError):
-            where = place_of(Path(file.name).read_text(encoding="utf-8", errors="replace"))
+            where = position_of(Path(file.name).read_text(encoding="utf-8", errors="replace"))
             print(
                 f"error: rank {self._rank}: no step ended within {limit} (h:mm:ss). Last position: {where}.",
                 file=sys.stderr,

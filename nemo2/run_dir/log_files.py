@@ -60,11 +60,11 @@ class _Console(logging.Handler):
     exists. This handler replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not any(map(_speaks, logging.getLogger().handlers)):
+        if not any(map(_writes_to_console, logging.getLogger().handlers)):
             print(self.format(record), file=sys.stderr, flush=True)
 
 
-def _speaks(handler: logging.Handler) -> bool:
+def _writes_to_console(handler: logging.Handler) -> bool:
     """Whether the handler writes to a console: Python's own, or rich's."""
     to_stream = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
     return to_stream or type(handler).__name__ == "RichHandler"

@@ -28,12 +28,8 @@ from nemo2.run_dir.directory import (
 from nemo2.run_dir.environment import write_environment
 from nemo2.run_dir.log_files import add_log_file, warn_on_console
 from nemo2.run_dir.metrics import JSONLLogger
-from nemo2.run_dir.records import RECIPE_FILE, write_text
+from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE, write_text
 from nemo2.run_dir.trackers import name_run
-
-RECIPE_VARIABLE = "NEMO2_RECIPE_FILE"
-"""The variable that names a file with the run's recipe as JSON. The launcher sets it, and the file is copied into
-the run directory."""
 
 logger = logging.getLogger(__name__)
 
@@ -193,14 +189,14 @@ class NeMoLogger:
         )
 
     def _install_loggers(self, directory: RunDirectory, trainer: Any) -> JSONLLogger:
-        given = [item for item in (self.tensorboard, self.wandb, *self.extra_loggers) if item is not None]
-        kept = [
+        requested = [item for item in (self.tensorboard, self.wandb, *self.extra_loggers) if item is not None]
+        existing = [
             item
             for item in trainer.loggers
             if not isinstance(item, JSONLLogger)
             and not (self.tensorboard is not None and isinstance(item, TensorBoardLogger))
         ]
-        for item in (*kept, *given):
+        for item in (*existing, *requested):
             name_run(item, directory)
             if self.update_logger_directory:
                 move_logger(item, directory)
@@ -209,7 +205,7 @@ class NeMoLogger:
         )
         # Assigned directly, because `configure_logger` advertises a service on every call. Ours comes last, because
         # Lightning takes `trainer.log_dir` from the first logger.
-        trainer.loggers = [*kept, *(item for item in given if item not in kept), metrics]
+        trainer.loggers = [*existing, *(item for item in requested if item not in existing), metrics]
         return metrics
 
     def _install_checkpoint(self, directory: RunDirectory, trainer: Any) -> None:

@@ -11,7 +11,7 @@ JSON has no NaN. A value that is not finite is written as ``null``, with its kin
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -64,10 +64,6 @@ class JSONLLogger(Logger):
     @property
     def version(self) -> str:
         return self._version
-
-    @property
-    def root_dir(self) -> str:
-        return str(self._save_dir)
 
     @property
     def save_dir(self) -> str:
@@ -150,13 +146,8 @@ def to_record(metrics: Mapping[str, float], *, step: Optional[float]) -> dict[st
     metrics = dict(metrics)
     step = metrics.pop("global_step", step)
     record: dict[str, Any] = {} if step is None else {"step": int(step)}
-    for name, value in _written(metrics.items()):
-        value = float(value)
-        record[name] = int(value) if name in _WHOLE_NUMBERS and value.is_integer() else value
-    return record
-
-
-def _written(items: Iterable[tuple[str, float]]) -> Iterable[tuple[str, float]]:
-    for name, value in items:
+    for name, value in metrics.items():
         if name not in _NOT_WRITTEN:
-            yield name.removesuffix(" in s"), value
+            name, value = name.removesuffix(" in s"), float(value)
+            record[name] = int(value) if name in _WHOLE_NUMBERS and value.is_integer() else value
+    return record

@@ -52,26 +52,26 @@ class PreemptionCallback(pl.Callback):
 
     def __init__(self, sig: Optional[Union[int, str, list[Union[int, str]]]] = None) -> None:
         self.sig = sig
-        given = [] if sig is None else sig if isinstance(sig, list) else [sig]
-        self.signals = [_signal(item) for item in given]
+        requested = [] if sig is None else sig if isinstance(sig, list) else [sig]
+        self.signals = [signal_of(item, owner="PreemptionCallback") for item in requested]
         """The requested signals. Empty: the default signals."""
-        self._heard: Optional[signal.Signals] = None
+        self._received: Optional[signal.Signals] = None
         self._group: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._heard = None
+        self._received = None
         if torch.distributed.is_initialized() and torch.distributed.get_backend() != "gloo":
             self._group = torch.distributed.new_group(backend="gloo")
         if threading.current_thread() is not threading.main_thread():
             return  # Python delivers signals to the main thread only
         for number in self.signals or _default_signals():
-            signal.signal(number, self._hear)
+            signal.signal(number, self._record_signal)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not ends_now(trainer):  # the end of training saves
-            self._stop_if_asked(trainer)
+            self._stop_if_signaled(trainer)
 
     def on_validation_batch_end(
         self,
@@ -83,19 +83,19 @@ class PreemptionCallback(pl.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking and not ends_now(trainer):
-            self._stop_if_asked(trainer)
+            self._stop_if_signaled(trainer)
 
-    def _hear(self, number: int, frame: Any) -> None:
+    def _record_signal(self, number: int, frame: Any) -> None:
         # No more than this, because a handler can run between any two instructions.
-        self._heard = self._heard or signal.Signals(number)
+        self._received = self._received or signal.Signals(number)
 
-    def _stop_if_asked(self, trainer: pl.Trainer) -> None:
-        heard = self._agreed()
-        if heard is None:
+    def _stop_if_signaled(self, trainer: pl.Trainer) -> None:
+        received = self._agreed()
+        if received is None:
             return
         saved = _save(trainer)
         error = Preempted(
-            f"{signal.Signals(heard).name} after step {trainer.global_step}: "
+            f"{signal.Signals(received).name} after step {trainer.global_step}: "
             + (
                 f"saved {saved}.\nTo go on, run: {again()}"
                 if saved
@@ -109,8 +109,8 @@ class PreemptionCallback(pl.Callback):
 
     def _agreed(self) -> Optional[int]:
         """The signal that some rank received, the same on all ranks. None: no rank received a signal."""
-        heard = 0 if self._heard is None else int(self._heard)
-        return int(ranks.largest(torch.tensor([heard], dtype=torch.int32), group=self._group)) or None
+        received = 0 if self._received is None else int(self._received)
+        return int(ranks.largest(torch.tensor([received], dtype=torch.int32), group=self._group)) or None
 
 
 def _default_signals() -> list[signal.Signals]:
@@ -124,18 +124,23 @@ def _save(trainer: pl.Trainer) -> str:
     callback = next((item for item in trainer.checkpoint_callbacks if isinstance(item, ModelCheckpoint)), None)
     if callback is None:
         return ""
-    told, callback.verbose = callback.verbose, False  # the message that follows names the checkpoint
+    verbose, callback.verbose = callback.verbose, False  # the message that follows names the checkpoint
     try:
         callback.save(trainer, weights_only=False)
         io: Any = trainer.strategy.checkpoint_io
         if hasattr(io, "maybe_finalize_save_checkpoint"):
             io.maybe_finalize_save_checkpoint(blocking=True)
     finally:
-        callback.verbose = told
+        callback.verbose = verbose
     return callback.last_model_path
 
 
-def _signal(item: Union[int, str]) -> signal.Signals:
+def signal_of(item: Union[int, str], *, owner: str) -> signal.Signals:
+    """A signal by number or name. ``owner`` is the class of the argument ``sig``.
+
+    Raises:
+        ConfigError: an unknown signal, or a signal that can't be caught.
+    """
     known = [number.name for number in signal.Signals if number.name not in _REFUSED]
     try:
         number = signal.Signals[item] if isinstance(item, str) else signal.Signals(item)
@@ -143,6 +148,6 @@ def _signal(item: Union[int, str]) -> signal.Signals:
             raise ValueError
     except (KeyError, ValueError):
         raise ConfigError(
-            f"PreemptionCallback.sig={item!r}: not a signal that a process can catch{did_you_mean(str(item), known)}"
+            f"{owner}.sig={item!r}: not a signal that a process can catch{did_you_mean(str(item), known)}"
         ) from None
     return number

@@ -15,6 +15,9 @@ from nemo2.errors import DataError
 from nemo2.files import open_to_write
 
 RECIPE_FILE = "recipe.json"
+RECIPE_VARIABLE = "NEMO2_RECIPE_FILE"
+"""The variable that names a file with the run's recipe as JSON. The launcher sets it, and the file is copied into
+the run directory."""
 METRICS_FILE = "metrics.jsonl"
 SET_ASIDE_FILE = "metrics.redone.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -54,14 +57,14 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            records.append(_restore(json.loads(line)))
+            records.append(parse_record(line))
         except (ValueError, TypeError) as error:
             raise DataError(
                 f"{path}:{number} is not a JSON object ({error}); remove the line to read the rest."
             ) from error
     if rest.strip():
         with contextlib.suppress(ValueError, TypeError):
-            records.append(_restore(json.loads(rest)))
+            records.append(parse_record(rest))
     return records
 
 
@@ -145,7 +148,7 @@ def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> in
     path = _metrics_path(path)
     if not path.is_file():
         return 0
-    kept, dropped = [], []
+    remaining, dropped = [], []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         if not line.strip():
             continue
@@ -153,11 +156,11 @@ def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> in
             step = json.loads(line).get("step")
         except (ValueError, AttributeError):
             continue
-        (kept if step is None or step < finished_steps else dropped).append(line)
+        (remaining if step is None or step < finished_steps else dropped).append(line)
     if dropped:
         with open(path.with_name(SET_ASIDE_FILE), "a", encoding="utf-8", opener=open_to_write) as aside:
             aside.writelines(line + "\n" for line in dropped)
-    write_text(path, "".join(line + "\n" for line in kept))
+    write_text(path, "".join(line + "\n" for line in remaining))
     return len(dropped)
 
 
@@ -186,7 +189,13 @@ def _metrics_path(path: str | os.PathLike[str]) -> Path:
     return path / METRICS_FILE if path.is_dir() else path
 
 
-def _restore(record: Any) -> dict[str, Any]:
+def parse_record(line: str) -> dict[str, Any]:
+    """The record of a line that `to_line` made.
+
+    Raises:
+        ValueError: it isn't a JSON object.
+    """
+    record = json.loads(line)
     if not isinstance(record, dict):
         raise ValueError(f"a {type(record).__name__}")
     moved = record.pop(_NONFINITE, {})

@@ -35,13 +35,15 @@ class ResumedRecipe(Callback):
         Raises:
             CheckpointError: on every rank, if a setting doesn't fit the checkpoint and changes aren't accepted.
         """
-        found = trainer.strategy.broadcast(changes_since(self.checkpoint, trainer) if trainer.is_global_zero else None)
-        if found.unfit and not self.accept_changes:
-            raise CheckpointError(misfit(self.checkpoint, found.unfit))
+        changes = trainer.strategy.broadcast(
+            changes_since(self.checkpoint, trainer) if trainer.is_global_zero else None
+        )
+        if changes.unfit and not self.accept_changes:
+            raise CheckpointError(misfit(self.checkpoint, changes.unfit))
         if trainer.is_global_zero:
-            write_text(self.log_dir / CHANGES_FILE, json.dumps(found.to_dict(), indent=1) + "\n")
-            if found:
-                lines = "\n  ".join(found.lines())
+            write_text(self.log_dir / CHANGES_FILE, json.dumps(changes.to_dict(), indent=1) + "\n")
+            if changes:
+                lines = "\n  ".join(changes.lines())
                 rank_zero_info("The recipe has changed since %s:\n  %s", self.checkpoint.name, lines)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:

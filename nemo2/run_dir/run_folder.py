@@ -11,6 +11,7 @@ from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.errors import CheckpointError, DataError
 from nemo2.pictures.charts import Series, line_chart
 from nemo2.pictures.svg import standalone
+from nemo2.run_dir.effective import EFFECTIVE_FILE, planned_steps
 from nemo2.run_dir.records import METRICS_FILE, by_step_done, read_metrics, series
 from nemo2.run_dir.report import REPORT_FILE, finished_steps, resumed_marks, write_report
 
@@ -71,17 +72,16 @@ class RunFolder(type(Path())):
     @property
     def planned_steps(self) -> Optional[int]:
         """The number of steps at which training ends. None: unknown."""
-        planned = (self.effective.get("trainer") or {}).get("max_steps")
-        return planned if isinstance(planned, int) and planned > 0 else None
+        return planned_steps(self.effective)
 
     @property
     def effective(self) -> dict[str, Any]:
         """The effective configuration, from ``effective_config.yaml``. {} before the first step."""
         try:
-            found = read_yaml(self / "effective_config.yaml")
+            effective = read_yaml(self / EFFECTIVE_FILE)
         except (CheckpointError, OSError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return effective if isinstance(effective, dict) else {}
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -100,16 +100,16 @@ class RunFolder(type(Path())):
 
         Among checkpoints with equal losses, or without losses, it is the latest.
         """
-        found = finished(self / "checkpoints")
-        if not found:
+        saved = finished(self / "checkpoints")
+        if not saved:
             return None
-        name = next((one for one in (VALIDATION_LOSS, TRAINING_LOSS) if any(one in m.metrics for _, m in found)), "")
+        name = next((one for one in (VALIDATION_LOSS, TRAINING_LOSS) if any(one in m.metrics for _, m in saved)), "")
 
         def rank(item: tuple[Path, Manifest]) -> float:
             loss = item[1].finite_metric(name)
             return math.inf if loss is None else loss
 
-        return min(reversed(found), key=rank)[0]
+        return min(reversed(saved), key=rank)[0]
 
     @property
     def report(self) -> Path:

@@ -47,7 +47,7 @@ class MLFlowTracker(MLFlowLogger):
                 ``mlflow`` in the folder that holds the runs.
             run_id: the MLflow run to continue. None: the run named ``run_name``, which is created if it doesn't exist.
         """
-        self._given = {
+        self._arguments = {
             "experiment_name": experiment_name,
             "run_name": run_name,
             "tags": tags,
@@ -64,7 +64,7 @@ class MLFlowTracker(MLFlowLogger):
         self._initialized = False
 
     def _open(self, uri: str) -> None:
-        super().__init__(**self._given, tracking_uri=uri, log_model=False)
+        super().__init__(**self._arguments, tracking_uri=uri, log_model=False)
 
     def keep_in(self, folder: Path) -> None:
         """Open a store in ``folder`` unless another store is set, and keep the files of a database without a server

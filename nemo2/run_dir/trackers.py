@@ -11,7 +11,8 @@ import logging
 import netrc
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
@@ -177,23 +178,23 @@ def describe_run(loggers: Iterable[Any], settings: Mapping[str, Any], files: Ite
     """Pass each tracker the settings in force, and the files. A tracker that fails only causes a warning, because
     the run directory has the same data."""
     for item in loggers:
-        if type(item).__name__ == "TensorBoardLogger":
-            text = yaml.safe_dump(dict(settings), sort_keys=False, width=120)
-            _warn_on_failure(
-                item, lambda item=item, text=text: item.experiment.add_text("effective_config", f"```yaml\n{text}```")
-            )
-        elif type(item).__name__ in _ATTACH:
-            _warn_on_failure(item, lambda item=item: item.log_hyperparams(dict(settings)))
+        with _warning_on_failure(item):
+            if type(item).__name__ == "TensorBoardLogger":
+                text = yaml.safe_dump(dict(settings), sort_keys=False, width=120)
+                item.experiment.add_text("effective_config", f"```yaml\n{text}```")
+            elif type(item).__name__ in _ATTACH:
+                item.log_hyperparams(dict(settings))
     attach(loggers, files)
 
 
 def attach(loggers: Iterable[Any], files: Iterable[Path]) -> None:
     """Give each tracker that stores files the existing ones among ``files``. Failures only cause warnings."""
-    there = [path for path in files if path.is_file()]
+    existing = [path for path in files if path.is_file()]
     for item in loggers:
-        if give := _ATTACH.get(type(item).__name__):
-            for path in there:
-                _warn_on_failure(item, lambda item=item, path=path, give=give: give(item, path))
+        if attach_file := _ATTACH.get(type(item).__name__):
+            for path in existing:
+                with _warning_on_failure(item):
+                    attach_file(item, path)
 
 
 def _to_wandb(item: Any, path: Path) -> None:
@@ -209,9 +210,10 @@ _ATTACH: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
-def _warn_on_failure(item: Any, tell: Callable[[], Any]) -> None:
+@contextmanager
+def _warning_on_failure(item: Any) -> Iterator[None]:
     try:
-        tell()
+        yield
     except Exception as error:  # an unavailable service must not end a run
         logger.warning(
             "%s did not receive the run's settings or files: %s: %s", type(item).__name__, type(error).__name__, error

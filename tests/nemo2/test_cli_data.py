@@ -9,7 +9,7 @@ import pytest
 
 from nemo2.cli.app import main
 from nemo2.data import BPETokenizer, MockDataModule, PreTrainingDataModule
-from nemo2.launch.launcher import _say_random_data
+from nemo2.launch.launcher import _warn_of_random_data
 from nemo2.recipes import llama3_8b
 
 
@@ -98,5 +98,5 @@ def test_a_run_on_random_tokens_says_so(steps: int, said: bool, capsys: pytest.C
     recipe = llama3_8b.pretrain_recipe()
     recipe.trainer.max_steps = steps
     assert recipe.data.__fn_or_cls__ is MockDataModule
-    _say_random_data(recipe)
+    _warn_of_random_data(recipe)
     assert ("random tokens (MockDataModule)" in capsys.readouterr().err) is said

@@ -2,6 +2,7 @@
 """`nemo2 runs`, over submissions that are written down and a squeue that answers. On a real Slurm: `make cluster`."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import yaml
 
 from nemo2.cli.app import main
-from nemo2.launch.slurm.aftermath import RUN_DIR
+from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.progress import Progress, progress, span
 from nemo2.launch.slurm.script import STATE
 from nemo2.launch.slurm.shell import shell_of
 from nemo2.launch.slurm.start import Submission
+from nemo2.run_dir.records import to_line
 
 
 @pytest.fixture
@@ -88,6 +90,16 @@ def test_a_run_that_does_not_say_its_end_has_no_time_left(job: Path) -> None:
     assert str(told).startswith("step 4, loss 1") and "left" not in str(told)
     done = Progress(steps=10, planned_steps=10, loss=None, val_loss=None, step_seconds=1.0, tokens_per_second=None)
     assert done.seconds_left == 0 and str(done) == "step 10 of 10, 1 s per step"
+
+
+def test_a_loss_that_is_not_a_number_is_shown_and_not_the_last_that_was(job: Path) -> None:
+    run = Path((job / RUN_DIR).read_text().strip())
+    with open(run / "metrics.jsonl", "w") as metrics:
+        metrics.write(
+            to_line({"step": 0, "reduced_train_loss": 4.0}) + to_line({"step": 1, "reduced_train_loss": math.nan})
+        )
+    shown = progress(shell_of(None), str(run))
+    assert shown is not None and shown.loss is not None and math.isnan(shown.loss)
 
 
 def test_jobs_are_listed_with_their_states(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,7 +152,7 @@ def test_other_ranks_than_the_first_open_no_store(monkeypatch: pytest.MonkeyPatc
 
 def opened(self: Any, uri: str) -> None:
     """In place of opening MLflow's store: which one that would be."""
-    self._tracking_uri, self._artifact_location = uri, self._given["artifact_location"]
+    self._tracking_uri, self._artifact_location = uri, self._arguments["artifact_location"]
     self._run_id, self._run_name, self._experiment_name = "given", None, "given"
 
 

@@ -10,8 +10,8 @@ import pytest
 from nemo2.cli.app import main
 from nemo2.errors import ConfigError
 from nemo2.launch import launch
-from nemo2.launch.announce import say_start
-from nemo2.launch.clusters import KINDS, named, profiles, user_file
+from nemo2.launch.announce import print_start
+from nemo2.launch.clusters import KINDS, profiles, resolve_executor, user_file
 from nemo2.launch.launcher import place_of
 from nemo2.launch.shape import give_shape
 from nemo2.launch.slurm.probing import Finding
@@ -49,7 +49,7 @@ def write(text, *, project=False):
 
 def test_a_profile_of_slurm_makes_nemo_runs_executor_and_what_is_ours():
     write(SLURM)
-    executor, settings = named("mine")
+    executor, settings = resolve_executor("mine")
     assert isinstance(executor, nemo_run.SlurmExecutor) and settings is not None
     assert (executor.account, executor.partition, executor.gpus_per_node, executor.launcher) == (
         "research",
@@ -69,7 +69,7 @@ def test_a_profile_of_slurm_makes_nemo_runs_executor_and_what_is_ours():
 def test_a_projects_profile_wins_over_the_users():
     write(SLURM)
     write('[clusters.mine]\nkind = "local"\n[clusters.other]\nkind = "docker"\ncontainer_image = "i"\n', project=True)
-    assert isinstance(named("mine")[0], nemo_run.LocalExecutor)
+    assert isinstance(resolve_executor("mine")[0], nemo_run.LocalExecutor)
     assert sorted(profiles()) == ["mine", "other"]
 
 
@@ -90,6 +90,9 @@ def test_a_projects_profile_wins_over_the_users():
         ("[clusters.mine]\nkind = 'slurm'\nssh = 'h'", "must be a table with host and user"),
         ("[clusters.mine]\nkind = 'dgxcloud'", "DGXCloudExecutor refuses it: .*base_url"),
         ("[clusters]\nmine = 3", "must be a table"),
+        ("clusters = 3", "must be tables"),
+        ("[clusters.mine]\nkind = ['slurm']", "kind=.*did you mean 'slurm'"),
+        ("[clusters.mine]\nkind = 'slurm'\nenv = 'A=b'", "env='A=b': must be a table"),
         ("[clusters.'a b']\nkind = 'local'", "is not a valid directory name"),
         ("[clusters", "can't be read"),
     ],
@@ -97,7 +100,7 @@ def test_a_projects_profile_wins_over_the_users():
 def test_a_wrong_profile_is_told_with_file_field_and_fix(text, words):
     write(text)
     with pytest.raises(ConfigError, match=words) as caught:
-        named("mine")
+        resolve_executor("mine")
     assert "clusters.toml" in str(caught.value)
 
 
@@ -107,13 +110,17 @@ def test_an_unknown_name_gets_the_nearest_and_executors_in_python_stay_possible(
     (home / "nemo_run" / "executors.py").write_text(
         "import nemo_run\ndef four():\n    return nemo_run.LocalExecutor(ntasks_per_node=4)\n"
     )
-    assert named("four")[0].nproc_per_node() == 4
+    assert resolve_executor("four")[0].nproc_per_node() == 4
     with pytest.raises(ConfigError, match="'mien'.*did you mean 'mine'"):
-        named("mien")
+        resolve_executor("mien")
     with pytest.raises(ConfigError, match="did you mean 'four'"):
-        named("fuor")
+        resolve_executor("fuor")
     own = nemo_run.LocalExecutor()
-    assert named(own) == (own, None) and named("local") == ("local", None) and named(None) == (None, None)
+    assert (
+        resolve_executor(own) == (own, None)
+        and resolve_executor("local") == ("local", None)
+        and resolve_executor(None) == (None, None)
+    )
 
 
 @pytest.fixture
@@ -151,6 +158,13 @@ def test_the_shape_arrives_on_every_kind(kind, with_gpus, kubernetes):
     assert (executor.nnodes(), executor.nproc_per_node()) == (2, 2)
 
 
+@pytest.mark.parametrize("fields", [{"gpus_per_node": 8}, {"gpus_per_task": 2}, {"launcher": None}])
+def test_gpus_of_a_slurm_job_are_not_its_ranks(fields):
+    executor = nemo_run.SlurmExecutor(account="a", **fields)
+    give_shape(executor, devices=1, nodes=3)
+    assert (executor.nnodes(), executor.nproc_per_node()) == (3, 1)
+
+
 def test_a_kind_that_cant_carry_the_shape_is_refused():
     give_shape(made("docker"), devices=2, nodes=1)
     with pytest.raises(
@@ -170,7 +184,7 @@ def test_the_commands_write_list_and_show_profiles(capsys):
     command += ["env.MY_TOKEN=canary"]
     assert main(command) == 0
     assert stat.S_IMODE(user_file().stat().st_mode) == 0o600
-    executor, _ = named("new")
+    executor, _ = resolve_executor("new")
     assert (executor.gpus_per_node, executor.env_vars, executor.time) == (8, {"A": "a b", "MY_TOKEN": "canary"}, "30")
     assert main(command) == 2 and "already exists in" in capsys.readouterr().err
     assert main(["cluster", "list"]) == 0 and "new" in capsys.readouterr().out
@@ -205,7 +219,7 @@ def test_a_time_limit_is_text_however_toml_reads_it(capsys, typed, limit):
     if "-" not in typed:
         write(f"{user_file().read_text()}[clusters.written]\nkind = 'slurm'\ntime = {typed}\n")
     for name in profiles():
-        executor, _ = named(name)
+        executor, _ = resolve_executor(name)
         assert executor.time == limit
         assert main(["cluster", "show", name]) == 0 and "time = " in capsys.readouterr().out
 
@@ -253,9 +267,9 @@ def test_what_starts_is_told_with_the_profiles_gpus_and_its_place_for_runs(capsy
     assert main(["cluster", "add", "new", "kind=slurm", "gpu=H100", "runs=/shared/runs"]) == 0
     recipe = llama3_8b.pretrain_recipe(num_nodes=2)
     _, settings, machine = place_of("new", None)
-    say_start(recipe, "llama3_8b", "new", machine, settings)
+    print_start(recipe, "llama3_8b", "new", machine, settings)
     recipe.log.log_dir = "mine"
-    say_start(recipe, "llama3_8b", "new", machine, settings)
+    print_start(recipe, "llama3_8b", "new", machine, settings)
     said = capsys.readouterr().err
     assert "16 GPUs on 2 nodes, new (H100" in said
     assert "/shared/runs/default" in said and "/shared/runs/mine/default" in said

@@ -10,7 +10,8 @@ import pytest
 
 from nemo2.config import Partial
 from nemo2.launch import launch
-from nemo2.launch.import_path import OWN_FOLDERS, add_own_folder, path_variables
+from nemo2.launch.import_path import OWN_FOLDERS, add_own_folder
+from nemo2.launch.local import rank_variables
 
 SHOW = "import yaml, random, own_module; print(yaml.__file__, random.__file__, own_module.__file__, sep='\\n')"
 
@@ -32,19 +33,19 @@ def imported(environment: dict[str, str], code: str = SHOW) -> list[Path]:
 def test_installed_modules_come_first_and_the_working_directory_is_looked_at_all_the_same(folder, tmp_path):
     before = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     assert imported(before) == [folder] * 3, "the test's trap is none"
-    yaml, random, own = imported({**before, **path_variables(staging=tmp_path / "staging", given={})})
+    yaml, random, own = imported({**before, **rank_variables(ranks=1, staging=tmp_path / "staging", requested={})})
     assert folder not in (yaml, random) and own == folder
 
 
 def test_what_the_user_put_on_the_path_stays_in_front(folder, tmp_path):
-    variables = path_variables(staging=tmp_path / "staging", given={"PYTHONPATH": str(folder)})
+    variables = rank_variables(ranks=1, staging=tmp_path / "staging", requested={"PYTHONPATH": str(folder)})
     assert imported({**os.environ, **variables}) == [folder] * 3
 
 
 def test_the_machines_own_sitecustomize_still_runs(folder, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import os; os.environ['MACHINE'] = 'ran'")
-    variables = path_variables(staging=tmp_path / "staging", given={"PYTHONPATH": str(tmp_path / "site")})
+    variables = rank_variables(ranks=1, staging=tmp_path / "staging", requested={"PYTHONPATH": str(tmp_path / "site")})
     code = "import os, sys; print(os.environ['MACHINE']); print('staging' in str(sys.path))"
     assert imported({**os.environ, **variables}, code) == [Path("."), Path(".")]
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True)
@@ -61,7 +62,7 @@ def test_folders_of_recipes_given_by_path_go_behind_what_is_installed(folder, tm
     monkeypatch.setattr(sys, "path", [*sys.path])
     add_own_folder(recipes)
     add_own_folder(recipes)
-    variables = path_variables(staging=tmp_path / "staging", given={})
+    variables = rank_variables(ranks=1, staging=tmp_path / "staging", requested={})
     assert str(recipes) not in variables["PYTHONPATH"].split(os.pathsep)
     code = "import yaml, in_recipes; print(yaml.__file__, in_recipes.__file__, sep='\\n')"
     yaml, own = imported({**os.environ, **variables}, code)

@@ -23,8 +23,10 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 from nemo2.config import Config, Partial
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch import RankFailure, launch
+from nemo2.launch.exit_causes import rank_exits
 from nemo2.launch.experiment import prepare_executor
-from nemo2.launch.failure import explain_failure, last_traceback, reported_deaths
+from nemo2.launch.failure import explain_failure, last_traceback
+from nemo2.launch.kubeflow import pod
 from nemo2.launch.launcher import apply_shape
 from nemo2.launch.local import rank_variables, split_secrets, stop_processes
 from nemo2.launch.signals import own_signals, raise_on_signals
@@ -105,11 +107,18 @@ def test_a_hang_is_the_cause_even_if_the_silent_rank_was_killed(tmp_path, logs):
     (folder / "rank-0.stacks").write_text(
         'Timeout (0:00:25)!\nThread 1 (most recent call first):\n  File "x.py", line 1 in f\n'
     )
-    (folder / "rank-1.life").write_text(json.dumps({"time": time.time() - 25, "step": 4}))
+    (folder / "rank-1.heartbeat").write_text(json.dumps({"time": time.time() - 25, "step": 4}))
     (folder / "rank-1.stopped").write_text("")
     failure = explain_failure(fault_dir=folder, log_dir=job)
     assert failure.rank == 1 and "memory" not in str(failure)
     assert str(failure).startswith("Hang: rank 1 stopped reporting at") and "was stopped (SIGSTOP" in str(failure)
+
+
+def test_an_error_that_left_the_other_ranks_waiting_is_the_cause_and_not_their_hang(tmp_path, logs):
+    folder = fault(tmp_path, rank=1, at=time.time() - 60, kind="OSError", message="the disk is full")
+    (folder / "rank-0.stacks").write_text("Timeout (0:00:25)!\nThread 1 (most recent call first):\n")
+    failure = explain_failure(fault_dir=folder, log_dir=logs(stderr=REPORT.format(code=1)))
+    assert failure.rank == 1 and "OSError: the disk is full" in str(failure)
 
 
 def test_an_error_without_a_message_is_told_by_the_line_that_raised_it(tmp_path, monkeypatch):
@@ -156,12 +165,20 @@ def test_without_any_trace_the_last_output_is_shown(tmp_path, logs):
     assert failure.rank is None and "torchrun: command failed" in str(failure)
 
 
-def test_torchruns_report_is_read_root_cause_first(logs):
-    assert [(death.rank, death.code) for death in reported_deaths(logs(stderr=REPORT.format(code=-11)))] == [
-        (1, -11),
-        (0, 1),
-    ]
-    assert reported_deaths(logs(stderr="nothing")) == []
+def test_torchruns_report_is_read_root_cause_first():
+    assert rank_exits(REPORT.format(code=-11)) == [(1, -11), (0, 1)]
+    assert rank_exits("nothing") == []
+
+
+@pytest.mark.parametrize("character", ["a", "é", "字"])
+def test_a_pods_last_message_is_cut_to_what_kubernetes_keeps(tmp_path, monkeypatch, character):
+    monkeypatch.setenv(pod.TERMINATION_LOG_VARIABLE, str(tmp_path / "log"))
+    error = Fault(rank=3, time=1.0, kind="OSError", message=character * 5000, traceback="", explained=False)
+    pod._write_termination_message(error, 1)
+    text = (tmp_path / "log").read_text()
+    words = pod.read_termination_message(text)
+    assert len(text.encode()) <= 4096 and words is not None and words["rank"] == 3
+    assert words["message"].startswith(character * 500) and words["message"].endswith(f"{character} ...")
 
 
 def test_the_last_of_chained_tracebacks_counts():
@@ -248,12 +265,12 @@ def test_the_marks_of_torchrun_are_taken_off():
 def test_ranks_get_this_interpreter_and_their_share_of_the_cores(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("nemo2.launch.local.usable_cores", lambda: 8)
-    variables = rank_variables(ranks=3, staging=tmp_path, given={})
+    variables = rank_variables(ranks=3, staging=tmp_path, requested={})
     assert variables["OMP_NUM_THREADS"] == "2"
-    assert rank_variables(ranks=20, staging=tmp_path, given={})["OMP_NUM_THREADS"] == "1"
-    assert rank_variables(ranks=2, staging=tmp_path, given={"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    assert rank_variables(ranks=20, staging=tmp_path, requested={})["OMP_NUM_THREADS"] == "1"
+    assert rank_variables(ranks=2, staging=tmp_path, requested={"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert "OMP_NUM_THREADS" not in rank_variables(ranks=3, staging=tmp_path, given={})
+    assert "OMP_NUM_THREADS" not in rank_variables(ranks=3, staging=tmp_path, requested={})
 
 
 def test_an_interpreter_without_torchrun_beside_it_gets_one(tmp_path, monkeypatch):
@@ -261,7 +278,7 @@ def test_an_interpreter_without_torchrun_beside_it_gets_one(tmp_path, monkeypatc
     interpreter.parent.mkdir()
     interpreter.symlink_to(sys.executable)
     monkeypatch.setattr(sys, "executable", str(interpreter))
-    path = rank_variables(ranks=1, staging=tmp_path / "s", given={})["PATH"].split(os.pathsep)[0]
+    path = rank_variables(ranks=1, staging=tmp_path / "s", requested={})["PATH"].split(os.pathsep)[0]
     script = Path(path, "torchrun")
     assert os.access(script, os.X_OK) and f'"{interpreter}" -m torch.distributed.run "$@"' in script.read_text()
     subprocess.run(["sh", "-n", script], check=True)
@@ -269,31 +286,25 @@ def test_an_interpreter_without_torchrun_beside_it_gets_one(tmp_path, monkeypatc
 
 def test_secrets_are_not_among_the_variables_that_nemo_run_writes_down(tmp_path):
     assert split_secrets({"HF_TOKEN": "x", "A": "b"}) == ({"A": "b"}, {"HF_TOKEN": "x"})
-    executor, secrets = prepare_executor(
-        None, devices=2, nodes=1, staging=tmp_path, env={"HF_TOKEN": "canary", "NCCL_DEBUG": "INFO"}
-    )
-    assert secrets == {"HF_TOKEN": "canary"}
+    executor = nemo_run.LocalExecutor(ntasks_per_node=2, env_vars={"HF_TOKEN": "canary", "NCCL_DEBUG": "INFO"})
+    assert prepare_executor(executor, staging=tmp_path) == {"HF_TOKEN": "canary"}
     assert "canary" not in str(executor.env_vars) and executor.env_vars["NCCL_DEBUG"] == "INFO"
-    assert (executor.nproc_per_node(), executor.nnodes()) == (2, 1)
+    assert executor.launcher is not None
 
 
 def test_clusters_that_write_secrets_down_are_warned_of(tmp_path, capsys):
-    import nemo_run
-
-    given = {"WANDB_API_KEY": "canary", "NCCL_DEBUG": "INFO"}
-    far = nemo_run.LeptonExecutor(container_image="i", nemo_run_dir="/jobs")
-    used, secrets = prepare_executor(far, devices=2, nodes=1, staging=tmp_path, env=given)
-    assert secrets == {} and used.env_vars["WANDB_API_KEY"] == "canary"
+    far = nemo_run.LeptonExecutor(container_image="i", nemo_run_dir="/jobs", env_vars={"WANDB_API_KEY": "canary"})
+    assert prepare_executor(far, staging=tmp_path) == {} and far.env_vars["WANDB_API_KEY"] == "canary"
     assert "warning: WANDB_API_KEY will be written into the job's script" in capsys.readouterr().err
 
 
-def test_an_executor_that_is_passed_in_is_not_changed(tmp_path):
-    import nemo_run
-
+def test_an_executor_that_is_passed_in_is_not_changed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
     mine = nemo_run.LocalExecutor(ntasks_per_node=1, env_vars={"A": "b"})
-    used, _ = prepare_executor(mine, devices=2, nodes=1, staging=tmp_path, env={})
-    assert used.env_vars["A"] == "b" and used.nproc_per_node() == 2 and used.launcher is not None
-    assert mine.env_vars == {"A": "b"} and mine.nproc_per_node() == 1
+    launch(Partial(entry), mine, devices=2, env={"C": "d"}, dryrun=True, check=False)
+    shown = capsys.readouterr().out
+    assert "--nproc-per-node 2" in shown and "  A=b\n" in shown and "  C=d\n" in shown
+    assert mine.env_vars == {"A": "b"} and mine.nproc_per_node() == 1 and mine.launcher is None
 
 
 def entry(trainer=None, log=None):

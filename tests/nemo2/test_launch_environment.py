@@ -154,6 +154,28 @@ def test_the_launcher_sets_them_in_the_ranks_environment_and_a_dry_run_says_why(
     assert f"{CONNECTIONS}=4" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("in_profile", [False, True])
+def test_a_variable_of_this_launch_is_judged_as_one_of_the_profile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str], in_profile: bool
+) -> None:
+    import nemo_run
+
+    from nemo2.launch import launch
+
+    monkeypatch.setattr("nemo_run.config._NEMORUN_HOME", str(tmp_path))
+    recipe = llama_tiny.pretrain_recipe()
+    recipe.strategy.tensor_model_parallel_size = 2
+    variables = {CONNECTIONS: "4"}
+    tunnel = nemo_run.LocalTunnel(job_dir=str(tmp_path))
+    executor = nemo_run.SlurmExecutor(
+        account="a", time="1:00:00", tunnel=tunnel, env_vars=variables if in_profile else {}
+    )
+    launch(recipe, executor, devices=2, gpu="H100", env={} if in_profile else variables, dryrun=True)
+    shown = capsys.readouterr()
+    assert f"warning: {CONNECTIONS}=4 in the environment contradicts 1" in shown.err
+    assert f"export {CONNECTIONS}=4" in shown.out and f"{CONNECTIONS}=4: from the environment" in shown.out
+
+
 def test_a_machine_without_gpus_gets_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,7 +26,7 @@ from nemo2.config import Config
 from nemo2.config.walk import select
 from nemo2.errors import ConfigError
 from nemo2.launch import RankFailure, launch, run
-from nemo2.launch.plugins import apply, made, named
+from nemo2.launch.plugins import apply_plugins, build_plugins, split_plugins
 from nemo2.launch.slurm.script import job_script
 from nemo2.launch.slurm.start import ClusterSettings, job_of
 from nemo2.recipes import llama_tiny
@@ -63,10 +63,14 @@ def script_of(executor: Any) -> str:
 
 
 def test_names_carry_arguments_and_unknown_ones_get_the_nearest() -> None:
-    texts = named(["NsysPlugin(start_step=5, end_step=8, ranks=[0, 1]),TritonCacheSetup", "PreemptionPlugin"])
-    assert [type(one).__name__ for one in made(texts)] == ["NsysPlugin", "TritonCacheSetup", "PreemptionPlugin"]
-    assert made(texts)[0].ranks == [0, 1]
-    assert made(Config(plugins.PreemptionPlugin, preempt_time=90))[0].preempt_time == 90
+    texts = split_plugins(["NsysPlugin(start_step=5, end_step=8, ranks=[0, 1]),TritonCacheSetup", "PreemptionPlugin"])
+    assert [type(one).__name__ for one in build_plugins(texts)] == [
+        "NsysPlugin",
+        "TritonCacheSetup",
+        "PreemptionPlugin",
+    ]
+    assert build_plugins(texts)[0].ranks == [0, 1]
+    assert build_plugins(Config(plugins.PreemptionPlugin, preempt_time=90))[0].preempt_time == 90
     for wrong, words in (
         ("NsisPlugin", "NsysPlugin"),
         ("os.system", "os.system"),
@@ -74,7 +78,7 @@ def test_names_carry_arguments_and_unknown_ones_get_the_nearest() -> None:
         (3, "nemo_run.Plugin"),
     ):
         with pytest.raises(ConfigError, match=words):
-            made([wrong])
+            build_plugins([wrong])
 
 
 def test_plugins_come_before_the_checks_and_a_dry_run_tells_what_each_changed(recipe, capsys) -> None:
@@ -174,7 +178,7 @@ def test_nsys_runs_the_ranks_of_this_machine(recipe, tmp_path, warm_interpreter,
 
 
 def test_profilers_are_callbacks_with_the_plugins_arguments(recipe) -> None:
-    told = apply(
+    told = apply_plugins(
         [
             plugins.PytorchProfilerPlugin(start_step=2, end_step=5, warmup_steps=1),
             plugins.MemoryProfilePlugin(dir="/scratch/m", ranks=[0]),
@@ -218,7 +222,7 @@ def test_fault_tolerance_is_torchruns_restarts_and_a_watchdog(recipe) -> None:
 
 
 def test_the_resiliency_extension_takes_torchruns_place(recipe, monkeypatch) -> None:
-    monkeypatch.setattr("nemo2.plugins.survival._is_installed", lambda: True)
+    monkeypatch.setattr("nemo2.plugins.survival.has", lambda package: True)
     plugins.FaultTolerancePlugin(resiliency_ext=True, rank_heartbeat_timeout=45).setup(recipe, executor := slurm())
     assert select(recipe.trainer.callbacks, FaultToleranceCallback)
     script = script_of(executor)
@@ -226,7 +230,7 @@ def test_the_resiliency_extension_takes_torchruns_place(recipe, monkeypatch) -> 
     assert "--ft-rank-heartbeat-timeout 45 " in script and "--ft-initial-rank-heartbeat-timeout 1800 " in script
     with pytest.raises(ConfigError, match="NVML"):
         plugins.FaultTolerancePlugin(resiliency_ext=True).setup(llama_tiny.pretrain_recipe(), local())
-    monkeypatch.setattr("nemo2.plugins.survival._is_installed", lambda: False)
+    monkeypatch.setattr("nemo2.plugins.survival.has", lambda package: False)
     with pytest.raises(ConfigError, match="not installed here"):
         plugins.FaultTolerancePlugin(resiliency_ext=True).setup(llama_tiny.pretrain_recipe(), slurm())
 

@@ -19,15 +19,15 @@ import nemo_run
 import pytest
 
 from nemo2.checkpoint.directory import Manifest, write_manifest
-from nemo2.config import Partial
+from nemo2.config import Config, Partial
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.rank import end_with_a_later_life
-from nemo2.launch.slurm import aftermath, probing, queue, ship
-from nemo2.launch.slurm.aftermath import ASKED, STALLED, history, judge, record
+from nemo2.launch.slurm import job_result, probing, queue, ship
+from nemo2.launch.slurm.job_result import ASKED, STALLED, history, judge, record
 from nemo2.launch.slurm.script import MOST_UNJUDGED, SCRIPT, Job, job_script
 from nemo2.launch.slurm.shell import LocalShell, RemoteLines, shell_of
-from nemo2.launch.slurm.start import ClusterSettings, _grace, limit_seconds, prepare, refuse_unusable
+from nemo2.launch.slurm.start import ClusterSettings, _grace, job_of, limit_seconds, prepare
 from nemo2.run_dir.faults import HANG, Fault
 
 ODD = "a b; $(touch ran) `touch ran` 'q' \"d\" \\ %s\nnew line"
@@ -518,7 +518,7 @@ def test_killed_lives_that_come_further_by_their_checkpoints_are_started_again(t
         ("lives/0/faults/rank-0.json", "\xff"),
         ("lives/0/faults/rank-0.json", "{}"),
         ("lives/0/faults/rank-0.stacks", "Timeout"),
-        ("lives/0/faults/rank-0.life", "x"),
+        ("lives/0/faults/rank-0.heartbeat", "x"),
         ("lives/0/task-0.out", "\xff\udcff"),
         ("lives/0/faults", None),
         ("run_dir", None),
@@ -558,12 +558,12 @@ def test_a_job_whose_judge_cannot_run_starts_again_within_a_limit(slurm, tmp_pat
 
 def test_a_verdict_that_cannot_be_written_is_given_all_the_same(tmp_path, monkeypatch, capsys):
     trained(tmp_path)
-    monkeypatch.setattr(aftermath, "write_text", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(job_result, "write_text", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     for number, verdict in ((0, "again"), (STALLED, "failed")):
-        monkeypatch.setattr(sys, "argv", ["aftermath", str(tmp_path), "--life", str(number), "--code", "1"])
+        monkeypatch.setattr(sys, "argv", ["job_result", str(tmp_path), "--life", str(number), "--code", "1"])
         (tmp_path / "lives" / str(number)).mkdir(exist_ok=True)
         (tmp_path / "lives" / str(number) / "rank-00000.out").touch()
-        aftermath.main()
+        job_result.main()
         assert capsys.readouterr().out.splitlines()[-1] == verdict
 
 
@@ -571,11 +571,11 @@ def test_an_error_of_the_judge_is_said_and_starts_the_run_again_within_a_limit(t
     def broken(*_, **__):
         raise RuntimeError("a b\nc")
 
-    monkeypatch.setattr(aftermath, "judge", broken)
+    monkeypatch.setattr(job_result, "judge", broken)
     verdicts = []
     for number in range(STALLED):
-        monkeypatch.setattr(sys, "argv", ["aftermath", str(tmp_path), "--life", str(number), "--code", "1"])
-        aftermath.main()
+        monkeypatch.setattr(sys, "argv", ["job_result", str(tmp_path), "--life", str(number), "--code", "1"])
+        job_result.main()
         verdicts.append(capsys.readouterr().out.splitlines()[-1])
     assert verdicts == [*["again"] * (STALLED - 1), "failed"]
     assert "RuntimeError: a b c" in history(tmp_path)[0]["message"]
@@ -713,6 +713,20 @@ def test_a_chain_is_submitted_each_after_the_one_before_and_cancelled_where_it_i
     assert (slurm / "scancel.asked").read_text() == "8 9\n" and "requeue" not in (slurm / "scontrol.asked").read_text()
 
 
+def test_a_chain_of_which_slurm_refuses_a_link_leaves_no_job(program, tmp_path, slurm, monkeypatch):
+    links = iter(["8", "9"])
+
+    def submitted(shell, script, *, after=None):
+        if (link := next(links, None)) is None:
+            raise ConfigError("sbatch refuses the job")
+        return link
+
+    monkeypatch.setattr(queue, "submit", submitted)
+    with pytest.raises(ConfigError, match="refuses"):
+        launch(Partial(program.work, place=""), executor(tmp_path), devices=1, nodes=1, check=False, chain=3)
+    assert (slurm / "scancel.asked").read_text() == "8 9\n"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -724,26 +738,55 @@ def test_a_chain_is_submitted_each_after_the_one_before_and_cancelled_where_it_i
 )
 def test_what_a_run_of_ranks_cant_have_is_refused(fields, message):
     with pytest.raises(ConfigError, match=message):
-        refuse_unusable(nemo_run.SlurmExecutor(account="a", **fields))
+        unusable = nemo_run.SlurmExecutor(account="a", tunnel=nemo_run.LocalTunnel(job_dir="/jobs"), **fields)
+        job_of(unusable, ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1)
 
 
 def test_relative_directories_become_absolute_where_the_job_is_submitted(tmp_path, slurm):
     from nemo2.recipes import llama_tiny
 
     recipe = llama_tiny.pretrain_recipe(dir="my runs", name="x")
-    prepare(recipe, executor(tmp_path), ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1, env={})
+    launch = {"name": "x", "experiment_id": "x_1", "devices": 2, "nodes": 1}
+    prepare(recipe, executor(tmp_path), ClusterSettings(), **launch)
     assert recipe.log.log_dir == f"{tmp_path}/my runs"
     with pytest.raises(ConfigError, match="not a valid variable name"):
-        prepare(
-            recipe,
-            executor(tmp_path),
-            ClusterSettings(),
-            name="x",
-            experiment_id="x_1",
-            devices=2,
-            nodes=1,
-            env={"A B": ""},
-        )
+        prepare(recipe, executor(tmp_path, env_vars={"A B": ""}), ClusterSettings(), **launch)
+
+
+@pytest.mark.parametrize("code", ["tree", "none"])
+def test_own_folders_are_on_the_path_of_ranks_as_copies_or_where_they_are(tmp_path, slurm, monkeypatch, code):
+    from nemo2.recipes import llama_tiny
+
+    cwd = tmp_path / "project"
+    (cwd / "inside").mkdir(parents=True)
+    monkeypatch.chdir(cwd)
+    own = [str(cwd), str(cwd / "inside"), f"{cwd}-2"]
+    monkeypatch.setattr("nemo2.launch.slurm.start.own_folders", lambda: own)
+    settings = ClusterSettings(code=code)
+    launch = {"name": "x", "experiment_id": "x_1", "devices": 2, "nodes": 1}
+    prepared, _ = prepare(llama_tiny.pretrain_recipe(), executor(tmp_path), settings, **launch)
+    copies = [f"{prepared.folder}/code", f"{prepared.folder}/code/inside", f"{cwd}-2"]
+    assert prepared.variables["NEMO2_OWN_FOLDERS"].split(":") == (own if code == "none" else copies)
+
+
+def test_a_container_sees_the_run_its_data_and_the_checkpoint_from_which_it_starts(tmp_path, slurm):
+    from nemo2.data import PreTrainingDataModule
+    from nemo2.recipes import llama_tiny
+
+    recipe = llama_tiny.pretrain_recipe(dir=str(tmp_path / "runs"))
+    recipe.data = Config(PreTrainingDataModule, paths=[str(tmp_path / "texts" / "prefix")])
+    recipe.resume.resume_from_path = str(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint").mkdir()
+    on = executor(tmp_path, container_image="i")
+    prepared, _ = prepare(recipe, on, ClusterSettings(), name="x", experiment_id="x_1", devices=2, nodes=1)
+    folders = [f"{tmp_path}/{name}" for name in ("runs", "texts", "checkpoint")]
+    assert list(prepared.container_mounts) == [f"{folder}:{folder}" for folder in folders]
+
+
+def test_no_job_has_secrets_in_its_script(tmp_path):
+    on = executor(tmp_path, env_vars={"HF_TOKEN": "canary", "NCCL_DEBUG": "INFO"})
+    job = job_of(on, ClusterSettings(), name="x", experiment_id="x_1", devices=1, nodes=2)  # as of `nemo2 cluster test`
+    assert "canary" not in job_script(job) and "export NCCL_DEBUG=INFO" in job_script(job)
 
 
 @pytest.mark.parametrize(
@@ -835,6 +878,12 @@ def test_a_growing_file_is_read_line_by_line_through_a_shell(tmp_path):
     assert lines.read() == ["één"]
     file.write_text("één\nhalf\n\nbar 1\rbar 2\n")
     assert lines.read() == ["half", "", "bar 2"]
+    with open(file, "ab") as more:
+        more.write(b"\xff\xfe bytes\nthe next\n\xff")
+    assert lines.read() == ["\ufffd\ufffd bytes", "the next"]
+    with open(file, "ab") as more:
+        more.write(b" line\n")
+    assert lines.read() == ["\ufffd line"]
 
 
 def test_the_tree_is_shipped_as_it_is_or_the_commit(tmp_path):

@@ -26,18 +26,16 @@ from typing import Any, Literal, Optional
 import fiddle
 from fiddle import daglish
 
-from nemo2.config.serialize import to_json
 from nemo2.errors import ConfigError
 from nemo2.launch.import_path import own_folders
-from nemo2.launch.main_script import main_script
+from nemo2.launch.kubeflow.pod import RANK_FILES
+from nemo2.launch.rank_files import rank_files
 from nemo2.names import safe_name
 
 Form = Literal["runtimePatches", "podTemplateOverrides"]
 
 MANAGER = "nemo2/launch"
 """The owner of the runtime's patch. Trainer separates the patches of different owners."""
-CONTAINER = "node"
-"""The name of the trainer's job and container in Kubeflow's own runtimes."""
 GRACE_SECONDS = 600
 """The time that a terminating pod has to save. Kubernetes' default is 30 seconds."""
 _MOST_BYTES = 120 * 1024
@@ -93,22 +91,19 @@ def own_modules(recipe: Any) -> list[str]:
     }
     folders = [str(Path(folder).resolve()) for folder in own_folders()]
     packages = (Path(__file__).parents[3].resolve(), Path(sys.prefix).resolve())
-    found: list[str] = []
+    own: list[str] = []
     for module in sorted(one for one in named if one and one != "__main__"):
         file = getattr(sys.modules.get(module), "__file__", None)
         if file is None or any(package in Path(file).resolve().parents for package in packages):
             continue
         if any(str(Path(file).resolve()).startswith(f"{folder}/") for folder in folders):
-            found.append(module)
-    return found
+            own.append(module)
+    return own
 
 
 def _command(recipe: Any) -> list[str]:
-    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
-
-    text = to_json(recipe)
-    script = main_script() if '"__main__"' in text else None
-    arguments = [ZlibJSONSerializer().serialize(recipe), text, script or ""]
+    files = rank_files(recipe)
+    arguments = [files.get(name, "") for name in RANK_FILES]
     for what, argument in zip(("recipe", "recipe", "launching script"), arguments, strict=True):
         if len(argument.encode()) > _MOST_BYTES:
             raise ConfigError(

@@ -23,31 +23,31 @@ from typing import Any, Optional
 
 from nemo2.launch.rank import CONFIG, MAIN
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, Fault, read_faults
-from nemo2.run_dir.logger import RECIPE_FILE, RECIPE_VARIABLE
+from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
 
-LAST_WORDS_VARIABLE = "NEMO2_TERMINATION_LOG"
+TERMINATION_LOG_VARIABLE = "NEMO2_TERMINATION_LOG"
 _TERMINATION_LOG = "/dev/termination-log"
+RANK_FILES = (CONFIG, RECIPE_FILE, MAIN)
+"""The files in the arguments, in this order."""
 _MOST_BYTES = 4000
 """The limit of a termination message. Kubernetes keeps 4096 bytes."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the ranks of this node; torchrun's exit code."""
-    config, recipe, script = arguments
     with tempfile.TemporaryDirectory(prefix="nemo2-") as temporary:
         folder = Path(temporary)
-        for name, text in ((CONFIG, config), (RECIPE_FILE, recipe), (MAIN, script)):
+        for name, text in zip(RANK_FILES, arguments, strict=True):
             if text:
                 (folder / name).write_text(text, encoding="utf-8")
         faults = folder / "faults"
         code = _run(folder, {FAULT_DIR_VARIABLE: str(faults), RECIPE_VARIABLE: str(folder / RECIPE_FILE)})
         if code:
-            found = read_faults(str(faults))
-            _say_last(found[0] if found else None, code)
+            _write_termination_message(next(iter(read_faults(faults)), None), code)
     return code
 
 
-def read_last_words(text: Optional[str]) -> Optional[dict[str, Any]]:
+def read_termination_message(text: Optional[str]) -> Optional[dict[str, Any]]:
     """The fields of a `Fault` from a pod's termination message. None: the message isn't nemo2's."""
     try:
         fault = json.loads(text or "")
@@ -68,7 +68,7 @@ def _run(folder: Path, variables: dict[str, str]) -> int:
     return 128 - code if code < 0 else code
 
 
-def _say_last(fault: Optional[Fault], code: int) -> None:
+def _write_termination_message(fault: Optional[Fault], code: int) -> None:
     words = {"rank": None, "time": 0.0, "kind": "", "message": f"torchrun ended with exit code {code}"}
     if fault is not None:
         words = asdict(fault)
@@ -77,9 +77,10 @@ def _say_last(fault: Optional[Fault], code: int) -> None:
         )
     words = {key: words[key] for key in ("rank", "time", "kind", "message")}
     while len(text := json.dumps(words)) > _MOST_BYTES:
-        words["message"] = words["message"][: len(words["message"]) - (len(text) - _MOST_BYTES) - 4] + " ..."
+        fitting = len(words["message"]) * _MOST_BYTES // len(text)  # JSON writes some characters as six
+        words["message"] = words["message"][: fitting - 4] + " ..."
     with contextlib.suppress(OSError):
-        Path(os.environ.get(LAST_WORDS_VARIABLE, _TERMINATION_LOG)).write_text(text, encoding="utf-8")
+        Path(os.environ.get(TERMINATION_LOG_VARIABLE, _TERMINATION_LOG)).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

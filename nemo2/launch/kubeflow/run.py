@@ -8,7 +8,6 @@ not needed.
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -17,11 +16,12 @@ import yaml
 from nemo2.errors import EXIT_PREEMPTED, ConfigError, Preempted
 from nemo2.launch.failure import RankFailure
 from nemo2.launch.kubeflow.manifest import Form, job_name, own_modules, train_job
-from nemo2.launch.kubeflow.pod import read_last_words
+from nemo2.launch.kubeflow.pod import read_termination_message
 from nemo2.launch.local import split_secrets
 from nemo2.launch.result import RunResult
 from nemo2.launch.stream import without_rank
 from nemo2.run_dir.directory import VERSION_VARIABLE, timestamp
+from nemo2.run_dir.faults import reports_another_rank
 
 _KIND = {"group": "trainer.kubeflow.org", "version": "v1alpha1", "plural": "trainjobs"}
 _JOB_LABEL, _NUMBER_LABEL = "jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-completion-index"
@@ -34,30 +34,28 @@ def on_kubeflow(
     *,
     name: str,
     experiment_id: str,
-    env: Mapping[str, str],
     dryrun: bool,
     detach: bool,
-    reasons: tuple[list[str], list[str]],
+    reasons: list[str],
 ) -> RunResult:
-    """Submit a recipe as a TrainJob and follow it, or print its manifest. Ctrl-C leaves the job running.
+    """Submit a recipe as a TrainJob and follow it, or print its manifest with the ``reasons`` of its settings. Ctrl-C leaves
+    the job running.
 
     Raises:
         ConfigError: the cluster rejects the job, or can't be reached.
     """
-    variables = {VERSION_VARIABLE: timestamp(), **executor.env_vars, **env}
-    warned = list(reasons[1])
-    if written := sorted(split_secrets(variables)[1]):
-        warned.append(
-            f"{', '.join(written)} would be readable in the manifest, so nemo2 leaves it out. Use a secret of the "
-            f"cluster: env_list = [{{ name = ..., valueFrom = {{ secretKeyRef = {{ name = ..., key = ... }} }} }}]."
+    variables, secrets = split_secrets({VERSION_VARIABLE: timestamp(), **executor.env_vars})
+    if secrets:
+        print(
+            f"warning: {', '.join(sorted(secrets))} would be readable in the manifest, so nemo2 leaves it out. Use a secret "
+            "of the cluster: env_list = [{ name = ..., valueFrom = { secretKeyRef = { name = ..., key = ... } } }].",
+            file=sys.stderr,
         )
-        variables = split_secrets(variables)[0]
     if modules := own_modules(recipe):
-        warned.append(
-            f"{', '.join(modules)}: the recipe uses code of this machine. Make sure that the image contains it."
+        print(
+            f"warning: {', '.join(modules)}: the recipe uses code of this machine. Make sure that the image contains it.",
+            file=sys.stderr,
         )
-    for sentence in warned:
-        print(f"warning: {sentence}", file=sys.stderr)
     job = job_name(name, experiment_id)
 
     def body(form: Form) -> dict[str, Any]:
@@ -65,8 +63,8 @@ def on_kubeflow(
 
     if dryrun:
         print(yaml.safe_dump(body("runtimePatches"), sort_keys=False, width=10**6), end="")
-        if reasons[0]:
-            print("\n".join(["", "# because", *(f"#   {line}" for line in reasons[0])]))
+        if reasons:
+            print("\n".join(["", "# because", *(f"#   {line}" for line in reasons)]))
         return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)
     started = time.monotonic()
     _create(executor, body)
@@ -83,12 +81,12 @@ def on_kubeflow(
     result["seconds"] = time.monotonic() - started
     if state == "Succeeded":
         return RunResult(status="succeeded", exit_code=0, **result)
-    words = first_words(executor, job)
-    said = "no pod has written output" if words is None else f"{words['kind']}: {words['message']}".removeprefix(": ")
+    words = first_error(executor, job)
+    error = "no pod has written output" if words is None else f"{words['kind']}: {words['message']}".removeprefix(": ")
     rank = None if words is None else words["rank"]
     who = "the job failed" if rank is None else f"rank {rank} failed first"
     code = EXIT_PREEMPTED if words is not None and words["kind"] == Preempted.__name__ else 1
-    message = f"{who}: {said.rstrip('.')}. Logs: kubectl logs -l {_JOB_LABEL}={job} {where} --prefix"
+    message = f"{who}: {error.rstrip('.')}. Logs: kubectl logs -l {_JOB_LABEL}={job} {where} --prefix"
     failure = RankFailure(message, rank=rank, exit_code=code, details="", log_dir=Path())
     return RunResult(status="failed" if state == "Failed" else "cancelled", exit_code=code, failure=failure, **result)
 
@@ -108,24 +106,28 @@ def follow(executor: Any, job: str) -> str:
         time.sleep(_PAUSE_SECONDS)
 
 
-def first_words(executor: Any, job: str) -> Optional[dict[str, Any]]:
+def first_error(executor: Any, job: str) -> Optional[dict[str, Any]]:
     """The earliest error in the termination messages of the pods of ``job``. None: there is none."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for pod in _pods(executor, job):
         for container in pod.status.container_statuses or []:
             for state in (container.state, container.last_state):
                 ended = state.terminated if state is not None else None
-                if ended is not None and (words := read_last_words(ended.message)):
-                    found.append(words)
+                if ended is not None and (words := read_termination_message(ended.message)):
+                    messages.append(words)
     # A message without a rank has only torchrun's exit code, which follows from an error elsewhere.
-    return min(found, key=lambda words: (words["rank"] is None, words["time"]), default=None)
+    return min(
+        messages,
+        key=lambda words: (words["rank"] is None, reports_another_rank(words["message"]), words["time"]),
+        default=None,
+    )
 
 
 def _create(executor: Any, body: Any) -> None:
     """Create the TrainJob, in the form that the cluster's version of Trainer supports."""
     from kubernetes.client.rest import ApiException
 
-    said = ""
+    refusal = ""
     forms: tuple[Form, ...] = ("runtimePatches", "podTemplateOverrides")
     for form in forms:
         try:
@@ -135,20 +137,16 @@ def _create(executor: Any, body: Any) -> None:
             )
             return
         except ApiException as error:
-            said = _reason(error)
-            if form not in said:
+            refusal = _reason(error)
+            if form not in refusal:
                 break
-        except OSError as error:
-            raise ConfigError(
-                f"The cluster cannot be reached: {error}. Check the current context of the kubeconfig."
-            ) from error
-        except Exception as error:  # urllib3's, which kubernetes passes on
-            if type(error).__module__.partition(".")[0] != "urllib3":
+        except Exception as error:  # among them urllib3's, which kubernetes passes on
+            if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] != "urllib3":
                 raise
             raise ConfigError(
                 f"The cluster cannot be reached: {error}. Check the current context of the kubeconfig."
             ) from error
-    raise ConfigError(f"The cluster rejects the TrainJob: {said}")
+    raise ConfigError(f"The cluster rejects the TrainJob: {refusal}")
 
 
 def _reason(error: Any) -> str:

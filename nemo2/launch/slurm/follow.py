@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 from nemo2.errors import RuntimeFault
 from nemo2.launch.slurm import queue
-from nemo2.launch.slurm.aftermath import RUN_DIR
+from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.script import LIVES, STATE
 from nemo2.launch.slurm.shell import RemoteLines, Shell
 from nemo2.launch.slurm.start import Submission
@@ -35,24 +35,20 @@ class Ending(NamedTuple):
     rank: Optional[int] = None
 
 
-def follow(submission: Submission, shell: Shell, *, interval_seconds: Optional[float] = None) -> Ending:
-    """Show a run until it has ended for good.
-
-    Args:
-        interval_seconds: The time between polls. None: 1, or 5 over SSH.
-    """
-    pause = interval_seconds or (1.0 if shell.local else 5.0)
+def follow(submission: Submission, shell: Shell) -> Ending:
+    """Show a run until it has ended for good."""
+    pause = 1.0 if shell.local else 5.0
     display = RunDisplay(Path(submission.folder))
     shown = _Shown(shell, submission, display)
     gone = 0
     ending: Optional[Ending] = None
     try:
         while ending is None:
-            told = read_state(shell, submission.folder)
-            shown.update(told)
-            if told.get("state") in ENDED:
-                last = told["lives"][-1]
-                ending = Ending(told["state"], last.get("message", ""), last.get("rank"))
+            state = read_state(shell, submission.folder)
+            shown.update(state)
+            if state.get("state") in ENDED:
+                last = state["lives"][-1]
+                ending = Ending(state["state"], last.get("message", ""), last.get("rank"))
                 break
             try:
                 words = [queue.state(shell, job) for job in submission.jobs]
@@ -61,9 +57,9 @@ def follow(submission: Submission, shell: Shell, *, interval_seconds: Optional[f
                 time.sleep(10 * pause)
                 continue
             shown.queue([queue.with_hold(shell, *one) for one in zip(submission.jobs, words, strict=True)])
-            gone = 0 if any(map(queue.lives, words)) else gone + 1
+            gone = 0 if any(map(queue.is_active, words)) else gone + 1
             if gone >= _GONE_LOOKS:
-                ending = ended_by_slurm(shell, submission, words, told)
+                ending = ended_by_slurm(shell, submission, words, state)
             time.sleep(pause)
         return ending
     finally:
@@ -97,7 +93,7 @@ class _Shown:
         self._shell, self._submission, self._display = shell, submission, display
         self._life: Optional[int] = None
         self._streams: dict[str, RemoteLines] = {}
-        self._told = 0
+        self._num_verdicts = 0
         self._queued: list[str] = []
 
     def update(self, state: dict[str, Any]) -> None:
@@ -111,16 +107,15 @@ class _Shown:
                 "stderr": RemoteLines(self._shell, f"{life}.err"),
             }
             self._lines()
-        for told in state.get("lives", [])[self._told :]:
-            self._told += 1
-            if told["verdict"] == "again":
-                self.say(f"{told['message']} The job continues by itself.")
+        for verdict in state.get("lives", [])[self._num_verdicts :]:
+            self._num_verdicts += 1
+            if verdict["verdict"] == "again":
+                self.say(f"{verdict['message']} The job continues by itself.")
 
     def queue(self, words: list[str]) -> None:
         if words != self._queued:
             self._queued = words
-            told = ", ".join(f"job {job} is {word}" for job, word in zip(self._submission.jobs, words, strict=True))
-            self.say(told)
+            self.say(", ".join(f"job {job} is {word}" for job, word in zip(self._submission.jobs, words, strict=True)))
 
     def say(self, text: str) -> None:
         self._display.take("stdout", text)
@@ -132,20 +127,20 @@ class _Shown:
                 self._display.take(stream, line)
 
 
-def ended_by_slurm(shell: Shell, submission: Submission, words: list[str], told: dict[str, Any]) -> Ending:
+def ended_by_slurm(shell: Shell, submission: Submission, words: list[str], state: dict[str, Any]) -> Ending:
     """The end of a run whose jobs are over without a verdict: Slurm cancelled it while it waited or ran out of time, or
     something killed its script and ranks together.
 
     Args:
         words: Slurm's word for each job.
-        told: What `read_state` has returned.
+        state: What `read_state` has returned.
     """
     word = next((word for word in reversed(words) if word != "COMPLETED"), "COMPLETED")
     if word.startswith("CANCELLED"):
         return Ending("cancelled", f"job {submission.jobs[-1]} was cancelled")
-    lives = told.get("lives", [])
+    lives = state.get("lives", [])
     last_started = last_life(shell, submission.folder)
-    if told.get("state") == CONTINUED and lives[-1].get("life") == last_started:
+    if state.get("state") == CONTINUED and lives[-1].get("life") == last_started:
         return Ending(CONTINUED, lives[-1]["message"])
     _, tail, _ = shell.run(f"tail -qn 5 {quote(submission.folder)}/job-*.out 2>/dev/null")
     last = " / ".join(line for line in tail.splitlines() if line.strip())

@@ -50,13 +50,13 @@ def devices() -> dict:
         import torch
     except ImportError:
         return {}
-    found = {"gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0, "cuda": torch.version.cuda}
-    if not found["gpus"]:
+    seen = {"gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0, "cuda": torch.version.cuda}
+    if not seen["gpus"]:
         try:
             torch.cuda.init()
         except Exception as error:
-            found["no_gpu"] = _first_line(error)
-    return found
+            seen["no_gpu"] = _first_line(error)
+    return seen
 
 
 def _first_line(error: Exception) -> str:
@@ -96,10 +96,10 @@ def _take_interface() -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    told = facts(folder)
-    print("probe " + json.dumps(told), flush=True)
-    print("probe " + json.dumps({"rank": told["rank"], **devices()}), flush=True)
-    print("probe " + json.dumps({"rank": told["rank"], **add_up(60.0)}), flush=True)
+    report = facts(folder)
+    print("probe " + json.dumps(report), flush=True)
+    print("probe " + json.dumps({"rank": report["rank"], **devices()}), flush=True)
+    print("probe " + json.dumps({"rank": report["rank"], **add_up(60.0)}), flush=True)
 
 
 if __name__ == "__main__":

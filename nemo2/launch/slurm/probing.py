@@ -44,7 +44,15 @@ def test_cluster(
 
     Args:
         wait_seconds: The longest time that the job may wait in the queue.
+
+    Raises:
+        ConfigError: the executor isn't Slurm's.
     """
+    if not isinstance(executor, nemo_run.SlurmExecutor):
+        raise ConfigError(
+            f"`nemo2 cluster test` supports only SlurmExecutor, not {type(executor).__name__}. Use the tools of its platform, or "
+            "print its request with `nemo2 pretrain NAME --executor ... --dryrun`."
+        )
     shell = shell_of(executor.tunnel)
     try:
         yield from _before(shell)
@@ -57,7 +65,7 @@ def test_cluster(
         try:
             word = _wait(shell, number, wait_seconds)
         finally:
-            queue.cancel(shell, [number]) if queue.lives(queue.state(shell, number)) else None
+            queue.cancel(shell, [number]) if queue.is_active(queue.state(shell, number)) else None
     except Nemo2Error as error:
         yield Finding(str(error))
         return
@@ -69,9 +77,9 @@ def test_cluster(
         return
     _, text, _ = shell.run(f"cat {quote(job.folder)}/lives/*/task-*.out {quote(job.folder)}/job-*.out 2>/dev/null")
     wanted = gpus_of(executor, settings)
-    found = list(judge(text, nodes=nodes, token=token, python=job.python, folder=job.folder, word=word, gpus=wanted))
-    yield from found
-    if not any(one.stops for one in found):
+    findings = list(judge(text, nodes=nodes, token=token, python=job.python, folder=job.folder, word=word, gpus=wanted))
+    yield from findings
+    if not any(one.stops for one in findings):
         shell.run(f"rm -rf {quote(job.folder)}")
 
 
@@ -118,7 +126,7 @@ def _wait(shell: Shell, number: str, wait_seconds: float) -> str:
         word = queue.state(shell, number)
         if word in queue.RUNNING and running is None:
             running = time.monotonic() + 400.0
-        if not queue.lives(word):
+        if not queue.is_active(word):
             return word
         if time.monotonic() > (running or queued):
             return word
@@ -133,18 +141,18 @@ def judge(
     Args:
         gpus: The number of GPUs that each node must have.
     """
-    told: dict[int, dict[str, Any]] = {}
+    reports: dict[int, dict[str, Any]] = {}
     for line in text.splitlines():
         _, mark, record = line.partition("probe {")
         if mark:
             data = json.loads("{" + record)
-            told.setdefault(data["rank"], {}).update(data)
-    if len(told) < nodes:
-        yield _silent(text, told, nodes=nodes, python=python, folder=folder, word=word)
-        if not told:
+            reports.setdefault(data["rank"], {}).update(data)
+    if len(reports) < nodes:
+        yield _silent(text, reports, nodes=nodes, python=python, folder=folder, word=word)
+        if not reports:
             return
-    hosts = {rank: data["host"] for rank, data in told.items()}
-    for rank, data in sorted(told.items()):
+    hosts = {rank: data["host"] for rank, data in reports.items()}
+    for rank, data in sorted(reports.items()):
         host = hosts[rank]
         if data["token"] != token:
             seen = "another folder under this name" if data["sees_folder"] else "nothing there"
@@ -179,26 +187,26 @@ def judge(
             "no firewall blocks it.",
             stops=False,
         )
-    yield from _differences(told, hosts)
-    if sums := [data.get("error") or data.get("sum") for data in told.values() if data.get("sum") != len(told)]:
+    yield from _differences(reports, hosts)
+    if sums := [data.get("error") or data.get("sum") for data in reports.values() if data.get("sum") != len(reports)]:
         yield Finding(
-            f"the ranks can't add up one number over {len(told)} nodes: {sums[0]}. Check for a firewall between the "
+            f"the ranks can't add up one number over {len(reports)} nodes: {sums[0]}. Check for a firewall between the "
             "nodes and for a wrong network interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME in env)."
         )
 
 
-def _differences(told: dict[int, dict[str, Any]], hosts: dict[int, str]) -> Iterator[Finding]:
-    first, *others = sorted(told)
+def _differences(reports: dict[int, dict[str, Any]], hosts: dict[int, str]) -> Iterator[Finding]:
+    first, *others = sorted(reports)
     for rank in others:
-        for package, version in [*told[rank]["versions"].items(), ("python", told[rank]["python"])]:
-            at_first = told[first]["python"] if package == "python" else told[first]["versions"][package]
+        for package, version in [*reports[rank]["versions"].items(), ("python", reports[rank]["python"])]:
+            at_first = reports[first]["python"] if package == "python" else reports[first]["versions"][package]
             missing = package == "nemo2" and None in (version, at_first)  # already reported
             if version != at_first and not missing:
                 yield Finding(
                     f"{package} is {version} on {hosts[rank]} and {at_first} on {hosts[first]}. Use one environment "
                     "on a shared file system, or one image."
                 )
-        apart = told[rank]["time"] - told[first]["time"]
+        apart = reports[rank]["time"] - reports[first]["time"]
         if abs(apart) > MOST_SECONDS_APART + _START_SECONDS:
             yield Finding(
                 f"the clock of {hosts[rank]} is {apart:+.0f} s off the clock of {hosts[first]}. Slurm's "
@@ -210,7 +218,9 @@ _START_SECONDS = 20.0
 """The time between the starts of a step's tasks on a loaded machine."""
 
 
-def _silent(text: str, told: dict[int, dict[str, Any]], *, nodes: int, python: str, folder: str, word: str) -> Finding:
+def _silent(
+    text: str, reports: dict[int, dict[str, Any]], *, nodes: int, python: str, folder: str, word: str
+) -> Finding:
     lowered = text.lower()
     last = " / ".join(line.strip() for line in text.splitlines() if line.strip() and "probe {" not in line)[-400:]
     if "no such file or directory" in lowered and python in text:
@@ -228,18 +238,4 @@ def _silent(text: str, told: dict[int, dict[str, Any]], *, nodes: int, python: s
     else:
         why = "see its last output"
     said = f". Last output: {last}" if last else ""
-    return Finding(f"{nodes - len(told)} of {nodes} nodes reported nothing (job {word}): {why}{said}.")
-
-
-def settled(executor: Any) -> Any:
-    """The executor, after a check that it is Slurm's.
-
-    Raises:
-        ConfigError: the executor is of another kind.
-    """
-    if not isinstance(executor, nemo_run.SlurmExecutor):
-        raise ConfigError(
-            f"`nemo2 cluster test` supports only SlurmExecutor, not {type(executor).__name__}. Use the tools of its platform, or "
-            "print its request with `nemo2 pretrain NAME --executor ... --dryrun`."
-        )
-    return executor
+    return Finding(f"{nodes - len(reports)} of {nodes} nodes reported nothing (job {word}): {why}{said}.")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a submitted run's progress through a shell from the files in its directory, wherever that is."""
 
-import json
+import contextlib
 from dataclasses import dataclass
 from shlex import quote
 from statistics import median
@@ -10,7 +10,8 @@ from typing import Optional
 import yaml
 
 from nemo2.launch.slurm.shell import Shell
-from nemo2.run_dir.records import METRICS_FILE
+from nemo2.run_dir.effective import planned_steps
+from nemo2.run_dir.records import METRICS_FILE, parse_record, series
 
 _LINES = 100
 
@@ -59,23 +60,23 @@ def progress(shell: Shell, run_directory: str) -> Optional[Progress]:
     _, lines, _ = shell.run(f"tail -n {_LINES} {quote(run_directory)}/{METRICS_FILE} 2>/dev/null")
     records = []
     for line in lines.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # tail may have truncated the first line, and the last is being written
-            continue
-        if isinstance(record, dict):
-            records.append(record)
+        with contextlib.suppress(ValueError, TypeError):  # the last line is being written
+            records.append(parse_record(line))
     done = [one["step"] for one in records if isinstance(one.get("step"), int)]
     if not done:
         return None
-    times = _numbers(records, "train_step_timing")
+
+    def last(name: str) -> Optional[float]:
+        return next((value for _, value in reversed(series(records, name))), None)
+
+    times = [seconds for _, seconds in series(records, "train_step_timing")]
     return Progress(
         steps=max(done) + 1,
         planned_steps=_planned(shell, run_directory),
-        loss=_last(records, "reduced_train_loss"),
-        val_loss=_last(records, "val_loss"),
+        loss=last("reduced_train_loss"),
+        val_loss=last("val_loss"),
         step_seconds=median(times) if times else None,
-        tokens_per_second=_last(records, "tokens_per_second"),
+        tokens_per_second=last("tokens_per_second"),
     )
 
 
@@ -94,17 +95,6 @@ def span(seconds: float) -> str:
 def _planned(shell: Shell, run_directory: str) -> Optional[int]:
     _, text, _ = shell.run(f"cat {quote(run_directory)}/effective_config.yaml 2>/dev/null")
     try:
-        steps = yaml.safe_load(text)["trainer"]["max_steps"]
-    except (yaml.YAMLError, KeyError, TypeError):
+        return planned_steps(yaml.safe_load(text))
+    except yaml.YAMLError:
         return None
-    return steps if isinstance(steps, int) and steps > 0 else None
-
-
-def _numbers(records: list[dict[str, object]], name: str) -> list[float]:
-    found = [one.get(name) for one in records]
-    return [float(value) for value in found if isinstance(value, int | float)]
-
-
-def _last(records: list[dict[str, object]], name: str) -> Optional[float]:
-    found = _numbers(records, name)
-    return found[-1] if found else None

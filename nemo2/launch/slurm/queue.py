@@ -80,7 +80,7 @@ def with_hold(shell: Shell, job: str, word: str) -> str:
     return f"{word}, held ({why}): `scontrol release {job}` releases it" if "held" in why.lower() else word
 
 
-def lives(word: str) -> bool:
+def is_active(word: str) -> bool:
     """Whether a job in this state is waiting or running."""
     return word in WAITING or word in RUNNING
 

@@ -3,7 +3,6 @@
 
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,19 @@ def on_slurm(
     experiment_id: str,
     devices: int,
     nodes: int,
-    env: Mapping[str, str],
     chain: int,
     dryrun: bool,
     detach: bool,
-    reasons: tuple[list[str], list[str]],
+    reasons: list[str],
 ) -> RunResult:
-    """Submit a recipe as a job and follow it, or print the job. Ctrl-C leaves the job to Slurm."""
-    for sentence in reasons[1]:
-        print(f"warning: {sentence}", file=sys.stderr)
-    shape = {"devices": devices, "nodes": nodes}
+    """Submit a recipe as a job and follow it, or print the job with the ``reasons`` of its settings. Ctrl-C leaves the
+    job to Slurm."""
     job, secrets = prepare(
-        recipe, executor, settings, name=name, experiment_id=experiment_id, env=env, chain=chain, **shape
+        recipe, executor, settings, name=name, experiment_id=experiment_id, devices=devices, nodes=nodes, chain=chain
     )
     if dryrun:
         print(job_script(job), end="")
-        notes = [f"  {line}" for line in reasons[0]] + [f"  {key}: in a file of mode 0600" for key in sorted(secrets)]
+        notes = [f"  {line}" for line in reasons] + [f"  {key}: in a file of mode 0600" for key in sorted(secrets)]
         if notes:
             print("\n".join(["", "# because", *(f"# {line}" for line in notes)]))
         return RunResult(status="dryrun", exit_code=0, experiment_id=experiment_id)

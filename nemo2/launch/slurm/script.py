@@ -6,7 +6,7 @@ unquoted into a file of mode 0644; the rendezvous is always at port 29500 of the
 prints; it has no requeueing; it sets a time limit of ten minutes.
 
 A life is one start of the script. Slurm starts it again after a requeue, and a chain of jobs starts it once each. All
-lives continue one run in one run directory, until `aftermath` finds that the run is done or has failed for good.
+lives continue one run in one run directory, until `job_result` finds that the run is done or has failed for good.
 """
 
 import shlex
@@ -25,7 +25,7 @@ LIVES = "lives"
 STATE = "state.json"
 
 _ENTRY = "nemo2.launch.rank"
-_AFTERMATH = "nemo2.launch.slurm.aftermath"
+_JUDGE = "nemo2.launch.slurm.job_result"
 _MOST_GRACE = 3600
 MOST_UNJUDGED = 3
 """The starts without a verdict after which a job doesn't start again."""
@@ -226,8 +226,7 @@ def _step(job: Job) -> list[str]:
     tasks = f"--ntasks-per-node={job.devices if job.starter == 'srun' else 1}"
     words = ["srun", f"--nodes={job.nodes}", tasks, "--kill-on-bad-exit=1", "--cpu-bind=none"]
     lines = [" ".join([*words, '--output="$NEMO2_LIFE/task-%t.out"', '--error="$NEMO2_LIFE/task-%t.out"']) + " \\"]
-    for option in [*_container(job), *job.srun_args]:
-        lines.append(f"    {option if option.startswith('--container-mounts=') else shlex.quote(option)} \\")
+    lines += [f"    {option} \\" for option in (*_container(job), *map(shlex.quote, job.srun_args))]
     under = _nsys(job)
     if job.starter == "torchrun":
         launcher, options = "torch.distributed.run", ""
@@ -249,7 +248,7 @@ def _step(job: Job) -> list[str]:
         )
     workdir = shlex.quote(job.workdir or job.folder)
     again = 'scontrol requeue "$SLURM_JOB_ID"' if job.requeue else ":"
-    second = _SECOND_JUDGE.replace("@judge", _AFTERMATH).replace("@again", again).replace("@retries", _retries(job))
+    second = _SECOND_JUDGE.replace("@judge", _JUDGE).replace("@again", again).replace("@retries", _retries(job))
     command = f"{second}cd {workdir} && {command}"
     last = f'ranks "$_python" {job.nodes} {job.devices} {shlex.quote(job.program)} "$_folder" &'
     return [*lines, f"    bash -c {shlex.quote(command)} {last}"]
@@ -265,21 +264,15 @@ def _nsys(job: Job) -> str:
 
 
 def _container(job: Job) -> list[str]:
+    """The options of srun, quoted, that run a step in the job's container."""
     if not job.container_image:
         return []
     mounts = ",".join(dict.fromkeys([f"{job.folder}:{job.folder}", *job.container_mounts]))
     return [
-        f"--container-image={job.container_image}",
+        shlex.quote(f"--container-image={job.container_image}"),
         f"--container-mounts={shlex.quote(mounts)}",
         "--no-container-mount-home",
     ]
-
-
-def _alone(job: Job) -> str:
-    """The step that runs a program of the container on this node."""
-    return "srun --nodes=1 --ntasks=1 --overlap " + " ".join(
-        option if option.startswith("--container-mounts=") else shlex.quote(option) for option in _container(job)
-    )
 
 
 def _retries(job: Job) -> str:
@@ -288,7 +281,10 @@ def _retries(job: Job) -> str:
 
 def _end(job: Job) -> list[str]:
     """The function that ends a life by a verdict: done, to be continued, or failed."""
-    judge = f'{_alone(job) + " " if job.container_image else ""}"$_python" -m {_AFTERMATH}'
+    in_container = (
+        " ".join(["srun --nodes=1 --ntasks=1 --overlap", *_container(job), ""]) if job.container_image else ""
+    )
+    judge = f'{in_container}"$_python" -m {_JUDGE}'
     lines = [
         "# Done, to be continued, or failed: the ranks' own words decide, and what Slurm has decided meanwhile.",
         "finish() {",
@@ -309,7 +305,7 @@ def _end(job: Job) -> list[str]:
         '            echo >"$NEMO2_LIFE/unjudged"',
         "            _verdict=again",
         f'            [ "$(ls "$_folder/{LIVES}"/*/unjudged | wc -l)" -lt {MOST_UNJUDGED} ] || _verdict=failed',
-        f'            echo "$_python -m {_AFTERMATH} has not judged this start; its error stands above" ;;',
+        f'            echo "$_python -m {_JUDGE} has not judged this start; its error stands above" ;;',
         "    esac",
         '    echo "life $_life: $_verdict"',
         '    case "$_verdict" in',

@@ -85,7 +85,7 @@ class TunnelShell:
         tunnel.console = _Quiet()
 
     def run(self, command: str) -> tuple[int, str, str]:
-        with self._with_our_errors():
+        with self._translated_errors():
             done = self._tunnel.run(f"bash -c {shlex.quote(command)}", hide=True, warn=True)
         return done.exited, done.stdout, done.stderr
 
@@ -96,12 +96,12 @@ class TunnelShell:
             with tarfile.open(archive, "w:gz") as tar:
                 tar.add(source, arcname=os.path.basename(target))
             output(self, f"umask 077 && mkdir -p {parent}")
-            with self._with_our_errors():
+            with self._translated_errors():
                 self._tunnel.put(str(archive), f"{target}.tar.gz")
         output(self, f"umask 077 && tar -xzpf {quoted}.tar.gz -C {parent} && rm -f {quoted}.tar.gz")
 
     @contextlib.contextmanager
-    def _with_our_errors(self) -> Any:
+    def _translated_errors(self) -> Any:
         where = f"{self._tunnel.user}@{self._tunnel.host}"
         try:
             yield
@@ -138,7 +138,11 @@ class RemoteLines:
         self._position = 0
 
     def read(self) -> list[str]:
-        _, text, _ = self._shell.run(f"tail -c +{self._position + 1} {shlex.quote(self._path)} 2>/dev/null")
+        command = f"tail -c +{self._position + 1} {shlex.quote(self._path)} 2>/dev/null"
+        _, text, _ = self._shell.run(command)
         whole, end, _ = text.rpartition("\n")
-        self._position += len((whole + end).encode())
+        size = len((whole + end).encode())
+        if "\ufffd" in whole:  # the shell has replaced bytes that are not UTF-8
+            size = int(self._shell.run(f"{command} | head -n {whole.count(end) + 1} | wc -c")[1])
+        self._position += size
         return [line.rpartition("\r")[2] for line in whole.split("\n")] if end else []

@@ -39,7 +39,7 @@ def ship(
     """
     target.mkdir(parents=True)
     root = _repository(source)
-    told: dict[str, Any] = {"from": str(source), "code": "packager" if packager is not None else code}
+    description: dict[str, Any] = {"from": str(source), "code": "packager" if packager is not None else code}
     if packager is not None:
         _unpack(packager.package(source, str(target.parent), "code"), target)
     elif code == "commit":
@@ -53,16 +53,16 @@ def ship(
         subprocess.run(["tar", "-x", "-C", str(target)], input=archive.stdout, check=True)
     elif code == "tree":
         names = _names(source, in_repository=root is not None, leave_out=leave_out)
-        _refuse_much(source, names)
+        _refuse_too_large(source, names)
         for name in names:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, target / name)
-        told["files"] = len(names)
+        description["files"] = len(names)
     if root is not None:
-        told["commit"] = _commit(source)
-        told["changed"] = sorted(line[3:] for line in _git(source, "status", "--porcelain").splitlines())[:100]
-    (target.parent / SHIPPED).write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return told
+        description["commit"] = _commit(source)
+        description["changed"] = sorted(line[3:] for line in _git(source, "status", "--porcelain").splitlines())[:100]
+    (target.parent / SHIPPED).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    return description
 
 
 _OUTPUT = (
@@ -92,7 +92,7 @@ def _names(source: Path, *, in_repository: bool, leave_out: Sequence[Path]) -> l
         others = _listed(source, "--others", "--exclude-standard")
         names = [*tracked, *(name for name in others if not is_output(os.path.dirname(name)))]
         return [name for name in names if (source / name).is_file()]
-    found: list[str] = []
+    names: list[str] = []
     for folder, folders, files in os.walk(source):
         inside = os.path.relpath(folder, source)
         folders[:] = [
@@ -102,13 +102,13 @@ def _names(source: Path, *, in_repository: bool, leave_out: Sequence[Path]) -> l
             and not name.startswith(".")
             and not is_output(os.path.normpath(os.path.join(inside, name)))
         ]
-        if len(found) > MOST_FILES:
+        if len(names) > MOST_FILES:
             break
-        found += [os.path.normpath(os.path.join(inside, name)) for name in sorted(files) if not name.startswith(".")]
-    return [name for name in found if (source / name).is_file()]
+        names += [os.path.normpath(os.path.join(inside, name)) for name in sorted(files) if not name.startswith(".")]
+    return [name for name in names if (source / name).is_file()]
 
 
-def _refuse_much(source: Path, names: list[str]) -> None:
+def _refuse_too_large(source: Path, names: list[str]) -> None:
     size = sum((source / name).stat().st_size for name in names[: MOST_FILES + 1])
     if len(names) > MOST_FILES or size > MOST_BYTES:
         raise ConfigError(
@@ -139,10 +139,9 @@ def _unpack(archive: Any, target: Path) -> None:
 
 def _repository(source: Path) -> Optional[Path]:
     try:
-        found = _git(source, "rev-parse", "--show-toplevel").strip()
+        return Path(_git(source, "rev-parse", "--show-toplevel").strip())
     except (OSError, subprocess.CalledProcessError):
         return None
-    return Path(found)
 
 
 def _git(source: Path, *arguments: str) -> str:

@@ -19,20 +19,18 @@ from typing import Any, Optional
 from nemo_run.config import get_nemorun_home
 from nemo_run.core.execution.launcher import FaultTolerance, Launcher, Torchrun
 
-from nemo2.config.serialize import to_json
 from nemo2.errors import ConfigError
-from nemo2.launch.import_path import OWN_FOLDERS, own_folders, path_variables
+from nemo2.launch.import_path import own_folders, path_variables, requested_path, write_hook
 from nemo2.launch.local import split_secrets
-from nemo2.launch.main_script import main_script
-from nemo2.launch.rank import CONFIG, MAIN
+from nemo2.launch.rank_files import rank_files
 from nemo2.launch.shape import launcher_of
 from nemo2.launch.slurm import queue
-from nemo2.launch.slurm.aftermath import RUN_DIR
+from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.script import SCRIPT, SECRETS, Job, Starter, job_script
 from nemo2.launch.slurm.shell import Shell, shell_of
 from nemo2.launch.slurm.ship import CODES, Code, ship
 from nemo2.run_dir.directory import DEFAULT_BASE, RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, timestamp
-from nemo2.run_dir.logger import RECIPE_FILE, RECIPE_VARIABLE
+from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE, write_text
 from nemo2.settle.machine import Machine
 
 _DIRECTIVES = (
@@ -91,11 +89,8 @@ class Submission:
     """The host, user, port and identity of the tunnel. {}: this machine."""
 
     def save(self) -> None:
-        place = submissions()
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{Path(self.folder).name}.json").write_text(
-            json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8"
-        )
+        submissions().mkdir(parents=True, exist_ok=True)
+        write_text(submissions() / f"{Path(self.folder).name}.json", json.dumps(asdict(self), indent=1) + "\n")
 
     def shell(self) -> Shell:
         if not self.ssh:
@@ -119,7 +114,6 @@ def prepare(
     experiment_id: str,
     devices: int,
     nodes: int,
-    env: Mapping[str, str],
     chain: int = 1,
 ) -> tuple[Job, dict[str, str]]:
     """The job of a recipe, and the variables that are not in its script. Sets the directory of runs in the recipe.
@@ -127,44 +121,42 @@ def prepare(
     Raises:
         ConfigError: the executor asks for something that a run can't have.
     """
-    refuse_unusable(executor)
     shell = shell_of(executor.tunnel)
-    folder = f"{_jobs_dir(executor, shell)}/{name}/{experiment_id}"
-    runs = _settle_runs(recipe, settings, shell, folder)
-    given = {**executor.env_vars, **env}
-    for key in given:
+    job = job_of(executor, settings, name=name, experiment_id=experiment_id, devices=devices, nodes=nodes)
+    runs = _set_run_directory(recipe, settings, shell, job.folder)
+    for key in executor.env_vars:
         if not _NAME.match(key):
             raise ConfigError(f"env: {key!r} is not a valid variable name. Use letters, digits and underscores.")
-    plain, secrets = split_secrets(given)
     resumes = _resumes(recipe)
     if not resumes and (settings.requeue or chain > 1):
         _warn("resume.resume_if_exists is not set, so the job does not restart when it is interrupted.")
-    paths = _import_path(folder, plain, shell, settings)
-    job = job_of(executor, settings, name=name, experiment_id=experiment_id, devices=devices, nodes=nodes)
     return replace(
         job,
         variables={
             VERSION_VARIABLE: timestamp(),
-            RECIPE_VARIABLE: f"{folder}/{RECIPE_FILE}",
-            RUN_DIR_FILE_VARIABLE: f"{folder}/{RUN_DIR}",
-            **plain,
-            **paths,
+            RECIPE_VARIABLE: f"{job.folder}/{RECIPE_FILE}",
+            RUN_DIR_FILE_VARIABLE: f"{job.folder}/{RUN_DIR}",
+            **job.variables,
+            **_import_path(job.folder, job.variables, shell, settings),
         },
-        workdir=str(Path.cwd()) if shell.local and not executor.container_image else f"{folder}/code",
+        workdir=str(Path.cwd()) if shell.local and not executor.container_image else f"{job.folder}/code",
         container_mounts=(*_own_mounts(recipe, runs), *executor.container_mounts),
         grace_seconds=_grace(recipe, settings, nodes=nodes, limit=limit_seconds(job.time)),
         requeue=settings.requeue and resumes and chain == 1,
-    ), secrets
+    ), split_secrets(executor.env_vars)[1]
 
 
 def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id: str, devices: int, nodes: int) -> Job:
-    """The settings of a job from its executor, for any kind of job.
+    """The settings of a job from its executor, for any kind of job, without secret variables.
 
     Raises:
-        ConfigError: as in `prepare`.
+        ConfigError: the executor asks for something that a run can't have.
     """
-    refuse_unusable(executor)
-    shell = shell_of(executor.tunnel)
+    for key, why in _REFUSED.items():
+        if getattr(executor, key, None):
+            raise ConfigError(f"SlurmExecutor.{key}={getattr(executor, key)!r} is not supported for training: {why}.")
+    shell, starter = shell_of(executor.tunnel), _starter_of(executor)
+    launcher = launcher_of(executor)
     options = {key: getattr(executor, key, None) for key in _DIRECTIVES}
     directives: dict[str, Optional[str]] = {
         key.replace("_", "-"): str(value) for key, value in options.items() if value not in (None, "")
@@ -178,10 +170,10 @@ def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id
         folder=f"{_jobs_dir(executor, shell)}/{name}/{experiment_id}",
         nodes=nodes,
         devices=devices,
-        starter=starter_of(executor),
+        starter=starter,
         time=_time_limit(executor),
         directives=directives,
-        variables=dict(executor.env_vars),
+        variables=split_secrets(executor.env_vars)[0],
         setup_lines=executor.setup_lines or "",
         python=settings.python or (sys.executable if shell.local and not executor.container_image else "python3"),
         srun_args=tuple(executor.srun_args or ()),
@@ -189,8 +181,10 @@ def job_of(executor: Any, settings: ClusterSettings, *, name: str, experiment_id
         container_mounts=tuple(executor.container_mounts),
         requeue=settings.requeue,
         retries=max(executor.retries, 0) if executor.retries else None,  # 0 is nemo-run's default, not a limit
-        nsys=_nsys(executor),
-        monitor=_monitor(executor),
+        nsys=("profile", "-s", "none", "-t", ",".join(launcher.nsys_trace), *launcher.nsys_extra_args)
+        if launcher.nsys_profile
+        else (),
+        monitor=_monitor(launcher),
     )
 
 
@@ -212,14 +206,17 @@ def submit(
     with tempfile.TemporaryDirectory() as temporary:
         staged = Path(temporary) / "job"
         staged.mkdir(mode=0o700)
-        _fill(staged, job, recipe, executor, settings, secrets)
+        _write_job_folder(staged, job, recipe, executor, settings, secrets)
         shell.place(staged, job.folder)
     jobs: list[str] = []
-    for _ in range(chain):
-        jobs.append(queue.submit(shell, f"{job.folder}/{SCRIPT}", after=jobs[-1] if jobs else None))
+    try:
+        for _ in range(chain):
+            jobs.append(queue.submit(shell, f"{job.folder}/{SCRIPT}", after=jobs[-1] if jobs else None))
+    except BaseException:  # the links so far would run without anybody's knowledge
+        queue.cancel(shell, jobs)
+        raise
     if chain > 1:
-        lines = " ".join(jobs)
-        shell.run(f"printf '%s\\n' {lines} > {quote(job.folder)}/chain")
+        shell.run(f"printf '%s\\n' {' '.join(jobs)} > {quote(job.folder)}/chain")
     tunnel = executor.tunnel
     ssh = {} if shell.local else {key: getattr(tunnel, key) for key in ("host", "user", "port", "identity")}
     submission = Submission(name=job.name, folder=job.folder, jobs=jobs, ssh=ssh)
@@ -227,15 +224,7 @@ def submit(
     return submission
 
 
-def refuse_unusable(executor: Any) -> None:
-    """Raise ConfigError for fields of ``SlurmExecutor`` that a run of ranks can't have."""
-    for key, why in _REFUSED.items():
-        if getattr(executor, key, None):
-            raise ConfigError(f"SlurmExecutor.{key}={getattr(executor, key)!r} is not supported for training: {why}.")
-    starter_of(executor)
-
-
-def starter_of(executor: Any) -> Starter:
+def _starter_of(executor: Any) -> Starter:
     """The starter: a torchrun per node for ``launcher="torchrun"``, a task of srun per rank for None.
 
     Raises:
@@ -253,16 +242,8 @@ def starter_of(executor: Any) -> Starter:
     )
 
 
-def _nsys(executor: Any) -> tuple[str, ...]:
-    launcher = launcher_of(executor)
-    if not launcher.nsys_profile:
-        return ()
-    return ("profile", "-s", "none", "-t", ",".join(launcher.nsys_trace), *launcher.nsys_extra_args)
-
-
-def _monitor(executor: Any) -> Optional[dict[str, str]]:
+def _monitor(launcher: Any) -> Optional[dict[str, str]]:
     """The options of nvidia-resiliency-ext's launcher. None: it isn't used."""
-    launcher = launcher_of(executor)
     if not isinstance(launcher, FaultTolerance):
         return None
     options = {name: getattr(launcher, name) for name in _MONITORED}
@@ -273,18 +254,13 @@ def _resumes(recipe: Any) -> bool:
     return bool(getattr(getattr(recipe, "resume", None), "resume_if_exists", False))
 
 
-def _fill(
+def _write_job_folder(
     staged: Path, job: Job, recipe: Any, executor: Any, settings: ClusterSettings, secrets: Mapping[str, str]
 ) -> None:
     from nemo_run.core.packaging.git import GitArchivePackager
-    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
-    text = to_json(recipe)
-    (staged / RECIPE_FILE).write_text(text, encoding="utf-8")
-    (staged / CONFIG).write_text(ZlibJSONSerializer().serialize(recipe), encoding="utf-8")
-    if '"__main__"' in text and (script := main_script()) is not None:
-        (staged / MAIN).write_text(script, encoding="utf-8")
-    (staged / SCRIPT).write_text(job_script(job), encoding="utf-8")
+    for name, text in {**rank_files(recipe), SCRIPT: job_script(job)}.items():
+        (staged / name).write_text(text, encoding="utf-8")
     if secrets:
         lines = [f"export {name}={quote(value)}" for name, value in sorted(secrets.items())]
         private = os.open(staged / SECRETS, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -295,62 +271,52 @@ def _fill(
     own = packager if packager is not None and packager != GitArchivePackager() else None
     leave_out = [Path(get_nemorun_home())]
     ship(Path.cwd(), staged / "code", code=settings.code, packager=own, leave_out=leave_out)
-    path_variables(staging=staged, given={})  # the hook in the folder `path`
+    write_hook(staged)
 
 
-def _import_path(folder: str, given: Mapping[str, str], shell: Shell, settings: ClusterSettings) -> dict[str, str]:
+def _import_path(folder: str, variables: Mapping[str, str], shell: Shell, settings: ClusterSettings) -> dict[str, str]:
     """The import path of this machine (`path_variables`), with the shipped copy in place of the working directory."""
-    with tempfile.TemporaryDirectory() as unused:
-        here = path_variables(staging=Path(unused), given=given)
-        own = here["PYTHONPATH"].removeprefix(str(Path(unused) / "path")).lstrip(":")
-    cwd = str(Path.cwd())
-    copied = [
-        f"{folder}/code{one.removeprefix(cwd)}"
-        for one in own_folders()
-        if settings.code != "none" and (one == cwd or one.startswith(f"{cwd}/"))
-    ]
-    theirs = [one for one in own_folders() if shell.local and not (settings.code != "none" and one.startswith(cwd))]
-    asked = own if shell.local else given.get("PYTHONPATH", "")
-    return {
-        "PYTHONPATH": ":".join(filter(None, [f"{folder}/path", asked])),
-        "PYTHONSAFEPATH": "1",
-        OWN_FOLDERS: ":".join([*copied, *theirs]),
-    }
+    shipped, others = [], []
+    for own in map(Path, own_folders()):
+        if settings.code != "none" and own.is_relative_to(Path.cwd()):
+            shipped.append(str(Path(folder, "code", own.relative_to(Path.cwd()))))
+        elif shell.local:
+            others.append(str(own))
+    requested = requested_path(variables) if shell.local else [variables.get("PYTHONPATH", "")]
+    return path_variables(folder, requested=requested, own=[*shipped, *others])
 
 
-def _settle_runs(recipe: Any, settings: ClusterSettings, shell: Shell, folder: str) -> str:
+def _set_run_directory(recipe: Any, settings: ClusterSettings, shell: Shell, folder: str) -> str:
     """Set an absolute directory for the run in the recipe, because ranks start in another directory than this
     process."""
     log = getattr(recipe, "log", None)
     if log is None:
         return ""
-    base = settings.runs or (str(Path.cwd()) if shell.local else str(Path(folder).parent.parent))
-    explicit, given = getattr(log, "explicit_log_dir", None), getattr(log, "log_dir", None)
-    if explicit:
-        log.explicit_log_dir = str(Path(base) / Path(explicit).expanduser())
-        return log.explicit_log_dir
-    log.log_dir = str(Path(base) / Path(given).expanduser()) if given else (settings.runs or f"{base}/{DEFAULT_BASE}")
-    return log.log_dir
+    base = Path(settings.runs or (Path.cwd() if shell.local else Path(folder).parent.parent))
+    field = "explicit_log_dir" if getattr(log, "explicit_log_dir", None) else "log_dir"
+    directory = getattr(log, field, None) or ("" if settings.runs else DEFAULT_BASE)
+    setattr(log, field, str(base / Path(directory).expanduser()))
+    return getattr(log, field)
 
 
 def _jobs_dir(executor: Any, shell: Shell) -> str:
-    given = getattr(executor.tunnel, "job_dir", "") or ""
-    if given:
-        if not given.startswith("/"):
+    job_dir = getattr(executor.tunnel, "job_dir", "") or ""
+    if job_dir:
+        if not job_dir.startswith("/"):
             raise ConfigError(
-                f"tunnel.job_dir={given!r}: must be an absolute path on a file system that all nodes share."
+                f"tunnel.job_dir={job_dir!r}: must be an absolute path on a file system that all nodes share."
             )
-        return given.rstrip("/")
+        return job_dir.rstrip("/")
     if not shell.local:
         raise ConfigError("tunnel.job_dir is empty. Set a directory on the cluster that all nodes share.")
     return str(Path(get_nemorun_home()) / "experiments")
 
 
 def _own_mounts(recipe: Any, runs: str) -> tuple[str, ...]:
-    """The run's folder and the folders of the data's paths."""
+    """The run's folder, and the folders of the paths of its data and of the checkpoint from which it starts."""
     from fiddle import daglish
 
-    values = [value for value, _ in daglish.iterate(getattr(recipe, "data", None))]
+    values = [value for part in ("data", "resume") for value, _ in daglish.iterate(getattr(recipe, part, None))]
     paths = [value for value in values if isinstance(value, str) and value.startswith("/")]
     folders = [runs, *(path if Path(path).is_dir() else str(Path(path).parent) for path in paths)]
     return tuple(f"{folder}:{folder}" for folder in dict.fromkeys(folders) if folder)

@@ -30,7 +30,7 @@ OTHERS = {
     "nemo2.config.tree": {"fiddle._src.signatures.SignatureInfo.signature_binding"},
     "nemo2.data.hub": {"huggingface_hub.constants.HF_HUB_OFFLINE"},
     "nemo2.evaluation.task_files": {"lm_eval.utils.env"},
-    "nemo2.launch.skypilot": {"sky.utils.common_utils.dump_yaml_str"},
+    "nemo2.launch.experiment": {"sky.utils.common_utils.dump_yaml_str"},
     "nemo2.models.fused_gradients": {"megatron.core.tensor_parallel.layers._grad_accum_fusion_available"},
     "nemo2.rehearse.tracker": {"torch.UntypedStorage.resize_"},
     "nemo2.trace.recorder": {"torch._C._distributed_c10d.ProcessGroup"},

@@ -104,12 +104,12 @@ def test_its_help_has_an_example(capsys):
 def test_what_killed_launches_left_is_told(tmp_path, monkeypatch):
     from nemo2.cli.doctor import _left_behind
     from nemo2.launch.local import LAUNCHER_FILE
-    from nemo2.run_dir.orphans import name_of_this_process
+    from nemo2.run_dir.parent_watchdog import process_identity
 
     monkeypatch.setenv("NEMORUN_HOME", str(tmp_path))
     monkeypatch.setattr("nemo_run.config.get_nemorun_home", lambda: str(tmp_path))
     assert _left_behind().value == "none"
-    for name, launcher in (("lives", name_of_this_process()), ("killed", "999999999 1")):
+    for name, launcher in (("lives", process_identity()), ("killed", "999999999 1")):
         (tmp_path / "nemo2" / name).mkdir(parents=True)
         (tmp_path / "nemo2" / name / LAUNCHER_FILE).write_text(launcher)
     told = _left_behind()

@@ -19,7 +19,7 @@ import pytest
 from nemo2.errors import ConfigError
 from nemo2.run_dir.faults import read_faults
 from nemo2.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang
-from nemo2.run_dir.stalls import LifeSign, place_of
+from nemo2.run_dir.hang_diagnosis import Heartbeat, position_of
 
 
 def watched(directory: Path, action: Any, timeout_seconds: float = 0.4) -> int:
@@ -119,7 +119,7 @@ def holding_the_lock(*args: Any) -> None:
 
 def test_a_rank_that_never_gives_the_interpreter_back_is_ended_from_outside(tmp_path, monkeypatch):
     monkeypatch.delenv("NEMO2_FAULT_DIR", raising=False)
-    monkeypatch.setattr("nemo2.run_dir.last_resort.AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr("nemo2.run_dir.kill_timer.SECOND_EXPIRY_SECONDS", 0.5)
     assert watched(tmp_path, holding_the_lock) < 0
     [fault] = read_faults(tmp_path)
     assert "holding_the_lock" in fault.traceback and "no step ended within" in fault.message
@@ -184,8 +184,8 @@ def stacks(directory: Path, rank: int, collective: str = "all_reduce", line: int
 
 def test_a_silent_rank_is_named_with_its_last_step_and_what_the_others_waited_in(tmp_path):
     for rank in (0, 1, 2):
-        LifeSign(tmp_path, rank).give(4)
-    (tmp_path / "rank-1.life").write_text(json.dumps({"time": time.time() - 25, "step": 4}))
+        Heartbeat(tmp_path, rank).beat(4)
+    (tmp_path / "rank-1.heartbeat").write_text(json.dumps({"time": time.time() - 25, "step": 4}))
     stacks(tmp_path, 0)
     stacks(tmp_path, 2)
     [fault] = read_faults(tmp_path)
@@ -209,9 +209,9 @@ def test_ranks_that_wait_in_different_collectives_are_told_apart(tmp_path):
 
 
 def test_a_place_without_a_collective_is_the_innermost_frame():
-    assert str(place_of("nothing")) == "at an unknown place"
+    assert str(position_of("nothing")) == "at an unknown place"
     stack = 'Current thread 0x1 (most recent call first):\n  File "/home/me/train.py", line 3 in f\n'
-    assert str(place_of(stack)) == 'at File "/home/me/train.py", line 3 in f'
+    assert str(position_of(stack)) == 'at File "/home/me/train.py", line 3 in f'
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
@@ -226,7 +226,7 @@ def test_a_stopped_rank_is_ended_by_a_peer_and_told(tmp_path, monkeypatch):
         [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "RANK": "1"}
     )  # fmt: skip
     stopped.send_signal(signal.SIGSTOP)
-    LifeSign(faults, 1).give(4, "in validation")
+    Heartbeat(faults, 1).beat(4, "in validation")
     assert watched(tmp_path, stuck_in_here) == 1
     assert stopped.wait(5) == -signal.SIGKILL
     [fault] = read_faults(faults)

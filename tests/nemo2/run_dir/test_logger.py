@@ -24,11 +24,11 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from nemo2.checkpoint.directory import Manifest
 from nemo2.errors import ConfigError
-from nemo2.run_dir.directory import VERSION_VARIABLE, choose_directory, meeting_of
+from nemo2.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, choose_directory, meeting_of
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.run_dir.log_files import add_log_file
-from nemo2.run_dir.logger import RECIPE_VARIABLE, RUN_DIR_FILE_VARIABLE, NeMoLogger
-from nemo2.run_dir.records import read_metrics, series
+from nemo2.run_dir.logger import NeMoLogger
+from nemo2.run_dir.records import RECIPE_VARIABLE, read_metrics, series
 
 
 class Model(LightningModule):

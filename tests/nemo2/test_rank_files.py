@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo2.launch.main_script import with_arguments
+from nemo2.launch.rank_files import with_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = textwrap.dedent(

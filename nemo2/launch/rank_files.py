@@ -1,15 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launching script, as ranks load it to find the names that a recipe refers to.
+"""The files from which a rank builds its recipe, among them the launching script, for the names that the recipe refers to.
 
-Ranks run its module level again. There it may parse arguments, so that it must see its own, not those of the program
-that starts a rank.
+Ranks run the module level of the script again. There it may parse arguments, so that it must see its own, not those of
+the program that starts a rank.
 """
 
 import ast
 import sys
 import tokenize
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
+
+from nemo2.config.serialize import to_json
+from nemo2.launch.rank import CONFIG, MAIN
+from nemo2.run_dir.records import RECIPE_FILE
+
+
+def rank_files(recipe: Any) -> dict[str, str]:
+    """The texts of the files by name: `CONFIG`; the same recipe as JSON, for the run's directory; and `MAIN`, if the
+    recipe refers to names of the launching script."""
+    from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
+
+    text = to_json(recipe)
+    files = {CONFIG: ZlibJSONSerializer().serialize(recipe), RECIPE_FILE: text}
+    if '"__main__"' in text and (script := main_script()) is not None:
+        files[MAIN] = script
+    return files
 
 
 def main_script() -> Optional[str]:

@@ -13,7 +13,7 @@ import signal
 _NUMBER = getattr(signal, "SIGRTMIN", 0) + 8
 _CLOCK_MONOTONIC = 1
 _SIGEV_SIGNAL = 0
-AGAIN_SECONDS = 5.0
+SECOND_EXPIRY_SECONDS = 5.0
 """The time between the first expiry, which is ignored, and the second."""
 
 
@@ -36,8 +36,8 @@ class _Sigevent(ctypes.Structure):
     ]
 
 
-class LastResort:
-    """The timer. If the C library has no such timers (macOS, musl), ``there`` is False and nothing else may be
+class KillTimer:
+    """The timer. If the C library has no such timers (macOS, musl), ``available`` is False and nothing else may be
     called."""
 
     def __init__(self) -> None:
@@ -45,17 +45,17 @@ class LastResort:
         self._timer = ctypes.c_void_p()
         event = _Sigevent(number=_NUMBER, notify=_SIGEV_SIGNAL)
         calls = ("timer_create", "timer_settime", "timer_delete", "sysv_signal")
-        self.there = all(hasattr(self._libc, name) for name in calls)
-        if self.there:
+        self.available = all(hasattr(self._libc, name) for name in calls)
+        if self.available:
             self._libc.sysv_signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
             self._libc.sysv_signal.restype = ctypes.c_void_p
-            made = self._libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer))
-            self.there = made == 0
+            status = self._libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer))
+            self.available = status == 0
 
     def set(self, seconds: float) -> None:
-        """End this process after ``seconds`` plus `AGAIN_SECONDS`, unless this is called again."""
+        """End this process after ``seconds`` plus `SECOND_EXPIRY_SECONDS`, unless this is called again."""
         self._libc.sysv_signal(_NUMBER, ctypes.cast(self._libc.abs, ctypes.c_void_p))
-        self._settime(seconds, AGAIN_SECONDS)
+        self._settime(seconds, SECOND_EXPIRY_SECONDS)
 
     def end(self) -> None:
         """Cancel the timer."""

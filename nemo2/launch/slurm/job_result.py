@@ -33,10 +33,10 @@ from typing import Any, Literal, Optional, get_args
 
 from nemo2.checkpoint.directory import finished
 from nemo2.errors import CheckpointError, DataError, Preempted, RunFinished
-from nemo2.launch.deaths import deaths_in, killed_by
+from nemo2.launch.exit_causes import first_failure
 from nemo2.launch.slurm.script import LIVES, STATE
 from nemo2.run_dir.directory import CHECKPOINTS
-from nemo2.run_dir.faults import HANG, MENDED_BY_A_START, Fault, read_faults
+from nemo2.run_dir.faults import MENDED_BY_A_START, Fault, read_faults
 from nemo2.run_dir.records import METRICS_FILE, read_metrics, write_text
 
 Cause = Literal["ranks", "setup", "script"]
@@ -72,7 +72,8 @@ def judge(
         retries: How often a failed job is started again. None: as long as it makes progress.
         cause: What has ended: the "ranks", the user's "setup" lines before the ranks started, or the job's "script".
     """
-    faults = read_faults(folder / LIVES / str(life) / "faults")
+    attempt = folder / LIVES / str(life)
+    faults = read_faults(attempt / "faults")
     if code == 0 and cause == "ranks":
         return _outcome("done", "trained to the end", faults, folder)
     if life > 0 and faults and faults[0].kind == RunFinished.__name__:
@@ -81,43 +82,34 @@ def judge(
     if state.startswith(_ENDED_BY_SLURM):
         return _outcome("cancelled", stopped.message if stopped else "cancelled", faults, folder)
     if stopped is not None and cause == "ranks":
-        return _asked_to_stop(_outcome("again", stopped.message, faults, folder), folder)
+        return _stopped_on_request(_outcome("again", stopped.message, faults, folder), folder)
     if state.startswith(_TAKEN_BY_SLURM) and not (faults and _explained(faults[0])):
         return _outcome("again", f"Slurm took the job from its nodes ({state}).", faults, folder)
     if cause == "setup":
-        return _of_setup(code, folder)
+        return _setup_failed(code, folder)
     if cause == "script":
         message, rank = "the job's script was killed, and Slurm ended the ranks with it.", None
     else:
-        message, rank = _first_words(folder / LIVES / str(life), faults, code)
+        message, rank = _first_failure(attempt, faults, code)
     outcome = _outcome("again", message, faults, folder, rank=rank)
+    failed = {**outcome, "verdict": "failed"}
     if cause == "ranks":
-        if not faults and _ended_by_slurm(folder / LIVES / str(life)):
-            before = history(folder)[1 - STALLED :]
-            again = sum(one.get("ended", False) and one["step"] == outcome["step"] for one in before) < STALLED - 1
-            return {**outcome, "verdict": "again" if again else "failed", "ended": True}
-        if not any((folder / LIVES / str(life)).glob("rank-*.out")):
-            return {**outcome, "verdict": "failed"}
-        if faults and _explained(faults[0]):
-            return {**outcome, "verdict": "failed"}
+        if not faults and _ended_by_slurm(attempt):
+            repeated = _repeats(folder, "ended", STALLED, step=outcome["step"])
+            return {**(failed if repeated else outcome), "ended": True}
+        if not any(attempt.glob("rank-*.out")) or (faults and _explained(faults[0])):
+            return failed
     earlier = [one for one in history(folder) if one.get("failed")]
     if retries is not None and len(earlier) >= retries:
-        message = f"{outcome['message']} {retries + 1} starts have failed (executor.retries={retries})."
-        return {**outcome, "verdict": "failed", "message": message}
-    if faults and cause == "ranks" and any(one.get("step") == outcome["step"] for one in earlier):
+        reason = f"{outcome['message']} {retries + 1} starts have failed (executor.retries={retries})."
+    elif faults and cause == "ranks" and any(one.get("step") == outcome["step"] for one in earlier):
         at = "before its first step" if outcome["step"] is None else f"at step {outcome['step']}"
-        return {
-            **outcome,
-            "verdict": "failed",
-            "message": f"{message} An earlier start also failed {at}, so the job does not start again.",
-        }
-    if _stalled([*earlier, outcome]):
-        return {
-            **outcome,
-            "verdict": "failed",
-            "message": f"{outcome['message']} {STALLED} starts in a row made no progress.",
-        }
-    return {**outcome, "failed": True}
+        reason = f"{message} An earlier start also failed {at}, so the job does not start again."
+    elif _stalled([*earlier, outcome]):
+        reason = f"{outcome['message']} {STALLED} starts in a row made no progress."
+    else:
+        return {**outcome, "failed": True}
+    return {**failed, "message": reason}
 
 
 def _is_over(folder: Path, life: int) -> bool:
@@ -127,17 +119,16 @@ def _is_over(folder: Path, life: int) -> bool:
 
 def unjudged(folder: Path, error: Exception) -> dict[str, Any]:
     """The outcome of a life that `judge` could not judge: again, but not `STALLED` times in a row."""
-    before = history(folder)[1 - STALLED :]
-    again = sum(one.get("unjudged", False) for one in before) < STALLED - 1
+    verdict = "failed" if _repeats(folder, "unjudged", STALLED) else "again"
     words = " ".join(str(error).split())
     message = f"The end of this start can't be judged: {type(error).__name__}: {words}."
-    return {
-        "verdict": "again" if again else "failed",
-        "message": message,
-        "step": None,
-        "rank": None,
-        "unjudged": True,
-    }
+    return {"verdict": verdict, "message": message, "step": None, "rank": None, "unjudged": True}
+
+
+def _repeats(folder: Path, mark: str, limit: int, *, step: Optional[int] = None) -> bool:
+    """Whether this start is the last of ``limit`` in a row with the ``mark`` in their records, and at this step."""
+    before = history(folder)[1 - limit :]
+    return sum(one.get(mark, False) and one["step"] == step for one in before) >= limit - 1
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
@@ -155,11 +146,10 @@ def record(folder: Path, life: int, outcome: dict[str, Any]) -> None:
     write_text(folder / STATE, json.dumps({"state": state, "lives": lives}, indent=1) + "\n")
 
 
-def _asked_to_stop(outcome: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _stopped_on_request(outcome: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The verdict of a life that was asked to stop, unless too many such lives made no progress."""
     outcome = {**outcome, "asked": True}
-    before = history(folder)[1 - ASKED :]
-    if sum(one.get("asked", False) and one["step"] == outcome["step"] for one in before) < ASKED - 1:
+    if not _repeats(folder, "asked", ASKED, step=outcome["step"]):
         return outcome
     message = f"{outcome['message']} {ASKED} starts in a row were asked to stop at this step. Set a longer time limit."
     return {**outcome, "verdict": "failed", "message": message}
@@ -193,10 +183,10 @@ def _outcome(
     return {"verdict": verdict, "message": f"{message}{unread}", "step": step, "rank": rank}
 
 
-def _of_setup(code: int, folder: Path) -> dict[str, Any]:
+def _setup_failed(code: int, folder: Path) -> dict[str, Any]:
     """The verdict on set-up lines that have ended the script. SIGTERM comes from Slurm, which wants the node back."""
     if code == 128 + signal.SIGTERM:
-        return _asked_to_stop(_outcome("again", "asked to stop during the set-up lines.", [], folder), folder)
+        return _stopped_on_request(_outcome("again", "asked to stop during the set-up lines.", [], folder), folder)
     message = (
         f"setup_lines ended with exit code {code} before the ranks started. The job's output, {folder}/job-*.out, shows "
         "which line failed."
@@ -226,19 +216,14 @@ def _last_step(folder: Path) -> tuple[Optional[int], str]:
     return max(steps, default=None), unread
 
 
-def _first_words(life: Path, faults: list[Fault], code: int) -> tuple[str, Optional[int]]:
+def _first_failure(attempt: Path, faults: list[Fault], code: int) -> tuple[str, Optional[int]]:
     """The first failure among the ranks in a sentence, and its rank."""
-    output = [path.read_text(encoding="utf-8", errors="replace") for path in sorted(life.glob("task-*.out"))]
-    if not faults or faults[0].kind != HANG:
-        for death in deaths_in("\n".join(output)):
-            if words := killed_by(death):
-                return words, death.rank
-    if faults:
-        fault = faults[0]
-        return (
-            fault.message if fault.kind == HANG else f"rank {fault.rank} failed first: {fault.kind}: {fault.message}"
-        ), fault.rank
-    lines = [line for text in output for line in text.splitlines() if line.strip()]
+    output = "\n".join(
+        path.read_text(encoding="utf-8", errors="replace") for path in sorted(attempt.glob("task-*.out"))
+    )
+    if cause := first_failure(faults, output):
+        return cause.message if cause.exit_code > 0 else f"{cause.message}.", cause.rank
+    lines = [line for line in output.splitlines() if line.strip()]
     last = f". Last output: {' / '.join(lines[-3:])}" if lines else ""
     return f"the ranks ended with exit code {code} and no error message{last}.", None
 
@@ -251,22 +236,22 @@ def main() -> None:
     parser.add_argument("--state", default="RUNNING")
     parser.add_argument("--retries", type=int, default=None)
     parser.add_argument("--cause", choices=get_args(Cause), default="ranks")
-    given = parser.parse_args()
-    if given.cause == "script" and _is_over(given.folder, given.life):
+    arguments = parser.parse_args()
+    if arguments.cause == "script" and _is_over(arguments.folder, arguments.life):
         print("judged")
         return
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # the verdict comes after words in any script
     try:
-        outcome = judge(**vars(given))
+        outcome = judge(**vars(arguments))
     except Exception as error:  # without a verdict, the job would end for good
         traceback.print_exc()
-        outcome = unjudged(given.folder, error)
+        outcome = unjudged(arguments.folder, error)
     try:
-        record(given.folder, given.life, outcome)
+        record(arguments.folder, arguments.life, outcome)
     except OSError as error:
-        print(f"{given.folder / STATE} can't be written: {error}.")
-        if outcome["verdict"] == "again" and given.life - len(history(given.folder)) >= STALLED:
+        print(f"{arguments.folder / STATE} can't be written: {error}.")
+        if outcome["verdict"] == "again" and arguments.life - len(history(arguments.folder)) >= STALLED:
             outcome = {**outcome, "verdict": "failed"}
     print(outcome["message"])
     print(outcome["verdict"])

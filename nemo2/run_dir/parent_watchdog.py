@@ -18,16 +18,16 @@ from typing import Optional
 from nemo2.place import here
 
 LAUNCHER_VARIABLE = "NEMO2_LAUNCHER"
-"""The variable with the launcher of a run on this machine, in the form of `name_of_this_process`. The launcher sets
+"""The variable with the launcher of a run on this machine, in the form of `process_identity`. The launcher sets
 it."""
 
 GRACE_SECONDS = 60.0
 """The seconds that a rank without a launcher has for its last save."""
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _started = False
 
 
-def name_of_this_process() -> str:
+def process_identity() -> str:
     """The process's id and start time, which distinguish it from a later process with the same id."""
     return f"{os.getpid()} {_start_time(os.getpid())}"
 
@@ -53,7 +53,7 @@ def end_with_parents() -> bool:
 
 def _watch(lost: Callable[[], bool]) -> None:
     while not lost():
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     # Sent to the process like any external signal: its main thread handles it.
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_SECONDS)
@@ -61,11 +61,11 @@ def _watch(lost: Callable[[], bool]) -> None:
 
 
 def _lost(parent: int, launcher: Optional[str]) -> bool:
-    return os.getppid() != parent or (launcher is not None and not lives(launcher))
+    return os.getppid() != parent or (launcher is not None and not is_running(launcher))
 
 
-def lives(name: str) -> bool:
-    """Whether the process of this name, from `name_of_this_process`, still exists."""
+def is_running(name: str) -> bool:
+    """Whether the process of this name, from `process_identity`, still exists."""
     pid, _, started = name.partition(" ")
     try:
         os.kill(int(pid), 0)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from nemo2.run_dir import orphans
+from nemo2.run_dir import parent_watchdog
 
 RANK = f"""
 import os, signal, sys, time
 sys.path[:0] = {sys.path!r}
-from nemo2.run_dir import orphans
-orphans._LOOK_SECONDS, orphans.GRACE_SECONDS = 0.05, 0.5
+from nemo2.run_dir import parent_watchdog
+parent_watchdog._POLL_SECONDS, parent_watchdog.GRACE_SECONDS = 0.05, 0.5
 if sys.argv[1] == "saves":
     def save(*_):
         open(sys.argv[2], "w").write("saved")
@@ -29,8 +29,8 @@ print(os.getpid(), flush=True)
 if "LATE" in os.environ:
     while os.getppid() == parent:
         time.sleep(0.01)
-    orphans._is_init = lambda pid: pid == os.getppid()  # a container's first process may be anything
-orphans.end_with_parents()
+    parent_watchdog._is_init = lambda pid: pid == os.getppid()  # a container's first process may be anything
+parent_watchdog.end_with_parents()
 print("watched", flush=True)
 time.sleep(60)
 """
@@ -52,7 +52,7 @@ def started(how: str, file: Path, **variables: str) -> tuple[subprocess.Popen, i
 def ends(pid: int, *, within: float) -> bool:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        if not orphans._start_time(pid):
+        if not parent_watchdog._start_time(pid):
             return True
         time.sleep(0.05)
     return False
@@ -105,10 +105,10 @@ def test_a_rank_ends_with_torchrun_and_saves_if_it_can(tmp_path, how, late):
 
 def test_a_rank_ends_with_the_launcher_though_torchrun_lives_on(tmp_path):
     launcher = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    name = f"{launcher.pid} {orphans._start_time(launcher.pid)}"
+    name = f"{launcher.pid} {parent_watchdog._start_time(launcher.pid)}"
     torchrun, rank = started("saves", tmp_path / "file", NEMO2_LAUNCHER=name)
     time.sleep(0.3)
-    assert orphans._start_time(rank), "both are there"
+    assert parent_watchdog._start_time(rank), "both are there"
     launcher.kill()  # and isn't waited for: a zombie is no launcher
     assert ends(rank, within=20) and torchrun.wait(20) == 143
     launcher.wait()
@@ -122,8 +122,8 @@ def test_a_launcher_that_ended_before_the_rank_began_is_noticed_and_so_is_anothe
 
 def test_a_process_that_nobody_launched_is_left_alone(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert orphans.end_with_parents() is False
-    assert orphans.lives(orphans.name_of_this_process())
+    assert parent_watchdog.end_with_parents() is False
+    assert parent_watchdog.is_running(parent_watchdog.process_identity())
 
 
 def test_what_killed_launches_left_is_swept_and_what_is_in_use_stays(tmp_path):
@@ -131,7 +131,11 @@ def test_what_killed_launches_left_is_swept_and_what_is_in_use_stays(tmp_path):
 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    for name, launcher in {"mine": orphans.name_of_this_process(), "killed": f"{ended.pid} 5", "unsaid": None}.items():
+    for name, launcher in {
+        "mine": parent_watchdog.process_identity(),
+        "killed": f"{ended.pid} 5",
+        "unsaid": None,
+    }.items():
         (tmp_path / name).mkdir()
         if launcher is not None:
             (tmp_path / name / LAUNCHER_FILE).write_text(launcher)
