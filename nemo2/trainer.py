@@ -24,7 +24,7 @@ from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 from nemo2.settle.world import World, devices_of
-from nemo2.strategies.stepping import SteppingStrategy
+from nemo2.strategies.base import BaseStrategy
 
 if TYPE_CHECKING:
     from nemo2.fabric import Fabric
@@ -160,11 +160,11 @@ class Trainer(pl.Trainer):
             arguments["num_sanity_val_steps"] = 0
         if _no_gpu() and accelerator == "auto":
             arguments["accelerator"] = "cpu"
-        if isinstance(strategy, SteppingStrategy) and precision is not None:
+        if isinstance(strategy, BaseStrategy) and precision is not None:
             # Lightning's own plugin casts in hooks that the pipeline schedule bypasses, so it would have no effect.
             arguments["plugins"] = [*_listed(plugins), _precision_plugin(precision, plugins)]
             arguments["precision"] = None
-        if isinstance(strategy, SteppingStrategy):
+        if isinstance(strategy, BaseStrategy):
             if strategy.accelerator is not None:
                 raise ConfigError(
                     f"strategy: this {type(strategy).__name__} already belongs to another Trainer. Create a strategy "

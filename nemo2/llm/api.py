@@ -35,7 +35,7 @@ from nemo2.run_dir.orphans import end_with_parents
 from nemo2.run_dir.preemption import PreemptionCallback
 from nemo2.run_dir.resumed import ResumedRecipe
 from nemo2.run_dir.run_folder import RunFolder
-from nemo2.strategies.checkpoints import Checkpoints
+from nemo2.strategies.base import BaseStrategy
 
 _log = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ def finetune(
             trained.
         tokenizer: As in `train`.
     """
-    if peft is not None:
-        _save_only_what_is_trained(trainer)
+    if peft is not None and isinstance(trainer.strategy, BaseStrategy):
+        trainer.strategy.save_only_what_is_trained()
     if not names_weights(resume, trainer.strategy):  # a warning only: the model may load weights of its own
         _log.warning(
             "llm.finetune starts from random weights, because resume.restore_config is not set. Set its path to a "
@@ -292,12 +292,6 @@ def _described(model: Any, data: Any) -> Any:
     from nemo2.hugging_face.checkpoint import Checkpoint
 
     return Checkpoint.open(model).model(seq_length=getattr(data, "seq_length", None))
-
-
-def _save_only_what_is_trained(trainer: pl.Trainer) -> None:
-    strategy = trainer.strategy
-    if isinstance(strategy, Checkpoints):
-        strategy.save_only_what_is_trained()
 
 
 def _setup(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nemo2.errors import RuntimeFault
-from nemo2.strategies.not_finite import not_finite_in_our_words
+from nemo2.strategies.metrics import nonfinite_gradients
 from support import small_runs
 
 
@@ -34,5 +34,5 @@ def test_what_megatron_core_finds_is_told_with_the_step_and_advice(run_on_ranks)
 
 
 def test_other_errors_pass_as_they_are():
-    with pytest.raises(RuntimeError, match="no memory"), not_finite_in_our_words(3):
+    with pytest.raises(RuntimeError, match="no memory"), nonfinite_gradients(3):
         raise RuntimeError("no memory")
