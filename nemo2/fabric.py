@@ -126,8 +126,8 @@ class FabricMegatronStrategy(DDPStrategy):
         self._open = ExitStack()
 
     def __getattr__(self, name: str) -> Any:
-        known = name in parameter_names(type(self)) or name in aliases_of(type(self))
-        if not known or "training" not in self.__dict__:
+        is_parameter = name in parameter_names(type(self)) or name in aliases_of(type(self))
+        if not is_parameter or "training" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in parameter_names(MegatronStrategy) or hasattr(self.training, name):
             return getattr(self.training, name)
@@ -510,11 +510,11 @@ def to_fabric(
             f"to_fabric: {type(strategy).__name__} has no counterpart in Fabric. Create Fabric(strategy=...) with one of "
             "Lightning's strategies."
         )
-    known = parameter_names(FabricMegatronStrategy)
+    names = parameter_names(FabricMegatronStrategy)
     captured = captured_arguments(strategy) or {}
-    if lost := sorted(captured.keys() - set(known) - _OF_A_TRAINER):
+    if lost := sorted(captured.keys() - set(names) - _OF_A_TRAINER):
         raise ConfigError(f"to_fabric: FabricMegatronStrategy has no {', '.join(lost)}. Leave it unset.")
-    converted = FabricMegatronStrategy(**{name: value for name, value in captured.items() if name in known})
+    converted = FabricMegatronStrategy(**{name: value for name, value in captured.items() if name in names})
     if obj is strategy:
         return converted
     arguments, precision = captured_arguments(obj) or {}, obj.precision_plugin

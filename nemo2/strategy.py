@@ -17,6 +17,7 @@ The hooks, in Lightning's order, of which `nemo2.strategies.base` holds those th
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
@@ -52,10 +53,10 @@ from nemo2.strategies.live_settings import LiveSettings
 from nemo2.strategies.megatron_config import (
     MAIN_PARAMETERS_TWICE,
     ddp_config_of,
-    one_number_of_instances,
-    refuse_out_of_range,
-    refuse_what_is_gone,
+    refuse_removed_arguments,
+    refuse_unsupported_values,
     strictness_of,
+    unify_num_instances,
 )
 from nemo2.strategies.metrics import timers_of
 
@@ -205,26 +206,14 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         gradient_as_bucket_view: bool = True,
         ckpt_save_part: Optional[Part] = None,
     ) -> None:
-        refuse_what_is_gone(
-            moe_extended_tp=moe_extended_tp,
-            encoder_tensor_model_parallel_size=encoder_tensor_model_parallel_size,
-            encoder_pipeline_model_parallel_size=encoder_pipeline_model_parallel_size,
-            lazy_init=lazy_init,
-            find_unused_parameters=find_unused_parameters,
-            gradient_as_bucket_view=gradient_as_bucket_view,
-        )
-        refuse_out_of_range(
-            pipeline_model_parallel_comm_backend=pipeline_model_parallel_comm_backend,
-            megatron_log_level=megatron_log_level,
-        )
+        arguments = dict(locals())
+        refuse_removed_arguments(arguments)
+        refuse_unsupported_values(arguments)
         if ckpt_load_main_params and ckpt_load_optimizer:
             raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
         ckpt_load_strictness = strictness_of(ckpt_load_strictness)
         self.ddp_config = ddp_config_of(ddp)
-        num_distributed_optimizer_instances = one_number_of_instances(
-            num_distributed_optimizer_instances, self.ddp_config
-        )
-        arguments = locals()
+        num_distributed_optimizer_instances = unify_num_instances(num_distributed_optimizer_instances, self.ddp_config)
         super().__init__(
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
@@ -242,18 +231,9 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
                 "create_gloo_process_groups": use_gloo_process_groups,
             },
         )
-        layout = Layout(**{short: arguments[name] for short, name in LAYOUT_FIELDS.items()})
+        Layout(**{short: arguments[name] for short, name in LAYOUT_FIELDS.items()})  # refuses a wrong size
         self.parallelism = ParallelismConfig(
-            **layout.fields(),
-            pipeline_dtype=pipeline_dtype,
-            microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
-            num_layers_in_first_pipeline_stage=num_layers_in_first_pipeline_stage,
-            num_layers_in_last_pipeline_stage=num_layers_in_last_pipeline_stage,
-            account_for_embedding_in_pipeline_split=account_for_embedding_in_pipeline_split,
-            account_for_loss_in_pipeline_split=account_for_loss_in_pipeline_split,
-            pipeline_model_parallel_layout=pipeline_model_parallel_layout,
-            pipeline_model_parallel_comm_backend=pipeline_model_parallel_comm_backend,
-            use_te_rng_tracker=use_te_rng_tracker,
+            **{field.name: arguments[field.name] for field in fields(ParallelismConfig)}
         )
         if pipeline_dtype is not None:
             # Noted here because the precision plugin follows an explicit dtype, and a dataclass without defaults can't
@@ -276,7 +256,6 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
             )
         self._compared = False
         self.async_save = ckpt_async_save
-        self._use_gloo_process_groups = use_gloo_process_groups
         self._setup_optimizers = setup_optimizers
         self._init_model_parallel = init_model_parallel
         forms: dict[str, Any] = {
@@ -401,7 +380,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
                 device=self.root_device,
                 transform=transform_of(self.lightning_module, trainer.callbacks),  # pyright: ignore[reportAttributeAccessIssue]
             )
-        self.megatron_parallel.__dict__["use_gloo_process_groups"] = self._use_gloo_process_groups
+        self.megatron_parallel.__dict__["use_gloo_process_groups"] = self._groups["create_gloo_process_groups"]
         self.megatron_parallel.config.timers = timers_of(self._megatron_log_level)  # pyright: ignore[reportAttributeAccessIssue]
         if wrap:
             self.megatron_parallel.broadcast_params()

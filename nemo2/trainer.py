@@ -182,7 +182,7 @@ class Trainer(pl.Trainer):
         super().__init__(**arguments)
         if 0 < max_steps < self.log_every_n_steps:  # pyright: ignore[reportAttributeAccessIssue]
             self.log_every_n_steps = max_steps  # otherwise a shorter run would log no loss
-        _leave_requeueing_to_us(self, plugins=plugins)
+        _disable_auto_requeue(self, plugins=plugins)
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
         if max_time is not None and not has_timer:
             own[:] = [_RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
@@ -198,7 +198,7 @@ class Trainer(pl.Trainer):
         return cast("Fabric", to_fabric(self, callbacks, loggers))
 
 
-def _leave_requeueing_to_us(trainer: pl.Trainer, *, plugins: Any) -> None:
+def _disable_auto_requeue(trainer: pl.Trainer, *, plugins: Any) -> None:
     """Turn off Lightning's handling of SIGUSR1, unless the user passed an environment plugin (among ``plugins``).
 
     Lightning saves inside the signal handler, writes into the working directory, and calls scontrol on every rank.

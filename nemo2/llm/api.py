@@ -92,7 +92,7 @@ def finetune(
         tokenizer: As in `train`.
     """
     if peft is not None and isinstance(trainer.strategy, BaseStrategy):
-        trainer.strategy.save_only_what_is_trained()
+        trainer.strategy.save_trained_parameters_only()
     if not names_weights(resume, trainer.strategy):  # a warning only: the model may load weights of its own
         _log.warning(
             "llm.finetune starts from random weights, because resume.restore_config is not set. Set its path to a "
@@ -323,24 +323,24 @@ def _setup(
         if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
             callback.model_name = directory.name or None
     if training:
-        _say_where_nothing_is_saved(trainer)
+        _warn_without_checkpoints(trainer)
         _watch(trainer)
     if resume is not None:
         checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints, data=data)
         if training and checkpoint is not None:
-            told = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
-            trainer.callbacks.insert(0, told)  # pyright: ignore[reportAttributeAccessIssue]
+            resumed = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
+            trainer.callbacks.insert(0, resumed)  # pyright: ignore[reportAttributeAccessIssue]
     return Path(directory.log_dir)
 
 
-def _say_where_nothing_is_saved(trainer: pl.Trainer) -> None:
+def _warn_without_checkpoints(trainer: pl.Trainer) -> None:
     """Warn when a run has no checkpoint callback and the user did not ask for none.
 
     NeMo 2.0 adds Lightning's checkpoint callback in this case.
     """
     callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    told = "enable_checkpointing" in (captured_arguments(trainer) or {})
-    if not told and not any(isinstance(item, Checkpoint) for item in callbacks):
+    requested = "enable_checkpointing" in (captured_arguments(trainer) or {})
+    if not requested and not any(isinstance(item, Checkpoint) for item in callbacks):
         _log.warning(
             "This run saves no checkpoint. Set log=NeMoLogger(ckpt=ModelCheckpoint()) to save checkpoints, or "
             "Trainer(enable_checkpointing=False) if you want none."

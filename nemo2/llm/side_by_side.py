@@ -20,8 +20,8 @@ def side_by_side(answers: Mapping[str, Sequence[Generation]], *, subtitle: str =
     for place, prompt in enumerate(prompts):
         texts: dict[str, str] = {}
         columns = []
-        for name, given in answers.items():
-            answer = given[place]
+        for name, completions in answers.items():
+            answer = completions[place]
             same = next((other for other, text in texts.items() if text == answer.text), None)
             texts[name] = answer.text
             columns.append((name, prompt, answer.text, _facts(answer, same)))

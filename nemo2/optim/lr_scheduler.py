@@ -65,16 +65,16 @@ class LRSchedulerModule(Callback, ABC):
     def __call__(self, model: Any, optimizer: Any) -> dict[str, Any]:
         """Lightning's description of a scheduler: ``scheduler``, ``interval``, ``frequency``, ``monitor``."""
         self.connect(model, optimizer)
-        made = self.scheduler(model, optimizer)
+        scheduler = self.scheduler(model, optimizer)
         described = {"interval": self.interval, "frequency": self.frequency, "monitor": self.monitor}
-        if not isinstance(made, Mapping):
-            return {"scheduler": made, **described}
-        if "lr_scheduler" in made:  # NeMo's form: {"optimizer": ..., "lr_scheduler": {...}, "monitor": ...}
-            inner = made["lr_scheduler"]
+        if not isinstance(scheduler, Mapping):
+            return {"scheduler": scheduler, **described}
+        if "lr_scheduler" in scheduler:  # NeMo's form: {"optimizer": ..., "lr_scheduler": {...}, "monitor": ...}
+            inner = scheduler["lr_scheduler"]
             inner = inner if isinstance(inner, Mapping) else {"scheduler": inner}
-            outer = {"monitor": made["monitor"]} if "monitor" in made else {}
+            outer = {"monitor": scheduler["monitor"]} if "monitor" in scheduler else {}
             return {**described, **outer, **inner}
-        return {**described, **made}
+        return {**described, **scheduler}
 
 
 class LRSchedule(LRSchedulerModule):

@@ -110,7 +110,7 @@ class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
 
         loss_per_token, loss_mask = forward_out
         if not self.val_drop_last:
-            loss_mask = loss_mask * _of_the_dataset(batch["loss_mask"])
+            loss_mask = loss_mask * _samples_with_tokens(batch["loss_mask"])
         batch["loss_mask"] = loss_mask
         if parallel_state.get_context_parallel_world_size() > 1:
             kept = loss_mask.sum()
@@ -196,7 +196,7 @@ def _weight_of_share(num_tokens: Tensor, of_whole: Tensor) -> Tensor:
     return num_tokens * parallel_state.get_context_parallel_world_size() / of_whole.clamp(min=1)
 
 
-def _of_the_dataset(loss_mask: Tensor) -> Tensor:
+def _samples_with_tokens(loss_mask: Tensor) -> Tensor:
     """[batch, 1]: 0 for samples without any kept token in the data, such as those that fill the last global batch;
     otherwise 1."""
     from megatron.core import parallel_state

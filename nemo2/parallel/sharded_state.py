@@ -202,12 +202,12 @@ def _rows_like(leaf: Any, pattern: ShardedTensorFactory) -> ShardedTensorFactory
     pieces = list(_tensors(pattern.build()))
 
     def build(key: str, tensor: Any, replica_id: Any, flattened_range: Any = None) -> Any:
-        made, start = [], 0
+        parts, start = [], 0
         for piece in pieces:
             rows, axis = piece.local_shape[0], piece.prepend_axis_num
             mine = tensor[start : start + rows]
             start += rows
-            made.append(
+            parts.append(
                 replace(
                     piece,
                     key=key + piece.key.removeprefix(pattern.key),
@@ -220,7 +220,7 @@ def _rows_like(leaf: Any, pattern: ShardedTensorFactory) -> ShardedTensorFactory
                     replica_id=replica_id,
                 )
             )
-        return made
+        return parts
 
     def merge(tensors: Any) -> Any:
         return torch.cat(tensors)

@@ -85,12 +85,12 @@ def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
 
 def rows_by_layer(rows: list[StoredRows]) -> list[StoredRows]:
     """The same rows if each layer is stored separately, as in a checkpoint of a part of a model."""
-    found = []
+    separate = []
     for row in rows:
         key = key_by_layer(row.key, row.offset, len(row.global_shape) > row.dims)
         stacked = int(key != row.key)
-        found.append(replace(row, key=key, offset=row.offset[stacked:], global_shape=row.global_shape[stacked:]))
-    return found
+        separate.append(replace(row, key=key, offset=row.offset[stacked:], global_shape=row.global_shape[stacked:]))
+    return separate
 
 
 def stored_objects(core: nn.Module) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.forms import reduction_of
-from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams, use_given_groups
+from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams, use_existing_groups
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.megatron_parallel import MegatronParallel
@@ -194,7 +194,7 @@ class BaseStrategy(DDPStrategy):
         if self._init_model_parallel:
             initialize_model_parallel(self.layout, timeout=self._timeout, **self._options_of_groups(backend))
         else:
-            use_given_groups(self.layout)
+            use_existing_groups(self.layout)
         self._connect_data_sampler()
         seed_random_streams(run_seed(), te_rng_tracker=self.use_te_rng_tracker, for_graphs=self._captures)
 
@@ -432,7 +432,7 @@ class BaseStrategy(DDPStrategy):
             call._call_callback_hooks(self.trainer, name, *arguments)
             call._call_lightning_module_hook(self.trainer, name, *arguments)
         if not isinstance(optimizer, MegatronOptimizer):
-            _give_gradients(optimizer)
+            _copy_main_gradients(optimizer)
         if not self._skip_update:
             optimizer.step()
         self._skip_update = False
@@ -501,18 +501,21 @@ class BaseStrategy(DDPStrategy):
         if module is None:
             return
         step = trainer.global_step
-        known: dict[str, Any] = {"global_step": float(step), "step": float(step)}
+        metrics_on_host: dict[str, Any] = {"global_step": float(step), "step": float(step)}
         if optimizer is not None:
-            known["lr"] = float(optimizer.param_groups[0]["lr"])
+            metrics_on_host["lr"] = float(optimizer.param_groups[0]["lr"])
         if self.data_sampler is not None and getattr(self.data_sampler, "output_log", True):
             size = self.data_sampler.current_global_batch_size
-            known |= {"consumed_samples": float(self.consumed_samples + size), "global_batch_size": float(size)}
+            metrics_on_host |= {
+                "consumed_samples": float(self.consumed_samples + size),
+                "global_batch_size": float(size),
+            }
         logs = (step + 1) % max(1, trainer.log_every_n_steps) == 0  # pyright: ignore[reportAttributeAccessIssue]
         if not logs and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._unlogged = known
+            self._unlogged = metrics_on_host
             return
         self._refuse_empty_masks()
-        metrics = self._step_metrics(optimizer, known)
+        metrics = self._step_metrics(optimizer, metrics_on_host)
         self._unlogged = None if logs else metrics
         for name, value in metrics.items():
             module.log(name, value, prog_bar=name in ("reduced_train_loss", "lr"), batch_size=1)
@@ -520,19 +523,21 @@ class BaseStrategy(DDPStrategy):
     def log_last_step(self) -> None:
         """Log the last step of training if it isn't a step that Lightning logs. Every rank calls it at the end of
         training."""
-        known, self._unlogged = self._unlogged, None
-        if known is None:
+        unlogged, self._unlogged = self._unlogged, None
+        if unlogged is None:
             return
-        computed = "reduced_train_loss" in known
-        metrics = known if computed else self._step_metrics(self.optimizers[0] if self.optimizers else None, known)
+        computed = "reduced_train_loss" in unlogged
+        metrics = (
+            unlogged if computed else self._step_metrics(self.optimizers[0] if self.optimizers else None, unlogged)
+        )
         values = {name: float(value) for name, value in metrics.items()}
         self.trainer.callback_metrics.update({name: torch.tensor(value) for name, value in values.items()})
         for logger in self.trainer.loggers:
-            logger.log_metrics(values, step=int(known["step"]))
+            logger.log_metrics(values, step=int(unlogged["step"]))
 
-    def _step_metrics(self, optimizer: Optional[torch.optim.Optimizer], known: dict[str, Any]) -> dict[str, Any]:
-        """``known`` and the metrics of the last step that the device computes."""
-        metrics: dict[str, Any] = {"reduced_train_loss": self._last_loss.float(), **known}
+    def _step_metrics(self, optimizer: Optional[torch.optim.Optimizer], host_metrics: dict[str, Any]) -> dict[str, Any]:
+        """``host_metrics`` and the metrics of the last step that the device computes."""
+        metrics: dict[str, Any] = {"reduced_train_loss": self._last_loss.float(), **host_metrics}
         if isinstance(optimizer, (MegatronOptimizer, ShardedOptimizer)) and optimizer.grad_norm is not None:
             metrics["grad_norm"] = float(optimizer.grad_norm)
         if isinstance(optimizer, ShardedOptimizer) and optimizer.loss_scale is not None:
@@ -545,7 +550,7 @@ class BaseStrategy(DDPStrategy):
         if self.megatron_parallel is not None:
             metrics |= report_tracked_losses(self.megatron_parallel.config, microbatches=self._tracked_microbatches)
             self._tracked_microbatches = 0
-            log_timers(self.megatron_parallel.config.timers, int(known["step"]) + 1)
+            log_timers(self.megatron_parallel.config.timers, int(host_metrics["step"]) + 1)
         return metrics
 
     def _refuse_empty_masks(self) -> None:
@@ -643,7 +648,7 @@ class BaseStrategy(DDPStrategy):
     def checkpoint_io(self, io: CheckpointIO) -> None:
         self._checkpoint_io = io
 
-    def save_only_what_is_trained(self) -> None:
+    def save_trained_parameters_only(self) -> None:
         """Save the trainable parameters only, unless the user has set what checkpoints hold, or no checkpoint holds the
         other parameters: `on_train_start` knows that."""
         if self.form.part is None:
@@ -665,7 +670,7 @@ class BaseStrategy(DDPStrategy):
 
         ``storage_options``: ``published``, ``metrics`` and ``with_context``, see `ModelCheckpoint.save`.
         """
-        self._refuse_what_is_not_finite(self.form.parameters(), filepath)
+        self._refuse_nonfinite(self.form.parameters(), filepath)
         with_optimizer = "optimizer_states" in checkpoint
         state: dict[str, Any] = {key: value for key, value in checkpoint.items() if key != "state_dict"}
         state |= self.form.state(optimizer=with_optimizer)
@@ -673,7 +678,7 @@ class BaseStrategy(DDPStrategy):
         options = self._storage_options(storage_options, weights_only=not (with_optimizer and self.form.save_optimizer))
         self.checkpoint_io.save_checkpoint(state, ckpt_to_dir(filepath), storage_options=options)
 
-    def _refuse_what_is_not_finite(self, tensors: Iterable[Tensor], filepath: Union[str, Path]) -> None:
+    def _refuse_nonfinite(self, tensors: Iterable[Tensor], filepath: Union[str, Path]) -> None:
         """Reject a save of parameters that aren't finite, because retention would delete good checkpoints for it.
 
         Args:
@@ -770,12 +775,12 @@ class BaseStrategy(DDPStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load chunks, optimizer, random streams and the position in the data from the result of `load_checkpoint`."""
         self.form.take(checkpoint, strict=strict)
-        self._take_up_position(checkpoint)
+        self._restore_position(checkpoint)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         self.form.load_optimizer_states(checkpoint["optimizer_states"])
 
-    def _take_up_position(self, checkpoint: Mapping[str, Any]) -> None:
+    def _restore_position(self, checkpoint: Mapping[str, Any]) -> None:
         """When fitting: restore the random streams and the position in the data, if ``checkpoint`` has them."""
         if not self._is_fitting:
             return
@@ -881,7 +886,7 @@ def _batch_idx(args: tuple, kwargs: dict[str, Any]) -> int:
     return int(kwargs.get("batch_idx", args[0] if args else 0) or 0)
 
 
-def _give_gradients(optimizer: torch.optim.Optimizer) -> None:
+def _copy_main_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Set ``.grad`` for a torch optimizer, because Megatron-Core keeps gradients in its own buffers."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:

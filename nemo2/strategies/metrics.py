@@ -12,6 +12,7 @@ from megatron.core import Timers
 from nemo2 import ranks
 from nemo2.data.batch_sampler import StepBatchSampler
 from nemo2.errors import RuntimeFault
+from nemo2.optim.sharded import NONFINITE_ADVICE
 
 _log = logging.getLogger(__name__)
 _NONFINITE = re.compile(r"found (?P<what>NaN|Inf) in local grad norm")
@@ -55,10 +56,7 @@ def nonfinite_gradients(step: int) -> Iterator[None]:
         if match is None:
             raise
         raise RuntimeFault(
-            f"Step {step + 1}: this rank's gradients aren't finite ({match['what']}). This step changed no parameters "
-            "and saved nothing. Run the same command again to resume from the last checkpoint. If the error recurs, lower "
-            "optim.config.lr, lengthen the warm-up or set optim.config.clip_grad. To skip such steps, add the callback "
-            "LossGuard(on_nonfinite='skip'). To find the operation, set trainer.detect_anomaly=True."
+            f"Step {step + 1}: this rank's gradients aren't finite ({match['what']}). {NONFINITE_ADVICE}"
         ) from error
 
 

@@ -33,7 +33,7 @@ from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.layout import Layout, ParallelismConfig
 from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.plain_chunk import PlainChunk
-from nemo2.parallel.sharded_chunk import ShardedChunk, keep_masters_in_fp32, stand_ins
+from nemo2.parallel.sharded_chunk import ShardedChunk, convert_masters_to_fp32, meta_parameters
 from nemo2.parallel.stored_names import stored_chunk
 from nemo2.parallel.transform import record_of, refuse_reading_weights, transform_of
 from nemo2.precision import MegatronMixedPrecision
@@ -142,7 +142,7 @@ class TorchShardedStrategy(BaseStrategy):
         if isinstance(config, TransformerConfig):
             announce_machine_settings(adjust_to(config, machine.overrides))
         if isinstance(precision, MegatronMixedPrecision):
-            self._refuse_what_torch_does_not_shard(precision)
+            self._refuse_low_precision(precision)
             configs = {"optim.config": getattr(optim, "config", None)}
             if isinstance(config, TransformerConfig):
                 configs["model.config"] = config
@@ -152,7 +152,7 @@ class TorchShardedStrategy(BaseStrategy):
             write_parallelism(run)
             apply(without_gradient_buffers(type(self).__name__), run)
 
-    def _refuse_what_torch_does_not_shard(self, precision: MegatronMixedPrecision) -> None:
+    def _refuse_low_precision(self, precision: MegatronMixedPrecision) -> None:
         for name in ("fp8", "fp4"):
             value = getattr(precision.dtype_config, name)
             if value is not None:
@@ -178,10 +178,10 @@ class TorchShardedStrategy(BaseStrategy):
     def _wrap_chunk(self, config: TransformerConfig, core: nn.Module) -> ShardedChunk:
         if (record := record_of(core)) is not None and self.shard_group is not None:
             refuse_reading_weights(record.by, under=type(self).__name__)
-        self._start_alike(core)
-        keep_masters_in_fp32(core, frozen_too=self._one_dtype)
+        self._broadcast_parameters(core)
+        convert_masters_to_fp32(core, frozen_too=self._one_dtype)
         self.form.chunk = stored_chunk(core)
-        unsharded = stand_ins(core) if self.shard_group is not None else None
+        unsharded = meta_parameters(core) if self.shard_group is not None else None
         # The user's own module is sharded itself, because its steps call its layers directly rather than through the
         # surrounding chunk.
         if isinstance(core, PlainChunk):
@@ -203,7 +203,7 @@ class TorchShardedStrategy(BaseStrategy):
         return torch.distributed.get_world_size() // self.layout.tp
 
     @staticmethod
-    def _start_alike(core: nn.Module) -> None:
+    def _broadcast_parameters(core: nn.Module) -> None:
         """Broadcast rank 0's values, because the user's own module may have been created before seeding."""
         if torch.distributed.get_world_size() > 1:
             for tensor in [*core.parameters(), *core.buffers()]:
