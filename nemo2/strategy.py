@@ -42,9 +42,6 @@ from nemo2.overlap.apply import leave_one_bucket
 from nemo2.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
 from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
-from nemo2.parallel.megatron_parallel import MegatronParallel
-from nemo2.parallel.transform import transform_of
-from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 from nemo2.settle.run_settings import RunSettings
 from nemo2.settle.settling import settle_run
@@ -365,26 +362,22 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
     def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
         """Build the chunks, wrap them for the precision and in DDP buffers, and broadcast the parameters of replica
         0."""
-        assert self.lightning_module is not None
         self._register(OneSize())
-        precision = self.precision_plugin
         if wrap:
             leave_one_bucket(self.ddp_config, say=_log.warning if trainer.is_global_zero else None)
         with adjusting(self.ddp_config, why="Megatron-Core's rule when it makes the buffers"):
-            self.megatron_parallel = MegatronParallel(
-                self.lightning_module,
-                precision_plugin=precision if isinstance(precision, MegatronMixedPrecision) else None,
-                callbacks=self.megatron_callbacks,
-                vp_size=self.layout.vp if self.layout.pp > 1 else None,
-                ddp_config=self.ddp_config if wrap else None,
-                device=self.root_device,
-                transform=transform_of(self.lightning_module, trainer.callbacks),  # pyright: ignore[reportAttributeAccessIssue]
-            )
+            super().setup_megatron_parallel(trainer, wrap=wrap)
+        assert self.megatron_parallel is not None
         self.megatron_parallel.__dict__["use_gloo_process_groups"] = self._groups["create_gloo_process_groups"]
         self.megatron_parallel.config.timers = timers_of(self._megatron_log_level)  # pyright: ignore[reportAttributeAccessIssue]
         if wrap:
             self.megatron_parallel.broadcast_params()
-        self.model = self.megatron_parallel
+
+    def chunk_options(self, *, wrap: bool) -> dict[str, Any]:
+        return {
+            "vp_size": self.layout.vp if self.layout.pp > 1 else None,
+            "ddp_config": self.ddp_config if wrap else None,
+        }
 
     def connect_optimizer(self) -> None:
         assert self.megatron_parallel is not None

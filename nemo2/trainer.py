@@ -160,11 +160,10 @@ class Trainer(pl.Trainer):
             arguments["num_sanity_val_steps"] = 0
         if _no_gpu() and accelerator == "auto":
             arguments["accelerator"] = "cpu"
-        if isinstance(strategy, BaseStrategy) and precision is not None:
-            # Lightning's own plugin casts in hooks that the pipeline schedule bypasses, so it would have no effect.
-            arguments["plugins"] = [*_listed(plugins), _precision_plugin(precision, plugins)]
-            arguments["precision"] = None
         if isinstance(strategy, BaseStrategy):
+            if precision is not None:
+                # Lightning's own plugin casts in hooks that the pipeline schedule bypasses, so it would have no effect.
+                arguments |= {"plugins": [*_listed(plugins), _precision_plugin(precision, plugins)], "precision": None}
             if strategy.accelerator is not None:
                 raise ConfigError(
                     f"strategy: this {type(strategy).__name__} already belongs to another Trainer. Create a strategy "

@@ -70,7 +70,7 @@ def _read(file: Path) -> dict[str, Any]:
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             key, value = json.loads(line)
-        except ValueError:
+        except (ValueError, TypeError):
             continue
         answers[key] = value
     if answers and not file.read_text(encoding="utf-8", errors="replace").endswith("\n"):

@@ -9,7 +9,7 @@ Every rank must call `evaluate_tasks` with the same arguments. Data-parallel rep
 import importlib.util
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
@@ -131,6 +131,15 @@ def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_t
     return task_manager
 
 
+def temperature_of(settings: Mapping[str, Any]) -> float:
+    """The temperature of a task's ``generation_kwargs``. 0: the likeliest token, which ``do_sample: false`` asks for
+    whatever the temperature is, as in lm-eval's own models."""
+    do_sample, temperature = settings.get("do_sample"), settings.get("temperature")
+    if do_sample is False:
+        return 0.0
+    return float(temperature) if temperature is not None else 1.0 if do_sample else 0.0
+
+
 def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, answers: Answers) -> Any:
     """The nemo2 model behind lm-eval's interface. `TemplateLM` tokenizes texts as it does for transformers' models."""
     from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
@@ -210,13 +219,12 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
                 )
             ids = tokenizer.text_to_ids(context) or [self.prefix_token_id]
             self._warn_of_truncation([len(ids) + new])
-            sampled = settings.get("do_sample") or settings.get("temperature", 0)
             [answer] = generate(
                 model,
                 tokenizer,
                 [ids[new - most :]],
                 max_new_tokens=new,
-                temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0,
+                temperature=temperature_of(settings),
                 top_k=int(settings.get("top_k", 0)),
                 top_p=float(settings.get("top_p", 1.0)),
                 stop=handle_stop_sequences(settings.get("until"), eos=None),

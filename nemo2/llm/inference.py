@@ -78,9 +78,13 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
     for number, line in enumerate(text_of(file).splitlines(), start=1):
         try:
             record = json.loads(line)
-            records.append({**record, "input": str(record["input"])})
+            if not isinstance(record["input"], str):
+                raise TypeError(f'"input" is {json.dumps(record["input"])}')
+            records.append(record)
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f'{file}, line {number}: must be a JSON object with a field "input" ({error}).') from None
+            raise DataError(
+                f'{file}, line {number}: must be a JSON object with a text in the field "input" ({error}).'
+            ) from None
     return records
 
 

@@ -2,7 +2,7 @@
 """The base of all strategies: Lightning's hooks from `connect` to `teardown`, in the order of their calls.
 
 `MegatronStrategy` and the strategies whose models torch shards (`nemo2.strategies.torch_sharded`) differ in three
-hooks: `settle`, `setup_megatron_parallel` and `connect_optimizer`. Everything else is here: processes and groups, data,
+hooks: `settle`, `chunk_options` and `connect_optimizer`. Everything else is here: processes and groups, data,
 the training step, evaluation, metrics and checkpoints. The strategy's `form` decides the format of checkpoints.
 """
 
@@ -56,6 +56,7 @@ from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.megatron_parallel import MegatronParallel
+from nemo2.parallel.transform import transform_of
 from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.run_dir.progress import ProgressPrinter, make_progress
@@ -327,9 +328,23 @@ class BaseStrategy(DDPStrategy):
         if self.restore_config is not None and not trainer.ckpt_path:
             self.selective_restore()
 
-    @abstractmethod
     def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
-        """Build ``megatron_parallel``, for training with ``wrap``, on the device and in the precision of this run."""
+        """Build ``megatron_parallel`` on the device and in the precision of this run, wrapped for training with
+        ``wrap``."""
+        assert self.lightning_module is not None
+        precision = self.precision_plugin
+        self.model = self.megatron_parallel = MegatronParallel(
+            self.lightning_module,
+            precision_plugin=precision if isinstance(precision, MegatronMixedPrecision) else None,
+            callbacks=self.megatron_callbacks,
+            device=self.root_device,
+            transform=transform_of(self.lightning_module, trainer.callbacks),  # pyright: ignore[reportAttributeAccessIssue]
+            **self.chunk_options(wrap=wrap),
+        )
+
+    @abstractmethod
+    def chunk_options(self, *, wrap: bool) -> dict[str, Any]:
+        """The arguments of `MegatronParallel` that wrap or shard the chunks."""
 
     def _prepare_training(self, trainer: pl.Trainer) -> None:
         assert self.megatron_parallel is not None

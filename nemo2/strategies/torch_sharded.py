@@ -17,7 +17,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.dtensors import DTensorForm
@@ -31,11 +31,10 @@ from nemo2.errors import ConfigError
 from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.layout import Layout, ParallelismConfig
-from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.plain_chunk import PlainChunk
 from nemo2.parallel.sharded_chunk import ShardedChunk, convert_masters_to_fp32, meta_parameters
 from nemo2.parallel.stored_names import stored_chunk
-from nemo2.parallel.transform import record_of, refuse_reading_weights, transform_of
+from nemo2.parallel.transform import record_of, refuse_reading_weights
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 from nemo2.settle.rows import without_gradient_buffers
@@ -162,20 +161,21 @@ class TorchShardedStrategy(BaseStrategy):
                 )
 
     def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
-        assert self.lightning_module is not None
-        precision = self.precision_plugin
-        if not isinstance(self.model, MegatronParallel):
-            self.megatron_parallel = MegatronParallel(
-                self.lightning_module,
-                precision_plugin=precision if isinstance(precision, MegatronMixedPrecision) else None,
-                callbacks=self.megatron_callbacks,
-                device=self.root_device,
-                wrap_chunk=self._wrap_chunk,
-                transform=transform_of(self.lightning_module, trainer.callbacks),  # pyright: ignore[reportAttributeAccessIssue]
-            )
-            self.model = self.megatron_parallel
+        built = self.megatron_parallel
+        if built is None or built.pl_module is not self.lightning_module:
+            super().setup_megatron_parallel(trainer, wrap=wrap)
+        else:  # torch shards a model once
+            self.model = built
+
+    def chunk_options(self, *, wrap: bool) -> dict[str, Any]:
+        return {"wrap_chunk": self._wrap_chunk}
 
     def _wrap_chunk(self, config: TransformerConfig, core: nn.Module) -> ShardedChunk:
+        if any(isinstance(part, FSDPModule | FullyShardedDataParallel) for part in core.modules()):
+            raise ConfigError(
+                f"{type(self).__name__}: this model was sharded by another trainer's strategy. Use that trainer again, or "
+                "create the model anew and load a checkpoint."
+            )
         if (record := record_of(core)) is not None and self.shard_group is not None:
             refuse_reading_weights(record.by, under=type(self).__name__)
         self._broadcast_parameters(core)

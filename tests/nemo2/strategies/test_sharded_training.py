@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from support import collectives, sharded_runs
+from nemo2.errors import ConfigError
+from support import collectives, sharded_runs, small_runs
 
 SHARDED = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP", "Megatron-FSDP, ZeRO-2", "Megatron-FSDP, ZeRO-1"]
 TIED: dict[str, Any] = {"share_embeddings_and_output_weights": True, "calculate_per_token_loss": True}
@@ -115,3 +116,26 @@ def test_the_norm_counts_every_element_once():
     parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0, 0.0]), torch.full((2, 2), 2.0)
     assert global_norm(parameters) == pytest.approx(5.0)
+
+
+def used_again(kind: str) -> dict[str, Any]:
+    def trainer(max_steps: int) -> Any:
+        strategy = sharded_runs.strategies()[kind]()
+        return small_runs.build_trainer(max_steps=max_steps, strategy=strategy, trainer={"limit_val_batches": 1})
+
+    small_runs.quiet()
+    model, data, first = small_runs.build_llama(distributed=True), small_runs.TokenData(), trainer(2)
+    first.fit(model, data)
+    [before] = first.validate(model, data, verbose=False)
+    first.fit_loop.epoch_loop.max_steps = 3
+    first.fit(model, data)
+    [after] = first.validate(model, data, verbose=False)
+    with pytest.raises(ConfigError, match="another trainer"):
+        trainer(2).fit(model, data)
+    return {"steps": first.global_step, "losses": [before["val_loss"], after["val_loss"]]}
+
+
+@pytest.mark.parametrize("kind", SHARDED[:2])
+def test_a_trainer_validates_and_goes_on_with_the_model_that_it_has_sharded(kind, run_on_ranks):
+    run = run_on_ranks(used_again, 1, kind)[0]
+    assert run["steps"] == 3 and run["losses"][0] != run["losses"][1]
