@@ -106,8 +106,9 @@ class FabricMegatronStrategy(DDPStrategy):
     ) -> None:
         own = locals()
         arguments: dict[str, Any] = {name: own[name] for name in parameter_names(MegatronStrategy) if name in own}
-        _refuse(start_method=(start_method, "popen"), output_data_idx=(output_data_idx, False))
-        _refuse(no_ddp_communication_hook=(no_ddp_communication_hook, True))
+        for name, only in (("start_method", "popen"), ("output_data_idx", False), ("no_ddp_communication_hook", True)):
+            if own[name] != only:
+                raise ConfigError(f"FabricMegatronStrategy({name}={own[name]!r}): must be {only!r}. Leave it unset.")
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -541,9 +542,3 @@ def _progress(trainer: pl.Trainer) -> Any:
 
 def _has_optimizer(state: dict[str, Any]) -> bool:
     return any(isinstance(one, torch.optim.Optimizer) for one in state.values())
-
-
-def _refuse(**arguments: tuple[Any, Any]) -> None:
-    for name, (value, only) in arguments.items():
-        if value != only:
-            raise ConfigError(f"FabricMegatronStrategy({name}={value!r}): must be {only!r}. Leave it unset.")

@@ -656,6 +656,7 @@ class BaseStrategy(DDPStrategy):
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
+        # Lightning's property puts its own writer into a plugin that wraps another, such as AsyncCheckpointIO.
         assert self._checkpoint_io is not None
         return self._checkpoint_io
 

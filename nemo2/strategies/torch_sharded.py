@@ -48,6 +48,15 @@ NO_SECOND_MEMORY = "CPU ranks already keep their shards in the CPU's memory"
 """The reason why shards of CPU ranks can't be offloaded."""
 
 
+def _form_setting(name: str, doc: str) -> Any:
+    """A setting of the strategy's form, which may be set until it is used."""
+    return property(
+        lambda strategy: getattr(strategy.form, name),
+        lambda strategy, value: setattr(strategy.form, name, value),
+        doc=doc,
+    )
+
+
 class TorchShardedStrategy(BaseStrategy):
     """Base class of strategies whose models torch shards. Subclasses define `shard`.
 
@@ -98,23 +107,8 @@ class TorchShardedStrategy(BaseStrategy):
         )
         self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
 
-    @property
-    def ckpt_load_optimizer(self) -> bool:
-        """Whether a load includes the optimizer's state. May be set until the load."""
-        return self.form.load_optimizer
-
-    @ckpt_load_optimizer.setter
-    def ckpt_load_optimizer(self, value: bool) -> None:
-        self.form.load_optimizer = value
-
-    @property
-    def ckpt_save_optimizer(self) -> bool:
-        """Whether saves include the optimizer's state. May be set at any time."""
-        return self.form.save_optimizer
-
-    @ckpt_save_optimizer.setter
-    def ckpt_save_optimizer(self, value: bool) -> None:
-        self.form.save_optimizer = value
+    ckpt_load_optimizer = _form_setting("load_optimizer", "Whether a load includes the optimizer's state.")
+    ckpt_save_optimizer = _form_setting("save_optimizer", "Whether saves include the optimizer's state.")
 
     form: DTensorForm
     form_of_checkpoints: ClassVar[type[DTensorForm]] = DTensorForm
