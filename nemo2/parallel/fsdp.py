@@ -26,6 +26,7 @@ from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.stored_names import stored_chunk
 
+_SHARDED = "sharded_by_megatron_fsdp"
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
 """The sharded tensors: the optimizer's state (ZeRO-1); also gradients (ZeRO-2); also parameters (ZeRO-3)."""
 
@@ -79,6 +80,22 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         wrapper: Any = self
         wrapper.param_and_grad_buffer.copy_main_weights_to_model_weights()
         wrapper.start_param_sync()
+
+
+def refuse_second_sharding(core: nn.Module, ddp_config: DistributedDataParallelConfig) -> None:
+    """Check that the parameters of ``core``, a chunk without wrappers, weren't sharded before, and note that they are now.
+
+    Raises:
+        ConfigError: they were, in an earlier fit, which has freed their memory.
+    """
+    if ddp_config.data_parallel_sharding_strategy != "optim_grads_params":
+        return
+    if _SHARDED in core.__dict__:
+        raise ConfigError(
+            "strategy.fsdp='megatron': Megatron-FSDP sharded this model in an earlier fit, and can't shard it again. Create "
+            "the model anew and load a checkpoint."
+        )
+    core.__dict__[_SHARDED] = True
 
 
 def _first_rows(parameters: dict[str, Any]) -> dict[str, int]:

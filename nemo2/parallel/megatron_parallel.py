@@ -42,7 +42,7 @@ from nemo2.errors import ConfigError
 from nemo2.names import listed
 from nemo2.parallel.cuda_graphs import PER_MICROBATCH, StepGraphs, building_stream, kind_of
 from nemo2.parallel.forms import reduction_of, with_model
-from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk
+from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk, refuse_second_sharding
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
 from nemo2.parallel.parameter_counts import ParameterCounts, count_parameters
@@ -443,6 +443,7 @@ class MegatronParallel(nn.ModuleList):
         if self.ddp_config.use_megatron_fsdp:
             if (record := record_of(core)) is not None:
                 refuse_reading_weights(record.by, under="strategy.fsdp='megatron'")
+            refuse_second_sharding(core, self.ddp_config)
             return MegatronFSDPChunk(
                 config=self.config, ddp_config=self.ddp_config, module=chunk, disable_bucketing=not first
             )

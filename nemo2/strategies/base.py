@@ -516,21 +516,21 @@ class BaseStrategy(DDPStrategy):
         if module is None:
             return
         step = trainer.global_step
-        metrics_on_host: dict[str, Any] = {"global_step": float(step), "step": float(step)}
+        host_metrics: dict[str, Any] = {"global_step": float(step), "step": float(step)}
         if optimizer is not None:
-            metrics_on_host["lr"] = float(optimizer.param_groups[0]["lr"])
+            host_metrics["lr"] = float(optimizer.param_groups[0]["lr"])
         if self.data_sampler is not None and getattr(self.data_sampler, "output_log", True):
             size = self.data_sampler.current_global_batch_size
-            metrics_on_host |= {
+            host_metrics |= {
                 "consumed_samples": float(self.consumed_samples + size),
                 "global_batch_size": float(size),
             }
         logs = (step + 1) % max(1, trainer.log_every_n_steps) == 0  # pyright: ignore[reportAttributeAccessIssue]
         if not logs and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            self._unlogged = metrics_on_host
+            self._unlogged = host_metrics
             return
         self._refuse_empty_masks()
-        metrics = self._step_metrics(optimizer, metrics_on_host)
+        metrics = self._step_metrics(optimizer, host_metrics)
         self._unlogged = None if logs else metrics
         for name, value in metrics.items():
             module.log(name, value, prog_bar=name in ("reduced_train_loss", "lr"), batch_size=1)

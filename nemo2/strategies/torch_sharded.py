@@ -158,8 +158,16 @@ class TorchShardedStrategy(BaseStrategy):
         built = self.megatron_parallel
         if built is None or built.pl_module is not self.lightning_module:
             super().setup_megatron_parallel(trainer, wrap=wrap)
-        else:  # torch shards a model once
-            self.model = built
+            return
+        self.model = built  # torch shards a model once
+        for part in built.modules() if wrap else ():
+            if isinstance(part, FullyShardedDataParallel):
+                raise ConfigError(
+                    f"{type(self).__name__}: this model was used before, and its parameters may be gathered, which the "
+                    "optimizer can't update. Create the model anew and load a checkpoint, or use FSDP2Strategy."
+                )
+            if isinstance(part, FSDPModule):
+                part.reshard()  # after an evaluation the root's parameters are still gathered
 
     def chunk_options(self, *, wrap: bool) -> dict[str, Any]:
         return {"wrap_chunk": self._wrap_chunk}
