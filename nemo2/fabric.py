@@ -106,8 +106,9 @@ class FabricMegatronStrategy(DDPStrategy):
     ) -> None:
         own = locals()
         arguments: dict[str, Any] = {name: own[name] for name in parameter_names(MegatronStrategy) if name in own}
-        _refuse(start_method=(start_method, "popen"), output_data_idx=(output_data_idx, False))
-        _refuse(no_ddp_communication_hook=(no_ddp_communication_hook, True))
+        for name, only in (("start_method", "popen"), ("output_data_idx", False), ("no_ddp_communication_hook", True)):
+            if own[name] != only:
+                raise ConfigError(f"FabricMegatronStrategy({name}={own[name]!r}): must be {only!r}. Leave it unset.")
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -126,8 +127,8 @@ class FabricMegatronStrategy(DDPStrategy):
         self._open = ExitStack()
 
     def __getattr__(self, name: str) -> Any:
-        known = name in parameter_names(type(self)) or name in aliases_of(type(self))
-        if not known or "training" not in self.__dict__:
+        is_parameter = name in parameter_names(type(self)) or name in aliases_of(type(self))
+        if not is_parameter or "training" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in parameter_names(MegatronStrategy) or hasattr(self.training, name):
             return getattr(self.training, name)
@@ -510,11 +511,11 @@ def to_fabric(
             f"to_fabric: {type(strategy).__name__} has no counterpart in Fabric. Create Fabric(strategy=...) with one of "
             "Lightning's strategies."
         )
-    known = parameter_names(FabricMegatronStrategy)
+    names = parameter_names(FabricMegatronStrategy)
     captured = captured_arguments(strategy) or {}
-    if lost := sorted(captured.keys() - set(known) - _OF_A_TRAINER):
+    if lost := sorted(captured.keys() - set(names) - _OF_A_TRAINER):
         raise ConfigError(f"to_fabric: FabricMegatronStrategy has no {', '.join(lost)}. Leave it unset.")
-    converted = FabricMegatronStrategy(**{name: value for name, value in captured.items() if name in known})
+    converted = FabricMegatronStrategy(**{name: value for name, value in captured.items() if name in names})
     if obj is strategy:
         return converted
     arguments, precision = captured_arguments(obj) or {}, obj.precision_plugin
@@ -541,9 +542,3 @@ def _progress(trainer: pl.Trainer) -> Any:
 
 def _has_optimizer(state: dict[str, Any]) -> bool:
     return any(isinstance(one, torch.optim.Optimizer) for one in state.values())
-
-
-def _refuse(**arguments: tuple[Any, Any]) -> None:
-    for name, (value, only) in arguments.items():
-        if value != only:
-            raise ConfigError(f"FabricMegatronStrategy({name}={value!r}): must be {only!r}. Leave it unset.")

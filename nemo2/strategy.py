@@ -1,32 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MegatronStrategy`: maps Lightning's hooks onto Megatron-Core.
 
-The hooks, in Lightning's order:
+The hooks, in Lightning's order, of which `nemo2.strategies.base` holds those that all strategies share:
 
-    connect              writes parallel sizes, precision and the backend's rules into the model's configuration
+    connect              writes parallel sizes, precision and the backend's rules into the model's configuration (`settle`)
     setup_environment    device, process group, Megatron-Core's groups, random-number streams
-    setup                builds and wraps the chunks (`MegatronParallel`), makes the optimizer, takes over backward
-    training_step        zeroes gradients, then the schedule runs forward and backward over this rank's micro-batches
-    optimizer_step       Megatron-Core's optimizer, and metrics on the steps that log
+    setup                builds and wraps the chunks (`setup_megatron_parallel`), makes the optimizer, takes over backward
+    optimizer_step       `training_step` zeroes gradients and runs the schedule over this rank's micro-batches; then
+                         Megatron-Core's optimizer, and metrics on the steps that log
     save / load          sharded state through `MegatronCheckpointIO`
+    teardown             finishes saves, frees CUDA graphs and userbuffers
 
-This file holds the strategy's arguments and the building of the model. `nemo2.strategies` holds the rest: `world`
-(ranks, groups, data), `stepping` (steps, metrics), `checkpoints`, and `megatron_config` (the checks of the arguments).
-`nemo2.settle` decides which values go into which configuration.
+`nemo2.settle` decides which values go into which configuration. `nemo2.strategies.megatron_config` checks the arguments.
 """
 
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.pytorch.strategies.ddp import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from megatron.core.distributed import DistributedDataParallelConfig
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
@@ -40,38 +37,31 @@ from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjusting, note_explicit_fields
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
-from nemo2.optim.base import OptimizerModule
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.overlap.apply import leave_one_bucket
 from nemo2.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
-from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.fsdp import turn_on, unshared
-from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
-from nemo2.parallel.megatron_parallel import MegatronParallel
-from nemo2.parallel.transform import transform_of
-from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 from nemo2.settle.run_settings import RunSettings
 from nemo2.settle.settling import settle_run
-from nemo2.strategies.checkpoints import Checkpoints
+from nemo2.strategies.base import BaseStrategy
 from nemo2.strategies.live_settings import LiveSettings
 from nemo2.strategies.megatron_config import (
     MAIN_PARAMETERS_TWICE,
     ddp_config_of,
-    one_number_of_instances,
-    refuse_out_of_range,
-    refuse_what_is_gone,
+    refuse_removed_arguments,
+    refuse_unsupported_values,
     strictness_of,
+    unify_num_instances,
 )
-from nemo2.strategies.timers import timers_of
-from nemo2.strategies.world import collective_timeout
+from nemo2.strategies.metrics import timers_of
 
 _log = logging.getLogger(__name__)
 
 
 @configurable(ddp_config="ddp")
-class MegatronStrategy(LiveSettings, Checkpoints):
+class MegatronStrategy(LiveSettings, BaseStrategy):
     """Train with Megatron-Core's parallelisms under Lightning.
 
     The parameters are NeMo 2.0's. Each parallel size defaults to 1, that is no sharding. ``ddp_config`` is another name
@@ -213,46 +203,39 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         gradient_as_bucket_view: bool = True,
         ckpt_save_part: Optional[Part] = None,
     ) -> None:
-        refuse_what_is_gone(
-            moe_extended_tp=moe_extended_tp,
-            encoder_tensor_model_parallel_size=encoder_tensor_model_parallel_size,
-            encoder_pipeline_model_parallel_size=encoder_pipeline_model_parallel_size,
-            lazy_init=lazy_init,
-            find_unused_parameters=find_unused_parameters,
-            gradient_as_bucket_view=gradient_as_bucket_view,
-        )
-        refuse_out_of_range(
-            pipeline_model_parallel_comm_backend=pipeline_model_parallel_comm_backend,
-            megatron_log_level=megatron_log_level,
-        )
+        arguments = dict(locals())
+        refuse_removed_arguments(arguments)
+        refuse_unsupported_values(arguments)
         if ckpt_load_main_params and ckpt_load_optimizer:
             raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
         ckpt_load_strictness = strictness_of(ckpt_load_strictness)
+        self.ddp_config = ddp_config_of(ddp)
+        num_distributed_optimizer_instances = unify_num_instances(num_distributed_optimizer_instances, self.ddp_config)
         super().__init__(
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
-            checkpoint_io=checkpoint_io,
-            timeout=collective_timeout(),
+            data_sampler=data_sampler,
+            restore_config=restore_config,
+            replace_progress_bar=replace_progress_bar,
+            progress_interval=progress_interval,
+            groups={
+                "use_sharp": use_sharp,
+                "pipeline_model_parallel_comm_backend": pipeline_model_parallel_comm_backend,
+                "num_distributed_optimizer_instances": num_distributed_optimizer_instances,
+                "nccl_communicator_config_path": nccl_communicator_config_path
+                and str(Path(nccl_communicator_config_path).expanduser()),
+                "order": "tp-cp-ep-pp-dp" if use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+                "create_gloo_process_groups": use_gloo_process_groups,
+            },
         )
-        arguments = locals()
-        layout = Layout(**{short: arguments[name] for short, name in LAYOUT_FIELDS.items()})
+        Layout(**{short: arguments[name] for short, name in LAYOUT_FIELDS.items()})  # refuses a wrong size
         self.parallelism = ParallelismConfig(
-            **layout.fields(),
-            pipeline_dtype=pipeline_dtype,
-            microbatch_group_size_per_vp_stage=microbatch_group_size_per_vp_stage,
-            num_layers_in_first_pipeline_stage=num_layers_in_first_pipeline_stage,
-            num_layers_in_last_pipeline_stage=num_layers_in_last_pipeline_stage,
-            account_for_embedding_in_pipeline_split=account_for_embedding_in_pipeline_split,
-            account_for_loss_in_pipeline_split=account_for_loss_in_pipeline_split,
-            pipeline_model_parallel_layout=pipeline_model_parallel_layout,
-            pipeline_model_parallel_comm_backend=pipeline_model_parallel_comm_backend,
-            use_te_rng_tracker=use_te_rng_tracker,
+            **{field.name: arguments[field.name] for field in fields(ParallelismConfig)}
         )
         if pipeline_dtype is not None:
             # Noted here because the precision plugin follows an explicit dtype, and a dataclass without defaults can't
             # tell which fields the user set.
             note_explicit_fields(self.parallelism, {"pipeline_dtype": pipeline_dtype})
-        self.ddp_config = ddp_config_of(ddp)
         self.fsdp = fsdp
         if fsdp and pipeline_model_parallel_size > 1:
             raise ConfigError(
@@ -268,28 +251,8 @@ class MegatronStrategy(LiveSettings, Checkpoints):
                 f"strategy.fsdp={fsdp!r}: must be 'megatron' or None. To use torch's fully_shard, replace "
                 "MegatronStrategy with FSDP2Strategy."
             )
-        num_distributed_optimizer_instances = one_number_of_instances(
-            num_distributed_optimizer_instances, self.ddp_config
-        )
         self._compared = False
-        self.data_sampler = data_sampler
-        self.restore_config = restore_config
         self.async_save = ckpt_async_save
-        self.replace_progress_bar = replace_progress_bar
-        self.progress_interval = progress_interval
-        self.megatron_parallel: Optional[MegatronParallel] = None
-        self.megatron_callbacks = CallbackConnector()
-        self._own_names: set[str] = set()
-        self._groups: dict[str, Any] = {
-            "use_sharp": use_sharp,
-            "pipeline_model_parallel_comm_backend": pipeline_model_parallel_comm_backend,
-            "num_distributed_optimizer_instances": num_distributed_optimizer_instances,
-            "nccl_communicator_config_path": nccl_communicator_config_path
-            and str(Path(nccl_communicator_config_path).expanduser()),
-            "order": "tp-cp-ep-pp-dp" if use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
-            "create_gloo_process_groups": use_gloo_process_groups,
-        }
-        self._use_gloo_process_groups = use_gloo_process_groups
         self._setup_optimizers = setup_optimizers
         self._init_model_parallel = init_model_parallel
         forms: dict[str, Any] = {
@@ -334,18 +297,6 @@ class MegatronStrategy(LiveSettings, Checkpoints):
             raise ConfigError(f"strategy.fsdp={self.fsdp!r} {problem}")
 
     # ------------------------------------------------------------------------------------------------------ connecting
-
-    def connect(self, model: pl.LightningModule) -> None:
-        """Write sizes, precision and the backend's rules into the configurations of the model, the optimizer and
-        DDP."""
-        super().connect(model)
-        self.settle(model)
-        self._captures = kind_of(getattr(model, "config", None)) != "none"
-        optim = getattr(model, "optim", None)
-        if isinstance(optim, OptimizerModule):
-            self._register(optim, optim.lr_scheduler)
-        if self.replace_progress_bar:
-            self._replace_progress_bar(model.trainer)
 
     def settle(self, model: pl.LightningModule) -> None:
         """Write `nemo2.settle`'s values into the configurations of ``model``, of its optimizer and of the gradient
@@ -408,103 +359,51 @@ class MegatronStrategy(LiveSettings, Checkpoints):
         super().teardown()
         stop_userbuffers()  # after the CUDA graphs, which point into the buffers
 
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Build and wrap this rank's chunks, make the optimizer, and take backward out of Lightning's hands."""
-        assert self.accelerator is not None and self.lightning_module is not None
-        self.accelerator.setup(trainer)
-        self.trainer = trainer
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        self._register(*callbacks, getattr(trainer, "datamodule", None), self.data_sampler, OneSize())
-        self.setup_megatron_parallel(trainer, wrap=fitting)
-        if fitting:
-            self._prepare_training(trainer)
-            if self._setup_optimizers:
-                self.setup_optimizers(trainer)
-        if self.restore_config is not None and not trainer.ckpt_path:
-            self.selective_restore()
-
     def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
         """Build the chunks, wrap them for the precision and in DDP buffers, and broadcast the parameters of replica
         0."""
-        assert self.lightning_module is not None
-        precision = self.precision_plugin
+        self._register(OneSize())
         if wrap:
             leave_one_bucket(self.ddp_config, say=_log.warning if trainer.is_global_zero else None)
         with adjusting(self.ddp_config, why="Megatron-Core's rule when it makes the buffers"):
-            self.megatron_parallel = MegatronParallel(
-                self.lightning_module,
-                precision_plugin=precision if isinstance(precision, MegatronMixedPrecision) else None,
-                callbacks=self.megatron_callbacks,
-                vp_size=self.layout.vp if self.layout.pp > 1 else None,
-                ddp_config=self.ddp_config if wrap else None,
-                device=self.root_device,
-                transform=transform_of(self.lightning_module, trainer.callbacks),  # pyright: ignore[reportAttributeAccessIssue]
-            )
-        self.megatron_parallel.__dict__["use_gloo_process_groups"] = self._use_gloo_process_groups
+            super().setup_megatron_parallel(trainer, wrap=wrap)
+        assert self.megatron_parallel is not None
+        self.megatron_parallel.__dict__["use_gloo_process_groups"] = self._groups["create_gloo_process_groups"]
         self.megatron_parallel.config.timers = timers_of(self._megatron_log_level)  # pyright: ignore[reportAttributeAccessIssue]
         if wrap:
             self.megatron_parallel.broadcast_params()
-        self.model = self.megatron_parallel
 
-    def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Make Megatron-Core's optimizer from the module's ``optim``, or take the optimizer of its
-        ``configure_optimizers``.
+    def chunk_options(self, *, wrap: bool) -> dict[str, Any]:
+        return {
+            "vp_size": self.layout.vp if self.layout.pp > 1 else None,
+            "ddp_config": self.ddp_config if wrap else None,
+        }
 
-        Raises:
-            ConfigError: the module defines no optimizer, or more than one.
-        """
-        assert self.lightning_module is not None and self.megatron_parallel is not None
-        optim = getattr(self.lightning_module, "optim", None)
-        if isinstance(optim, OptimizerModule):
-            optim.schedule_over(trainer.max_steps)
-        if isinstance(optim, OptimizerModule) and not optim.makes_torch_optimizers:
-            entries = optim(self.lightning_module, self.megatron_parallel)
-            if len(entries) != 1:
-                raise ConfigError(
-                    f"{type(optim).__name__} made {len(entries)} optimizers, but MegatronStrategy supports one. Return a "
-                    "single optimizer."
-                )
-            entry = dict(entries[0])
-            optimizer = entry.pop("optimizer")
-            self.optimizers = [optimizer]
-            scheduler_dict = entry.pop("lr_scheduler", entry) or {}
-            if "scheduler" in scheduler_dict:
-                self.lr_scheduler_configs = [LRSchedulerConfig(**scheduler_dict)]
-            if isinstance(optimizer, MegatronOptimizer):
-                self.megatron_parallel.config.grad_scale_func = optimizer.scale_loss
-                if self.megatron_parallel.graphs is not None:
-                    self.megatron_parallel.graphs.optimizers.append(optimizer.mcore_optimizer)
-        else:
-            self._setup_torch_optimizer(trainer)
-
-    def _setup_torch_optimizer(self, trainer: pl.Trainer) -> None:
+    def connect_optimizer(self) -> None:
         assert self.megatron_parallel is not None
-        hint = "Give the module `optim=MegatronOptimizerModule(...)`"
-        if getattr(self.megatron_parallel.config, "fp16", False):
-            raise ConfigError(
-                "trainer.plugins.precision='16-mixed' requires an optimizer that scales the loss, but this module has "
-                f"a torch optimizer, so small gradients would underflow. {hint}, or use 'bf16-mixed'."
-            )
-        cut = [
+        [optimizer] = self.optimizers
+        if isinstance(optimizer, MegatronOptimizer):
+            self.megatron_parallel.config.grad_scale_func = optimizer.scale_loss
+            if self.megatron_parallel.graphs is not None:
+                self.megatron_parallel.graphs.optimizers.append(optimizer.mcore_optimizer)
+
+    def refuse_torch_optimizer(self) -> None:
+        super().refuse_torch_optimizer()
+        assert self.megatron_parallel is not None
+        sharded = [
             name
             for name, parameter in self.megatron_parallel.named_parameters()
             if getattr(parameter, "tensor_model_parallel", False)
         ]
-        if self.layout.pp > 1 or (self.layout.tp > 1 and cut):
+        if self.layout.pp > 1 or (self.layout.tp > 1 and sharded):
             raise ConfigError(
                 f"This module has a torch optimizer, which doesn't support parameters that are sharded over ranks "
-                f"({self.layout.describe()}). Gradient clipping and checkpoints would be wrong. {hint}."
+                f"({self.layout.describe()}). Gradient clipping and checkpoints would be wrong. Give the module "
+                "`optim=MegatronOptimizerModule(...)`."
             )
         if self.ddp_config.use_distributed_optimizer:
             raise ConfigError(
                 "strategy.ddp_config.use_distributed_optimizer=True shards the state of Megatron-Core's optimizer, but "
                 "this module has a torch optimizer. Set use_distributed_optimizer=False, or give the module "
                 "`optim=MegatronOptimizerModule(...)`."
-            )
-        super(DDPStrategy, self).setup_optimizers(trainer)
-        if len(self.optimizers) != 1:
-            raise ConfigError(
-                f"configure_optimizers returned {len(self.optimizers)} optimizers, but MegatronStrategy supports one. "
-                "Return a single optimizer, or give the module `optim=MegatronOptimizerModule(...)`."
             )

@@ -24,7 +24,7 @@ from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 from nemo2.settle.world import World, devices_of
-from nemo2.strategies.stepping import SteppingStrategy
+from nemo2.strategies.base import BaseStrategy
 
 if TYPE_CHECKING:
     from nemo2.fabric import Fabric
@@ -160,11 +160,10 @@ class Trainer(pl.Trainer):
             arguments["num_sanity_val_steps"] = 0
         if _no_gpu() and accelerator == "auto":
             arguments["accelerator"] = "cpu"
-        if isinstance(strategy, SteppingStrategy) and precision is not None:
-            # Lightning's own plugin casts in hooks that the pipeline schedule bypasses, so it would have no effect.
-            arguments["plugins"] = [*_listed(plugins), _precision_plugin(precision, plugins)]
-            arguments["precision"] = None
-        if isinstance(strategy, SteppingStrategy):
+        if isinstance(strategy, BaseStrategy):
+            if precision is not None:
+                # Lightning's own plugin casts in hooks that the pipeline schedule bypasses, so it would have no effect.
+                arguments |= {"plugins": [*_listed(plugins), _precision_plugin(precision, plugins)], "precision": None}
             if strategy.accelerator is not None:
                 raise ConfigError(
                     f"strategy: this {type(strategy).__name__} already belongs to another Trainer. Create a strategy "
@@ -182,7 +181,7 @@ class Trainer(pl.Trainer):
         super().__init__(**arguments)
         if 0 < max_steps < self.log_every_n_steps:  # pyright: ignore[reportAttributeAccessIssue]
             self.log_every_n_steps = max_steps  # otherwise a shorter run would log no loss
-        _leave_requeueing_to_us(self, plugins=plugins)
+        _disable_auto_requeue(self, plugins=plugins)
         own: list[pl.Callback] = self.callbacks  # pyright: ignore[reportAttributeAccessIssue]  (Lightning sets it from outside)
         if max_time is not None and not has_timer:
             own[:] = [_RunTimer(max_time, interval="step") if type(item) is Timer else item for item in own]
@@ -198,7 +197,7 @@ class Trainer(pl.Trainer):
         return cast("Fabric", to_fabric(self, callbacks, loggers))
 
 
-def _leave_requeueing_to_us(trainer: pl.Trainer, *, plugins: Any) -> None:
+def _disable_auto_requeue(trainer: pl.Trainer, *, plugins: Any) -> None:
     """Turn off Lightning's handling of SIGUSR1, unless the user passed an environment plugin (among ``plugins``).
 
     Lightning saves inside the signal handler, writes into the working directory, and calls scontrol on every rank.

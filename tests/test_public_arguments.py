@@ -37,9 +37,9 @@ NOBODY_READS: dict[tuple[str, str], str] = {
 }
 """Arguments that do nothing, and why each is there all the same."""
 HANDED_OVER = {
-    ("MegatronDataSampler", "output_log"): "nemo2.strategies.stepping",
-    ("MegatronDataSampler", "decoder_seq_len"): "nemo2.strategies.stepping",
-    ("MaskedTokenLossReduction", "val_drop_last"): "nemo2.strategies.world",
+    ("MegatronDataSampler", "output_log"): "nemo2.strategies.base",
+    ("MegatronDataSampler", "decoder_seq_len"): "nemo2.strategies.base",
+    ("MaskedTokenLossReduction", "val_drop_last"): "nemo2.strategies.base",
     ("GPTConfig", "tp_comm_overlap_cfg"): "nemo2.overlap.userbuffers",
 }
 """Arguments whose reader gets the object from Lightning or Megatron-Core, and imports nothing of its class."""

@@ -22,5 +22,5 @@ def as_megatron_has_it(function: Any) -> Any:
     home = getattr(plain, "__module__", None) or ""
     if not home.startswith("megatron."):
         return function
-    known = getattr(sys.modules.get(home), getattr(plain, "__name__", ""), None)
-    return known if known is not None and uncompiled(known) is plain else function
+    current = getattr(sys.modules.get(home), getattr(plain, "__name__", ""), None)
+    return current if current is not None and uncompiled(current) is plain else function

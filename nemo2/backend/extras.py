@@ -76,16 +76,16 @@ def requirements(extra: str = "") -> tuple[str, ...]:
     """The packages with their versions that nemo2 declares: the required ones, or those of an extra."""
     from packaging.requirements import Requirement
 
-    found: dict[str, None] = {}
+    packages: dict[str, None] = {}
     for line in _declared():
         one = Requirement(line)
         if (one.marker is None or one.marker.evaluate({"extra": ""})) if not extra else _is_of(one, extra):
             if one.name != DISTRIBUTION:
                 one.marker = None
-                found[str(one)] = None
+                packages[str(one)] = None
             for inner in one.extras if one.name == DISTRIBUTION else ():
-                found |= dict.fromkeys(requirements(inner))
-    return tuple(found)
+                packages |= dict.fromkeys(requirements(inner))
+    return tuple(packages)
 
 
 def _is_of(one: Any, extra: str) -> bool:

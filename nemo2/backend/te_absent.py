@@ -13,7 +13,7 @@ from nemo2.backend.patching import Patch
 def recomputation_patch() -> Patch:
     return Patch(
         target="megatron.core.tensor_parallel.random:CheckpointWithoutOutput.__init__",
-        replacement=_fp8_only_if_asked,
+        replacement=_fp8_none_if_false,
         wraps=True,
         why="selective recomputation would call into Transformer Engine",
     )
@@ -58,7 +58,7 @@ def gpu_patches() -> tuple[Patch, ...]:
     return (recomputation_patch(), *(() if has("apex") else adam_patches()))
 
 
-def _fp8_only_if_asked(original: Callable[..., None]) -> Callable[..., None]:
+def _fp8_none_if_false(original: Callable[..., None]) -> Callable[..., None]:
     """Read `fp8=False` as no FP8. Megatron reads this value, its own default, as a request for FP8 (`fp8 is not
     None`)."""
 

@@ -131,7 +131,8 @@ def generate(
         )
 
     if html is not None:
-        from nemo2.llm.side_by_side import names_of, side_by_side
+        from nemo2.evaluation.figures import names_of
+        from nemo2.llm.side_by_side import side_by_side
 
         answers = {
             name: complete(path) for name, path in zip(names_of([Path(path) for path in paths]), paths, strict=True)

@@ -64,19 +64,19 @@ class Answers:
 
 def _read(file: Path) -> dict[str, Any]:
     """The stored answers. A line that an interruption truncated is ignored, so its request is answered again."""
-    known: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     if not file.is_file():
-        return known
+        return answers
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             key, value = json.loads(line)
-        except ValueError:
+        except (ValueError, TypeError):
             continue
-        known[key] = value
-    if known and not file.read_text(encoding="utf-8", errors="replace").endswith("\n"):
+        answers[key] = value
+    if answers and not file.read_text(encoding="utf-8", errors="replace").endswith("\n"):
         with open(file, "a", encoding="utf-8", opener=open_to_write) as lines:
             lines.write("\n")
-    return known
+    return answers
 
 
 def _key(kind: str, request: Any) -> str:

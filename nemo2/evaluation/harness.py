@@ -9,7 +9,7 @@ Every rank must call `evaluate_tasks` with the same arguments. Data-parallel rep
 import importlib.util
 import logging
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Optional
@@ -66,7 +66,7 @@ def evaluate_tasks(
         ConfigError: lm-eval isn't installed, or a task is unknown.
         SecurityError: a file of ``task_folder`` would run code.
     """
-    known = refuse_unknown(tasks, task_folder, trust_tasks=trust_tasks)
+    task_manager = refuse_unknown(tasks, task_folder, trust_tasks=trust_tasks)
     from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
 
     replicas = parallel_state.get_data_parallel_world_size()
@@ -77,7 +77,7 @@ def evaluate_tasks(
             tasks=list(tasks),
             num_fewshot=num_fewshot,
             limit=limit,
-            task_manager=known,
+            task_manager=task_manager,
             random_seed=seed,
             numpy_random_seed=seed,
             torch_random_seed=seed,
@@ -120,15 +120,24 @@ def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_t
 
         task_files.refuse_code(task_folder, metrics=set(METRIC_REGISTRY))
         task_files.sandbox_prompts()
-    known = TaskManager(include_path=None if task_folder is None else str(task_folder))
+    task_manager = TaskManager(include_path=None if task_folder is None else str(task_folder))
     for name in tasks:
-        if not known.match_tasks([name]):
-            hint = did_you_mean(name, known.all_tasks)
+        if not task_manager.match_tasks([name]):
+            hint = did_you_mean(name, task_manager.all_tasks)
             raise ConfigError(
                 f"lm-eval has no task {name!r}{hint} `lm-eval ls tasks` lists the tasks, and "
                 f"{advice('--include FOLDER', 'task_folder=')} adds your own."
             )
-    return known
+    return task_manager
+
+
+def temperature_of(settings: Mapping[str, Any]) -> float:
+    """The temperature of a task's ``generation_kwargs``. 0: the likeliest token, which ``do_sample: false`` asks for
+    whatever the temperature is, as in lm-eval's own models."""
+    do_sample, temperature = settings.get("do_sample"), settings.get("temperature")
+    if do_sample is False:
+        return 0.0
+    return float(temperature) if temperature is not None else 1.0 if do_sample else 0.0
 
 
 def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, answers: Answers) -> Any:
@@ -137,12 +146,12 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
     from lm_eval.models.utils import handle_stop_sequences  # pyright: ignore[reportMissingImports]
 
     class Ours(TemplateLM):
-        told = False
+        warned = False
 
-        def _tell(self, lengths: Sequence[int]) -> None:
+        def _warn_of_truncation(self, lengths: Sequence[int]) -> None:
             """Warn once about a question that is too long for the model. As in lm-eval, its beginning is cut off."""
-            if not self.told and max(lengths, default=0) > most:
-                self.told = True
+            if not self.warned and max(lengths, default=0) > most:
+                self.warned = True
                 _log.warning(
                     "A question of a task has %d tokens with its answer, and the model reads at most %d. nemo2 cuts off the "
                     "beginning of every question that is too long.",
@@ -167,8 +176,8 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
             return list(tokenizer.text_to_ids(string))
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
-            pairs = [(given, asked) for _, given, asked in requests]
-            self._tell([len(given) + len(asked) - 1 for given, asked in pairs])
+            pairs = [(context, continuation) for _, context, continuation in requests]
+            self._warn_of_truncation([len(context) + len(continuation) - 1 for context, continuation in pairs])
             settings = {
                 "vocab_size": tokenizer.vocab_size,
                 "max_sequence_length": most,
@@ -187,8 +196,10 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
             texts = [text for (text,) in (request.args for request in requests)]
 
             def read(mine: Sequence[str]) -> list[float]:
-                found = perplexity_of(model, tokenizer, mine, max_sequence_length=most, max_batch_size=max_batch_size)
-                return [-one.nats for one in found]
+                perplexities = perplexity_of(
+                    model, tokenizer, mine, max_sequence_length=most, max_batch_size=max_batch_size
+                )
+                return [-one.nats for one in perplexities]
 
             return answers.to("texts", texts, read)
 
@@ -196,8 +207,8 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
             del disable_tqdm
             return answers.to("answers", [request.args for request in requests], self._texts)
 
-        def _texts(self, asked: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
-            return [self._text(context, dict(settings)) for context, settings in asked]
+        def _texts(self, requests: Sequence[tuple[str, dict[str, Any]]]) -> list[str]:
+            return [self._text(context, dict(settings)) for context, settings in requests]
 
         def _text(self, context: str, settings: dict[str, Any]) -> str:
             new = int(settings.get("max_gen_toks") or settings.get("max_new_tokens") or _MOST_NEW_TOKENS)
@@ -207,14 +218,13 @@ def _language_model(model: Any, tokenizer: Any, most: int, max_batch_size: int, 
                     f"included. Set max_gen_toks to at most {most - 1} in the task."
                 )
             ids = tokenizer.text_to_ids(context) or [self.prefix_token_id]
-            self._tell([len(ids) + new])
-            sampled = settings.get("do_sample") or settings.get("temperature", 0)
+            self._warn_of_truncation([len(ids) + new])
             [answer] = generate(
                 model,
                 tokenizer,
                 [ids[new - most :]],
                 max_new_tokens=new,
-                temperature=float(settings.get("temperature", 1.0)) if sampled else 0.0,
+                temperature=temperature_of(settings),
                 top_k=int(settings.get("top_k", 0)),
                 top_p=float(settings.get("top_p", 1.0)),
                 stop=handle_stop_sequences(settings.get("until"), eos=None),

@@ -67,8 +67,8 @@ def _why_not(folder: Path, file: Path, key: str, value: Any, metrics: Collection
         return _SWITCHES[key]
     if key == "include":
         names = value if isinstance(value, list) else [value]
-        known = [(file.parent / str(name)).resolve() for name in names]
-        if any(one.suffix not in (".yaml", ".yml") or folder.resolve() not in one.parents for one in known):
+        files = [(file.parent / str(name)).resolve() for name in names]
+        if any(one.suffix not in (".yaml", ".yml") or folder.resolve() not in one.parents for one in files):
             return "nemo2 checks only .yaml and .yml files inside the task folder"
     if key == "dataset_path" and (str(value).endswith(".py") or any(Path(str(value)).expanduser().glob("*.py"))):
         return "the datasets library runs that script"

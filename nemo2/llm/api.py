@@ -35,7 +35,7 @@ from nemo2.run_dir.parent_watchdog import end_with_parents
 from nemo2.run_dir.preemption import PreemptionCallback
 from nemo2.run_dir.resumed import ResumedRecipe
 from nemo2.run_dir.run_folder import RunFolder
-from nemo2.strategies.checkpoints import Checkpoints
+from nemo2.strategies.base import BaseStrategy
 
 _log = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ def finetune(
             trained.
         tokenizer: As in `train`.
     """
-    if peft is not None:
-        _save_only_what_is_trained(trainer)
+    if peft is not None and isinstance(trainer.strategy, BaseStrategy):
+        trainer.strategy.save_trained_parameters_only()
     if not names_weights(resume, trainer.strategy):  # a warning only: the model may load weights of its own
         _log.warning(
             "llm.finetune starts from random weights, because resume.restore_config is not set. Set its path to a "
@@ -294,12 +294,6 @@ def _described(model: Any, data: Any) -> Any:
     return Checkpoint.open(model).model(seq_length=getattr(data, "seq_length", None))
 
 
-def _save_only_what_is_trained(trainer: pl.Trainer) -> None:
-    strategy = trainer.strategy
-    if isinstance(strategy, Checkpoints):
-        strategy.save_only_what_is_trained()
-
-
 def _setup(
     *,
     model: pl.LightningModule,
@@ -329,24 +323,24 @@ def _setup(
         if isinstance(callback, ModelCheckpoint) and callback.model_name is None:
             callback.model_name = directory.name or None
     if training:
-        _say_where_nothing_is_saved(trainer)
+        _warn_without_checkpoints(trainer)
         _watch(trainer)
     if resume is not None:
         checkpoint = resume.setup(trainer, model, training=training, directory=directory.checkpoints, data=data)
         if training and checkpoint is not None:
-            told = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
-            trainer.callbacks.insert(0, told)  # pyright: ignore[reportAttributeAccessIssue]
+            resumed = ResumedRecipe(checkpoint, directory.log_dir, accept_changes=resume.accept_changes)
+            trainer.callbacks.insert(0, resumed)  # pyright: ignore[reportAttributeAccessIssue]
     return Path(directory.log_dir)
 
 
-def _say_where_nothing_is_saved(trainer: pl.Trainer) -> None:
+def _warn_without_checkpoints(trainer: pl.Trainer) -> None:
     """Warn when a run has no checkpoint callback and the user did not ask for none.
 
     NeMo 2.0 adds Lightning's checkpoint callback in this case.
     """
     callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-    told = "enable_checkpointing" in (captured_arguments(trainer) or {})
-    if not told and not any(isinstance(item, Checkpoint) for item in callbacks):
+    requested = "enable_checkpointing" in (captured_arguments(trainer) or {})
+    if not requested and not any(isinstance(item, Checkpoint) for item in callbacks):
         _log.warning(
             "This run saves no checkpoint. Set log=NeMoLogger(ckpt=ModelCheckpoint()) to save checkpoints, or "
             "Trainer(enable_checkpointing=False) if you want none."

@@ -31,14 +31,14 @@ def connect_parts(
     Raises:
         ConfigError: two parts contradict each other.
     """
-    _share_what_data_decides(model, data)
+    _follow_data(model, data)
     share_tokenizer(model, data, tokenizer)
     _share_transform(model, model_transform)
     if optim is not None:
         optim.connect(model)
 
 
-def _share_what_data_decides(model: Any, data: Any) -> None:
+def _follow_data(model: Any, data: Any) -> None:
     """Give the model the data's sequence length, unless both were set, and the data's kind of loss.
 
     Raises:
@@ -69,8 +69,8 @@ def _share_transform(model: Any, model_transform: Any) -> None:
     own = getattr(model, "model_transform", None)
     if model_transform is own:
         return
-    given = {"model_transform": model_transform, "model.model_transform": own}
-    refuse_two_transforms({place: transform for place, transform in given.items() if transform is not None})
+    transforms = {"model_transform": model_transform, "model.model_transform": own}
+    refuse_two_transforms({place: transform for place, transform in transforms.items() if transform is not None})
     if isinstance(model_transform, PEFT):
         config = getattr(model, "config", None)
         model_transform.refuse_unknown_targets(linear_layers(config))

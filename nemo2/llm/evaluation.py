@@ -121,7 +121,7 @@ def perplexity(
     if not texts:
         raise ConfigError("perplexity requires at least one text file.")
     with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
-        found = perplexity_of(
+        perplexities = perplexity_of(
             model,
             model.tokenizer,
             texts,
@@ -130,7 +130,7 @@ def perplexity(
             max_batch_size=max_batch_size,
             share=True,
         )
-    by_file = dict(zip(files, found, strict=True))
+    by_file = dict(zip(files, perplexities, strict=True))
     if report and (trainer is None or trainer.is_global_zero):
         _report(path, figures.of_texts(by_file))
     return by_file
@@ -143,7 +143,7 @@ def _answers_file(path: str, model: Any) -> Optional[Path]:
     return exports_cache().parent / "evaluations" / name if digest else None
 
 
-def _report(path: str, found: Mapping[str, float]) -> None:
+def _report(path: str, scores: Mapping[str, float]) -> None:
     """Show the scores beside the loss. If the folder isn't writable, report that its page stays unchanged. Only nemo2's
     checkpoints have a run."""
     checkpoint = Checkpoint.open(path)
@@ -151,7 +151,7 @@ def _report(path: str, found: Mapping[str, float]) -> None:
     if manifest is None or not (run_dir / METRICS_FILE).is_file():
         return
     try:
-        add_evaluation(run_dir, step=manifest.step - 1, checkpoint=checkpoint.path.name, figures=found)
+        add_evaluation(run_dir, step=manifest.step - 1, checkpoint=checkpoint.path.name, figures=scores)
         _log.info("report: %s", write_report(run_dir))
     except (OSError, Nemo2Error) as error:
         _log.warning("The report of %s does not contain these figures: %s", run_dir, error)

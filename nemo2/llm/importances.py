@@ -49,33 +49,33 @@ def importances_of(model: Any, samples: Iterable[Tensor], *, width: bool) -> Imp
         (config.num_layers, config.num_attention_heads),
     )
     device = get_backend().device
-    found = Importances(*(torch.zeros(shape, device=device) for shape in (*shapes, (config.num_layers,))))
-    with evaluating(model), torch.no_grad(), _watching(core, found, config, width=width):
+    importances = Importances(*(torch.zeros(shape, device=device) for shape in (*shapes, (config.num_layers,))))
+    with evaluating(model), torch.no_grad(), _watching(core, importances, config, width=width):
         for tokens in samples:
             logits_of_stage(core, tokens.to(device))
-    for sums in vars(found).values():
+    for sums in vars(importances).values():
         torch.distributed.all_reduce(sums)  # tensor-parallel ranks count each layer equally often
-    return found
+    return importances
 
 
 @contextmanager
-def _watching(core: Any, found: Importances, config: Any, *, width: bool) -> Iterator[None]:
+def _watching(core: Any, importances: Importances, config: Any, *, width: bool) -> Iterator[None]:
     """A context that sums up the outputs of this stage's layers."""
 
     def behind_a_norm(module: Any, inputs: Any, output: Any) -> None:
-        given = output[0] if isinstance(output, tuple) else output
-        found.channels.add_(given.float().abs().flatten(0, -2).sum(0))
+        hidden = output[0] if isinstance(output, tuple) else output
+        importances.channels.add_(hidden.float().abs().flatten(0, -2).sum(0))
 
     def neurons(place: int) -> Any:
         def hook(module: Any, inputs: Any) -> None:
-            found.neurons[place].add_(inputs[0].float().abs().flatten(0, -2).sum(0))
+            importances.neurons[place].add_(inputs[0].float().abs().flatten(0, -2).sum(0))
 
         return hook
 
     def heads(place: int) -> Any:
         def hook(module: Any, inputs: Any) -> None:
             each = inputs[0].float().flatten(0, -2).view(-1, config.num_attention_heads, config.kv_channels)
-            found.heads[place].add_(each.norm(dim=-1).sum(0))
+            importances.heads[place].add_(each.norm(dim=-1).sum(0))
 
         return hook
 
@@ -84,7 +84,7 @@ def _watching(core: Any, found: Importances, config: Any, *, width: bool) -> Ite
             before = named["hidden_states"] if "hidden_states" in named else inputs[0]
             after = output[0] if isinstance(output, tuple) else output
             alike = torch.nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
-            found.layers[place].add_((1 - alike).sum())
+            importances.layers[place].add_((1 - alike).sum())
 
         return hook
 

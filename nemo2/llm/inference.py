@@ -41,11 +41,11 @@ class GenerationOptions(Sampling):
         Raises:
             ConfigError: both were given, or Megatron-Core's ask for what there isn't.
         """
-        given = {name: value for name, value in options.items() if value is not None}
+        values = {name: value for name, value in options.items() if value is not None}
         if inference_params is None:
-            return cls(**given)
-        if given:
-            raise ConfigError(f"inference_params and {', '.join(given)} set the same thing. Keep one of them.")
+            return cls(**values)
+        if values:
+            raise ConfigError(f"inference_params and {', '.join(values)} set the same thing. Keep one of them.")
         for name in ("top_n_logprobs", "return_segments"):
             if getattr(inference_params, name, None):
                 raise ConfigError(
@@ -78,9 +78,13 @@ def prompts_of(prompts: Optional[Sequence[str]], input_dataset: Any) -> list[dic
     for number, line in enumerate(text_of(file).splitlines(), start=1):
         try:
             record = json.loads(line)
-            records.append({**record, "input": str(record["input"])})
+            if not isinstance(record["input"], str):
+                raise TypeError(f'"input" is {json.dumps(record["input"])}')
+            records.append(record)
         except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f'{file}, line {number}: must be a JSON object with a field "input" ({error}).') from None
+            raise DataError(
+                f'{file}, line {number}: must be a JSON object with a text in the field "input" ({error}).'
+            ) from None
     return records
 
 
@@ -144,7 +148,7 @@ def loaded(
     before(model)
     trainer = trainer or _trainer(None)
     strategy: Any = trainer.strategy
-    _without_sequence_parallelism(strategy, model)
+    _disable_sequence_parallel(strategy, model)
     restore = getattr(strategy, "restore_config", None)
     if not checkpoint.is_nemo2:
         strategy.restore_config = RestoreConfig(path=checkpoint.source)
@@ -182,7 +186,7 @@ def _refuse_another_dtype(trainer: pl.Trainer, params_dtype: Optional[torch.dtyp
         )
 
 
-def _without_sequence_parallelism(strategy: Any, model: Any) -> None:
+def _disable_sequence_parallel(strategy: Any, model: Any) -> None:
     """Single tokens can't be split: a model is built without, and so without the buffers in which its communication would be
     overlapped. Experts' dispatchers need it; it is switched off in them while tokens are written."""
     if getattr(strategy, "sequence_parallel", False) and model.config.num_moe_experts is None:

@@ -185,17 +185,17 @@ class Sizes:
         }
         return type(config)(**((captured_arguments(config) or {}) | changes))
 
-    def kept(self, found: Importances) -> "Kept":
+    def kept(self, importances: Importances) -> "Kept":
         """The most important parts, in their original order."""
         layers = set(range(self.layers)) - {layer - 1 for layer in self.to.drop_layers or ()}
         if self.to.target_num_layers is not None:
-            layers = set(_most(found.layers, self.to.target_num_layers).tolist())
+            layers = set(_most(importances.layers, self.to.target_num_layers).tolist())
         return Kept(
             sizes=self,
             layers=sorted(layers),
-            channels=_most(found.channels, self.to.target_hidden_size or self.hidden),
-            neurons=[_most(one, self.to.target_ffn_hidden_size or self.ffn) for one in found.neurons],
-            heads=[self._heads(one) for one in found.heads],
+            channels=_most(importances.channels, self.to.target_hidden_size or self.hidden),
+            neurons=[_most(one, self.to.target_ffn_hidden_size or self.ffn) for one in importances.neurons],
+            heads=[self._heads(one) for one in importances.heads],
         )
 
     def _heads(self, importance: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,13 +218,13 @@ class Kept:
 
     def renamed(self, name: str) -> Optional[str]:
         """A parameter's name in the pruned model. None: its layer is dropped."""
-        before, found, rest = name.partition(LAYERS)
-        if not found:
+        before, layers, rest = name.partition(LAYERS)
+        if not layers:
             return name
         number, _, rest = rest.partition(".")
         if int(number) not in self.layers:
             return None
-        return f"{before}{found}{self.layers.index(int(number))}.{rest}"
+        return f"{before}{layers}{self.layers.index(int(number))}.{rest}"
 
     def cut(self, name: str, tensor: Tensor) -> Tensor:
         """The kept part of a parameter, by its name in the whole model."""
@@ -262,10 +262,8 @@ class Kept:
         groups, heads = self.heads[layer]
         each = self.sizes.heads // self.sizes.groups
         blocks = tensor.view(self.sizes.groups, each + 2, self.sizes.channels, *tensor.shape[1:])
-        found = [
-            torch.cat([blocks[group][mine], blocks[group][-2:]]) for group, mine in zip(groups, heads, strict=True)
-        ]
-        return torch.stack(found).flatten(0, 2)
+        rows = [torch.cat([blocks[group][mine], blocks[group][-2:]]) for group, mine in zip(groups, heads, strict=True)]
+        return torch.stack(rows).flatten(0, 2)
 
     def _columns_of_heads(self, layer: int) -> Tensor:
         groups, heads = self.heads[layer]

@@ -51,12 +51,12 @@ class Serving:
 
     def text(self) -> str:
         """The commands that would run, as shell text."""
-        made = [line for form in self.forms if not form.is_there for line in form.commands]
+        commands = [line for form in self.forms if not form.is_there for line in form.commands]
         if self.link is None:
-            return "\n".join([*made, shlex.join(self.command)])
+            return "\n".join([*commands, shlex.join(self.command)])
         place, link, directory = (shlex.quote(str(one)) for one in (self.link.parent, self.link, self.directory))
-        made += [f"mkdir -p {place}", f"ln -sfn {shlex.quote(str(self.folder))} {link}"]
-        return "\n".join([*made, f"cd {directory} && {shlex.join(self.command)}"])
+        commands += [f"mkdir -p {place}", f"ln -sfn {shlex.quote(str(self.folder))} {link}"]
+        return "\n".join([*commands, f"cd {directory} && {shlex.join(self.command)}"])
 
     def prepare(self) -> None:
         """Create the missing forms.
@@ -104,8 +104,8 @@ def plan_serving(
             f"{checkpoint.path}: {trouble}, but a server receives text and needs a tokenizer. `nemo2 generate` completes "
             "prompts without one."
         )
-    if (why := _why_whole(checkpoint, model, chosen, merge=merge)) is None:
-        return _beside_the_base(checkpoint, model, options, dtype)
+    if (why := _why_merged(checkpoint, model, chosen, merge=merge)) is None:
+        return _plan_adapters(checkpoint, model, options, dtype)
     form = Form(checkpoint=checkpoint.require_nemo2().path, kind="merged" if why else "model", dtype=dtype)
     notes = (f"The adapters are merged into the weights, because {why}.",) if why else ()
     return _serving(model, options, chosen, dtype, folder=form.folder, forms=(form,), notes=notes)
@@ -261,7 +261,7 @@ def _by_transformers(
     return Serving(forms=forms, command=tuple(command), model_name=name, notes=notes, link=link, folder=folder)
 
 
-def _why_whole(checkpoint: Checkpoint, model: Any, engine: Engine, *, merge: bool) -> Optional[str]:
+def _why_merged(checkpoint: Checkpoint, model: Any, engine: Engine, *, merge: bool) -> Optional[str]:
     """Why adapters are merged. "": there are none. None: the engine loads them beside the base model."""
     if checkpoint.base is None:
         return ""
@@ -272,7 +272,7 @@ def _why_whole(checkpoint: Checkpoint, model: Any, engine: Engine, *, merge: boo
     return engines.why_vllm_takes_no_adapters(model)
 
 
-def _beside_the_base(checkpoint: Checkpoint, model: Any, options: ServingOptions, dtype: str) -> Serving:
+def _plan_adapters(checkpoint: Checkpoint, model: Any, options: ServingOptions, dtype: str) -> Serving:
     adapters = Form(checkpoint=checkpoint.path, kind="adapters", dtype=dtype)
     name = options.model_name
     notes = (f"{name} is the base with its adapters, and {name}-base is the base alone.",)

@@ -2,7 +2,6 @@
 """Several checkpoints' completions of the same prompts, beside each other on a page of HTML."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from nemo2.models.generate import Generation
 from nemo2.pictures.page import page, passages, section
@@ -20,23 +19,13 @@ def side_by_side(answers: Mapping[str, Sequence[Generation]], *, subtitle: str =
     for place, prompt in enumerate(prompts):
         texts: dict[str, str] = {}
         columns = []
-        for name, given in answers.items():
-            answer = given[place]
+        for name, completions in answers.items():
+            answer = completions[place]
             same = next((other for other, text in texts.items() if text == answer.text), None)
             texts[name] = answer.text
             columns.append((name, prompt, answer.text, _facts(answer, same)))
         sections.append(section(f"Prompt {place + 1}", passages(columns)))
     return page("Side by side", *sections, subtitle=subtitle)
-
-
-def names_of(checkpoints: Sequence[Path]) -> list[str]:
-    """Names that tell checkpoints apart: the last parts of their paths, as many as it takes."""
-    parts = [path.absolute().parts for path in checkpoints]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(one[-count:]) for one in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{number}: {path}" for number, path in enumerate(checkpoints, start=1)]
 
 
 def _facts(answer: Generation, same: str | None) -> str:

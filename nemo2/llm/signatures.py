@@ -6,7 +6,7 @@ from typing import Any
 from nemo2.errors import ConfigError
 
 
-def only_defaults(why: str, **given: tuple[Any, Any]) -> None:
+def only_defaults(why: str, **arguments: tuple[Any, Any]) -> None:
     """
     Args:
         why: They mean nothing, a sentence.
@@ -15,6 +15,6 @@ def only_defaults(why: str, **given: tuple[Any, Any]) -> None:
     Raises:
         ConfigError: naming the first that has another value.
     """
-    for name, (value, default) in given.items():
+    for name, (value, default) in arguments.items():
         if value != default:
             raise ConfigError(f"{name}={value!r}: {why} Leave it out.")

@@ -46,7 +46,9 @@ class OptimizerModule(pl.Callback, ABC):
 
     def __call__(self, model: pl.LightningModule, megatron_parallel: Any = None) -> list[dict[str, Any]]:
         """The value of Lightning's ``configure_optimizers``: one dictionary per optimizer, with its schedule."""
-        made = self.optimizers(megatron_parallel if megatron_parallel is not None else model)
+        optimizers = self.optimizers(megatron_parallel if megatron_parallel is not None else model)
         if self.lr_scheduler is None:
-            return [{"optimizer": optimizer} for optimizer in made]
-        return [{"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(model, optimizer)} for optimizer in made]
+            return [{"optimizer": optimizer} for optimizer in optimizers]
+        return [
+            {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(model, optimizer)} for optimizer in optimizers
+        ]

@@ -134,22 +134,22 @@ class DistributedFusedAdam:
             yield f"trainer.strategy.ddp.{name}", value
 
     def _gathering(self, recipe: Any) -> Iterator[tuple[str, Any]]:
-        wanted, plugin = self.param_sync_dtype, recipe.trainer.plugins
-        if wanted is None:
+        requested, plugin = self.param_sync_dtype, recipe.trainer.plugins
+        if requested is None:
             return
         if not isinstance(plugin, MegatronMixedPrecision):
             raise ConfigError(
-                f"param_sync_dtype={wanted}: trainer.plugins sets the dtype of gathered parameters, but is not a "
+                f"param_sync_dtype={requested}: trainer.plugins sets the dtype of gathered parameters, but is not a "
                 "single MegatronMixedPrecision. Leave param_sync_dtype out."
             )
-        if wanted == torch.uint8 and plugin.fp8 is not None:  # pyright: ignore[reportAttributeAccessIssue]
+        if requested == torch.uint8 and plugin.fp8 is not None:  # pyright: ignore[reportAttributeAccessIssue]
             yield "trainer.plugins.fp8_param_gather", True
             return
-        given = fdl.build(plugin).dtype_config.params_dtype  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
-        if wanted != given:
+        params_dtype = fdl.build(plugin).dtype_config.params_dtype  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+        if requested != params_dtype:
             raise ConfigError(
-                f"param_sync_dtype={wanted}: parameters are gathered in their own dtype, which trainer.plugins sets to "
-                f"{given}. Leave param_sync_dtype out, or set trainer.plugins.precision. fp8 requires "
+                f"param_sync_dtype={requested}: parameters are gathered in their own dtype, which trainer.plugins sets to "
+                f"{params_dtype}. Leave param_sync_dtype out, or set trainer.plugins.precision. fp8 requires "
                 "trainer.plugins.fp8."
             )
 
@@ -225,11 +225,13 @@ def distributed_fused_adam(
         ConfigError: Megatron-Core has no optimizer for a dtype, options exclude each other, or an option is
             unsupported. The message lists all problems.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     from nemo2.config import Config
     from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
 
-    problems = [f"{name}={given[name]!r}: {why}." for name, (values, why) in _ONLY.items() if given[name] not in values]
+    problems = [
+        f"{name}={arguments[name]!r}: {why}." for name, (values, why) in _ONLY.items() if arguments[name] not in values
+    ]
     state = _dtype("dtype", dtype, problems) or torch.float32
     gradients = None if grad_sync_dtype is None else _dtype("grad_sync_dtype", grad_sync_dtype, problems)
     gathered = None if param_sync_dtype is None else _dtype("param_sync_dtype", param_sync_dtype, problems)
@@ -302,9 +304,9 @@ def distributed_fused_adam(
 
 
 def _dtype(name: str, value: Any, problems: list[str]) -> Optional[torch.dtype]:
-    found = value if isinstance(value, torch.dtype) else _DTYPES.get(str(value).removeprefix("torch."))
-    if found in _DTYPES.values():
-        return found
+    dtype = value if isinstance(value, torch.dtype) else _DTYPES.get(str(value).removeprefix("torch."))
+    if dtype in _DTYPES.values():
+        return dtype
     problems.append(
         f"{name}={value!r}: must be fp32, bf16, fp16 or fp8{did_you_mean(str(value), _DTYPES, listed=True)}"
     )

@@ -65,16 +65,16 @@ class LRSchedulerModule(Callback, ABC):
     def __call__(self, model: Any, optimizer: Any) -> dict[str, Any]:
         """Lightning's description of a scheduler: ``scheduler``, ``interval``, ``frequency``, ``monitor``."""
         self.connect(model, optimizer)
-        made = self.scheduler(model, optimizer)
+        scheduler = self.scheduler(model, optimizer)
         described = {"interval": self.interval, "frequency": self.frequency, "monitor": self.monitor}
-        if not isinstance(made, Mapping):
-            return {"scheduler": made, **described}
-        if "lr_scheduler" in made:  # NeMo's form: {"optimizer": ..., "lr_scheduler": {...}, "monitor": ...}
-            inner = made["lr_scheduler"]
+        if not isinstance(scheduler, Mapping):
+            return {"scheduler": scheduler, **described}
+        if "lr_scheduler" in scheduler:  # NeMo's form: {"optimizer": ..., "lr_scheduler": {...}, "monitor": ...}
+            inner = scheduler["lr_scheduler"]
             inner = inner if isinstance(inner, Mapping) else {"scheduler": inner}
-            outer = {"monitor": made["monitor"]} if "monitor" in made else {}
+            outer = {"monitor": scheduler["monitor"]} if "monitor" in scheduler else {}
             return {**described, **outer, **inner}
-        return {**described, **made}
+        return {**described, **scheduler}
 
 
 class LRSchedule(LRSchedulerModule):
@@ -322,8 +322,7 @@ class CosineAnnealingScheduler(LRSchedule):
         in_megatron_warmup = self.constant_steps and self.warmup_steps > 0 and step <= self.warmup_steps
         if in_megatron_warmup:
             return max_lr * step / self.warmup_steps
-        phased = self._phased(step, max_lr)
-        if phased is not None:
+        if (phased := self._phased(step, max_lr)) is not None:
             return phased
         decay_steps = self._length() - self.warmup_steps - self.constant_steps
         decayed = step - self.warmup_steps
@@ -352,8 +351,7 @@ class WarmupAnnealingScheduler(_WarmedUp):
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 - t)`` with t from 0 to 1 between warm-up and ``max_steps``."""
-        phased = self._phased(step, max_lr)
-        if phased is not None:
+        if (phased := self._phased(step, max_lr)) is not None:
             return phased
         warmup_end = self._warmup_end()
         return self.min_lr + (max_lr - self.min_lr) * (1 - _share(step - warmup_end, self._length() - warmup_end))
@@ -412,8 +410,7 @@ class WarmupHoldAnnealScheduler(LRSchedule):
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``max_lr - (max_lr - min_lr) * t``, or ``max(min_lr, max_lr * (1 - sqrt(t)))``."""
-        phased = self._phased(step, max_lr)
-        if phased is not None:
+        if (phased := self._phased(step, max_lr)) is not None:
             return phased
         hold_end = self._hold_end()
         decayed = _share(step - hold_end, self._length() - hold_end)
@@ -558,8 +555,7 @@ class NoamHoldAnnealingScheduler(LRSchedule):
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``max(min_lr, max_lr * (w / (step - hold))**decay_rate)`` after warm-up w and hold."""
-        phased = self._phased(step, max_lr)
-        if phased is not None:
+        if (phased := self._phased(step, max_lr)) is not None:
             return phased
         warmup_end, hold_end = self._warmup_end(), self._hold_end()
         held = hold_end - warmup_end if hold_end > 0 else 0
@@ -610,8 +606,7 @@ class PolynomialHoldDecayAnnealingScheduler(PolynomialDecayAnnealingScheduler):
 
     def lr_at(self, step: int, max_lr: float) -> float:
         """``min_lr + (max_lr - min_lr) * (1 - t) ** power`` with t from 0 to 1 between the hold's end and the run's."""
-        phased = self._phased(step, max_lr)
-        if phased is not None:
+        if (phased := self._phased(step, max_lr)) is not None:
             return phased
         hold_end = self._hold_end()
         decayed = _share(step - hold_end, self._length() - hold_end)

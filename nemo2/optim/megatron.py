@@ -84,7 +84,7 @@ class MegatronOptimizerModule(OptimizerModule):
             config_overrides=self._overrides(),
             use_gloo_process_groups=getattr(model, "use_gloo_process_groups", True),
         )
-        return [MegatronOptimizer(_without_idle_parts(mcore), self.config)]
+        return [MegatronOptimizer(_without_stub_optimizers(mcore), self.config)]
 
     def _overrides(self) -> dict[ParamKey, Any]:
         """Megatron-Core's per-parameter rules, replaced or extended by the user's conditions."""
@@ -115,7 +115,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         for part in self._parts():
             # Megatron-Core gives SGD no such function, but calls it on load.
             if type(getattr(part, "optimizer", None)).__name__.endswith("SGD") and part.init_state_fn is None:
-                part.init_state_fn = _still
+                part.init_state_fn = _make_momentum_buffers
         self.defaults: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
         self.grad_norm: Optional[float] = None
         """The global gradient norm of the last step before clipping. None before the first step, or if it isn't
@@ -203,7 +203,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         self.apply_config()
 
 
-def _without_idle_parts(whole: Any) -> Any:
+def _without_stub_optimizers(whole: Any) -> Any:
     """A chain of optimizers without those that have no parameters. A chain of only such optimizers is returned
     unchanged.
 
@@ -215,7 +215,7 @@ def _without_idle_parts(whole: Any) -> Any:
     return ChainedOptimizer(busy) if busy and len(busy) < len(parts) else whole
 
 
-def _still(inner: torch.optim.Optimizer, config: OptimizerConfig) -> None:
+def _make_momentum_buffers(inner: torch.optim.Optimizer, config: OptimizerConfig) -> None:
     """SGD's momentum before its first update, for parameters without one."""
     for group in inner.param_groups if config.sgd_momentum else ():
         for parameter in group["params"]:
@@ -227,7 +227,7 @@ def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig)
     state moves the parameters."""
     for one in inner.sub_optimizers:
         if config.optimizer == "sgd":
-            _still(one, config)
+            _make_momentum_buffers(one, config)
             continue
         for group in one.param_groups:
             counts_by_group = type(one).__name__ == "FusedAdam"

@@ -84,10 +84,10 @@ class PytorchOptimizerModule(OptimizerModule):
             {"params": parameters, **({"weight_decay": 0.0} if still else {})}
             for (still, _), parameters in groups.items()
         ]
-        made = self.optimizer_fn(listed)
-        for group, (_, scaled) in zip(made.param_groups, groups, strict=True):
+        optimizer = self.optimizer_fn(listed)
+        for group, (_, scaled) in zip(optimizer.param_groups, groups, strict=True):
             group["lr"] = group["lr"] * (self.lr_mult if scaled else 1.0)
-        return [made]
+        return [optimizer]
 
 
 def fused_adam(params: Any, **settings: Any) -> Optimizer:

@@ -14,10 +14,15 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from nemo2.backend import get_backend
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, RuntimeFault
 
 _WRAPPED = "_fsdp_wrapped_module."
 """The infix that torch's FSDP inserts into the names of wrapped parameters."""
+NONFINITE_ADVICE = (
+    "This step changed no parameters and saved nothing. Run the same command again to resume from the last checkpoint. "
+    "If the error recurs, lower optim.config.lr, lengthen the warm-up or set optim.config.clip_grad. To skip such steps, "
+    "add the callback LossGuard(on_nonfinite='skip'). To find the operation, set trainer.detect_anomaly=True."
+)
 
 
 def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) -> torch.optim.Optimizer:
@@ -29,7 +34,7 @@ def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) 
     """
     seen: Any = [_Whole(chunk) for chunk in chunks]
     groups = [group for group in _get_param_groups(seen, config, overrides) if group["params"]]
-    held = {id(known): parameter for chunk in chunks for known, parameter in _whole_and_held(chunk)}
+    held = {id(whole): parameter for chunk in chunks for whole, parameter in _whole_and_held(chunk)}
     for group in groups:
         group["params"] = [held[id(parameter)] for parameter in group["params"]]
         group["weight_decay"] = config.weight_decay * group.get("wd_mult", 1.0)
@@ -117,14 +122,21 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Clip and update. The loss scaler skips the update if gradients aren't finite.
+
+        Raises:
+            RuntimeFault: on every rank, if gradients aren't finite and there is no loss scaler.
+        """
         loss = closure() if closure is not None else None
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         scale = 1.0 if self.scaler is None else float(self.scaler.scale)
         norm = global_norm(parameters, self.shard_group) / scale
-        self.update_successful = self.scaler is None or math.isfinite(norm)
+        self.update_successful = math.isfinite(norm)
         self.grad_norm = norm if self.update_successful else None
         if self.scaler is not None:
             self.scaler.update(not self.update_successful)
+        elif not self.update_successful:
+            raise RuntimeFault(f"The gradients aren't finite (their norm is {norm}). {NONFINITE_ADVICE}")
         if not self.update_successful:
             return loss
         # Megatron-Core's formula and constant (optimizer/clip_grads.py).

@@ -40,12 +40,12 @@ def kind_of(config: Any) -> Kind:
 
 def modules_of(config: Any) -> tuple[str, ...]:
     """The names of the captured parts of a layer. (): all of it."""
-    given = getattr(config, "cuda_graph_modules", None) or getattr(config, "cuda_graph_scope", None) or ()
-    if isinstance(given, str):
-        given = given.split(",")
-    elif not isinstance(given, (list, tuple)):
-        given = (given,)
-    return tuple(name for name in (getattr(one, "name", str(one)) for one in given) if name != "full")
+    modules = getattr(config, "cuda_graph_modules", None) or getattr(config, "cuda_graph_scope", None) or ()
+    if isinstance(modules, str):
+        modules = modules.split(",")
+    elif not isinstance(modules, (list, tuple)):
+        modules = (modules,)
+    return tuple(name for name in (getattr(one, "name", str(one)) for one in modules) if name != "full")
 
 
 def spell_as_installed(config: Any) -> None:
@@ -98,7 +98,7 @@ class StepGraphs:
         self._helper: Any = None
         self._whole_step: Any = None
         if self.kind == "full_iteration":
-            forget_whole_steps()
+            reset_full_iteration_graphs()
 
     def around(self, schedule: Callable[..., Any], step: Any) -> Callable[..., Any]:
         """The function to call in place of ``schedule`` for a training step. It captures after the warm-up.
@@ -136,7 +136,7 @@ class StepGraphs:
 
             delete_cuda_graphs()
         if self.kind == "full_iteration":
-            forget_whole_steps()
+            reset_full_iteration_graphs()
         self._helper = self._whole_step = None
 
     def _refuse_what_cannot_replay(self, step: Any) -> None:
@@ -158,7 +158,7 @@ class StepGraphs:
             shape["micro-batches"] = step.num_microbatches
         if not self._shape:
             self._shape = shape
-            self._warn_of_unheard_hooks()
+            self._warn_of_skipped_hooks()
         elif shape != self._shape:
             was, now = (", ".join(f"{count} {name}" for name, count in sizes.items()) for sizes in (self._shape, shape))
             raise ConfigError(
@@ -166,7 +166,7 @@ class StepGraphs:
                 "data.rampup_batch_size unset, or set cuda_graph_impl='none'."
             )
 
-    def _warn_of_unheard_hooks(self) -> None:
+    def _warn_of_skipped_hooks(self) -> None:
         names = self._heard_per_microbatch() if self.kind == "full_iteration" else []
         if names:
             import logging
@@ -204,8 +204,8 @@ class StepGraphs:
             "cuda_graph_warmup_steps": self._config.cuda_graph_warmup_steps,
             "use_single_mempool": getattr(self._config, "cuda_graph_use_single_mempool", False),
         }
-        known = signature(FullCudaGraphWrapper.__init__).parameters  # 0.16 has one pool per stage
-        return FullCudaGraphWrapper(schedule, **{name: value for name, value in options.items() if name in known})
+        parameters = signature(FullCudaGraphWrapper.__init__).parameters  # 0.16 has one pool per stage
+        return FullCudaGraphWrapper(schedule, **{name: value for name, value in options.items() if name in parameters})
 
 
 def refuse_hooks(layers: Sequence[Any]) -> None:
@@ -218,12 +218,12 @@ def refuse_hooks(layers: Sequence[Any]) -> None:
     for layer in layers:
         for name, module in layer.named_modules():
             hooks = [hook for kind in _HOOKS for hook in getattr(module, kind).values()]
-            theirs = [hook for hook in hooks if not getattr(hook, "__module__", "").startswith(_LIBRARIES)]
-            if theirs:
-                found = ", ".join(sorted({getattr(hook, "__qualname__", type(hook).__name__) for hook in theirs}))
+            own_hooks = [hook for hook in hooks if not getattr(hook, "__module__", "").startswith(_LIBRARIES)]
+            if own_hooks:
+                names = ", ".join(sorted({getattr(hook, "__qualname__", type(hook).__name__) for hook in own_hooks}))
                 raise ConfigError(
                     f"model.config.cuda_graph_impl='transformer_engine' with hooks on {name or 'a layer'} of layer "
-                    f"{layer.layer_number}: {found}. A graph replays kernels and calls no hooks. Remove the hooks "
+                    f"{layer.layer_number}: {names}. A graph replays kernels and calls no hooks. Remove the hooks "
                     "before step cuda_graph_warmup_steps, or set cuda_graph_impl='none'."
                 )
 
@@ -232,7 +232,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_
 _LIBRARIES = ("megatron.", "transformer_engine.")
 
 
-def forget_whole_steps() -> None:
+def reset_full_iteration_graphs() -> None:
     """Delete the graph, its results and its inputs, which Megatron-Core keeps on classes. Otherwise an earlier run's
     graph would be replayed."""
     from megatron.core.full_cuda_graph import FullCudaGraphWrapper, StaticBufferLoader

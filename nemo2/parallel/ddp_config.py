@@ -22,8 +22,8 @@ __all__ = ["DistributedDataParallelConfig", "OptimizerConfig", "remember_argumen
 def _set_on_the_buffers(strategy: Any) -> Any:
     """``use_distributed_optimizer`` of the gradient buffers, if it was set there. The switch is in two
     configurations."""
-    given = getattr(getattr(strategy, "ddp", None), "__arguments__", {})
-    return given.get("use_distributed_optimizer", NOT_HERE)
+    arguments = getattr(getattr(strategy, "ddp", None), "__arguments__", {})
+    return arguments.get("use_distributed_optimizer", NOT_HERE)
 
 
 _DDP = "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig"

@@ -26,6 +26,7 @@ from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.stored_names import stored_chunk
 
+_SHARDED = "sharded_by_megatron_fsdp"
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
 """The sharded tensors: the optimizer's state (ZeRO-1); also gradients (ZeRO-2); also parameters (ZeRO-3)."""
 
@@ -40,7 +41,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         module: nn.Module,
         disable_bucketing: bool = False,
     ) -> None:
-        _start_alike(module)
+        _broadcast_parameters(module)
         if get_backend().process_group_backend != "nccl":  # no other can multiply while it sums
             ddp_config = copy.copy(ddp_config)
             ddp_config.gradient_reduce_div_fusion = False
@@ -59,7 +60,7 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         self._first_rows: dict[str, int] | None = None
         # Set on the instance, where Megatron-Core sets its own, which doesn't support parameters that are already
         # sharded.
-        self.broadcast_params = _nothing_left_to_broadcast
+        self.broadcast_params = _no_broadcast
 
     def main_parameters(self) -> dict[str, tuple[nn.Parameter, int]]:
         """The optimizer's main parameter of each parameter, by its name in the chunk, with the index of its first row.
@@ -81,6 +82,22 @@ class MegatronFSDPChunk(FullyShardedDataParallel):
         wrapper.start_param_sync()
 
 
+def refuse_second_sharding(core: nn.Module, ddp_config: DistributedDataParallelConfig) -> None:
+    """Check that the parameters of ``core``, a chunk without wrappers, weren't sharded before, and note that they are now.
+
+    Raises:
+        ConfigError: they were, in an earlier fit, which has freed their memory.
+    """
+    if ddp_config.data_parallel_sharding_strategy != "optim_grads_params":
+        return
+    if _SHARDED in core.__dict__:
+        raise ConfigError(
+            "strategy.fsdp='megatron': Megatron-FSDP sharded this model in an earlier fit, and can't shard it again. Create "
+            "the model anew and load a checkpoint."
+        )
+    core.__dict__[_SHARDED] = True
+
+
 def _first_rows(parameters: dict[str, Any]) -> dict[str, int]:
     rows = {name: parameter.to_local().shape[0] if parameter.dim() else 0 for name, parameter in parameters.items()}
     first: dict[str, int] = {}
@@ -94,7 +111,7 @@ def _first_rows(parameters: dict[str, Any]) -> dict[str, int]:
     return first
 
 
-def _start_alike(module: nn.Module) -> None:
+def _broadcast_parameters(module: nn.Module) -> None:
     """Broadcast the parameters of replica 0 to every replica before they are sharded."""
     dense: Any = parallel_state.get_data_parallel_group(with_context_parallel=True)
     experts: Any = parallel_state.get_expert_data_parallel_group()
@@ -118,8 +135,8 @@ def _no_hooks_on_frozen_parameters(module: nn.Module) -> Iterator[None]:
             delattr(parameter, name)
 
 
-def _nothing_left_to_broadcast() -> None:
-    """Does nothing: `_start_alike` has broadcast the parameters."""
+def _no_broadcast() -> None:
+    """Does nothing: `_broadcast_parameters` has broadcast the parameters."""
 
 
 def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | None:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
 
-_made: Optional[tuple[Any, dict[str, Any]]] = None
+_initialized: Optional[tuple[Any, dict[str, Any]]] = None
 """One of the groups that this module created, and Megatron-Core's arguments for the groups. None: no groups."""
 
 
@@ -34,23 +34,23 @@ def initialize_model_parallel(layout: Layout, *, timeout: Optional[timedelta] = 
     Raises:
         ConfigError: the layout doesn't fit the world, or the caller's groups are of another layout.
     """
-    global _made
+    global _initialized
     layout.data_parallel_size(torch.distributed.get_world_size())
     if timeout is not None:
         options["distributed_timeout_minutes"] = max(1, round(timeout.total_seconds() / 60))
     arguments = _sizes(layout) | options
     if parallel_state.model_parallel_is_initialized():
-        if _made is None or _made[0] is not parallel_state.get_tensor_model_parallel_group():
-            use_given_groups(layout)
+        if _initialized is None or _initialized[0] is not parallel_state.get_tensor_model_parallel_group():
+            use_existing_groups(layout)
             return
-        if _made[1] == arguments:
+        if _initialized[1] == arguments:
             return
         destroy_model_parallel()
     parallel_state.initialize_model_parallel(**arguments)
-    _made = parallel_state.get_tensor_model_parallel_group(), arguments
+    _initialized = parallel_state.get_tensor_model_parallel_group(), arguments
 
 
-def use_given_groups(layout: Layout) -> None:
+def use_existing_groups(layout: Layout) -> None:
     """Accept groups that the caller created.
 
     Raises:
@@ -92,14 +92,14 @@ def destroy_model_parallel() -> None:
     """Destroy the groups, so that the same processes can use another layout."""
     from megatron.core.num_microbatches_calculator import unset_num_microbatches_calculator
 
-    global _made
-    _made = None
+    global _initialized
+    _initialized = None
     if parallel_state.model_parallel_is_initialized():
         groups = parallel_state._global_process_group_list or []
         parallel_state.destroy_model_parallel()
         # Megatron-Core forgets its groups, but torch doesn't. Each gloo group keeps three threads, which poll every 10
         # ms.
-        kept = _names_in_meshes()
+        kept = _groups_of_meshes()
         for group in groups:
             if isinstance(group, torch.distributed.ProcessGroup) and group.group_name not in kept:
                 with contextlib.suppress(ValueError):  # already destroyed
@@ -112,7 +112,7 @@ def destroy_model_parallel() -> None:
     unset_num_microbatches_calculator()
 
 
-def _names_in_meshes() -> set[str]:
+def _groups_of_meshes() -> set[str]:
     """The groups that a device mesh refers to. torch's cache of sharded operations keeps meshes, and gives the
     tensors of the next model an equal mesh that it already has."""
     names = set()

@@ -54,7 +54,7 @@ class CallbackConnector:
             if isinstance(callback, CallbackConnector):
                 self.add(*callback._objects)
                 continue
-            if callback is None or any(callback is known for known in self._objects):
+            if callback is None or any(callback is item for item in self._objects):
                 continue
             names = [name for name in HOOKS if callable(getattr(callback, name, None))]
             if names:
@@ -82,7 +82,7 @@ class CallbackConnector:
         return value
 
     def __contains__(self, callback: Any) -> bool:
-        return any(callback is known for known in self._objects)
+        return any(callback is item for item in self._objects)
 
     def __add__(self, other: "CallbackConnector") -> "CallbackConnector":
         return CallbackConnector().add(self, other)

@@ -44,11 +44,17 @@ def refuse_unknown_modules(trainer: Any, modules: list[str], *, of: str) -> None
     Raises:
         ConfigError: no rank has a parameter in one of the modules.
     """
-    names = sorted({name for found in ranks.gather([name for name, _ in named_parameters(trainer)]) for name in found})
-    known = {".".join(parts[:end]) for name in names for parts in [name.split(".")] for end in range(1, len(parts) + 1)}
+    names = sorted(
+        {name for rank_names in ranks.gather([name for name, _ in named_parameters(trainer)]) for name in rank_names}
+    )
+    prefixes = {
+        ".".join(parts[:end]) for name in names for parts in [name.split(".")] for end in range(1, len(parts) + 1)
+    }
     for module in modules:
         if not any(belongs_to(name, module) for name in names):
-            raise ConfigError(f"{of}: the model has no module {module!r} with parameters{did_you_mean(module, known)}")
+            raise ConfigError(
+                f"{of}: the model has no module {module!r} with parameters{did_you_mean(module, prefixes)}"
+            )
 
 
 @dataclass
@@ -80,7 +86,7 @@ def owned_gradients(trainer: Any) -> Iterator[tuple[str, nn.Parameter, Owned]]:
 
 def _shards(trainer: Any) -> dict[int, tuple[Tensor, Optional[Tensor]]]:
     """The gradient of each parameter in Megatron-Core's buffers, and the part of it that this rank counts."""
-    found: dict[int, tuple[Tensor, Optional[Tensor]]] = {}
+    shards: dict[int, tuple[Tensor, Optional[Tensor]]] = {}
     for chunk in getattr(trainer.strategy, "megatron_parallel", None) or ():
         sharded = bool(getattr(getattr(chunk, "ddp_config", None), "use_distributed_optimizer", False))
         buffers = [*(_list(chunk, "buffers")), *(_list(chunk, "expert_parallel_buffers"))]
@@ -95,8 +101,8 @@ def _shards(trainer: Any) -> dict[int, tuple[Tensor, Optional[Tensor]]]:
                     whole = parameter.main_grad.view(-1)
                     start = whole.storage_offset() - bucket.grad_data.storage_offset()
                     own = whole[max(first - start, 0) : max(last - start, 0)]
-                    found[id(parameter)] = whole, own if sharded or rank == 0 else None
-    return found
+                    shards[id(parameter)] = whole, own if sharded or rank == 0 else None
+    return shards
 
 
 def _list(chunk: Any, name: str) -> list[Any]:

@@ -111,8 +111,8 @@ class Layout:
         Raises:
             ConfigError: a size is not an integer of at least 1.
         """
-        given = {short: getattr(strategy, name, None) for short, name in LAYOUT_FIELDS.items()}
-        return cls(**{short: value for short, value in given.items() if value is not None})
+        values = {short: getattr(strategy, name, None) for short, name in LAYOUT_FIELDS.items()}
+        return cls(**{short: value for short, value in values.items() if value is not None})
 
     def fields(self) -> dict[str, Any]:
         """The sizes and ``sequence_parallel``, under the names of the strategy and of Megatron-Core's

@@ -110,13 +110,10 @@ class MaskedTokenLossReductionWithLossMask(MaskedTokenLossReduction):
 
         loss_per_token, loss_mask = forward_out
         if not self.val_drop_last:
-            loss_mask = loss_mask * _of_the_dataset(batch["loss_mask"])
+            loss_mask = loss_mask * _samples_with_tokens(batch["loss_mask"])
         batch["loss_mask"] = loss_mask
         if parallel_state.get_context_parallel_world_size() > 1:
-            kept = loss_mask.sum()
-            group: Any = parallel_state.get_context_parallel_group()
-            torch.distributed.all_reduce(kept, group=group)
-            batch["num_valid_tokens_in_ub"] = kept
+            batch["num_valid_tokens_in_ub"] = _sum_over_context(loss_mask.sum())
         return super().forward(batch, loss_per_token)
 
 
@@ -196,16 +193,20 @@ def _weight_of_share(num_tokens: Tensor, of_whole: Tensor) -> Tensor:
     return num_tokens * parallel_state.get_context_parallel_world_size() / of_whole.clamp(min=1)
 
 
-def _of_the_dataset(loss_mask: Tensor) -> Tensor:
+def _samples_with_tokens(loss_mask: Tensor) -> Tensor:
     """[batch, 1]: 0 for samples without any kept token in the data, such as those that fill the last global batch;
     otherwise 1."""
+    return (_sum_over_context((loss_mask != 0).sum(dim=-1, keepdim=True)) > 0).to(loss_mask.dtype)
+
+
+def _sum_over_context(value: Tensor) -> Tensor:
+    """The sum over the context-parallel ranks, in place."""
     from megatron.core import parallel_state
 
-    kept = (loss_mask != 0).sum(dim=-1, keepdim=True)
     if parallel_state.get_context_parallel_world_size() > 1:
         group: Any = parallel_state.get_context_parallel_group()
-        torch.distributed.all_reduce(kept, group=group)
-    return (kept > 0).to(loss_mask.dtype)
+        torch.distributed.all_reduce(value, group=group)
+    return value
 
 
 def _all_reduce_over_data_and_context(value: Tensor) -> None:

@@ -42,7 +42,7 @@ from nemo2.errors import ConfigError
 from nemo2.names import listed
 from nemo2.parallel.cuda_graphs import PER_MICROBATCH, StepGraphs, building_stream, kind_of
 from nemo2.parallel.forms import reduction_of, with_model
-from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk
+from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk, refuse_second_sharding
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
 from nemo2.parallel.parameter_counts import ParameterCounts, count_parameters
@@ -89,7 +89,8 @@ class MegatronStep:
         return self.batch if isinstance(self.batch, MicroBatches) else split_batch(self.batch, self.num_microbatches)
 
     def __call__(self) -> list[dict[str, Tensor]]:
-        """Run the schedule: forward and, unless ``forward_only``, backward over all micro-batches.
+        """Run Megatron-Core's schedule, within a CUDA graph if one is requested: forward and, unless ``forward_only``,
+        backward over all micro-batches, then ``finalize_model_grads``.
 
         Returns the reports of the loss reduction, one per micro-batch, on the last pipeline stage, and [] on other
         stages.
@@ -98,7 +99,10 @@ class MegatronStep:
         chunks = list(self.pipeline)
         # Interleaved stages process the same micro-batches, each at its own pace.
         iterators: Any = [iter(microbatches) for _ in chunks] if len(chunks) > 1 else iter(microbatches)
-        return self.pipeline.schedule_of(self)(
+        schedule = get_forward_backward_func()
+        if self.pipeline.graphs is not None and self.stage == "training":
+            schedule = self.pipeline.graphs.around(schedule, self)
+        return schedule(
             forward_step_func=self.forward_step_func,
             data_iterator=iterators,
             model=chunks,
@@ -322,11 +326,6 @@ class MegatronParallel(nn.ModuleList):
         self.callbacks.event("on_megatron_step_end", step=step, microbatch_outputs=outputs, reduced=reduced)
         return reduced
 
-    def schedule_of(self, step: MegatronStep) -> Callable[..., Any]:
-        """Megatron-Core's schedule for this rank's chunks, within a CUDA graph if one is requested."""
-        schedule = get_forward_backward_func()
-        return schedule if self.graphs is None or step.stage != "training" else self.graphs.around(schedule, step)
-
     def _forward_step_func(
         self,
         step: MegatronStep,
@@ -373,9 +372,9 @@ class MegatronParallel(nn.ModuleList):
     def _loss_reduction(self, stage: str) -> MegatronLossReduction:
         if self.loss_reduction is not None:
             return self.loss_reduction
-        found = reduction_of(self.pl_module, stage)
-        if found is not None:
-            return found
+        reduction = reduction_of(self.pl_module, stage)
+        if reduction is not None:
+            return reduction
         if stage == "predict":
             return OutputCollection()
         return ScalarLossReduction(optional=stage != "training")
@@ -389,16 +388,16 @@ class MegatronParallel(nn.ModuleList):
             reduced = loss_reduction.reduce(outputs)
             self.__dict__["weight"] = loss_reduction.weight
             return None if reduced is None else reduced.detach()
-        told = torch.zeros(2, dtype=torch.float32, device=next(self.parameters()).device)
+        message = torch.zeros(2, dtype=torch.float32, device=next(self.parameters()).device)
         if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
             reduced = loss_reduction.reduce(outputs)
             assert reduced is not None, "a model split into stages has a loss"
             weight = loss_reduction.weight if loss_reduction.weight is not None else torch.ones_like(reduced)
-            told = torch.stack([reduced.detach().float().reshape(()), weight.float().reshape(())])
+            message = torch.stack([reduced.detach().float().reshape(()), weight.float().reshape(())])
         group: Any = parallel_state.get_pipeline_model_parallel_group()
-        torch.distributed.broadcast(told, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
-        self.__dict__["weight"] = told[1]
-        return told[0]
+        torch.distributed.broadcast(message, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+        self.__dict__["weight"] = message[1]
+        return message[0]
 
     # ------------------------------------------------------------------------------------------------------ the chunks
 
@@ -444,6 +443,7 @@ class MegatronParallel(nn.ModuleList):
         if self.ddp_config.use_megatron_fsdp:
             if (record := record_of(core)) is not None:
                 refuse_reading_weights(record.by, under="strategy.fsdp='megatron'")
+            refuse_second_sharding(core, self.ddp_config)
             return MegatronFSDPChunk(
                 config=self.config, ddp_config=self.ddp_config, module=chunk, disable_bucketing=not first
             )
@@ -549,12 +549,12 @@ class MegatronParallel(nn.ModuleList):
         cores = self.unwrapped
         for index, core in enumerate(cores):
             part = state if len(cores) == 1 else state[f"model_{index}"]
-            given = {
+            tensors = {
                 key.removeprefix("module."): value for key, value in part.items() if not is_empty_state(key, value)
             }
             with states_may_be_unpickled():
-                core.load_state_dict({**core.state_dict(), **given}, strict=strict)
-            tell_of_loaded_weights(core, given)
+                core.load_state_dict({**core.state_dict(), **tensors}, strict=strict)
+            tell_of_loaded_weights(core, tensors)
 
 
 def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any], Any]:
@@ -638,11 +638,11 @@ transforms are applied once."""
 
 def _chunks_of(module: pl.LightningModule, vp_size: Optional[int], config: TransformerConfig) -> list[nn.Module]:
     """The chunks that were built from this module before, which may be trained by now, or new chunks."""
-    made: list[Any] = module.__dict__.get(_CHUNKS, [])
-    if len(made) == (vp_size or 1) and _is_of(module, made[0]):
-        for chunk in made:
+    built: list[Any] = module.__dict__.get(_CHUNKS, [])
+    if len(built) == (vp_size or 1) and _is_of(module, built[0]):
+        for chunk in built:
             chunk.config = config
-        return made
+        return built
     if vp_size is not None and vp_size > 1:
         build_chunk = getattr(module, "build_chunk", None)
         if build_chunk is None:

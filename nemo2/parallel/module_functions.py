@@ -81,19 +81,19 @@ def _mapped(
 ) -> Any:
     if id(module) in seen:
         return seen[id(module)]
-    made = module
+    result = module
     if not leaf_only or list(module.parameters(recurse=False)):
-        made = func(module, **_accepted(func, kwargs))
-        if not isinstance(made, nn.Module):
+        result = func(module, **_accepted(func, kwargs))
+        if not isinstance(result, nn.Module):
             raise ConfigError(
-                f"{_called(func)} returned {type(made).__name__}. It must return a module: its argument or a "
+                f"{_called(func)} returned {type(result).__name__}. It must return a module: its argument or a "
                 "replacement."
             )
-    seen[id(module)] = seen[id(made)] = made
+    seen[id(module)] = seen[id(result)] = result
     if depth == 0:
-        return made
+        return result
     # The module inside its wrapper must not be wrapped again.
-    parent = module if made is not module and any(one is module for one in made.modules()) else made
+    parent = module if result is not module and any(one is module for one in result.modules()) else result
     path = ".".join(filter(None, [kwargs.get("prefix"), kwargs.get("name")]))
     others = {key: value for key, value in kwargs.items() if key not in ("i", "name", "prefix")}
     for i, (name, child) in enumerate(list(parent._modules.items())):
@@ -102,7 +102,7 @@ def _mapped(
             parent._modules[name] = _mapped(
                 child, func, leaf_only, depth=None if depth is None else depth - 1, kwargs=inside, seen=seen
             )
-    return made
+    return result
 
 
 def _accepted(func: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:

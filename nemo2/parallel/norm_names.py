@@ -29,16 +29,16 @@ def renamed_norms(stored: Collection[str]) -> dict[str, str]:
     Args:
         stored: All names of a chunk or of a checkpoint, including those of the optimizer's state.
     """
-    found = {}
+    names = {}
     for name in stored:
         for alone, fused in _ALONE_AND_FUSED:
             layer, end = _split(name, alone)
             if layer is not None and f"{_of_model(layer)}{fused.removesuffix('layer_norm_')}weight" in stored:
-                found[name] = f"{layer}{fused}{end}"
+                names[name] = f"{layer}{fused}{end}"
         layer, end = _split(name, _AS_IF_FUSED)
         if layer is not None and _of_model(layer) + _ROUTER in stored:
-            found[name] = f"{layer}{_BEFORE_EXPERTS}{end}"
-    return found
+            names[name] = f"{layer}{_BEFORE_EXPERTS}{end}"
+    return names
 
 
 def module_of_key(key: str) -> str:
@@ -53,8 +53,8 @@ def module_of_key(key: str) -> str:
 
 def _split(name: str, norm: str) -> tuple[Optional[str], str]:
     """The layer's name and "weight" or "bias", if the name is this norm's."""
-    layer, found, end = name.rpartition(f".{norm}")
-    return (f"{layer}.", end) if found and end in ("weight", "bias") else (None, "")
+    layer, separator, end = name.rpartition(f".{norm}")
+    return (f"{layer}.", end) if separator and end in ("weight", "bias") else (None, "")
 
 
 def _of_model(layer: str) -> str:

@@ -51,8 +51,8 @@ class ShardedChunk(_BaseDataParallel):
         doesn't add to it."""
         for parameter in self.parameters() if torch.is_grad_enabled() else ():
             if (gradient := parameter.grad) is not None:
-                known = self._sums.get(parameter)
-                self._sums[parameter] = gradient.clone() if known is None else known.add_(gradient)
+                total = self._sums.get(parameter)
+                self._sums[parameter] = gradient.clone() if total is None else total.add_(gradient)
                 parameter.grad = None
 
     def finish_grad_sync(self, force_all_reduce: bool = False) -> None:
@@ -79,16 +79,16 @@ class ShardedChunk(_BaseDataParallel):
         """Does nothing: no two ranks hold the same shard."""
 
 
-def stand_ins(module: nn.Module) -> dict[str, nn.Parameter]:
+def meta_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Each parameter without its memory, with its shape and the attributes that Megatron-Core reads."""
-    made = {}
+    parameters = {}
     for name, parameter in module.named_parameters():
-        made[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-        made[name].__dict__.update(parameter.__dict__)
-    return made
+        parameters[name] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        parameters[name].__dict__.update(parameter.__dict__)
+    return parameters
 
 
-def keep_masters_in_fp32(module: nn.Module, *, frozen_too: bool) -> None:
+def convert_masters_to_fp32(module: nn.Module, *, frozen_too: bool) -> None:
     """Convert parameters to fp32, the dtype in which the optimizer updates them. The forward uses copies in the
     precision's dtype.
 
@@ -110,19 +110,19 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
     named = {name for part in module.modules() for name in (getattr(part, "_no_split_modules", None) or ()) if name}
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
 
     def visit(part: nn.Module) -> None:
         for child in part.children():
             if isinstance(child, (TransformerLayer, MambaLayer)) or type(child).__name__ in named:
-                found.append(child)
+                blocks.append(child)
             elif isinstance(child, nn.ModuleList) and not _holds(child, named, TransformerLayer, MambaLayer):
-                found.extend(item for item in child if any(True for _ in item.parameters()))
+                blocks.extend(item for item in child if any(True for _ in item.parameters()))
             else:
                 visit(child)
 
     visit(module)
-    return found
+    return blocks
 
 
 def _holds(parent: nn.Module, names: set[str], *kinds: type) -> bool:

@@ -101,7 +101,7 @@ def by_layer(leaf: Any) -> Any:
     must be complete, whereas a part of a model need not be."""
     if isinstance(leaf, ShardedTensorFactory):
         build, stacked_key = leaf.build_fn, leaf.key
-        first = next(_tensors(leaf.build()), None)
+        first = next(leaves(leaf.build(), ShardedTensor), None)
         if first is None:
             return leaf
         own_key = key_by_layer(stacked_key, first.global_offset, bool(first.prepend_axis_num))
@@ -199,15 +199,15 @@ def _added(leaf: Any, built: dict[int, Any]) -> Any:
 
 
 def _rows_like(leaf: Any, pattern: ShardedTensorFactory) -> ShardedTensorFactory:
-    pieces = list(_tensors(pattern.build()))
+    pieces = list(leaves(pattern.build(), ShardedTensor))
 
     def build(key: str, tensor: Any, replica_id: Any, flattened_range: Any = None) -> Any:
-        made, start = [], 0
+        parts, start = [], 0
         for piece in pieces:
             rows, axis = piece.local_shape[0], piece.prepend_axis_num
             mine = tensor[start : start + rows]
             start += rows
-            made.append(
+            parts.append(
                 replace(
                     piece,
                     key=key + piece.key.removeprefix(pattern.key),
@@ -220,7 +220,7 @@ def _rows_like(leaf: Any, pattern: ShardedTensorFactory) -> ShardedTensorFactory
                     replica_id=replica_id,
                 )
             )
-        return made
+        return parts
 
     def merge(tensors: Any) -> Any:
         return torch.cat(tensors)
@@ -265,12 +265,13 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, ShardedTensor | ShardedTensorFactory)
 
 
-def _tensors(tree: Any) -> Iterator[ShardedTensor]:
-    if isinstance(tree, ShardedTensor):
+def leaves(tree: Any, *kinds: type) -> Iterator[Any]:
+    """The leaves of a sharded state, at any depth, that are of one of ``kinds``."""
+    if isinstance(tree, kinds):
         yield tree
     elif isinstance(tree, dict | list | tuple):
         for value in tree.values() if isinstance(tree, dict) else tree:
-            yield from _tensors(value)
+            yield from leaves(value, *kinds)
 
 
 def _mapped(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -6,7 +6,6 @@ model stores its parameters in the same way. `MegatronStrategy` can therefore re
 the fully sharded model can read the checkpoints of `MegatronStrategy`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ import torch
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from torch import Tensor, nn
 
-from nemo2.parallel.sharded_state import added_keys, key_by_layer, sharded_state
+from nemo2.parallel.sharded_state import added_keys, key_by_layer, leaves, sharded_state
 from nemo2.parallel.transform import full_parameter_names
 
 
@@ -68,11 +67,10 @@ def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
 
     Parameters that Megatron-Core stores in a form other than rows, or doesn't store itself, keep their own names.
     """
-    described = sharded_state(core)
     by_tensor: dict[Any, list[StoredRows]] = {}
-    for entry in _leaves(described):
-        parts = list(_leaves(entry.build())) if isinstance(entry, ShardedTensorFactory) else [entry]
-        rows = [_rows(part, entry.data) for part in parts if isinstance(part, ShardedTensor)]
+    for entry in leaves(sharded_state(core), ShardedTensor, ShardedTensorFactory):
+        parts = entry.build() if isinstance(entry, ShardedTensorFactory) else entry
+        rows = [_rows(part, entry.data) for part in leaves(parts, ShardedTensor)]
         if rows and all(row is not None for row in rows):
             by_tensor[_place(entry.data)] = cast(list[StoredRows], rows)
     state = core.state_dict(keep_vars=True)
@@ -85,18 +83,17 @@ def stored_names(core: nn.Module) -> dict[str, list[StoredRows]]:
 
 def rows_by_layer(rows: list[StoredRows]) -> list[StoredRows]:
     """The same rows if each layer is stored separately, as in a checkpoint of a part of a model."""
-    found = []
+    separate = []
     for row in rows:
         key = key_by_layer(row.key, row.offset, len(row.global_shape) > row.dims)
         stacked = int(key != row.key)
-        found.append(replace(row, key=key, offset=row.offset[stacked:], global_shape=row.global_shape[stacked:]))
-    return found
+        separate.append(replace(row, key=key, offset=row.offset[stacked:], global_shape=row.global_shape[stacked:]))
+    return separate
 
 
 def stored_objects(core: nn.Module) -> dict[str, Any]:
-    described = sharded_state(core)
     # A list with one element, because Megatron-Core keeps several parts of an object under one name.
-    return {entry.unique_key: [entry.data] for entry in _leaves(described, ShardedObject)}
+    return {entry.unique_key: [entry.data] for entry in leaves(sharded_state(core), ShardedObject)}
 
 
 def _own_name(name: str, value: Tensor) -> StoredRows:
@@ -130,14 +127,6 @@ def _rows(part: ShardedTensor, whole: Tensor) -> StoredRows | None:
         dims=data.dim(),
         padded=part.allow_shape_mismatch,
     )
-
-
-def _leaves(tree: Any, *kinds: type) -> list[Any]:
-    if isinstance(tree, Mapping):
-        return [leaf for value in tree.values() for leaf in _leaves(value, *kinds)]
-    if isinstance(tree, (list, tuple)):
-        return [leaf for value in tree for leaf in _leaves(value, *kinds)]
-    return [tree] if isinstance(tree, kinds or (ShardedTensor, ShardedTensorFactory)) else []
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, int, torch.Size]:

@@ -52,13 +52,13 @@ def parallel_styles(plan: Mapping[str, Any]) -> dict[str, ParallelStyle]:
     Raises:
         ConfigError: torch has no equivalent of a style.
     """
-    known = _styles()
+    styles = _styles()
     unknown = sorted(
-        {str(style) for style in plan.values() if not isinstance(style, ParallelStyle) and style not in known}
+        {str(style) for style in plan.values() if not isinstance(style, ParallelStyle) and style not in styles}
     )
     if unknown:
         raise ConfigError(
             f"strategy.tensor_parallel_size > 1: torch has no equivalent of the plan's styles {', '.join(unknown)}. "
-            f"Supported styles: {', '.join(known)}. Set strategy.custom_tp_plan, or set tensor_parallel_size=1."
+            f"Supported styles: {', '.join(styles)}. Set strategy.custom_tp_plan, or set tensor_parallel_size=1."
         )
-    return {name: known[style] if isinstance(style, str) else style for name, style in plan.items()}
+    return {name: styles[style] if isinstance(style, str) else style for name, style in plan.items()}

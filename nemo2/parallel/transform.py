@@ -49,28 +49,28 @@ def transform_of(model: Any, callbacks: Iterable[Any] = ()) -> Optional[Transfor
     Raises:
         ConfigError: two places give different transforms.
     """
-    found: dict[str, Transform] = {}
+    transforms: dict[str, Transform] = {}
     for place, owner in [("model", model), *((type(callback).__name__, callback) for callback in callbacks)]:
         transform = getattr(owner, "model_transform", None)
         if transform is not None:
-            found[f"{place}.model_transform"] = transform
-    refuse_two_transforms(found)
-    return next(iter(found.values()), None)
+            transforms[f"{place}.model_transform"] = transform
+    refuse_two_transforms(transforms)
+    return next(iter(transforms.values()), None)
 
 
-def refuse_two_transforms(found: dict[str, Any]) -> None:
-    """Check that a model has one transform. ``found``: transforms by the place that sets them.
+def refuse_two_transforms(transforms: dict[str, Any]) -> None:
+    """Check that a model has one transform. ``transforms``: by the place that sets them.
 
     Raises:
         ConfigError: the transforms differ, or a transform isn't callable.
     """
-    for place, transform in found.items():
+    for place, transform in transforms.items():
         if not callable(transform):
             raise ConfigError(f"{place}={transform!r}: must be a function that takes a module and returns a module.")
-    if any(transform is not next(iter(found.values())) for transform in found.values()):
-        given = " and ".join(f"{place}={_called(transform)}" for place, transform in found.items())
+    if any(transform is not next(iter(transforms.values())) for transform in transforms.values()):
+        settings = " and ".join(f"{place}={_called(transform)}" for place, transform in transforms.items())
         raise ConfigError(
-            f"{given}: a model has a single transform. Keep one, or write a function that applies both in order."
+            f"{settings}: a model has a single transform. Keep one, or write a function that applies both in order."
         )
 
 
@@ -103,24 +103,26 @@ def transformed(core: nn.Module, transform: Optional[Transform]) -> nn.Module:
     root = core.module if plain else core
     tree = [(module, dict(module._modules), dict(module._parameters)) for module in core.modules()]
     record = Transformed(by=transform, before=core, tree=tree)
-    made = walk(root, transform) if takes_names(transform) else transform(root)
-    if not isinstance(made, nn.Module):
+    result = walk(root, transform) if takes_names(transform) else transform(root)
+    if not isinstance(result, nn.Module):
         raise ConfigError(
-            f"model_transform={_called(transform)} returned {type(made).__name__} for {type(root).__name__}. It must "
+            f"model_transform={_called(transform)} returned {type(result).__name__} for {type(root).__name__}. It must "
             "return a module: its argument or a replacement."
         )
-    if made is not root and (isinstance(root, pl.LightningModule) or not (plain or isinstance(made, MegatronModule))):
+    if result is not root and (
+        isinstance(root, pl.LightningModule) or not (plain or isinstance(result, MegatronModule))
+    ):
         raise ConfigError(
             f"model_transform={_called(transform)} replaced the whole {type(root).__name__} with a "
-            f"{type(made).__name__}, which the pipeline schedule can't run. Replace modules inside the model instead."
+            f"{type(result).__name__}, which the pipeline schedule can't run. Replace modules inside the model instead."
         )
     if plain:
-        core.module = made
+        core.module = result
     else:
-        core = made
+        core = result
     core.__dict__[_RECORD] = record
-    _let_megatron_ask(core, known={id(module) for module, _, _ in tree})
-    _let_gradients_start_behind_frozen_embeddings(core)
+    _add_sharded_state_dict(core, original={id(module) for module, _, _ in tree})
+    _require_grad_of_frozen_embeddings(core)
     return core
 
 
@@ -141,10 +143,10 @@ def tell_of_loaded_weights(core: nn.Module, names: Iterable[str]) -> None:
     """
     loaded = set(names)
     for path, module in core.named_modules() if record_of(core) is not None else ():
-        told = getattr(type(module), "weights_loaded", None)
-        if told is not None:
+        listener = getattr(type(module), "weights_loaded", None)
+        if listener is not None:
             below = f"{path}." if path else ""
-            told(module, {name.removeprefix(below) for name in loaded if name.startswith(below)})
+            listener(module, {name.removeprefix(below) for name in loaded if name.startswith(below)})
 
 
 def walk(root: nn.Module, function: Callable[..., nn.Module]) -> nn.Module:
@@ -161,13 +163,13 @@ def walk(root: nn.Module, function: Callable[..., nn.Module]) -> nn.Module:
             for name, child in list(module._modules.items()):
                 if child is not None:
                     module._modules[name] = visit(child, f"{path}.{name}" if path else name)
-            made = function(module, name=names[path])
-            if not isinstance(made, nn.Module):
+            result = function(module, name=names[path])
+            if not isinstance(result, nn.Module):
                 raise ConfigError(
-                    f"model_transform={_called(function)} returned {type(made).__name__} for "
+                    f"model_transform={_called(function)} returned {type(result).__name__} for "
                     f"{names[path] or 'the model'}. It must return a module: its argument or a replacement."
                 )
-            replaced[id(module)] = made
+            replaced[id(module)] = result
         return replaced[id(module)]
 
     return visit(root, "")
@@ -201,14 +203,14 @@ def full_parameter_names(core: nn.Module) -> dict[str, str]:
     """The full name of each entry of ``core.state_dict()`` by its key there."""
     plain = isinstance(core, PlainChunk)
     names = full_names(core.module if plain else core)
-    found = {}
+    full = {}
     for key in core.state_dict(keep_vars=True):
         path, _, last = (key.removeprefix("module.") if plain else key).rpartition(".")
-        known = path
-        while known not in names:  # a module that names its parts differently in its state
-            known = known.rpartition(".")[0]
-        found[key] = ".".join(part for part in (names[known], path.removeprefix(known).lstrip("."), last) if part)
-    return found
+        module = path
+        while module not in names:  # a module that names its parts differently in its state
+            module = module.rpartition(".")[0]
+        full[key] = ".".join(part for part in (names[module], path.removeprefix(module).lstrip("."), last) if part)
+    return full
 
 
 def _number(parent: nn.Module, name: str, path: str, child: nn.Module) -> str:
@@ -222,15 +224,15 @@ def _number(parent: nn.Module, name: str, path: str, child: nn.Module) -> str:
     return name
 
 
-def _let_megatron_ask(core: nn.Module, *, known: set[int]) -> None:
+def _add_sharded_state_dict(core: nn.Module, *, original: set[int]) -> None:
     """Give new modules a ``sharded_state_dict``, which Megatron-Core calls on some modules that a transform may
     replace."""
     for module in core.modules():
-        if id(module) not in known and not hasattr(module, "sharded_state_dict"):
+        if id(module) not in original and not hasattr(module, "sharded_state_dict"):
             module.__dict__["sharded_state_dict"] = MethodType(MegatronModule.sharded_state_dict, module)
 
 
-def _let_gradients_start_behind_frozen_embeddings(core: nn.Module) -> None:
+def _require_grad_of_frozen_embeddings(core: nn.Module) -> None:
     """Let the output of a frozen embedding require a gradient.
 
     Recomputation runs layers again only if one of their inputs requires a gradient. After a frozen embedding no input

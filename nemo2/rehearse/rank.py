@@ -164,7 +164,7 @@ def _set_up(
     strategy = trainer.strategy
     strategy.replace_progress_bar = False
     strategy.cluster_environment = _Environment(rank, world_size, trainer.num_devices)
-    strategy._use_gloo_process_groups = strategy._groups["create_gloo_process_groups"] = False
+    strategy._groups["create_gloo_process_groups"] = False
     heard = [callback for callback in trainer.callbacks if not isinstance(callback, (Checkpoint, ProgressBar))]
     return set_up(trainer, model, data, stage="fit", callbacks=heard, device=META)
 

@@ -69,12 +69,12 @@ class DistillationConfig:
         Raises:
             ConfigError: an unknown name, or a value out of range.
         """
-        said = read_yaml(file) or {}
-        known = [field.name for field in fields(cls)]
-        for name in said:
-            if name not in known:
-                raise ConfigError(f"{file}: DistillationConfig has no setting {name!r}{did_you_mean(name, known)}")
-        return cls(**said)
+        settings = read_yaml(file) or {}
+        names = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in names:
+                raise ConfigError(f"{file}: DistillationConfig has no setting {name!r}{did_you_mean(name, names)}")
+        return cls(**settings)
 
 
 @configurable
@@ -111,7 +111,7 @@ class DistillationCallback(pl.Callback):
         teacher = checkpoint.model()
         _refuse_another_vocabulary(student, teacher)
         checkpoint.refuse_adapters()
-        _refuse_what_has_no_layout(strategy, teacher)
+        _refuse_layout(strategy, teacher)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -260,7 +260,7 @@ def _refuse_another_vocabulary(student: Any, teacher: Any) -> None:
         )
 
 
-def _refuse_what_has_no_layout(strategy: Any, teacher: Any) -> None:
+def _refuse_layout(strategy: Any, teacher: Any) -> None:
     """Check the teacher's layout.
 
     Raises:

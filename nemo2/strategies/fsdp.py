@@ -105,7 +105,7 @@ class FSDPStrategy(TorchShardedStrategy):
             device_mesh=sharding_mesh(1, self.root_device.type)["shard"],
         )
         if not isinstance(model, MegatronModule):
-            _lead_steps_through(wrapped, model)
+            _run_steps_inside_forward(wrapped, model)
         return wrapped
 
     def _offloading(self) -> CPUOffload:
@@ -142,7 +142,7 @@ def _trains_itself(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
-def _lead_steps_through(wrapped: FullyShardedDataParallel, module: nn.Module) -> None:
+def _run_steps_inside_forward(wrapped: FullyShardedDataParallel, module: nn.Module) -> None:
     """Run the module's steps inside the wrapper's forward, because torch gathers parameters only there."""
 
     def led(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from nemo2.errors import ConfigError
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.strategies.megatron_config import strictness_of
 
-_KEPT_AS: Mapping[str, str] = {
+_STORED_AS: Mapping[str, str] = {
     "ckpt_load_optimizer": "form.load_optimizer",
     "ckpt_save_optimizer": "form.save_optimizer",
     "ckpt_load_main_params": "form.load_main_params",
@@ -28,11 +28,10 @@ _KEPT_AS: Mapping[str, str] = {
     "ckpt_save_part": "form.part",
     "ckpt_async_save": "async_save",
     "ddp": "ddp_config",
-    "use_gloo_process_groups": "_use_gloo_process_groups",
     "megatron_log_level": "_megatron_log_level",
 }
 """Arguments that are stored only under another name."""
-_WRITABLE = frozenset(_KEPT_AS) - {"ddp", "ckpt_async_save", "use_gloo_process_groups"}
+_WRITABLE = frozenset(_STORED_AS) - {"ddp", "ckpt_async_save"}
 _SIZES = frozenset(ParallelismConfig.__annotations__) - {"pipeline_model_parallel_comm_backend"}
 
 
@@ -48,8 +47,8 @@ class LiveSettings:
             return self.parallelism.pipeline_dtype or _dtype_of(self)
         if name in _SIZES:
             return getattr(self.parallelism, name)
-        if name in _KEPT_AS:
-            owner, attribute = _place(self, name)
+        if name in _STORED_AS:
+            owner, attribute = _owner(self, name)
             return owner.__dict__.get(attribute, _default(type(self), name))
         if name in parameter_names(type(self)):
             return (captured_arguments(self) or {}).get(name, _default(type(self), name))
@@ -73,7 +72,7 @@ class LiveSettings:
         if name in _SIZES:
             self._resize(name, value)
         elif name in _WRITABLE:
-            owner, attribute = _place(self, name)
+            owner, attribute = _owner(self, name)
             owner.__dict__[attribute] = strictness_of(value) if name == "ckpt_load_strictness" else value
         else:
             raise ConfigError(
@@ -113,10 +112,10 @@ class LiveSettings:
         )
 
 
-def _place(strategy: Any, name: str) -> tuple[Any, str]:
+def _owner(strategy: Any, name: str) -> tuple[Any, str]:
     """The object that stores an argument, the strategy or the form of its checkpoints, and the argument's name
     there."""
-    owner, _, attribute = _KEPT_AS[name].rpartition(".")
+    owner, _, attribute = _STORED_AS[name].rpartition(".")
     return (strategy.__dict__[owner] if owner else strategy), attribute
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves and checks the arguments of `MegatronStrategy`."""
 
+from collections.abc import Mapping
 from typing import Any, Optional, Union
 
 from megatron.core.dist_checkpointing.validation import StrictHandling
@@ -50,11 +51,11 @@ def strictness_of(requested: Optional[Union[str, bool]]) -> Optional[str]:
         return None
     if requested is False:
         return StrictHandling.LOG_ALL.value
-    known = [item.value for item in StrictHandling]
-    if requested not in known:
+    names = [item.value for item in StrictHandling]
+    if requested not in names:
         raise ConfigError(
             f"strategy.ckpt_load_strictness={requested!r}: must be None or one of "
-            f"{', '.join(known)}{did_you_mean(requested, known, listed=True)}"
+            f"{', '.join(names)}{did_you_mean(requested, names, listed=True)}"
         )
     return requested
 
@@ -92,7 +93,7 @@ def ddp_config_of(ddp: Any) -> DistributedDataParallelConfig:
     )
 
 
-def one_number_of_instances(instances: int, ddp_config: DistributedDataParallelConfig) -> int:
+def unify_num_instances(instances: int, ddp_config: DistributedDataParallelConfig) -> int:
     """Unify the strategy's and the buffers' number of optimizer instances, by which groups are created.
 
     1, the strategy's default, means the value of ``ddp_config``.
@@ -110,21 +111,21 @@ def one_number_of_instances(instances: int, ddp_config: DistributedDataParallelC
     return instances
 
 
-def refuse_out_of_range(**arguments: Any) -> None:
+def refuse_unsupported_values(arguments: Mapping[str, Any]) -> None:
     """Raise an error for each argument whose value Megatron-Core doesn't support."""
-    known: dict[str, tuple[Any, ...]] = {
+    allowed: dict[str, tuple[Any, ...]] = {
         "pipeline_model_parallel_comm_backend": (None, "nccl", "ucc"),
         "megatron_log_level": (0, 1, 2),
     }
     if problems := [
-        f"strategy.{name}={value!r}: must be {', '.join(map(repr, known[name][:-1]))} or {known[name][-1]!r}."
-        for name, value in arguments.items()
-        if value not in known[name]
+        f"strategy.{name}={arguments[name]!r}: must be {', '.join(map(repr, values[:-1]))} or {values[-1]!r}."
+        for name, values in allowed.items()
+        if arguments[name] not in values
     ]:
         raise ConfigError(" ".join(problems))
 
 
-def refuse_what_is_gone(**arguments: Any) -> None:
+def refuse_removed_arguments(arguments: Mapping[str, Any]) -> None:
     """Raise an error for each argument that Megatron-Core has removed or that nemo2 replaces."""
     why = {
         "moe_extended_tp": "Megatron-Core no longer supports it. Set expert_tensor_parallel_size to shard experts",

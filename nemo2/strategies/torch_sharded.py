@@ -15,12 +15,9 @@ from typing import Any, ClassVar, Optional
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
-from lightning.pytorch.strategies.ddp import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.dtensors import DTensorForm
@@ -31,23 +28,19 @@ from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjust_to
 from nemo2.config.requested import at
 from nemo2.errors import ConfigError
-from nemo2.optim.base import OptimizerModule
 from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.cuda_graphs import kind_of
-from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.layout import Layout, ParallelismConfig
-from nemo2.parallel.megatron_parallel import MegatronParallel
 from nemo2.parallel.plain_chunk import PlainChunk
-from nemo2.parallel.sharded_chunk import ShardedChunk, keep_masters_in_fp32, stand_ins
+from nemo2.parallel.sharded_chunk import ShardedChunk, convert_masters_to_fp32, meta_parameters
 from nemo2.parallel.stored_names import stored_chunk
-from nemo2.parallel.transform import record_of, refuse_reading_weights, transform_of
+from nemo2.parallel.transform import record_of, refuse_reading_weights
 from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 from nemo2.settle.rows import without_gradient_buffers
 from nemo2.settle.run_settings import RunSettings
 from nemo2.settle.settling import write_parallelism
-from nemo2.strategies.checkpoints import Checkpoints
-from nemo2.strategies.world import collective_timeout
+from nemo2.strategies.base import BaseStrategy
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forward_step")
 """Methods of a user's module that may use its layers outside of its ``forward``."""
@@ -55,7 +48,16 @@ NO_SECOND_MEMORY = "CPU ranks already keep their shards in the CPU's memory"
 """The reason why shards of CPU ranks can't be offloaded."""
 
 
-class TorchShardedStrategy(Checkpoints):
+def _form_setting(name: str, doc: str) -> Any:
+    """A setting of the strategy's form, which may be set until it is used."""
+    return property(
+        lambda strategy: getattr(strategy.form, name),
+        lambda strategy, value: setattr(strategy.form, name, value),
+        doc=doc,
+    )
+
+
+class TorchShardedStrategy(BaseStrategy):
     """Base class of strategies whose models torch shards. Subclasses define `shard`.
 
     Args:
@@ -88,8 +90,11 @@ class TorchShardedStrategy(Checkpoints):
         super().__init__(
             parallel_devices=parallel_devices,
             cluster_environment=cluster_environment,
+            data_sampler=data_sampler,
+            restore_config=restore_config,
+            replace_progress_bar=replace_progress_bar,
+            progress_interval=progress_interval,
             process_group_backend=process_group_backend,
-            timeout=collective_timeout(),
         )
         if checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
             raise ConfigError(
@@ -97,36 +102,13 @@ class TorchShardedStrategy(Checkpoints):
                 "TorchCheckpointIO. Leave checkpoint_io unset, or pass a subclass of TorchCheckpointIO."
             )
         self.layout = layout
-        self.data_sampler = data_sampler
-        self.restore_config = restore_config
-        self.replace_progress_bar = replace_progress_bar
-        self.progress_interval = progress_interval
-        self.megatron_parallel: Optional[MegatronParallel] = None
-        self.megatron_callbacks = CallbackConnector()
-        self._own_names: set[str] = set()
-        self._groups: dict[str, Any] = {}
         self.form = self.form_of_checkpoints(
             self, load_optimizer=ckpt_load_optimizer, save_optimizer=ckpt_save_optimizer, part=ckpt_save_part
         )
         self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
 
-    @property
-    def ckpt_load_optimizer(self) -> bool:
-        """Whether a load includes the optimizer's state. May be set until the load."""
-        return self.form.load_optimizer
-
-    @ckpt_load_optimizer.setter
-    def ckpt_load_optimizer(self, value: bool) -> None:
-        self.form.load_optimizer = value
-
-    @property
-    def ckpt_save_optimizer(self) -> bool:
-        """Whether saves include the optimizer's state. May be set at any time."""
-        return self.form.save_optimizer
-
-    @ckpt_save_optimizer.setter
-    def ckpt_save_optimizer(self, value: bool) -> None:
-        self.form.save_optimizer = value
+    ckpt_load_optimizer = _form_setting("load_optimizer", "Whether a load includes the optimizer's state.")
+    ckpt_save_optimizer = _form_setting("save_optimizer", "Whether saves include the optimizer's state.")
 
     form: DTensorForm
     form_of_checkpoints: ClassVar[type[DTensorForm]] = DTensorForm
@@ -139,9 +121,8 @@ class TorchShardedStrategy(Checkpoints):
 
     # ------------------------------------------------------------------------------------------------------ building
 
-    def connect(self, model: pl.LightningModule) -> None:
+    def settle(self, model: pl.LightningModule) -> None:
         """Write precision and context parallelism into the configurations of the model and the optimizer."""
-        super().connect(model)
         optim, config = getattr(model, "optim", None), getattr(model, "config", None)
         precision = self.precision_plugin
         if kind_of(config) != "none":
@@ -154,7 +135,7 @@ class TorchShardedStrategy(Checkpoints):
         if isinstance(config, TransformerConfig):
             announce_machine_settings(adjust_to(config, machine.overrides))
         if isinstance(precision, MegatronMixedPrecision):
-            self._refuse_what_torch_does_not_shard(precision)
+            self._refuse_low_precision(precision)
             configs = {"optim.config": getattr(optim, "config", None)}
             if isinstance(config, TransformerConfig):
                 configs["model.config"] = config
@@ -163,12 +144,8 @@ class TorchShardedStrategy(Checkpoints):
             run = RunSettings(parallelism=_parallelism(self.layout), model_config=config, machine=machine)
             write_parallelism(run)
             apply(without_gradient_buffers(type(self).__name__), run)
-        if isinstance(optim, OptimizerModule):
-            self._register(optim, optim.lr_scheduler)
-        if self.replace_progress_bar:
-            self._replace_progress_bar(model.trainer)
 
-    def _refuse_what_torch_does_not_shard(self, precision: MegatronMixedPrecision) -> None:
+    def _refuse_low_precision(self, precision: MegatronMixedPrecision) -> None:
         for name in ("fp8", "fp4"):
             value = getattr(precision.dtype_config, name)
             if value is not None:
@@ -177,37 +154,36 @@ class TorchShardedStrategy(Checkpoints):
                     f"Leave {name} unset, or use MegatronStrategy."
                 )
 
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Build and shard the model, make the optimizer, and turn off Lightning's own backward."""
-        assert self.accelerator is not None and self.lightning_module is not None
-        self.accelerator.setup(trainer)
-        self.trainer = trainer
-        callbacks = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        self._register(*callbacks, getattr(trainer, "datamodule", None), self.data_sampler)
-        precision = self.precision_plugin
-        if not isinstance(self.model, MegatronParallel):
-            self.megatron_parallel = MegatronParallel(
-                self.lightning_module,
-                precision_plugin=precision if isinstance(precision, MegatronMixedPrecision) else None,
-                callbacks=self.megatron_callbacks,
-                device=self.root_device,
-                wrap_chunk=self._wrap_chunk,
-                transform=transform_of(self.lightning_module, callbacks),
-            )
-            self.model = self.megatron_parallel
-        if trainer.state.fn == TrainerFn.FITTING:
-            self._prepare_training(trainer)
-            self.setup_optimizers(trainer)
-        if self.restore_config is not None and not trainer.ckpt_path:
-            self.selective_restore()
+    def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
+        built = self.megatron_parallel
+        if built is None or built.pl_module is not self.lightning_module:
+            super().setup_megatron_parallel(trainer, wrap=wrap)
+            return
+        self.model = built  # torch shards a model once
+        for part in built.modules() if wrap else ():
+            if isinstance(part, FullyShardedDataParallel):
+                raise ConfigError(
+                    f"{type(self).__name__}: this model was used before, and its parameters may be gathered, which the "
+                    "optimizer can't update. Create the model anew and load a checkpoint, or use FSDP2Strategy."
+                )
+            if isinstance(part, FSDPModule):
+                part.reshard()  # after an evaluation the root's parameters are still gathered
+
+    def chunk_options(self, *, wrap: bool) -> dict[str, Any]:
+        return {"wrap_chunk": self._wrap_chunk}
 
     def _wrap_chunk(self, config: TransformerConfig, core: nn.Module) -> ShardedChunk:
+        if any(isinstance(part, FSDPModule | FullyShardedDataParallel) for part in core.modules()):
+            raise ConfigError(
+                f"{type(self).__name__}: this model was sharded by another trainer's strategy. Use that trainer again, or "
+                "create the model anew and load a checkpoint."
+            )
         if (record := record_of(core)) is not None and self.shard_group is not None:
             refuse_reading_weights(record.by, under=type(self).__name__)
-        self._start_alike(core)
-        keep_masters_in_fp32(core, frozen_too=self._one_dtype)
+        self._broadcast_parameters(core)
+        convert_masters_to_fp32(core, frozen_too=self._one_dtype)
         self.form.chunk = stored_chunk(core)
-        unsharded = stand_ins(core) if self.shard_group is not None else None
+        unsharded = meta_parameters(core) if self.shard_group is not None else None
         # The user's own module is sharded itself, because its steps call its layers directly rather than through the
         # surrounding chunk.
         if isinstance(core, PlainChunk):
@@ -229,7 +205,7 @@ class TorchShardedStrategy(Checkpoints):
         return torch.distributed.get_world_size() // self.layout.tp
 
     @staticmethod
-    def _start_alike(core: nn.Module) -> None:
+    def _broadcast_parameters(core: nn.Module) -> None:
         """Broadcast rank 0's values, because the user's own module may have been created before seeding."""
         if torch.distributed.get_world_size() > 1:
             for tensor in [*core.parameters(), *core.buffers()]:
@@ -246,45 +222,12 @@ class TorchShardedStrategy(Checkpoints):
             param_dtype=dtypes.params_dtype, reduce_dtype=reduce_dtype, output_dtype=torch.float32
         )
 
-    def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Make the optimizer of the module's ``optim``, or take that of its ``configure_optimizers``, over the sharded
-        parameters.
-
-        Raises:
-            ConfigError: there are several optimizers, or 16-bit gradients without loss scaling.
-        """
-        assert self.lightning_module is not None and self.megatron_parallel is not None
-        optim = getattr(self.lightning_module, "optim", None)
+    def connect_optimizer(self) -> None:
+        assert self.megatron_parallel is not None
+        [optimizer] = self.optimizers
+        if not isinstance(optimizer, ShardedOptimizer):
+            self.optimizers = [ShardedOptimizer(optimizer, shard_group=self.shard_group)]
         config: Any = self.megatron_parallel.config
-        if isinstance(optim, OptimizerModule):
-            optim.schedule_over(trainer.max_steps)
-        if isinstance(optim, OptimizerModule) and not optim.makes_torch_optimizers:
-            entries = optim(self.lightning_module, self.megatron_parallel)
-            if len(entries) != 1:
-                raise ConfigError(
-                    f"{type(optim).__name__} made {len(entries)} optimizers, but {type(self).__name__} supports one. "
-                    "Return a single optimizer."
-                )
-            entry = dict(entries[0])
-            self.optimizers = [entry.pop("optimizer")]
-            scheduled = entry.pop("lr_scheduler", entry) or {}
-            if "scheduler" in scheduled:
-                self.lr_scheduler_configs = [LRSchedulerConfig(**scheduled)]
-        else:
-            super(DDPStrategy, self).setup_optimizers(trainer)
-            if getattr(config, "fp16", False):
-                raise ConfigError(
-                    "trainer.plugins.precision='16-mixed' requires an optimizer that scales the loss, but this module "
-                    "has a torch optimizer, so small gradients would underflow. Give the module "
-                    "`optim=MegatronOptimizerModule(...)`, or use 'bf16-mixed'."
-                )
-        if len(self.optimizers) != 1:
-            raise ConfigError(
-                f"configure_optimizers returned {len(self.optimizers)} optimizers, but {type(self).__name__} supports "
-                "one. Return a single optimizer."
-            )
-        if not isinstance(self.optimizers[0], ShardedOptimizer):
-            self.optimizers = [ShardedOptimizer(self.optimizers[0], shard_group=self.shard_group)]
         config.grad_scale_func = self.form.optimizer.scale_loss
 
 

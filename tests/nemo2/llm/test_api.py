@@ -158,14 +158,14 @@ def test_a_run_is_resumed_by_its_name_finished_once_and_then_validated(run_on_ra
 
 def test_a_run_that_saves_nothing_says_so_unless_that_is_asked_for(caplog):
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.llm.api import _say_where_nothing_is_saved
+    from nemo2.llm.api import _warn_without_checkpoints
     from nemo2.strategy import MegatronStrategy
     from nemo2.trainer import Trainer
 
     for asked in ({"enable_checkpointing": False}, {"callbacks": [ModelCheckpoint()]}):
-        _say_where_nothing_is_saved(Trainer(devices=1, strategy=MegatronStrategy(), **asked))
+        _warn_without_checkpoints(Trainer(devices=1, strategy=MegatronStrategy(), **asked))
     assert not caplog.text
-    _say_where_nothing_is_saved(Trainer(devices=1, strategy=MegatronStrategy()))
+    _warn_without_checkpoints(Trainer(devices=1, strategy=MegatronStrategy()))
     assert "This run saves no checkpoint. Set log=NeMoLogger(ckpt=ModelCheckpoint())" in caplog.text
 
 

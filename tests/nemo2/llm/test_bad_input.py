@@ -129,7 +129,7 @@ def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path: Path) -> 
 def test_what_is_there_to_write_to_and_to_read_is_looked_at_first(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a directory"):
         llm.generate(str(checkpoint), prompts=["ab"], output_path=str(tmp_path))
-    for name, text in {"none": None, "empty": "", "broken": "{"}.items():
+    for name, text in {"none": None, "empty": "", "broken": "{", "null": '{"input": null}'}.items():
         if text is not None:
             (tmp_path / name).write_text(text)
         with pytest.raises(Nemo2Error, match=f"{name}.*(can't be read|is empty|must be a JSON object)"):

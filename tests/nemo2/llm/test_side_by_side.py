@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Any
 
-from nemo2.llm.side_by_side import names_of, side_by_side
+from nemo2.llm.side_by_side import side_by_side
 from nemo2.models.generate import Generation
 from support import answering_runs
 
@@ -29,12 +29,6 @@ def test_each_text_stands_under_its_checkpoint_and_markup_in_it_is_text() -> Non
     ):
         assert words in text
     assert "<script>" not in text and text.count("<article>") == 4 and "temperature 0" in text
-
-
-def test_names_are_as_long_as_it_takes_to_tell_them_apart() -> None:
-    assert names_of([Path("/runs/a/checkpoints/step=2"), Path("/runs/b/checkpoints/step=4")]) == ["step=2", "step=4"]
-    assert names_of([Path("/runs/a/last"), Path("/runs/b/last")]) == ["a/last", "b/last"]
-    assert len(set(names_of([Path("/runs/a"), Path("/runs/a")]))) == 2
 
 
 def written(directory: str) -> dict[str, Any]:

@@ -33,10 +33,10 @@ class StandIn:
 
         from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-        import nemo2.strategies.world as world
         from nemo2.backend.cpu import CpuBackend
+        from nemo2.strategies import base
 
-        overrides, seed = CpuBackend.config_overrides, world.seed_random_streams
+        overrides, seed = CpuBackend.config_overrides, base.seed_random_streams
 
         def honest(backend: Any) -> Any:
             return {name: value for name, value in overrides(backend).items() if "cuda_graph" not in name}
@@ -47,7 +47,7 @@ class StandIn:
             # Megatron-Core asserts a tracker whose state lives on a GPU, or this.
             get_cuda_rng_tracker().is_inference_rng_tracker = True  # pyright: ignore[reportOptionalMemberAccess]
 
-        with patch.object(CpuBackend, "config_overrides", honest), patch.object(world, "seed_random_streams", seeded):
+        with patch.object(CpuBackend, "config_overrides", honest), patch.object(base, "seed_random_streams", seeded):
             yield self
 
     @contextlib.contextmanager

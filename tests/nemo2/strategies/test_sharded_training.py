@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from support import collectives, sharded_runs
+from nemo2.errors import ConfigError
+from support import collectives, sharded_runs, small_runs
 
 SHARDED = ["FSDP2Strategy", "FSDPStrategy", "Megatron-FSDP", "Megatron-FSDP, ZeRO-2", "Megatron-FSDP, ZeRO-1"]
 TIED: dict[str, Any] = {"share_embeddings_and_output_weights": True, "calculate_per_token_loss": True}
@@ -115,3 +116,39 @@ def test_the_norm_counts_every_element_once():
     parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0, 0.0]), torch.full((2, 2), 2.0)
     assert global_norm(parameters) == pytest.approx(5.0)
+
+
+def used_again(kind: str) -> dict[str, Any]:
+    def trainer(max_steps: int) -> Any:
+        strategy = sharded_runs.strategies()[kind]()
+        return small_runs.build_trainer(max_steps=max_steps, strategy=strategy, trainer={"limit_val_batches": 1})
+
+    small_runs.quiet()
+    model, data, first = small_runs.build_llama(distributed=True), small_runs.TokenData(), trainer(2)
+    first.fit(model, data)
+    losses = [first.validate(model, data, verbose=False)[0]["val_loss"]]
+    refused = ""
+    try:
+        first.fit_loop.epoch_loop.max_steps = 3
+        first.fit(model, data)
+        losses.append(first.validate(model, data, verbose=False)[0]["val_loss"])
+        trainer(2).fit(model, data)
+    except ConfigError as error:
+        refused = str(error)
+    small_runs.release()
+    return {"losses": losses, "refused": refused}
+
+
+def all_used_again() -> dict[str, Any]:
+    return {kind: used_again(kind) for kind in (*SHARDED[:3], "MegatronStrategy")}
+
+
+def test_a_trainer_validates_and_goes_on_with_the_model_that_it_has_sharded(run_on_ranks):
+    runs = run_on_ranks(all_used_again, 2, timeout=280)[0]
+    once, twice = runs["MegatronStrategy"]["losses"]
+    assert once != twice
+    assert runs["FSDP2Strategy"]["losses"] == pytest.approx([once, twice], rel=1e-5)
+    assert "another trainer" in runs["FSDP2Strategy"]["refused"]
+    for kind in ("FSDPStrategy", "Megatron-FSDP"):
+        assert runs[kind]["losses"] == pytest.approx([once], rel=1e-5)
+        assert "Create the model anew" in runs[kind]["refused"]

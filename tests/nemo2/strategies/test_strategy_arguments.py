@@ -163,7 +163,7 @@ def without_optimizers() -> dict[str, Any]:
 
 
 def timed(log_level: int) -> list[str]:
-    with heard("nemo2.strategies.timers") as said:
+    with heard("nemo2.strategies.metrics") as said:
         fit(max_steps=2, pipeline_model_parallel_size=2, megatron_log_level=log_level)
     return said
 
