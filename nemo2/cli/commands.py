@@ -85,14 +85,15 @@ class _Parsed:
         from nemo2.errors import ConfigError
         from nemo2.names import did_you_mean
 
-        known = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
+        spellings = (name for one in self.params for name in (*one.opts, *one.secondary_opts))
+        known = [name for name in spellings if name.startswith("--")]
         words = ctx.command_path.removeprefix("nemo2 ")
         refuse_moved(f"{words} {option}")
         name, written = option.lstrip("-"), _value_of(option, args)
         if self._takes_changes and (paths := _paths_in_recipe(name, args)):
             spelled = " or ".join(f"{path}={written}" for path in paths)
             raise ConfigError(f"{option}: {ctx.command_path} has no such option. Write {spelled}") from error
-        close = did_you_mean(option, known) if len(known) > 12 else "."
+        close = did_you_mean(option, known, listed=True)
         also = (
             " To change a field of the recipe, write its path, for example trainer.max_steps=100."
             if self._takes_changes

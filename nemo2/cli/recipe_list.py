@@ -3,7 +3,6 @@
 
 import fnmatch
 import re
-import shutil
 import sys
 from typing import Annotated, Any, Optional
 
@@ -250,22 +249,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Aligned columns, with a bold header on a terminal. If a recipe is the user's own, the last column names its
     origin.
 
-    GiB is the rehearsed peak of the fullest GPU; "!" marks a peak that leaves less than `HEADROOM` free. A narrow
-    terminal drops columns in the order of `_FIRST_TO_GO`, until a row fits on a line.
+    GiB is the rehearsed peak of the fullest GPU; "!" marks a peak that leaves less than `HEADROOM` free.
     """
     texts = [{**item, "parameters": short_count(item["parameters"]), "GiB": _gib(item)} for item in rows]
-    shown = _that_fit([*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])], texts)
+    shown = [*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])]
     cells = [[item[name] for name in shown] for item in texts]
-    right, folds = [shown.index(name) for name in _RIGHT if name in shown], shown.index("layout")
-    return "\n".join(columns(cells, head=shown, right=right, folds=folds, colours=sys.stdout.isatty()))
-
-
-def _that_fit(shown: list[str], texts: list[dict[str, Any]]) -> list[str]:
-    """The columns that fit on a line of this terminal; all of them in a file or a pipe."""
-    if not sys.stdout.isatty():
-        return shown
-    widths = {name: max([len(name), *(len(str(item[name])) for item in texts)]) + 2 for name in shown}
-    for gone in _FIRST_TO_GO:
-        if sum(widths[name] for name in shown) - 2 > shutil.get_terminal_size().columns:
-            shown = [name for name in shown if name != gone]
-    return shown
+    right, folds = map(shown.index, _RIGHT), shown.index("layout")
+    colours = sys.stdout.isatty()
+    return "\n".join(columns(cells, head=shown, right=right, folds=folds, optional=_FIRST_TO_GO, colours=colours))

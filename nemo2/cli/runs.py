@@ -40,7 +40,7 @@ def list_runs(
     """
     from nemo2.cli.recipe_list import matches
     from nemo2.columns import columns
-    from nemo2.run_dir.compare import COLUMNS, rows_of, summary
+    from nemo2.run_dir.compare import COLUMNS, FIRST_TO_GO, rows_of, summary
     from nemo2.run_dir.run_folder import RunFolder
 
     if submitted:
@@ -51,7 +51,8 @@ def list_runs(
     ]
     told = sorted((summary(RunFolder(run)) for run in found), key=lambda one: -(one["written"] or 0.0))[:most]
     rows = [[one["name"], *row, one["folder"]] for one, row in zip(told, rows_of(told), strict=True)]
-    text = "\n".join(columns(rows, head=["name", *COLUMNS, "folder"], right=range(1, 6), folds=7))
+    head = ["name", *COLUMNS, "folder"]
+    text = "\n".join(columns(rows, head=head, right=range(1, 6), folds=7, optional=FIRST_TO_GO))
     if not told:
         text = "No runs below the working directory" + ("." if pattern is None else f" whose name matches {pattern!r}.")
     if count := len(slurm.submissions()):
@@ -77,6 +78,7 @@ def compare(
     from nemo2.errors import ConfigError
     from nemo2.run_dir.compare import (
         COLUMNS,
+        FIRST_TO_GO,
         comparison_page,
         differences,
         labels,
@@ -100,7 +102,7 @@ def compare(
     told = [summary(run) for run in found]
     common = losses_at_one_step(found)
     rows = [[name, *row] for name, row in zip(called, rows_of(told), strict=True)]
-    lines = columns(rows, head=["run", *COLUMNS], right=range(1, 6))
+    lines = columns(rows, head=["run", *COLUMNS], right=range(1, 6), folds=0, optional=FIRST_TO_GO)
     at = None
     if common is not None:
         at = {"step": common[0], "loss": dict(zip(called, common[1], strict=True))}

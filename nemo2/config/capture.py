@@ -19,7 +19,7 @@ from typing import Any, TypeVar, overload
 from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
 from nemo2.config.attributes import guard
 from nemo2.config.dtypes import read_dtype
-from nemo2.config.homes import homes_of
+from nemo2.config.homes import homes_of, usual_class_with
 from nemo2.config.provenance import Call, line_of_caller, note_call, note_own_changes, record_of
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import did_you_mean
@@ -279,6 +279,8 @@ def _hint(target: Any, name: str) -> str:
         return f": {reason}"
     if homes := homes_of(name, besides=target):
         return f": it is a field of another part. Set {' or '.join(homes)}."
+    if usual := usual_class_with(name, in_place_of=target):
+        return f": only {usual} has it. Remove it, or use {usual}."
     return did_you_mean(name, [known for known in (*parameter_names(target), *aliases_of(target)) if known != name])
 
 

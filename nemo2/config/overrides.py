@@ -366,6 +366,8 @@ def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
     try:
         fitted = typed(value, hint, text=text)
     except WrongType as error:
+        if str(error).endswith("?"):  # with the nearest names
+            raise
         raise WrongType(f"{_dotted_end(error)} For example {path}={describe(hint)[1]}") from None
     current = place.read() if hint is Any else None
     if isinstance(current, float) and isinstance(fitted, int) and not isinstance(fitted, bool):

@@ -15,8 +15,8 @@ from typing import Any
 
 from nemo2.config.capture import is_configurable
 from nemo2.config.dtypes import named_dtype
-from nemo2.config.factories import factory_names, made_by_name
-from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, part_classes, without_annotated
+from nemo2.config.factories import factory_names, made_by_name, requested_classes
+from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, without_annotated
 from nemo2.names import a, did_you_mean, shortened
 
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
@@ -36,7 +36,7 @@ def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
     """
     hint = without_annotated(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(value, str) and (classes := part_classes(hint)):
+    if isinstance(value, str) and (classes := requested_classes(value, hint)):
         return made_by_name(value, classes, fit=typed)
     if hint is Any or isinstance(hint, str | typing.TypeVar | typing.ForwardRef) or hint is inspect.Parameter.empty:
         return value

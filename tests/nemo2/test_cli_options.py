@@ -121,6 +121,15 @@ def test_a_file_to_write_gets_its_folders_and_a_place_for_none_is_refused_before
     assert (tmp_path / "folder" / "own_a.py").is_file()
 
 
+@pytest.mark.parametrize("words", VERBS)
+def test_a_misspelled_option_gets_the_nearest_of_its_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spellings = (name for one in typer_commands()[words].params for name in (*one.opts, *one.secondary_opts))
+    option = max((name for name in spellings if name.startswith("--")), key=len, default="--help")
+    assert main([*words.split(), option[:-1]]) == 2
+    told = capsys.readouterr().err
+    assert f"has no option {option[:-1]}; did you mean {option!r}" in told and told.count("--help") == 1
+
+
 def as_typed(words: str) -> Callable[..., Any]:
     return commands()[words]
 
