@@ -221,7 +221,7 @@ class Writer:
             name = step[1:]
             if not step.startswith("."):
                 items.append(("", written))
-            elif keyword.iskeyword(name):
+            elif not is_plain_name(name):
                 odd.append((f"{quoted(name)}: ", written))
             else:
                 items.append((f"{name}=", written))
@@ -332,6 +332,12 @@ def flat(expression: Expression) -> str:
         return expression
     items = ", ".join(f"{before}{flat(item)}" for before, item in expression.items)
     return f"{expression.opening}{items}{expression.closing}"
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether code can write a field's name without quotes. A config of ``dict`` has any text as a field, and a file from
+    elsewhere may choose it."""
+    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 def quoted(text: str) -> str:

@@ -13,11 +13,21 @@ from typing import Any, Literal, NamedTuple
 
 import fiddle as fdl
 
-from nemo2.config.codegen import Group, Imports, Writer, layout, quoted, run_function, same_tree, shared_values
+from nemo2.config.codegen import (
+    Group,
+    Imports,
+    Writer,
+    is_plain_name,
+    layout,
+    quoted,
+    run_function,
+    same_tree,
+    shared_values,
+)
 from nemo2.config.provenance import is_same
 from nemo2.config.show import NOT_SET, TARGET, flatten, format_value, qualified_name
 from nemo2.config.tree import Partial
-from nemo2.config.walk import children
+from nemo2.config.walk import children, iterate_nodes
 from nemo2.errors import ConfigError
 
 
@@ -82,14 +92,15 @@ def edits(old: Any, new: Any) -> list[Edit]:
 def edits_source(old: Any, new: Any, *, name: str = "edit", doc: str = "") -> str:
     """A module with a function that edits the first tree into one equal to the second, in place, and returns it.
 
-    Where the trees call different functions, or share a part between places, the function returns a new tree.
+    Where the trees call different functions, share a part between places, or have a field whose name isn't Python's, the
+    function returns a new tree.
 
     Raises:
         ConfigError: a value has no textual form.
     """
     imports = Imports(taken=[name, "recipe"])
     writer = Writer(imports, new)
-    if _same_target(old, new) and not shared_values(old) and not shared_values(new):
+    if _same_target(old, new) and not any(shared_values(tree) or _has_odd_names(tree) for tree in (old, new)):
         lines = [_statement(step, writer) for step in edits(old, new)]
     else:
         written = writer.whole(new)
@@ -219,6 +230,11 @@ def _default(node: Any, name: str) -> Any:
         return getattr(node, name)
     except (AttributeError, ValueError):
         return NOT_SET
+
+
+def _has_odd_names(tree: Any) -> bool:
+    names = (name for _, node in iterate_nodes(tree) for name in node.__arguments__ if isinstance(name, str))
+    return not all(map(is_plain_name, names))
 
 
 def _name(node: Any) -> str:

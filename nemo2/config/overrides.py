@@ -240,8 +240,9 @@ def _set(recipe: Any, path: str, text: Text, undo: list[tuple[_Place, Any]]) -> 
 def _put(recipe: Any, path: str, value: Any, undo: list[tuple[_Place, Any]]) -> None:
     place = _find(recipe, path, undo)
     carry_over(place.read(), value)
-    undo.append((place, _stored(place)))
-    place.write(value)
+    before = _stored(place)
+    place.write(value)  # a value that the field refuses isn't taken back
+    undo.append((place, before))
 
 
 def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:
