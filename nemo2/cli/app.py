@@ -33,7 +33,7 @@ from nemo2.cli.preview import preview_data
 from nemo2.cli.prune import prune
 from nemo2.cli.recipe_list import list_recipes
 from nemo2.cli.rehearse import rehearse
-from nemo2.cli.runs import cancel, compare, list_runs, report, status, tail
+from nemo2.cli.runs import cancel, compare, list_runs, report, status, tail, trace
 from nemo2.cli.serve import serve
 from nemo2.cli.show import show
 from nemo2.cli.streams import (
@@ -43,7 +43,6 @@ from nemo2.cli.streams import (
     replace_unknown_characters,
     why_output_is_refused,
 )
-from nemo2.cli.trace import trace
 from nemo2.cli.train import finetune, pretrain
 from nemo2.cli.translate import translate
 from nemo2.cli.waiting import waiting_line

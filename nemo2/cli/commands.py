@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn
 
 import typer
@@ -67,19 +68,25 @@ class _Parsed:
         return any(one.name == "overrides" for one in self.params)
 
     def _without_dashes(self, args: list[str]) -> list[str]:
-        """The words with ``--a.b=v`` and ``--a.b v`` as ``a.b=v``, behind the others."""
-        words, changes, rest = [], [], iter(args)
+        """The words with ``--a.b=v`` and ``--a.b v`` as ``a.b=v``, in their order: of two values the last one counts.
+        Changes before the recipe's name are put behind it."""
+        words, early, named, rest = [], [], False, iter(args)
+        with_value = {name for one in self.params if not getattr(one, "is_flag", False) for name in one.opts}
         for word in rest:
             path, equals, value = word.removeprefix("--").partition("=")
-            if not word.startswith("--") or "." not in path:
-                words.append(word)
-                continue
-            if not equals and (value := next(rest, None)) is None:
-                from nemo2.errors import ConfigError
+            if word.startswith("--") and "." in path:
+                if not equals and (value := next(rest, None)) is None:
+                    from nemo2.errors import ConfigError
 
-                raise ConfigError(f"{word}: a change needs a value: {word} VALUE, or {path}=VALUE.")
-            changes.append(f"{path}={value}")
-        return words + changes
+                    raise ConfigError(f"{word}: a change needs a value: {word} VALUE, or {path}=VALUE.")
+                (words if named else early).append(f"{path}={value}")
+                continue
+            words.append(word)
+            if word.startswith("-"):
+                words += islice(rest, int(word in with_value))
+            elif not named:
+                named, words, early = True, words + early, []
+        return words + early
 
     def _refuse(self, ctx: Any, option: str, args: list[str], error: Exception) -> NoReturn:
         from nemo2.errors import ConfigError

@@ -199,6 +199,28 @@ def report(run: Run, *, output: Output = None) -> Result:
     return Result({"path": str(path)}, str(path))
 
 
+def trace(run: str, *, output: Output = None) -> Result:
+    """Report how much communication of a profiled run overlaps computation.
+
+    Also writes an HTML page with a timeline per rank. With --json, writes the page only if you give --output.
+
+    Args:
+        run: A run with traces/ (directory or name), or a directory of rank-N.json files.
+        output: HTML page to write. Default: overlap.html beside the traces.
+
+    Example: nemo2 runs trace nemo_experiments/llama_tiny/2026-01-31_12-00-00
+    """
+    from nemo2.trace.report import PAGE, TRACES, render, rows, text, traces_of
+
+    run_dir = run_folder(run)
+    traces = traces_of(run_dir)
+    if output is None and not as_json():
+        output = (run_dir / TRACES if (run_dir / TRACES).is_dir() else run_dir) / PAGE
+    if output is not None:
+        write_file(output, render(traces, title=f"Overlap: {run_dir.absolute().name}"))
+    return Result(rows(traces), f"{text(traces)}\n{output}")
+
+
 def cancel(run: Run) -> Result:
     """Cancel a submitted run. Its ranks save a checkpoint first, and the run doesn't restart.
 

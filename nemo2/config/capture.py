@@ -24,16 +24,6 @@ from nemo2.config.provenance import Call, line_of_caller, note_call, note_own_ch
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import did_you_mean
 
-__all__ = [
-    "aliases_of",
-    "captured_arguments",
-    "changed_since_made",
-    "configurable",
-    "is_configurable",
-    "made_at",
-    "register_aliases",
-]
-
 _T = TypeVar("_T", bound=Callable[..., Any])
 _WRAPPED = "__nemo2_configurable__"
 _MAX_COMPARED_ITEMS = 10_000
@@ -263,7 +253,11 @@ def real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(target: Any) -> tuple[frozenset[str], bool]:
-    parameters = inspect.signature(target).parameters.values()
+    """The names of the parameters, and whether there may be others."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # dict and other built-in classes have no signature
+        return frozenset(), True
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)), open_ended
 

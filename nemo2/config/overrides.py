@@ -19,7 +19,7 @@ from nemo2.config.aliases import aliases_of, decided_elsewhere, parameter_names
 from nemo2.config.capture import unknown_name
 from nemo2.config.factories import factory_names
 from nemo2.config.located import recorded_at
-from nemo2.config.show import format_value, holds_configs
+from nemo2.config.show import format_value, holds_configs, value_in_effect
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.typed_text import Text, WrongType, part_classes
 from nemo2.config.values import config_class, describe, is_mapping, typed
@@ -46,10 +46,7 @@ class _Place(NamedTuple):
 
     def read(self) -> Any:
         if isinstance(self.owner, fdl.Buildable):
-            try:
-                return getattr(self.owner, self.key)
-            except (AttributeError, ValueError):
-                return _MISSING
+            return value_in_effect(self.owner, self.key, otherwise=_MISSING)
         if isinstance(self.owner, dict):
             return self.owner.get(self.key, _MISSING)
         return self.owner[self.key]

@@ -403,6 +403,15 @@ def test_a_change_in_another_spelling_is_answered_with_the_right_one(
     assert words in capsys.readouterr().err
 
 
+def test_of_two_changes_the_last_counts_with_and_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    for first, last in (
+        ("--trainer.max_steps=7", "trainer.max_steps=8"),
+        ("trainer.max_steps=7", "--trainer.max_steps=8"),
+    ):
+        assert main(["show", "--gpus", "H100x2", "llama_tiny", first, "--flat", last]) == 0
+        assert "trainer.max_steps=8\n" in capsys.readouterr().out
+
+
 def test_a_change_may_have_dashes_and_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["llama_tiny", "--trainer.max_steps", "7"], ["--trainer.max_steps=7", "llama_tiny", "--flat"]):
         assert main(["show", *arguments, *["--flat"] * ("--flat" not in arguments)]) == 0
