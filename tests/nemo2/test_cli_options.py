@@ -18,7 +18,7 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from nemo2.cli import adapter, evaluate, flags, launching
+from nemo2.cli import adapter, check, evaluate, flags, launching
 from nemo2.cli.app import FIRST, VERBS, app, main
 from nemo2.cli.commands import rules_of
 from nemo2.cli.moved import MOVED
@@ -41,6 +41,8 @@ WRITTEN = (flags.Output, flags.Prefix, flags.Html, flags.Folder, flags.FileOrFol
 SHAPED = ("show", "check", "plan", "rehearse", "pretrain", "finetune", "evaluate")
 """Commands that take a recipe and look at it on a machine."""
 ANOTHER_MEANING = {("cluster test", "nodes"), ("data preview", "overrides")}
+HOMES = (launching, flags, evaluate, check)
+"""The modules with the functions that verbs hand their `options` to."""
 _RUNS = "a run: `nemo2 runs` and its metrics.jsonl have its data"
 NO_DATA = {
     **dict.fromkeys(("pretrain", "finetune", "distill"), _RUNS),
@@ -260,7 +262,7 @@ def decided(test: ast.expr) -> tuple[dict[str, bool], dict[str, bool]]:
 
 def names_in(statements: list[Any]) -> set[str]:
     """Options that these statements read: by their names, as a field of `options`, or by handing `options` to a function of
-    `nemo2.cli.launching` or `nemo2.cli.evaluate` that does."""
+    a module of `HOMES` that does."""
     nodes = [node for statement in statements for node in ast.walk(statement)]
     found = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for node in nodes:
@@ -268,7 +270,7 @@ def names_in(statements: list[Any]) -> set[str]:
             found.add(node.attr)
         elif isinstance(node, ast.Call) and any(one.arg == "options" for one in node.keywords):
             assert isinstance(node.func, ast.Name)
-            home = launching if hasattr(launching, node.func.id) else evaluate
+            home = next(module for module in HOMES if hasattr(module, node.func.id))
             [function] = ast.parse(inspect.getsource(getattr(home, node.func.id))).body
             found |= names_in([function])
     return found
