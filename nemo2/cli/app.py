@@ -169,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     replace_unknown_characters()
     try:
         if arguments[:1] == [ASK]:
-            found = candidates(typer.main.get_command(app), arguments[1:])
-            print("\n".join(found), end="\n" if found else "")
+            words = candidates(typer.main.get_command(app), arguments[1:])
+            print("\n".join(words), end="\n" if words else "")
             return 0
         with for_the_command_line(redact_arguments(arguments)), waiting_line("nemo2: loading torch and Megatron-Core"):
             code = _code_of(lambda: app(arguments, prog_name="nemo2"))

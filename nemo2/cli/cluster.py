@@ -67,11 +67,11 @@ def list_clusters() -> Result:
     from nemo2.columns import columns
     from nemo2.launch.clusters import profiles, user_file
 
-    known = profiles()
-    told = [{"name": one.name, "kind": one.values.get("kind"), "file": str(one.file)} for one in known.values()]
+    by_name = profiles()
+    data = [{"name": one.name, "kind": one.values.get("kind"), "file": str(one.file)} for one in by_name.values()]
     none = f"no profiles; add one with `nemo2 cluster add NAME kind=slurm ...`, which writes to {user_file()}"
-    rows = [[str(value) for value in one.values()] for one in told]
-    return Result(told, "\n".join(columns(rows, head=["name", "kind", "file"])) if rows else none)
+    rows = [[str(value) for value in one.values()] for one in data]
+    return Result(data, "\n".join(columns(rows, head=["name", "kind", "file"])) if rows else none)
 
 
 def show_cluster(
@@ -86,10 +86,10 @@ def show_cluster(
     profile = _profile(name)
     values = {key: _without_secrets(value) if key == "env" else value for key, value in profile.values.items()}
     kind = type(built(profile)[0]).__name__
-    told = {"name": name, "file": str(profile.file), "executor": f"nemo_run.{kind}", "values": values}
+    data = {"name": name, "file": str(profile.file), "executor": f"nemo_run.{kind}", "values": values}
     lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
     head = [f"# {profile.file}", f"[clusters.{json.dumps(name)}]"]
-    return Result(told, "\n".join([*head, *lines, f"# creates a nemo_run.{kind}"]))
+    return Result(data, "\n".join([*head, *lines, f"# creates a nemo_run.{kind}"]))
 
 
 def test(
@@ -126,13 +126,13 @@ def _profile(name: str) -> Any:
     from nemo2.launch.clusters import profiles
     from nemo2.names import did_you_mean
 
-    known = profiles()
-    if name not in known:
+    by_name = profiles()
+    if name not in by_name:
         raise ConfigError(
-            f"There is no cluster profile {name!r}{did_you_mean(name, known)} Run `nemo2 cluster list` for all profiles, or "
+            f"There is no cluster profile {name!r}{did_you_mean(name, by_name)} Run `nemo2 cluster list` for all profiles, or "
             f"`nemo2 cluster add {name}` to make one."
         )
-    return known[name]
+    return by_name[name]
 
 
 def _without_secrets(variables: Any) -> Any:

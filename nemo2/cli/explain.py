@@ -32,14 +32,14 @@ def reasons(recipe: Any, gpus: Optional[str], field: str, executor: Optional[str
     return Result(_as_data(settings, effective, size), text + refused)
 
 
-def _as_data(found: list[Any], effective: Any, size: int) -> dict[str, Any]:
+def _as_data(settings: list[Any], effective: Any, size: int) -> dict[str, Any]:
     from nemo2.config.show import plain
 
     def layers(one: Any) -> list[dict[str, Any]]:
         return [{"value": plain(layer.value), "who": layer.who, "requested": layer.requested} for layer in one.layers]
 
     return {
-        "settings": [{"path": one.path, "value": plain(one.effective), "layers": layers(one)} for one in found],
+        "settings": [{"path": one.path, "value": plain(one.effective), "layers": layers(one)} for one in settings],
         "machine": effective.machine.describe(),
         "ranks": size,
         "layout": effective.layout.describe(),
@@ -57,7 +57,7 @@ def _variables(recipe: Any, gpus: Optional[str], executor: Optional[str], plugin
     made_executor, _, machine = place_of(executor, None)
     machine = machine_of(gpus) if gpus else machine
     devices, nodes, _ = apply_shape(recipe, machine, devices=None, nodes=None, name=None)
-    found = given_variables(
+    settings = given_variables(
         recipe,
         None if made_executor in (None, "local") else made_executor.clone(),
         machine,
@@ -67,7 +67,7 @@ def _variables(recipe: Any, gpus: Optional[str], executor: Optional[str], plugin
         profile=executor or "",
     )
     where = f"{nodes} node{'s' if nodes > 1 else ''} x {machine.counted(devices)}"
-    text = "\n".join([*lines(found), f"\nOn {where}; the first line of each is the value that the ranks get."])
-    by_name = {variable: [one._asdict() for one in values] for variable, values in found.items()}
+    text = "\n".join([*lines(settings), f"\nOn {where}; the first line of each is the value that the ranks get."])
+    by_name = {variable: [one._asdict() for one in values] for variable, values in settings.items()}
     data = {"variables": by_name, "machine": where}
-    return Result(data, text if found else f"nemo2 sets no variables for {where}.")
+    return Result(data, text if settings else f"nemo2 sets no variables for {where}.")

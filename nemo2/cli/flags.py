@@ -151,12 +151,12 @@ def spread(
         if not said(trainer, "devices"):
             trainer.devices = min(devices_of(trainer.devices, machine), most)
     if said(trainer, "num_nodes"):
-        asked = trainer.num_nodes
-        per_node = devices_of(trainer.devices, machine) if said(trainer, "devices") else count // asked
-        if asked * per_node != count:
+        num_nodes = trainer.num_nodes
+        per_node = devices_of(trainer.devices, machine) if said(trainer, "devices") else count // num_nodes
+        if num_nodes * per_node != count:
             raise ConfigError(
-                f"{option}: {count} GPUs aren't {asked} nodes of {max(per_node, 1)} (trainer.num_nodes, trainer.devices): leave "
-                "one of them out."
+                f"{option}: {count} GPUs aren't {num_nodes} nodes of {max(per_node, 1)} (trainer.num_nodes, trainer.devices): "
+                "leave one of them out."
             )
         if trainer.devices != per_node:
             put(trainer, "devices", per_node, option=option, path="trainer.devices")

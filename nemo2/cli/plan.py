@@ -72,7 +72,7 @@ def plan(
     failures = Failures.of_llama3(
         save_seconds=save, restart_seconds=restart, **({"per_gpu_hour": 1 / mtbf} if mtbf else {})
     )
-    made = make(
+    predicted = make(
         recipe,
         name=name,
         gpus=kind,
@@ -81,7 +81,7 @@ def plan(
         failures=failures,
         headroom=headroom,
     )
-    return Result(made.to_dict(), render(made), int(not made.fits))
+    return Result(predicted.to_dict(), render(predicted), int(not predicted.fits))
 
 
 def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path]) -> Result:
@@ -93,12 +93,12 @@ def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, h
     from nemo2.settle import Machine, on
 
     subject = read_recipe(on(recipe, Machine.named(kind)), gpu(kind))
-    found = look(subject, limit=limit, headroom=headroom)
+    candidates = look(subject, limit=limit, headroom=headroom)
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
-    text = render_search(found, title=title)
+    text = render_search(candidates, title=title)
     if html is not None:
         from nemo2.planner.page import render_page
 
-        write_file(html, render_page(found, title=title))
+        write_file(html, render_page(candidates, title=title))
         text += f"\npage: {html}"
-    return Result(as_dict(found), text)
+    return Result(as_dict(candidates), text)

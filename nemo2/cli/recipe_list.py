@@ -65,7 +65,7 @@ def list_recipes(
         item["peak_gib"] = None if peak is None else round(peak / GIB, 1)
         # Without --fits, for the GPU that the recipes are laid out for.
         item["memory"] = None if peak is None else answer_of(peak, memory)
-    found = [
+    matching = [
         item
         for item in rows
         if (pattern is None or matches(pattern, item["name"]) or matches(pattern, item["family"]))
@@ -78,7 +78,7 @@ def list_recipes(
     ]
     for problem in problems:
         print(f"not listed: {problem}", file=sys.stderr)
-    if not found and len(rows) > 0:
+    if not matching and len(rows) > 0:
         from nemo2.errors import ConfigError
         from nemo2.names import did_you_mean
 
@@ -87,8 +87,8 @@ def list_recipes(
         raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, [item['name'] for item in rows])}")
     none = "You have no recipes of your own. `nemo2 new-recipe NAME --from RECIPE` creates one."
     legend = f"\n! leaves less than {HEADROOM:.0%} of an {DEFAULT}'s {memory / GIB:.0f} GiB free"
-    text = table(found) + (legend if {one["memory"] for one in found} - {"fits", None} else "")
-    return Result(found, text if found or problems else none)
+    text = table(matching) + (legend if {one["memory"] for one in matching} - {"fits", None} else "")
+    return Result(matching, text if matching or problems else none)
 
 
 def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, Any]], list[str]]:
@@ -103,13 +103,13 @@ def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, A
     for name, source in sorted(sources.items()):
         try:
             recipe = source.load()
-            found = _of_facts(recipe, finetune)
-            if not found and not finetune and hasattr(recipe.home, "pretrain_recipe"):
-                found = [row_of_tree(recipe.pretrain_recipe())]
+            own_rows = _of_facts(recipe, finetune)
+            if not own_rows and not finetune and hasattr(recipe.home, "pretrain_recipe"):
+                own_rows = [row_of_tree(recipe.pretrain_recipe())]
         except ConfigError as error:  # one broken recipe must not hide the others
             problems.append(f"{name}: {error}")
         else:
-            rows += [{**item, "name": _renamed(item, name), "origin": source.origin} for item in found]
+            rows += [{**item, "name": _renamed(item, name), "origin": source.origin} for item in own_rows]
     return rows, problems
 
 
@@ -221,13 +221,13 @@ def _refuse_unknown_sizes(layout: str) -> None:
     from nemo2.names import did_you_mean
     from nemo2.parallel.layout import SIZE_FIELDS
 
-    known = [*SIZE_FIELDS, "sp", "dp"]
+    names = [*SIZE_FIELDS, "sp", "dp"]
     for word in layout.lower().replace(",", " ").split():
         name, equals, size = word.partition("=")
-        if name not in known or (equals and not size.isdigit()):
+        if name not in names or (equals and not size.isdigit()):
             raise ConfigError(
-                f"--layout {layout!r}: {word!r} is not a size such as pp or cp=2{did_you_mean(name, known)}"
-                if name not in known
+                f"--layout {layout!r}: {word!r} is not a size such as pp or cp=2{did_you_mean(name, names)}"
+                if name not in names
                 else f"--layout {layout!r}: {word!r}: a size is a whole number, such as {name}=2."
             )
 

@@ -234,15 +234,15 @@ def real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         ConfigError: a parameter is given under two names.
         UnknownNameError: a keyword is neither a parameter nor an alias.
     """
-    known, open_ended = _parameters(target)
-    if kwargs.keys() <= known:
+    names, open_ended = _parameters(target)
+    if kwargs.keys() <= names:
         return kwargs
     aliases = {alias: real for alias, real in aliases_of(target).items() if "." not in real}
     renamed: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for name, value in kwargs.items():
         real = aliases.get(name, name)
-        if real not in known and not open_ended:
+        if real not in names and not open_ended:
             raise unknown_name(target, name)
         if real in renamed:
             raise two_spellings(target, spelled[real], name)
@@ -275,7 +275,7 @@ def _hint(target: Any, name: str) -> str:
         return f": it is a field of another part. Set {' or '.join(homes)}."
     if usual := usual_class_with(name, in_place_of=target):
         return f": only {usual} has it. Remove it, or use {usual}."
-    return did_you_mean(name, [known for known in (*parameter_names(target), *aliases_of(target)) if known != name])
+    return did_you_mean(name, [one for one in (*parameter_names(target), *aliases_of(target)) if one != name])
 
 
 def two_spellings(target: Any, first: str, second: str) -> ConfigError:

@@ -373,10 +373,10 @@ def _home(module: str, name: str) -> str:
 
 
 def _lookup(module: Any, qualname: str) -> Any:
-    found: Any = module
+    value: Any = module
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _from_import(module: str, names: list[tuple[str, str]]) -> list[str]:

@@ -90,10 +90,10 @@ def refusal(text: str, classes: tuple[type, ...]) -> str:
     name = _first_word(text)
     if name in names and (factory := _find(name, classes)) is not None:
         return f"takes {wanted}, but {shown} is text. Call {factory.__module__}.{factory.__qualname__} instead."
-    known = did_you_mean(name, names)
-    if known == ".":
-        known = f"; known names include {', '.join(names[:4])}."
-    return f"takes {wanted}, but {shown} does not name one{known}"
+    nearest_names = did_you_mean(name, names)
+    if nearest_names == ".":
+        nearest_names = f"; known names include {', '.join(names[:4])}."
+    return f"takes {wanted}, but {shown} does not name one{nearest_names}"
 
 
 def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> None:
@@ -102,8 +102,8 @@ def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of:
     Raises:
         ConfigError: the message lists all of them, as fields of ``of``.
     """
-    if found := misplaced_text(target, arguments, of=of):
-        raise ConfigError("\n".join(found))
+    if sentences := misplaced_text(target, arguments, of=of):
+        raise ConfigError("\n".join(sentences))
 
 
 def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> list[str]:
@@ -159,20 +159,20 @@ def _fitting(classes: Iterable[type]) -> list[Source]:
     """The sources of exactly these classes, if there are any, else those of subclasses. Optimizers and schedules are
     callbacks too, and would otherwise match."""
     wanted = tuple(classes)
-    found: dict[type, list[Source]] = {}
+    by_class: dict[type, list[Source]] = {}
     for source in (source for module in ANNOUNCED for source in import_module(module).SOURCES):
         home, _, name = source.gives.partition(":")
-        made = getattr(import_module(home), name)
-        if issubclass(made, wanted):
-            found.setdefault(made, []).append(source)
-    exact = [made for made in found if made in wanted]
-    return [source for made in exact or found for source in found[made]]
+        cls = getattr(import_module(home), name)
+        if issubclass(cls, wanted):
+            by_class.setdefault(cls, []).append(source)
+    exact = [cls for cls in by_class if cls in wanted]
+    return [source for cls in exact or by_class for source in by_class[cls]]
 
 
 def _find(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., Any]]:
     if "." in name or ":" in name:
-        found = named_object(name)
-        return found if isinstance(found, type) and issubclass(found, classes) else None
+        named = named_object(name)
+        return named if isinstance(named, type) and issubclass(named, classes) else None
     for source in _fitting(classes):
         if name in source.names():
             return source.load(name)

@@ -92,13 +92,13 @@ def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
             return
         else:
             lines.append(f"{indent}{label.rstrip()}{note}")
-        given = dict(children(value))
+        explicit = dict(children(value))
         for step, child in effective_children(value, defaults=defaults):
             is_field = step.startswith(".")
             name = f"{step[1:]}: " if is_field else f"{step[1:-1]}: "
             child_label = "- " if isinstance(value, list | tuple) else name
-            child_note = "" if step in given or not is_field else "  [default]"
-            if who and is_field and step in given and (place := place_of(value, step[1:])):
+            child_note = "" if step in explicit or not is_field else "  [default]"
+            if who and is_field and step in explicit and (place := place_of(value, step[1:])):
                 child_note = f"  # {place}"
             visit(child_label, child, f"{path}{step}".removeprefix("."), depth + 1, child_note)
 
@@ -189,9 +189,9 @@ def effective_children(value: Any, *, defaults: bool) -> list[tuple[str, Any]]:
         return children(value)
     if isinstance(value, Config | Partial):
         bring_up_to_date(value)
-    given = fdl.ordered_arguments(value, include_unset=True, include_defaults=True)
+    arguments = fdl.ordered_arguments(value, include_unset=True, include_defaults=True)
     steps = []
-    for key, child in given.items():
+    for key, child in arguments.items():
         if child is fdl.NO_VALUE:
             child = NOT_SET
         elif isinstance(key, str) and key not in value.__arguments__:

@@ -115,8 +115,8 @@ class _Node:
             decided = elsewhere.read(part) if isinstance(part, _Node) else NOT_HERE
             if decided is not NOT_HERE:
                 return decided
-        found, default = (True, None) if name in self.__arguments__ else self._effective_default(name)
-        if found:
+        has_default, default = (True, None) if name in self.__arguments__ else self._effective_default(name)
+        if has_default:
             return _read_through(self, default)
         raise _unreadable(self, name)
 
@@ -401,10 +401,10 @@ def _adopted_copy(value: Any, *, remember: bool) -> Any:
 def bring_up_to_date(node: Any) -> None:
     """Update the arguments in place: edited defaults become arguments, and live objects become configs."""
     defaults: dict[str, _Default] = node.__dict__.get("_defaults") or {}
-    for name in [name for name, kept in defaults.items() if _fingerprint(kept.value) != kept.as_handed_out]:
-        kept = defaults.pop(name)
-        node.__arguments__[name] = kept.value
-        node.__argument_history__[name].append(kept.entry)
+    for name in [name for name, default in defaults.items() if _fingerprint(default.value) != default.as_handed_out]:
+        default = defaults.pop(name)
+        node.__arguments__[name] = default.value
+        node.__argument_history__[name].append(default.entry)
     adopted: dict[int, Any] = {}
     for name, value in node.__arguments__.items():
         settled = _settle_value(value, adopted)

@@ -94,8 +94,8 @@ def config_class(hint: Any) -> type | None:
     several."""
     hint = without_annotated(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        found = {cls for choice in typing.get_args(hint) if (cls := config_class(choice)) is not None}
-        return found.pop() if len(found) == 1 else None
+        classes = {cls for choice in typing.get_args(hint) if (cls := config_class(choice)) is not None}
+        return classes.pop() if len(classes) == 1 else None
     hint = typing.get_origin(hint) or hint
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or is_configurable(hint)):
         return None if inspect.isabstract(hint) else hint
@@ -233,8 +233,8 @@ def _instance(value: Any, cls: type, text: str | None) -> Any:
 
 
 def _dtype(value: Any, text: str | None) -> Any:
-    if (found := named_dtype(str(value))) is not None:
-        return found
+    if (dtype := named_dtype(str(value))) is not None:
+        return dtype
     raise WrongType(f"takes a dtype such as torch.bfloat16 or bf16, not {_shown(value, text)}")
 
 

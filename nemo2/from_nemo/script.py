@@ -107,22 +107,24 @@ def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
             else:
                 by_home.setdefault(package, []).append(_as(last, used))
             continue
-        inside, found = module_of(node.module or ""), find(one.name)
-        if inside is not None and found.status in ("gone", "unknown") and _has(inside, one.name):
+        inside, counterpart = module_of(node.module or ""), find(one.name)
+        if inside is not None and counterpart.status in ("gone", "unknown") and _has(inside, one.name):
             by_home.setdefault(inside, []).append(_as(one.name, used))
-        elif found.status in ("works", "renamed"):
-            if found.name:
-                by_home.setdefault(found.home, []).append(_as(found.name, used))
+        elif counterpart.status in ("works", "renamed"):
+            if counterpart.name:
+                by_home.setdefault(counterpart.home, []).append(_as(counterpart.name, used))
             else:
-                written.append(f"import {found.home}" + (f" as {used}" if used != found.home else ""))
-            if found.status == "renamed":
+                written.append(f"import {counterpart.home}" + (f" as {used}" if used != counterpart.home else ""))
+            if counterpart.status == "renamed":
                 problems.append(
-                    f"{one.name} is now {found.home}.{found.name}: check its arguments" if found.name else ""
+                    f"{one.name} is now {counterpart.home}.{counterpart.name}: check its arguments"
+                    if counterpart.name
+                    else ""
                 )
         else:
             written.append(f"# from {node.module} import {one.name}")
-            reason = reason_of(f"{node.module}.{one.name}") if found.status == "unknown" else None
-            problems.append(f"{one.name}: {reason or found.reason}")
+            reason = reason_of(f"{node.module}.{one.name}") if counterpart.status == "unknown" else None
+            problems.append(f"{one.name}: {reason or counterpart.reason}")
     written += [f"from {home} import {', '.join(names)}" for home, names in by_home.items()]
     return written, [problem for problem in problems if problem]
 
@@ -148,13 +150,13 @@ def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
     """Names in the script that stand for NeMo's modules, with nemo2's modules."""
     from nemo2.from_nemo.names import module_of
 
-    found = {}
+    modules = {}
     for one in node.names:
         full = f"{node.module}.{one.name}" if isinstance(node, ast.ImportFrom) else one.name
         home = module_of(full) if _of_nemo(full) else None
         if home is not None and (isinstance(node, ast.ImportFrom) or one.asname):
-            found[one.asname or one.name] = home
-    return found
+            modules[one.asname or one.name] = home
+    return modules
 
 
 def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -167,9 +169,13 @@ def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
             home = aliases[node.value.id]
             if not _has(home, node.attr):
-                found = find(node.attr)
-                told = f"import it from {found.home}" if found.status in ("works", "renamed") else found.reason
-                yield node.lineno, f"{node.value.id}.{node.attr}: {home} has no {node.attr}; {told}"
+                counterpart = find(node.attr)
+                advice = (
+                    f"import it from {counterpart.home}"
+                    if counterpart.status in ("works", "renamed")
+                    else counterpart.reason
+                )
+                yield node.lineno, f"{node.value.id}.{node.attr}: {home} has no {node.attr}; {advice}"
 
 
 class _Edit(NamedTuple):
@@ -213,10 +219,10 @@ def _misplaced_fields(tree: ast.AST) -> tuple[list[_Edit], list[tuple[int, str]]
     from nemo2.config.homes import homes_of
     from nemo2.strategy import MegatronStrategy
 
-    known = {*parameter_names(MegatronStrategy), *aliases_of(MegatronStrategy)}
+    own = {*parameter_names(MegatronStrategy), *aliases_of(MegatronStrategy)}
 
     def home(name: str) -> Optional[str]:
-        homes = homes_of(name) if name not in known and gone(MegatronStrategy, name) is None else []
+        homes = homes_of(name) if name not in own and gone(MegatronStrategy, name) is None else []
         return homes[0] if homes else None
 
     moved, left = [], []
