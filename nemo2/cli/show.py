@@ -17,6 +17,7 @@ from nemo2.cli.layout import layout_of
 from nemo2.cli.new_recipe import as_source, refuse_existing
 from nemo2.cli.sources import RECIPE_HELP, Overrides
 from nemo2.files import write_file
+from nemo2.names import visible
 
 GROUPS = (
     OptionGroup("Checkpoint", "checkpoint", own=("verify",)),
@@ -122,7 +123,7 @@ def show(
 
     if flat:
         lines = [in_shell([as_override(path, value)]) for path, value in flatten(recipe, defaults=defaults).items()]
-        return Result(None, "\n".join(lines))
+        return Result(None, visible("\n".join(lines)))
     return Result(plain(recipe, defaults), render(recipe, defaults=defaults, who=who))
 
 

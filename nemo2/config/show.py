@@ -15,6 +15,7 @@ from nemo2.config import wire
 from nemo2.config.provenance import is_same
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.walk import children, place_of
+from nemo2.names import visible
 
 TARGET = "_target_"
 """The key of a config's class or function, as in YAML."""
@@ -103,7 +104,7 @@ def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
             visit(child_label, child, f"{path}{step}".removeprefix("."), depth + 1, child_note)
 
     visit("", recipe, "", 0, "")
-    return "\n".join(lines)
+    return visible("\n".join(lines))  # a file from elsewhere chooses the names in a dict
 
 
 def diff(old: Any, new: Any) -> list[Change]:
