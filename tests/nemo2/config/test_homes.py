@@ -45,7 +45,7 @@ def test_a_field_of_another_part_on_a_strategy(name: str) -> None:
 @pytest.mark.parametrize("name", ["ckpt_async_save", "overlap_grad_reduce", "fp8_margin"])
 def test_a_field_that_only_another_class_of_this_part_has_is_not_sent_back_here(name: str) -> None:
     with pytest.raises(TypeError) as error:
-        nl.FSDP2Strategy(**{name: False})  # pyright: ignore[reportCallIssue]
+        nl.FSDP2Strategy(**{name: False})
     told = str(error.value)
     assert "trainer.strategy" not in told
     assert "only MegatronStrategy has it" in told or FIELDS[name] in told
