@@ -23,7 +23,8 @@ class TimingCallback(pl.Callback):
 
     - ``train_step_timing in s``: seconds per step, the mean since the last logged step. A step lasts from Lightning's
       batch start to its batch end, without waiting for data, validation and checkpoints.
-    - ``tokens_per_second``: the tokens of the global batch over that time, for all devices together.
+    - ``tokens_per_second``: the tokens of the global batch over that time, for all devices together. As in NeMo and
+      torchtitan, they are its samples times the sequence length: padding counts too.
     - ``tflops_per_gpu``: model FLOP/s per device, with attention counted causally (see ``nemo2.models.flops``). On GPUs
       only.
     - ``tokens_per_sec_per_gpu``: tokens per second and device, with ``log_tokens_per_sec``.

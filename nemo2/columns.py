@@ -20,6 +20,7 @@ def columns(
     right: Iterable[int] = (),
     least: int = 0,
     folds: int = -1,
+    optional: Sequence[str] = (),
     indent: int = 0,
     width: Optional[int] = None,
     colours: bool = False,
@@ -37,6 +38,7 @@ def columns(
         right: Indices of the columns that are right-aligned.
         least: The smallest width of the last column but one, in characters. Consecutive tables share it.
         folds: The index of the column that is folded.
+        optional: Names of columns that are left out, one after another, while rows are longer than ``width``.
         indent: Spaces before each line.
         width: The longest line, in characters. None: the terminal's width, or unlimited without a terminal.
         colours: Whether styles become escape sequences.
@@ -57,16 +59,19 @@ def columns(
     if width is None:
         width = _longest_line()
     texts = list(zip(*cells, *([map(Text, head)] if head else []), strict=True))
-    others = sum(
-        max(one.cell_len for one in texts[place]) + 2 for place in range(len(texts)) if place != folds % len(texts)
-    )
+    widths = {place: max(one.cell_len for one in text) + 2 for place, text in enumerate(texts)}
+    right, folds = set(right), folds % len(texts)
+    for name in optional:
+        if head and sum(widths.values()) - 2 > width - indent:
+            del widths[list(head).index(name)]
+    others = sum(widths.values()) - widths[folds]
     width = width - indent if others + _NARROW <= width - indent else _WIDE
     table = Table(box=None, show_header=head is not None, header_style="bold", padding=(0, 1), pad_edge=False)
-    for place in range(len(texts)):
-        justify, whole = "right" if place in set(right) else "left", place != folds % len(texts)
-        table.add_column(Text(head[place]) if head else "", justify=justify, overflow="fold", no_wrap=whole)
+    for place in widths:
+        justify, title = "right" if place in right else "left", Text(head[place]) if head else ""
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=place != folds)
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*(row[place] for place in widths))
     console = Console(
         file=io.StringIO(),
         width=width,

@@ -65,6 +65,7 @@ _CALLBACK = "lightning.pytorch.callbacks:Callback"
 SOURCES = [
     Source("nemo2.models.gpt:GPTModel", _recipes, _of_recipe("model")),
     Source("nemo2.trainer:Trainer", _recipes, _of_recipe("trainer")),
+    _from("nemo2", "lightning.pytorch.strategies:Strategy", ["MegatronStrategy", "FSDP2Strategy", "FSDPStrategy"]),
     _from("nemo2.recipes.precision.mixed_precision", "nemo2.precision:MegatronMixedPrecision"),
     _from("nemo2.recipes.optim.adam", _OPTIMIZER),
     _from("nemo2.recipes.optim.sgd", _TORCH_OPTIMIZER),

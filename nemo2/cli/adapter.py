@@ -53,11 +53,11 @@ def add_verbs(app: App, verbs: Mapping[str, Callable[..., Any]], groups: Mapping
     for words, verb in verbs.items():
         group, _, name = words.rpartition(" ")
         if group and group not in inside:
-            told, _, example = groups[group].partition("Example: ")
-            inside[group] = App(no_args_is_help=True, help=told.strip())
+            help_text, _, example = groups[group].partition("Example: ")
+            inside[group] = App(no_args_is_help=True, help=help_text.strip())
             app.add_typer(inside[group], name=group, epilog=f"Example: {example}")
-        told, _, example = described(verb)
-        (inside[group] if group else app).command(name, help=told, epilog=f"Example: {example}")(as_command(verb))
+        help_text, _, example = described(verb)
+        (inside[group] if group else app).command(name, help=help_text, epilog=f"Example: {example}")(as_command(verb))
 
 
 def as_command(verb: Callable[..., Any]) -> Callable[..., None]:
@@ -78,12 +78,12 @@ def as_command(verb: Callable[..., Any]) -> Callable[..., None]:
         parameters.append(_parameter(_JSON, AsJson, {}, is_option=True))
 
     @functools.wraps(verb)
-    def run(**given: Any) -> None:
-        as_json = prints and given.pop("as_json", False)
+    def run(**arguments: Any) -> None:
+        as_json = prints and arguments.pop("as_json", False)
         for name, kind in parts.items():
-            values = {one.name: given.pop(one.name) for one in dataclasses.fields(kind) if one.name in given}
-            given[name] = kind(**values)
-        result = verb(**given)
+            values = {one.name: arguments.pop(one.name) for one in dataclasses.fields(kind) if one.name in arguments}
+            arguments[name] = kind(**values)
+        result = verb(**arguments)
         if isinstance(result, Result):
             if as_json and result.data is not None:
                 print_json(result.data)
@@ -104,17 +104,17 @@ def as_command(verb: Callable[..., Any]) -> Callable[..., None]:
 
 def described(verb: Callable[..., Any]) -> tuple[str, dict[str, str], str]:
     """The help, the help of each parameter, and the example in a verb's docstring."""
-    told, _, example = inspect.cleandoc(verb.__doc__ or "").partition("\n\nExample: ")
-    told, _, arguments = told.partition("\n\nArgs:\n")
+    help_text, _, example = inspect.cleandoc(verb.__doc__ or "").partition("\n\nExample: ")
+    help_text, _, arguments = help_text.partition("\n\nArgs:\n")
     rows = re.findall(r"^(\w+): (.*(?:\n[ ].*)*)", textwrap.dedent(arguments), re.MULTILINE)
-    return told, {name: " ".join(text.split()) for name, text in rows}, " ".join(example.split())
+    return help_text, {name: " ".join(text.split()) for name, text in rows}, " ".join(example.split())
 
 
 def _parameter(one: inspect.Parameter, hint: Any, texts: Mapping[str, str], *, is_option: bool) -> inspect.Parameter:
     kind, info = hint, typer.Option() if is_option else typer.Argument()
     if typing.get_origin(hint) is Annotated:
-        kind, given = typing.get_args(hint)[:2]
-        info = copy.copy(given)
+        kind, declared = typing.get_args(hint)[:2]
+        info = copy.copy(declared)
     # In an annotation typer keeps the first spelling as the default.
     if is_option and kind is bool and one.default is False and info.default is ... and not info.param_decls:
         info.param_decls = (f"--{one.name.replace('_', '-')}",)  # without a --no- of its own

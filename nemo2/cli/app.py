@@ -33,7 +33,7 @@ from nemo2.cli.preview import preview_data
 from nemo2.cli.prune import prune
 from nemo2.cli.recipe_list import list_recipes
 from nemo2.cli.rehearse import rehearse
-from nemo2.cli.runs import cancel, compare, list_runs, report, status, tail
+from nemo2.cli.runs import cancel, compare, list_runs, report, status, tail, trace
 from nemo2.cli.serve import serve
 from nemo2.cli.show import show
 from nemo2.cli.streams import (
@@ -43,7 +43,6 @@ from nemo2.cli.streams import (
     replace_unknown_characters,
     why_output_is_refused,
 )
-from nemo2.cli.trace import trace
 from nemo2.cli.train import finetune, pretrain
 from nemo2.cli.translate import translate
 from nemo2.cli.waiting import waiting_line
@@ -170,8 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     replace_unknown_characters()
     try:
         if arguments[:1] == [ASK]:
-            found = candidates(typer.main.get_command(app), arguments[1:])
-            print("\n".join(found), end="\n" if found else "")
+            words = candidates(typer.main.get_command(app), arguments[1:])
+            print("\n".join(words), end="\n" if words else "")
             return 0
         with for_the_command_line(redact_arguments(arguments)), waiting_line("nemo2: loading torch and Megatron-Core"):
             code = _code_of(lambda: app(arguments, prog_name="nemo2"))

@@ -40,10 +40,10 @@ def chat(
     from nemo2.llm.chat import conversation
     from nemo2.llm.inference import GenerationOptions
 
-    given = None if template is None else template.read_text("utf-8")
+    chat_template = None if template is None else template.read_text("utf-8")
     how = GenerationOptions(**limits)
     with conversation(
-        path, how, seed=seed, system=system, chat_template=given, trust_remote_code=trust_remote_code
+        path, how, seed=seed, system=system, chat_template=chat_template, trust_remote_code=trust_remote_code
     ) as talk:
         print(f"{name}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands.")
         _talk(talk)
@@ -111,5 +111,5 @@ def _obey(talk: Any, command: str, rest: str = "") -> None:
 def _unknown(command: str) -> str:
     from nemo2.names import did_you_mean
 
-    known = [name.partition(" ")[0] for name in _COMMANDS]
-    return f"No command {command}{did_you_mean(command, known)}"
+    commands = [name.partition(" ")[0] for name in _COMMANDS]
+    return f"No command {command}{did_you_mean(command, commands)}"

@@ -4,14 +4,14 @@
 import shutil
 import sys
 import textwrap
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
-from nemo2.cli.flags import Devices, Gpus, Nodes, Performance, machine_of, recipe_on
-from nemo2.cli.own_data import Data
+from nemo2.cli.flags import UNCHANGED, RecipeOptions, machine_of, recipe_on
 from nemo2.cli.sources import RECIPE_HELP, Overrides
 from nemo2.columns import columns
 from nemo2.run_dir.terminal import is_terminal
@@ -24,11 +24,7 @@ def check(
     name: Annotated[Optional[str], typer.Argument(help=RECIPE_HELP)] = None,
     overrides: Overrides = None,
     *,
-    gpus: Gpus = None,
-    nodes: Nodes = None,
-    devices: Devices = None,
-    performance: Performance = False,
-    data: Data = None,
+    options: RecipeOptions = UNCHANGED,
     here: bool = False,
     rules: bool = False,
 ) -> Result:
@@ -51,18 +47,16 @@ def check(
         from nemo2.errors import ConfigError
 
         raise ConfigError("check needs a recipe, as in `nemo2 check llama3_8b`. `nemo2 list` lists all recipes.")
-    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
+    recipe = recipe_on(name, overrides, options=options)
     from nemo2.settle.machine import Machine
 
-    machine = Machine.here() if here else machine_of(gpus)
-    verdict = judgement(recipe, name=name, machine=machine, chosen=devices is not None)
+    machine = Machine.here() if here else machine_of(options.gpus)
+    verdict = judgement(recipe, name=name, machine=machine, chosen=options.devices is not None)
     if not verdict["problems"]:
         from nemo2.planner.fit import fit_of
 
         fit = fit_of(recipe, machine)
-        again = _same_recipe(
-            name, overrides or [], gpus=gpus, nodes=nodes, devices=devices, data=data, performance=performance
-        )
+        again = _same_recipe(name, overrides or [], options=options)
         if fit is None and not machine.local:
             verdict["unjudged"] = (
                 "memory: this recipe can't be rehearsed, and there is no formula for it; "
@@ -74,12 +68,13 @@ def check(
     return Result(verdict, report(verdict, colours=is_terminal(sys.stdout)), 2 if verdict["problems"] else int(unfit))
 
 
-def _same_recipe(name: str, overrides: list[str], *, performance: bool, **options: Any) -> str:
+def _same_recipe(name: str, overrides: list[str], *, options: RecipeOptions) -> str:
     """The words that give another command the recipe of this one."""
     from nemo2.config.overrides import in_shell
 
-    given = [text for option, value in options.items() if value is not None for text in (f"--{option}", str(value))]
-    return in_shell([name, *overrides, *given, *["--performance"] * performance])
+    requested = {f"--{option}": value for option, value in asdict(options).items() if value}
+    words = [word for option, value in requested.items() for word in (option, *[str(value)] * (value is not True))]
+    return in_shell([name, *overrides, *words])
 
 
 def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True) -> dict[str, Any]:

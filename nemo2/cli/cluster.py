@@ -35,16 +35,26 @@ def add(
     values: dict[str, Any] = {}
     for setting in settings or []:
         key, equals, text = setting.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z0-9_.]+", key):
+        if not equals or not re.fullmatch(r"\w+(\.\w+)*", key, re.ASCII):
             raise ConfigError(f"{setting!r}: must be KEY=VALUE, for example partition=batch or ssh.host=login.")
-        _put(values, key.split("."), _value(text))
+        *tables, last = key.split(".")
+        table: Any = values
+        for part in tables:
+            table = table.setdefault(part, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            raise ConfigError(
+                f"{setting!r}: another setting says that {'.'.join(tables)} is a value. Remove one of them."
+            )
+        table[last] = _value(text)
     file = user_file()
     build_executor(Profile(name, file, values))
+    text = f"\n[clusters.{json.dumps(name, ensure_ascii=False)}]\n"
+    text += "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
+    if _parsed(text) != {"clusters": {name: values}}:  # the file has all profiles: every command reads it
+        raise ConfigError(f"{name}: nemo2 can't write one of its values as TOML. Add the profile to {file} yourself.")
     file.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
-        out.write(
-            f"\n[clusters.{json.dumps(name)}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
-        )
+        out.write(text)
     text = f"{name}: written to {file}; test it with `nemo2 cluster test {name}`"
     return Result({"name": name, "file": str(file)}, text)
 
@@ -57,11 +67,11 @@ def list_clusters() -> Result:
     from nemo2.columns import columns
     from nemo2.launch.clusters import profiles, user_file
 
-    known = profiles()
-    told = [{"name": one.name, "kind": one.values.get("kind"), "file": str(one.file)} for one in known.values()]
+    by_name = profiles()
+    data = [{"name": one.name, "kind": one.values.get("kind"), "file": str(one.file)} for one in by_name.values()]
     none = f"no profiles; add one with `nemo2 cluster add NAME kind=slurm ...`, which writes to {user_file()}"
-    rows = [[str(value) for value in one.values()] for one in told]
-    return Result(told, "\n".join(columns(rows, head=["name", "kind", "file"])) if rows else none)
+    rows = [[str(value) for value in one.values()] for one in data]
+    return Result(data, "\n".join(columns(rows, head=["name", "kind", "file"])) if rows else none)
 
 
 def show_cluster(
@@ -76,10 +86,10 @@ def show_cluster(
     profile = _profile(name)
     values = {key: _without_secrets(value) if key == "env" else value for key, value in profile.values.items()}
     kind = type(build_executor(profile)[0]).__name__
-    told = {"name": name, "file": str(profile.file), "executor": f"nemo_run.{kind}", "values": values}
+    data = {"name": name, "file": str(profile.file), "executor": f"nemo_run.{kind}", "values": values}
     lines = [f"{key} = {_toml(value)}" for key, value in values.items()]
     head = [f"# {profile.file}", f"[clusters.{json.dumps(name)}]"]
-    return Result(told, "\n".join([*head, *lines, f"# creates a nemo_run.{kind}"]))
+    return Result(data, "\n".join([*head, *lines, f"# creates a nemo_run.{kind}"]))
 
 
 def test(
@@ -116,13 +126,13 @@ def _profile(name: str) -> Any:
     from nemo2.launch.clusters import profiles
     from nemo2.names import did_you_mean
 
-    known = profiles()
-    if name not in known:
+    by_name = profiles()
+    if name not in by_name:
         raise ConfigError(
-            f"There is no cluster profile {name!r}{did_you_mean(name, known)} Run `nemo2 cluster list` for all profiles, or "
+            f"There is no cluster profile {name!r}{did_you_mean(name, by_name)} Run `nemo2 cluster list` for all profiles, or "
             f"`nemo2 cluster add {name}` to make one."
         )
-    return known[name]
+    return by_name[name]
 
 
 def _without_secrets(variables: Any) -> Any:
@@ -131,22 +141,22 @@ def _without_secrets(variables: Any) -> Any:
     return {**variables, **dict.fromkeys(split_secrets(variables)[1], "***")}
 
 
-def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
-    for key in path[:-1]:
-        values = values.setdefault(key, {})
-    values[path[-1]] = value
-
-
 def _value(text: str) -> Any:
     """A value in TOML's notation: number, boolean, list or table. Anything else is text, including TOML's times of
     day."""
+    parsed = _parsed(f"value = {text}")
+    is_value = len(parsed) == 1 and isinstance(parsed["value"], bool | int | float | str | list | dict)
+    return parsed["value"] if is_value else text
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """A text of TOML. Empty: it is none."""
     import tomllib
 
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, bool | int | float | str | list | dict) else text
+        return {}
 
 
 def _toml(value: Any) -> str:
@@ -154,4 +164,4 @@ def _toml(value: Any) -> str:
         return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, default=str)
+    return json.dumps(value, default=str, ensure_ascii=False)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn
 
 import typer
@@ -44,10 +45,10 @@ class _Parsed:
             if hasattr(error, "format_message") and type(error).__name__ != "NoArgsIsHelpError":
                 from nemo2.errors import ConfigError
 
-                raise ConfigError(self._told(error, ctx, args)) from error
+                raise ConfigError(self._message(error, ctx, args)) from error
             raise
 
-    def _told(self, error: Any, ctx: Any, args: list[str]) -> str:
+    def _message(self, error: Any, ctx: Any, args: list[str]) -> str:
         """typer's error as nemo2 writes errors: field, value, rule and fix, without a box."""
         parameter, example = getattr(error, "param", None), str(self.epilog or "").partition("Example: ")[2]
         example = f" For example: {example}" if example else ""
@@ -57,42 +58,49 @@ class _Parsed:
             option = next((one for one in parameter.opts if _value_of(one, args) != _UNKNOWN), None)
             said = _name_of(parameter) if option is None else f"{option} {_value_of(option, args)}"
             return f"{said}: {_rule(str(error.message))}"
-        told = str(error.format_message()).rstrip(".")
-        if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", told):
+        message = str(error.format_message()).rstrip(".")
+        if extra := re.search(r"unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
             return f"{extra[1]!r}: {ctx.command_path} takes no such argument.{example}"
-        return f"{told}. `{ctx.command_path} --help` lists the options."
+        return f"{message}. `{ctx.command_path} --help` lists the options."
 
     @property
     def _takes_changes(self) -> bool:
         return any(one.name == "overrides" for one in self.params)
 
     def _without_dashes(self, args: list[str]) -> list[str]:
-        """The words with ``--a.b=v`` and ``--a.b v`` as ``a.b=v``, behind the others."""
-        words, changes, rest = [], [], iter(args)
+        """The words with ``--a.b=v`` and ``--a.b v`` as ``a.b=v``, in their order: of two values the last one counts.
+        Changes before the recipe's name are put behind it."""
+        words, early, named, rest = [], [], False, iter(args)
+        with_value = {name for one in self.params if not getattr(one, "is_flag", False) for name in one.opts}
         for word in rest:
             path, equals, value = word.removeprefix("--").partition("=")
-            if not word.startswith("--") or "." not in path:
-                words.append(word)
-                continue
-            if not equals and (value := next(rest, None)) is None:
-                from nemo2.errors import ConfigError
+            if word.startswith("--") and "." in path:
+                if not equals and (value := next(rest, None)) is None:
+                    from nemo2.errors import ConfigError
 
-                raise ConfigError(f"{word}: a change needs a value: {word} VALUE, or {path}=VALUE.")
-            changes.append(f"{path}={value}")
-        return words + changes
+                    raise ConfigError(f"{word}: a change needs a value: {word} VALUE, or {path}=VALUE.")
+                (words if named else early).append(f"{path}={value}")
+                continue
+            words.append(word)
+            if word.startswith("-"):
+                words += islice(rest, int(word in with_value))
+            elif not named:
+                named, words, early = True, words + early, []
+        return words + early
 
     def _refuse(self, ctx: Any, option: str, args: list[str], error: Exception) -> NoReturn:
         from nemo2.errors import ConfigError
         from nemo2.names import did_you_mean
 
-        known = [name for parameter in self.params for name in parameter.opts if name.startswith("--")]
+        spellings = (name for one in self.params for name in (*one.opts, *one.secondary_opts))
+        options = [name for name in spellings if name.startswith("--")]
         words = ctx.command_path.removeprefix("nemo2 ")
         refuse_moved(f"{words} {option}")
         name, written = option.lstrip("-"), _value_of(option, args)
         if self._takes_changes and (paths := _paths_in_recipe(name, args)):
             spelled = " or ".join(f"{path}={written}" for path in paths)
             raise ConfigError(f"{option}: {ctx.command_path} has no such option. Write {spelled}") from error
-        close = did_you_mean(option, known) if len(known) > 12 else "."
+        close = did_you_mean(option, options, listed=True)
         also = (
             " To change a field of the recipe, write its path, for example trainer.max_steps=100."
             if self._takes_changes
@@ -180,13 +188,13 @@ def only_with(option: str, *others: str) -> None:
     Raises:
         ConfigError: the command line has one of ``others``.
     """
-    if option not in _given():
+    if option not in _on_command_line():
         _refuse_any(others, f"read with {_spelled(option)} only")
 
 
 def not_with(option: str, *others: str) -> None:
     """Refuse the options ``others`` on a command line with ``option``. Errors: see `only_with`."""
-    if option in _given():
+    if option in _on_command_line():
         _refuse_any(others, f"not read with {_spelled(option)}")
 
 
@@ -228,25 +236,25 @@ def refuse_across(groups: tuple[OptionGroup, ...]) -> None:
 
 def refuse_all_but(*names: str, why: str) -> None:
     """Refuse all options and arguments on the command line but ``names``. Errors: see `only_with`."""
-    _refuse_any(tuple(_given() - set(names)), f"not read {why}")
+    _refuse_any(tuple(_on_command_line() - set(names)), f"not read {why}")
 
 
 def as_json() -> bool:
     """Whether the command line asks for JSON."""
-    return "as_json" in _given()
+    return "as_json" in _on_command_line()
 
 
 def _refuse_any(names: tuple[str, ...], why: str) -> None:
-    if told := [_spelled(name) for name in sorted(names, key=names.index) if name in _given()]:
+    if refused := [_spelled(name) for name in sorted(names, key=names.index) if name in _on_command_line()]:
         from nemo2.errors import ConfigError
 
-        several = len(told) > 1
+        several = len(refused) > 1
         raise ConfigError(
-            f"{', '.join(told)} {'are' if several else 'is'} {why}: leave {'them' if several else 'it'} out."
+            f"{', '.join(refused)} {'are' if several else 'is'} {why}: leave {'them' if several else 'it'} out."
         )
 
 
-def _given() -> set[str]:
+def _on_command_line() -> set[str]:
     """The names of the parameters on the command line. Empty if the function is called from Python."""
     context = _READ.get()
     if context is None:
@@ -257,10 +265,10 @@ def _given() -> set[str]:
 
 def _spelled(name: str) -> str:
     """A parameter's spelling on the command line: its first long option, or NAME for an argument."""
-    found = next(one for one in _READ.get().command.params if one.name == name)
-    if not found.opts or not found.opts[0].startswith("-"):
+    parameter = next(one for one in _READ.get().command.params if one.name == name)
+    if not parameter.opts or not parameter.opts[0].startswith("-"):
         return name.upper()
-    return next((opt for opt in found.opts if opt.startswith("--")), found.opts[0])
+    return next((opt for opt in parameter.opts if opt.startswith("--")), parameter.opts[0])
 
 
 _UNKNOWN = "VALUE"

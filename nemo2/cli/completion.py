@@ -96,30 +96,30 @@ def candidates(command: Any, words: Sequence[str]) -> list[str]:
     if asking is not None and not getattr(asking, "is_flag", False):
         return _starting(word, _values_of(asking.name, command))
     arguments = [one.name for one in command.params if not (one.opts and one.opts[0].startswith("-"))]
-    given = _positional(before, options)
+    positional = _positional(before, options)
     if word.startswith("-"):
-        dotted = settings(given[0], word[2:]) if "." in word and given and "overrides" in arguments else []
+        dotted = settings(positional[0], word[2:]) if "." in word and positional and "overrides" in arguments else []
         return _starting(word, [*(name for name in options if name.startswith("--")), "--help"]) + [
             f"--{one}" for one in dotted
         ]
     if hasattr(command, "commands"):
         return _starting(word, command.commands)
-    name = arguments[min(len(given), len(arguments) - 1)] if arguments else ""
-    if name == "overrides" and given:
-        return settings(given[arguments.index(name) - 1], word)
+    name = arguments[min(len(positional), len(arguments) - 1)] if arguments else ""
+    if name == "overrides" and positional:
+        return settings(positional[arguments.index(name) - 1], word)
     return _starting(word, _values_of(name, command)) if name else []
 
 
 def settings(recipe: str, word: str) -> list[str]:
     """The completions of an override of ``recipe``: the next part of its path, or values of the setting."""
-    known = _index(recipe)
+    index = _index(recipe)
     path, equals, value = word.partition("=")
     if equals:
-        return [f"{path}={one}" for one in known.get(path, []) if one.startswith(value)]
-    if not known:
+        return [f"{path}={one}" for one in index.get(path, []) if one.startswith(value)]
+    if not index:
         return _starting(word, PARTS)
-    found = dict.fromkeys(_next_part(one, word) for one in known if one.startswith(word))
-    return list(found)
+    parts = dict.fromkeys(_next_part(one, word) for one in index if one.startswith(word))
+    return list(parts)
 
 
 def index_of(recipe: Any) -> dict[str, list[str]]:
@@ -127,17 +127,17 @@ def index_of(recipe: Any) -> dict[str, list[str]]:
     from nemo2.config.aliases import aliases_of, parameter_names
     from nemo2.config.walk import iterate_nodes
 
-    found: dict[str, list[str]] = {}
+    index: dict[str, list[str]] = {}
     for path, node in iterate_nodes(recipe):
         target = node.__fn_or_cls__
         for name in parameter_names(target):
-            found[f"{path}.{name}".removeprefix(".")] = _offered(target, name)
+            index[f"{path}.{name}".removeprefix(".")] = _offered(target, name)
         for alias, real in aliases_of(target).items():
             if "." not in real:
-                found[f"{path}.{alias}".removeprefix(".")] = _offered(target, real)
+                index[f"{path}.{alias}".removeprefix(".")] = _offered(target, real)
     prefix = "trainer.strategy."
-    strategy = {path.removeprefix("trainer."): values for path, values in found.items() if path.startswith(prefix)}
-    return found | strategy
+    strategy = {path.removeprefix("trainer."): values for path, values in index.items() if path.startswith(prefix)}
+    return index | strategy
 
 
 def write_indexes(first: str = "") -> None:
@@ -193,15 +193,15 @@ def _index(recipe: str) -> dict[str, list[str]]:
     recipe = recipe.partition(":")[0]
     if recipe not in names():
         return {}
-    if (found := _read(_file(recipe))) is not None:
-        return found
+    if (index := _read(_file(recipe))) is not None:
+        return index
     writer = _write_in_background(recipe)
     for older in _folder().parent.glob(f"*/{recipe}.json"):
-        if (found := _read(older)) is not None:
-            return found
-    while (found := _read(_file(recipe))) is None and writer.poll() is None:
+        if (index := _read(older)) is not None:
+            return index
+    while (index := _read(_file(recipe))) is None and writer.poll() is None:
         time.sleep(0.05)
-    return found or _read(_file(recipe)) or {}
+    return index or _read(_file(recipe)) or {}
 
 
 def _read(file: Path) -> Optional[dict[str, list[str]]]:
@@ -276,7 +276,7 @@ def _runs() -> list[str]:
 
 def _positional(before: Sequence[str], options: dict[str, Any]) -> list[str]:
     """The positional arguments: words that are neither options nor values of options."""
-    found: list[str] = []
+    words: list[str] = []
     asking: Optional[Any] = None
     for word in before:
         if asking is not None:
@@ -285,8 +285,8 @@ def _positional(before: Sequence[str], options: dict[str, Any]) -> list[str]:
             one = options.get(word)
             asking = None if one is None or getattr(one, "is_flag", False) else one
         else:
-            found.append(word)
-    return found
+            words.append(word)
+    return words
 
 
 def _next_part(path: str, word: str) -> str:

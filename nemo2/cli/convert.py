@@ -119,6 +119,6 @@ def _model(recipe: Optional[str]) -> Any:
 
 
 def _dtype(name: Optional[str]) -> Any:
-    import torch
+    from nemo2.config.dtypes import named_dtype
 
-    return None if name is None else {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
+    return None if name is None else named_dtype(name)

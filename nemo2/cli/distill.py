@@ -65,7 +65,7 @@ def _settings(temperature: Optional[float], top_k: Optional[int]) -> Any:
     from nemo2.config import Config
     from nemo2.strategies.distillation import DistillationConfig
 
-    given = {"logit_kl_temperature": temperature, "logit_kl_topk": top_k}
-    given = {name: value for name, value in given.items() if value is not None}
-    DistillationConfig(**given)  # refuses values out of range
-    return Config(DistillationConfig, **given) if given else None
+    settings = {"logit_kl_temperature": temperature, "logit_kl_topk": top_k}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    DistillationConfig(**settings)  # refuses values out of range
+    return Config(DistillationConfig, **settings) if settings else None

@@ -32,12 +32,12 @@ def _left_behind() -> Finding:
     from nemo2.launch.local import leftovers
 
     folder = Path(get_nemorun_home()) / "nemo2"
-    found = leftovers(folder) if folder.is_dir() else []
+    leftover = leftovers(folder) if folder.is_dir() else []
     return Finding(
         topic=TOPIC,
         name="leftovers",
-        state="note" if found else "ok",
-        value=f"{len(found)} directories of killed launches, in {folder}" if found else "none",
-        costs="they contain the recipes of these runs" if found else "",
-        fix="the next launch deletes them; resuming a run deletes its unfinished saves" if found else "",
+        state="note" if leftover else "ok",
+        value=f"{len(leftover)} directories of killed launches, in {folder}" if leftover else "none",
+        costs="they contain the recipes of these runs" if leftover else "",
+        fix="the next launch deletes them; resuming a run deletes its unfinished saves" if leftover else "",
     )

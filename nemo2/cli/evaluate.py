@@ -90,21 +90,21 @@ def _measured(
         from nemo2.evaluation.harness import require_lm_eval
 
         require_lm_eval()  # before the texts, which take a while
-    found: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     if texts:
         from nemo2.llm.evaluation import perplexity
 
         measured = perplexity(path, [str(file) for file in texts], stride=stride, max_batch_size=batch_size)
-        found["texts"] = {name: _figures(one) for name, one in measured.items()}
+        report["texts"] = {name: _figures(one) for name, one in measured.items()}
         if not as_json():
             print("\n".join(_of_texts(measured)))
     if not tasks:
-        return Result(found)
+        return Result(report)
     from nemo2.llm.evaluation import evaluate as entry
 
     results = entry(path, tasks, max_batch_size=batch_size, **lm_eval)
-    found["tasks"] = results["results"]
-    return Result(found, "\n".join(_of_tasks(results)))
+    report["tasks"] = results["results"]
+    return Result(report, "\n".join(_of_tasks(results)))
 
 
 def _validate(
@@ -121,10 +121,10 @@ def _validate(
 
     if checkpoint is None and recipe is None:
         raise ConfigError("evaluate needs a checkpoint, such as a run, or --recipe NAME for the checkpoint of its run.")
-    found = None if checkpoint is None else checkpoint_called(checkpoint)
+    path = None if checkpoint is None else checkpoint_called(checkpoint)
     if recipe is None:
-        assert found is not None
-        run = run_with_recipe(found)
+        assert path is not None
+        run = run_with_recipe(path)
         name, own = str(run), f"{run.absolute().parent.name}_validate"
     else:
         name, own = recipe, (own := name_of_run(recipe)) and f"{own}_validate"
@@ -136,9 +136,9 @@ def _validate(
     tree = logged(lambda: recipe_tree(name, **settings), overrides, own_name=own, options=options, data=data)
     parts = {field: getattr(tree, field) for field in ("model", "data", "trainer", "log", "optim")}
     resume = tree.resume
-    if found is not None:
+    if path is not None:
         _refuse_other_start(tree, str(checkpoint))
-        resume = Config(AutoResume, resume_from_path=str(found))
+        resume = Config(AutoResume, resume_from_path=str(path))
     changes = changes_of(overrides, data, performance)
     launched(Partial(entry, **parts, resume=resume), name=name, changes=changes, options=options)
 
@@ -162,12 +162,12 @@ def _figures(one: Any) -> dict[str, float]:
     return {name: getattr(one, name) for name in names}
 
 
-def _of_texts(found: Mapping[str, Any]) -> list[str]:
+def _of_texts(measured: Mapping[str, Any]) -> list[str]:
     from nemo2.columns import columns
 
-    rows = list(found.items())
+    rows = list(measured.items())
     if len(rows) > 1:
-        first, *others = found.values()
+        first, *others = measured.values()
         rows.append(("all", sum(others, first)))
     head = ("text", "bytes", "tokens", "loss", "perplexity", "bits per byte")
     cells = [

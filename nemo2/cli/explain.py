@@ -12,40 +12,34 @@ ENVIRONMENT, ALL = "environment", "all"
 
 
 def reasons(recipe: Any, gpus: Optional[str], field: str, executor: Optional[str], plugins: list[str]) -> Result:
-    """The values of a field and who set them. ``field`` may also be `ALL` or `ENVIRONMENT`, which alone depends on
-    ``executor`` and ``plugins``."""
+    """Every value that ``field`` had on its way into the run. `ALL`: the final value of each setting that differs from its
+    default. `ENVIRONMENT`, which alone depends on ``executor`` and ``plugins``: the ranks' variables."""
     if field == ENVIRONMENT:
-        return variables(recipe, gpus, executor, plugins)
+        return _variables(recipe, gpus, executor, plugins)
     not_with("explain", "executor", "plugins")
-    return explained(recipe, gpus, None if field == ALL else field)
-
-
-def explained(recipe: Any, gpus: Optional[str], field: Optional[str]) -> Result:
-    """Every value that ``field`` had on its way into the run. None: the final value of each setting that differs from
-    its default."""
     from nemo2.explain.fields import explain, explain_all
     from nemo2.settle.machine import Machine
     from nemo2.settle.settling import settle
 
     effective = settle(recipe, Machine.here() if gpus is None else machine_of(gpus))
-    settings = explain_all(recipe, effective) if field is None else explain(recipe, effective, field)
+    settings = explain_all(recipe, effective) if field == ALL else explain(recipe, effective, field)
     size = effective.world.size if effective.world else effective.layout.model_parallel_size
-    text = "\n".join(one.line() for one in settings) if field is None else "\n\n".join(map(str, settings))
+    text = "\n".join(one.line() for one in settings) if field == ALL else "\n\n".join(map(str, settings))
     ranks = f"{size} rank{'' if size == 1 else 's'}"
-    how = "" if field is None else "; the last line of each setting is the value in the run"
+    how = "" if field == ALL else "; the last line of each setting is the value in the run"
     text += f"\n\nOn {ranks} of {effective.machine.describe()}, {effective.layout.describe()}{how}."
     refused = "".join(f"\n\nThe run would stop with an error: {refusal}" for refusal in effective.messages)
     return Result(_as_data(settings, effective, size), text + refused)
 
 
-def _as_data(found: list[Any], effective: Any, size: int) -> dict[str, Any]:
+def _as_data(settings: list[Any], effective: Any, size: int) -> dict[str, Any]:
     from nemo2.config.show import plain
 
     def layers(one: Any) -> list[dict[str, Any]]:
         return [{"value": plain(layer.value), "who": layer.who, "requested": layer.requested} for layer in one.layers]
 
     return {
-        "settings": [{"path": one.path, "value": plain(one.effective), "layers": layers(one)} for one in found],
+        "settings": [{"path": one.path, "value": plain(one.effective), "layers": layers(one)} for one in settings],
         "machine": effective.machine.describe(),
         "ranks": size,
         "layout": effective.layout.describe(),
@@ -53,7 +47,7 @@ def _as_data(found: list[Any], effective: Any, size: int) -> dict[str, Any]:
     }
 
 
-def variables(recipe: Any, gpus: Optional[str], executor: Optional[str], plugins: list[str]) -> Result:
+def _variables(recipe: Any, gpus: Optional[str], executor: Optional[str], plugins: list[str]) -> Result:
     """The environment variables that nemo2 sets for the ranks, and why."""
     import nemo2.plugins  # noqa: F401  (whose names it announces)
     from nemo2.launch.environment import origin_lines, variable_origins

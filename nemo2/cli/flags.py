@@ -3,12 +3,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from nemo2.cli.own_data import Data
 from nemo2.files import output_file
 
 if TYPE_CHECKING:
@@ -65,6 +66,21 @@ MinP = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class RecipeOptions:
+    """How a command takes its recipe. The fields are options of the command."""
+
+    gpus: Gpus = None
+    nodes: Nodes = None
+    devices: Devices = None
+    performance: Performance = False
+    data: Data = None
+
+
+UNCHANGED = RecipeOptions()
+"""With the recipe's own nodes, devices, mode and data."""
+
+
 def number_of(text: str, *, option: str, forms: str) -> float:
     """The number of ``7B``, ``350M`` or ``7e9``.
 
@@ -90,16 +106,7 @@ def number_of(text: str, *, option: str, forms: str) -> float:
     return value
 
 
-def recipe_on(
-    name: str,
-    overrides: Optional[Sequence[str]],
-    *,
-    gpus: Optional[str] = None,
-    nodes: Optional[int] = None,
-    devices: Optional[int] = None,
-    performance: bool = False,
-    data: Optional[str] = None,
-) -> Any:
+def recipe_on(name: str, overrides: Optional[Sequence[str]], *, options: RecipeOptions) -> Any:
     """The recipe with its overrides, on the nodes and devices that the options name.
 
     Raises:
@@ -107,8 +114,8 @@ def recipe_on(
     """
     from nemo2.cli.sources import configured
 
-    recipe = configured(name, list(overrides or []), performance=performance, data=data)
-    return spread(recipe, gpus, nodes=nodes, devices=devices)
+    recipe = configured(name, list(overrides or []), performance=options.performance, data=options.data)
+    return spread(recipe, options.gpus, nodes=options.nodes, devices=options.devices)
 
 
 def spread(
@@ -144,12 +151,12 @@ def spread(
         if not said(trainer, "devices"):
             trainer.devices = min(devices_of(trainer.devices, machine), most)
     if said(trainer, "num_nodes"):
-        asked = trainer.num_nodes
-        per_node = devices_of(trainer.devices, machine) if said(trainer, "devices") else count // asked
-        if asked * per_node != count:
+        num_nodes = trainer.num_nodes
+        per_node = devices_of(trainer.devices, machine) if said(trainer, "devices") else count // num_nodes
+        if num_nodes * per_node != count:
             raise ConfigError(
-                f"{option}: {count} GPUs aren't {asked} nodes of {max(per_node, 1)} (trainer.num_nodes, trainer.devices): leave "
-                "one of them out."
+                f"{option}: {count} GPUs aren't {num_nodes} nodes of {max(per_node, 1)} (trainer.num_nodes, trainer.devices): "
+                "leave one of them out."
             )
         if trainer.devices != per_node:
             put(trainer, "devices", per_node, option=option, path="trainer.devices")

@@ -33,31 +33,33 @@ def identified(path: str, *, verify: bool) -> Result:
     complete."""
     from nemo2.checkpoint.identify import identify
 
-    found = identify(checkpoint_called(path), verify=verify)
-    data = dataclasses.asdict(found) | {"path": str(found.path)}
-    return Result(data, "\n".join(lines(found)), 2 if found.problems else 0)
+    checkpoint = identify(checkpoint_called(path), verify=verify)
+    data = dataclasses.asdict(checkpoint) | {"path": str(checkpoint.path)}
+    return Result(data, "\n".join(lines(checkpoint)), 2 if checkpoint.problems else 0)
 
 
-def lines(found: Any) -> list[str]:
+def lines(checkpoint: Any) -> list[str]:
     """The printed lines about an `Identified` checkpoint."""
     facts = {
-        "format": found.kind,
-        "path": found.path,
-        "step": found.step,
-        "samples": None if found.consumed_samples is None else f"{found.consumed_samples:,}",
-        "layout": found.layout,
-        "holds": {True: "weights only", False: "weights and optimizer state", None: None}[found.weights_only],
-        "parameters": None if found.parameters is None else f"{found.parameters:,} ({', '.join(found.dtypes)})",
-        "size": f"{size(found.size_bytes)} in {found.files} files",
-        "written by": ", ".join(f"{name} {version}" for name, version in found.versions.items()) or None,
-        "whole": "yes" if not found.problems else f"NO: {'; '.join(found.problems[:5])}",
+        "format": checkpoint.kind,
+        "path": checkpoint.path,
+        "step": checkpoint.step,
+        "samples": None if checkpoint.consumed_samples is None else f"{checkpoint.consumed_samples:,}",
+        "layout": checkpoint.layout,
+        "holds": {True: "weights only", False: "weights and optimizer state", None: None}[checkpoint.weights_only],
+        "parameters": None
+        if checkpoint.parameters is None
+        else f"{checkpoint.parameters:,} ({', '.join(checkpoint.dtypes)})",
+        "size": f"{size(checkpoint.size_bytes)} in {checkpoint.files} files",
+        "written by": ", ".join(f"{name} {version}" for name, version in checkpoint.versions.items()) or None,
+        "whole": "yes" if not checkpoint.problems else f"NO: {'; '.join(checkpoint.problems[:5])}",
     }
-    told = [(name, value) for name, value in facts.items() if value is not None]
-    told += [("note", note) for note in found.notes]
+    rows = [(name, value) for name, value in facts.items() if value is not None]
+    rows += [("note", note) for note in checkpoint.notes]
     return [
-        *columns(told),
-        *(["next:"] if found.commands else []),
-        *(f"  {visible(command)}" for command in found.commands),
+        *columns(rows),
+        *(["next:"] if checkpoint.commands else []),
+        *(f"  {visible(command)}" for command in checkpoint.commands),
     ]
 
 

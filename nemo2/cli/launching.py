@@ -118,16 +118,16 @@ def logged(
         return recipe
 
     log = (recipe := changed(make, overrides, data=data)).log
-    for option, field, asked in (
+    for option, field, requested in (
         ("--name", "name", options.run_name),
         ("--dir", "log_dir", None if options.directory is None else str(options.directory)),
     ):
-        if asked is None:
+        if requested is None:
             continue
         now = getattr(log, field)
-        if now not in (before[field], asked):
-            raise ConfigError(f"{option} {asked} contradicts log.{field}={now}: leave one of them out.")
-        setattr(log, field, asked)
+        if now not in (before[field], requested):
+            raise ConfigError(f"{option} {requested} contradicts log.{field}={now}: leave one of them out.")
+        setattr(log, field, requested)
     place_trackers(recipe, trackers)
     if isinstance(options, TrainingOptions) and options.accept_changes:
         recipe.resume.accept_changes = True

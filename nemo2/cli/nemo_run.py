@@ -116,8 +116,8 @@ class HonestRunContext(RunContext):
             except ValueError as error:
                 if not str(error).startswith("No matching factory"):
                     raise
-                known = did_you_mean(str(self.factory), recipes.names())
-                raise ConfigError(f"--factory {self.factory}: no such recipe{known}") from None
+                nearest = did_you_mean(str(self.factory), recipes.names())
+                raise ConfigError(f"--factory {self.factory}: no such recipe{nearest}") from None
         return apply_overrides(task, args) or task
 
     def _recipe(self, fn: Any) -> Any:
@@ -144,12 +144,14 @@ class HonestRunContext(RunContext):
         """
         own = getattr(sys.modules["__main__"], name, None)
         if inspect.isfunction(own) and not required(own):
-            made = own()
-            if isinstance(made, nemo_run.Executor):
-                given = {field.name: getattr(made, field.name) for field in dataclasses.fields(made) if field.init}
-                made = nemo_run.Config(type(made), **given)
-            if isinstance(made, fdl.Buildable) and issubclass(class_of(made), nemo_run.Executor):
-                return parse_cli_args(cast(Any, made), list(args))
+            executor = own()
+            if isinstance(executor, nemo_run.Executor):
+                fields = {
+                    field.name: getattr(executor, field.name) for field in dataclasses.fields(executor) if field.init
+                }
+                executor = nemo_run.Config(type(executor), **fields)
+            if isinstance(executor, fdl.Buildable) and issubclass(class_of(executor), nemo_run.Executor):
+                return parse_cli_args(cast(Any, executor), list(args))
         self._as_many_ranks_as_devices = name == "torchrun" and not any(
             item.startswith("ntasks_per_node=") for item in args
         )
@@ -189,11 +191,11 @@ def refuse_untrusted_workspace() -> None:
     Raises:
         SystemExit: nemo-run prints any other error of an entry point and goes on.
     """
-    found = api._search_workspace_file()
-    if found is None:
+    workspace = api._search_workspace_file()
+    if workspace is None:
         return
     try:
-        refuse_untrusted(Path(found), effect="nemo-run runs it")
+        refuse_untrusted(Path(workspace), effect="nemo-run runs it")
     except SecurityError as error:
         raise SystemExit(f"error: {error} INCLUDE_WORKSPACE_FILE=false tells nemo-run to run none.") from None
 

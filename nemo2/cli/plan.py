@@ -9,8 +9,7 @@ import typer
 
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import Devices, Gpus, Html, Nodes, Performance, kind_of, number_of, put, recipe_on
-from nemo2.cli.own_data import Data
+from nemo2.cli.flags import UNCHANGED, Html, RecipeOptions, kind_of, number_of, put, recipe_on
 from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.files import write_file
 from nemo2.gpus import DEFAULT, HEADROOM
@@ -20,11 +19,7 @@ def plan(
     name: RecipeName,
     overrides: Overrides = None,
     *,
-    gpus: Gpus = None,
-    nodes: Nodes = None,
-    devices: Devices = None,
-    performance: Performance = False,
-    data: Data = None,
+    options: RecipeOptions = UNCHANGED,
     tokens: Optional[str] = None,
     price: Annotated[Optional[float], typer.Option("--cost-per-gpu-hour", min=0)] = None,
     mtbf: Annotated[Optional[float], typer.Option("--gpu-hours-per-failure", min=1)] = None,
@@ -63,8 +58,8 @@ def plan(
     only_with("tokens", "price", "mtbf", "save", "restart")
     # Hides GPUs from the rehearsal. Must be set before torch is imported.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
-    kind = kind_of(gpus) or DEFAULT
+    recipe = recipe_on(name, overrides, options=options)
+    kind = kind_of(options.gpus) or DEFAULT
     for option, field, value in (("--seq", "seq_length", seq), ("--global-batch", "global_batch_size", global_batch)):
         if value is not None:
             put(recipe.data, field, value, option=option, path=f"data.{field}")
@@ -77,7 +72,7 @@ def plan(
     failures = Failures.of_llama3(
         save_seconds=save, restart_seconds=restart, **({"per_gpu_hour": 1 / mtbf} if mtbf else {})
     )
-    made = make(
+    predicted = make(
         recipe,
         name=name,
         gpus=kind,
@@ -86,7 +81,7 @@ def plan(
         failures=failures,
         headroom=headroom,
     )
-    return Result(made.to_dict(), render(made), int(not made.fits))
+    return Result(predicted.to_dict(), render(predicted), int(not predicted.fits))
 
 
 def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path]) -> Result:
@@ -98,12 +93,12 @@ def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, h
     from nemo2.settle import Machine, on
 
     subject = read_recipe(on(recipe, Machine.named(kind)), gpu(kind))
-    found = look(subject, limit=limit, headroom=headroom)
+    candidates = look(subject, limit=limit, headroom=headroom)
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
-    text = render_search(found, title=title)
+    text = render_search(candidates, title=title)
     if html is not None:
         from nemo2.planner.page import render_page
 
-        write_file(html, render_page(found, title=title))
+        write_file(html, render_page(candidates, title=title))
         text += f"\npage: {html}"
-    return Result(as_dict(found), text)
+    return Result(as_dict(candidates), text)

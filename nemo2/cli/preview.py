@@ -99,7 +99,7 @@ def preview_data(
 
 
 def _as_data(data: "SampleDataModule", split: str, samples: int, *, everything: bool) -> dict[str, Any]:
-    found = [
+    rows = [
         {
             "place": where,
             "tokens": len(one.ids),
@@ -111,12 +111,12 @@ def _as_data(data: "SampleDataModule", split: str, samples: int, *, everything: 
         }
         for where, one in islice(_samples(data, split, complaints=sys.stderr), samples)
     ]
-    told: dict[str, Any] = {"split": split, "samples": found}
+    result: dict[str, Any] = {"split": split, "samples": rows}
     if everything:
         data.build_datasets([split])
         report = data.reports.get(split)
-        told["report"] = None if report is None else dataclasses.asdict(report)
-    return told
+        result["report"] = None if report is None else dataclasses.asdict(report)
+    return result
 
 
 def tokenizer_called(name: str) -> "Tokenizer":
@@ -215,7 +215,7 @@ def _configured(source: str, overrides: list[str], *, own_tokenizer: bool) -> "S
     from nemo2.errors import ConfigError
 
     try:
-        made = made_by_name(source, (pl.LightningDataModule,), fit=typed)
+        config = made_by_name(source, (pl.LightningDataModule,), fit=typed)
         if overrides:
             raise ConfigError(
                 f"{overrides[0]}: write the settings of a data set in brackets: {source}(seq_length=512)."
@@ -223,8 +223,8 @@ def _configured(source: str, overrides: list[str], *, own_tokenizer: bool) -> "S
         tokenizer = None
     except WrongType:
         recipe = configured(source, overrides)
-        made, tokenizer = recipe.data, getattr(recipe, "tokenizer", None)
-    data: Any = fdl.build(made)
+        config, tokenizer = recipe.data, getattr(recipe, "tokenizer", None)
+    data: Any = fdl.build(config)
     if not isinstance(data, SampleDataModule):
         raise ConfigError(
             f"{source}: its data is a {type(data).__name__}, which has no loss masks; a preview is of "

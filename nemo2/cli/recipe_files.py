@@ -56,15 +56,15 @@ def _recipe_of(run: Path) -> Path:
     return run / RECIPE_FILE
 
 
-def recipe_in(file: Path, asked: str, by_name: Callable[[str, bool], Any]) -> Any:
+def recipe_in(file: Path, requested: str, by_name: Callable[[str, bool], Any]) -> Any:
     """The recipe in a file of `recipe_file`. No part of the recipe is built or called.
 
     Args:
-        asked: The options on the command line that only a named recipe supports.
+        requested: The options on the command line that only a named recipe supports.
         by_name: A function that makes a named recipe, with or without its performance mode.
 
     Raises:
-        ConfigError: the file can't be read or holds no recipe; or it holds every setting, and ``asked`` is not empty.
+        ConfigError: the file can't be read or holds no recipe; or it holds every setting, and ``requested`` is not empty.
         SecurityError: the file names something that recipes don't use.
     """
     from nemo2.errors import SecurityError
@@ -74,7 +74,7 @@ def recipe_in(file: Path, asked: str, by_name: Callable[[str, bool], Any]) -> An
         if (form := changes_in(file)) is not None:
             recipe = _changed(form, file, by_name)
         else:
-            recipe = _whole(file, asked)
+            recipe = _whole(file, requested)
     except SecurityError as error:
         raise SecurityError(
             f"{file}: {error} If your own recipes define the name, list their folder in ${VARIABLE}, or install them as a "
@@ -103,13 +103,13 @@ def names_its_run(file: Path) -> bool:
     return "log.name" in form or (isinstance(log, dict) and "name" in log)
 
 
-def _whole(file: Path, asked: str) -> Any:
+def _whole(file: Path, requested: str) -> Any:
     from nemo2.errors import ConfigError
     from nemo2.recipes._own import trusted_modules
 
-    if asked:
+    if requested:
         raise ConfigError(
-            f"{asked}: {file} already sets every field, and only a recipe by name supports this option. Leave it out."
+            f"{requested}: {file} already sets every field, and only a recipe by name supports this option. Leave it out."
         )
     if file.suffix in YAML:
         from nemo2.config.yaml_form import from_yaml

@@ -3,7 +3,6 @@
 
 import fnmatch
 import re
-import shutil
 import sys
 from typing import Annotated, Any, Optional
 
@@ -66,7 +65,7 @@ def list_recipes(
         item["peak_gib"] = None if peak is None else round(peak / GIB, 1)
         # Without --fits, for the GPU that the recipes are laid out for.
         item["memory"] = None if peak is None else answer_of(peak, memory)
-    found = [
+    matching = [
         item
         for item in rows
         if (pattern is None or matches(pattern, item["name"]) or matches(pattern, item["family"]))
@@ -79,7 +78,7 @@ def list_recipes(
     ]
     for problem in problems:
         print(f"not listed: {problem}", file=sys.stderr)
-    if not found and len(rows) > 0:
+    if not matching and len(rows) > 0:
         from nemo2.errors import ConfigError
         from nemo2.names import did_you_mean
 
@@ -88,8 +87,8 @@ def list_recipes(
         raise ConfigError(f"No recipe matches {pattern!r}{did_you_mean(pattern, [item['name'] for item in rows])}")
     none = "You have no recipes of your own. `nemo2 new-recipe NAME --from RECIPE` creates one."
     legend = f"\n! leaves less than {HEADROOM:.0%} of an {DEFAULT}'s {memory / GIB:.0f} GiB free"
-    text = table(found) + (legend if {one["memory"] for one in found} - {"fits", None} else "")
-    return Result(found, text if found or problems else none)
+    text = table(matching) + (legend if {one["memory"] for one in matching} - {"fits", None} else "")
+    return Result(matching, text if matching or problems else none)
 
 
 def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, Any]], list[str]]:
@@ -104,13 +103,13 @@ def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, A
     for name, source in sorted(sources.items()):
         try:
             recipe = source.load()
-            found = _of_facts(recipe, finetune)
-            if not found and not finetune and hasattr(recipe.home, "pretrain_recipe"):
-                found = [row_of_tree(recipe.pretrain_recipe())]
+            own_rows = _of_facts(recipe, finetune)
+            if not own_rows and not finetune and hasattr(recipe.home, "pretrain_recipe"):
+                own_rows = [row_of_tree(recipe.pretrain_recipe())]
         except ConfigError as error:  # one broken recipe must not hide the others
             problems.append(f"{name}: {error}")
         else:
-            rows += [{**item, "name": _renamed(item, name), "origin": source.origin} for item in found]
+            rows += [{**item, "name": _renamed(item, name), "origin": source.origin} for item in own_rows]
     return rows, problems
 
 
@@ -222,13 +221,13 @@ def _refuse_unknown_sizes(layout: str) -> None:
     from nemo2.names import did_you_mean
     from nemo2.parallel.layout import SIZE_FIELDS
 
-    known = [*SIZE_FIELDS, "sp", "dp"]
+    names = [*SIZE_FIELDS, "sp", "dp"]
     for word in layout.lower().replace(",", " ").split():
         name, equals, size = word.partition("=")
-        if name not in known or (equals and not size.isdigit()):
+        if name not in names or (equals and not size.isdigit()):
             raise ConfigError(
-                f"--layout {layout!r}: {word!r} is not a size such as pp or cp=2{did_you_mean(name, known)}"
-                if name not in known
+                f"--layout {layout!r}: {word!r} is not a size such as pp or cp=2{did_you_mean(name, names)}"
+                if name not in names
                 else f"--layout {layout!r}: {word!r}: a size is a whole number, such as {name}=2."
             )
 
@@ -250,22 +249,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Aligned columns, with a bold header on a terminal. If a recipe is the user's own, the last column names its
     origin.
 
-    GiB is the rehearsed peak of the fullest GPU; "!" marks a peak that leaves less than `HEADROOM` free. A narrow
-    terminal drops columns in the order of `_FIRST_TO_GO`, until a row fits on a line.
+    GiB is the rehearsed peak of the fullest GPU; "!" marks a peak that leaves less than `HEADROOM` free.
     """
     texts = [{**item, "parameters": short_count(item["parameters"]), "GiB": _gib(item)} for item in rows]
-    shown = _that_fit([*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])], texts)
+    shown = [*_COLUMNS, *(["origin"] if any(item["origin"] != SHIPPED for item in rows) else [])]
     cells = [[item[name] for name in shown] for item in texts]
-    right, folds = [shown.index(name) for name in _RIGHT if name in shown], shown.index("layout")
-    return "\n".join(columns(cells, head=shown, right=right, folds=folds, colours=sys.stdout.isatty()))
-
-
-def _that_fit(shown: list[str], texts: list[dict[str, Any]]) -> list[str]:
-    """The columns that fit on a line of this terminal; all of them in a file or a pipe."""
-    if not sys.stdout.isatty():
-        return shown
-    widths = {name: max([len(name), *(len(str(item[name])) for item in texts)]) + 2 for name in shown}
-    for gone in _FIRST_TO_GO:
-        if sum(widths[name] for name in shown) - 2 > shutil.get_terminal_size().columns:
-            shown = [name for name in shown if name != gone]
-    return shown
+    right, folds = map(shown.index, _RIGHT), shown.index("layout")
+    colours = sys.stdout.isatty()
+    return "\n".join(columns(cells, head=shown, right=right, folds=folds, optional=_FIRST_TO_GO, colours=colours))

@@ -9,8 +9,7 @@ import typer
 
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
-from nemo2.cli.flags import Devices, Gpus, Html, Nodes, Performance, kind_of, recipe_on
-from nemo2.cli.own_data import Data
+from nemo2.cli.flags import UNCHANGED, Html, RecipeOptions, kind_of, recipe_on
 from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.files import write_file
 from nemo2.gpus import DEFAULT, HEADROOM
@@ -20,11 +19,7 @@ def rehearse(
     name: RecipeName,
     overrides: Overrides = None,
     *,
-    gpus: Gpus = None,
-    nodes: Nodes = None,
-    devices: Devices = None,
-    performance: Performance = False,
-    data: Data = None,
+    options: RecipeOptions = UNCHANGED,
     headroom: Annotated[float, typer.Option(min=0.0, max=0.9)] = HEADROOM,
     kernels: str = "te",
     all_stages: bool = False,
@@ -59,13 +54,13 @@ def rehearse(
     if not tiny:
         # Set before torch is imported. The rehearsal replaces parts of torch.cuda, which must not affect a real GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
+    recipe = recipe_on(name, overrides, options=options)
     if tiny:
         return _train_tiny(recipe, name, processes=processes, steps=steps, directory=directory)
     from nemo2.rehearse.job import rehearse as run
     from nemo2.rehearse.text import render
 
-    kind = kind_of(gpus) or DEFAULT
+    kind = kind_of(options.gpus) or DEFAULT
     result = run(recipe, name=name, gpus=kind, headroom=headroom, kernels=kernels, all_stages=all_stages, advice=advice)
     text = render(result)
     if html is not None:

@@ -48,8 +48,8 @@ def run_folder(text: str) -> Path:
     """
     from nemo2.errors import DataError
 
-    found = _found(text, DataError)
-    return latest(found) or run_of(found) or found
+    folder = _found(text, DataError)
+    return latest(folder) or run_of(folder) or folder
 
 
 def run_called(name: str) -> Optional[Path]:
@@ -61,14 +61,14 @@ def run_called(name: str) -> Optional[Path]:
     path = Path(name)
     if not name or path.is_absolute() or ".." in path.parts:
         return None
-    found = [folder for folder in dict.fromkeys(base / name for base in _bases()) if latest(folder) is not None]
-    if len(found) > 1:
+    folders = [folder for folder in dict.fromkeys(base / name for base in _bases()) if latest(folder) is not None]
+    if len(folders) > 1:
         from nemo2.errors import ConfigError
 
         raise ConfigError(
-            f"{name!r} names runs in several directories: {', '.join(map(str, found))}. Use one of these directories."
+            f"{name!r} names runs in several directories: {', '.join(map(str, folders))}. Use one of these directories."
         )
-    return found[0] if found else None
+    return folders[0] if folders else None
 
 
 def latest(folder: Path) -> Optional[Path]:
@@ -89,20 +89,20 @@ def run_of(checkpoint: Path) -> Optional[Path]:
 def all_runs() -> Iterator[Path]:
     """The folders of all starts of all runs that can be found by name."""
     for base in dict.fromkeys(_bases()):
-        found = (
+        files = (
             file for depth in ("*", "*/*") for sign in _SIGNS for file in base.glob(f"{depth}/{sign}") if file.is_file()
         )
-        yield from sorted({file.parent for file in found})
+        yield from sorted({file.parent for file in files})
 
 
 def _found(text: str, error: type[Exception]) -> Path:
     """The folder of this path, or of the runs of this name. Raises ``error`` if neither exists."""
     path = Path(text).expanduser()
-    found = path if path.exists() else run_called(text)
-    if found is None:
+    folder = path if path.exists() else run_called(text)
+    if folder is None:
         hub = f" For a release on Hugging Face's hub, write hf://{text}." if _REPOSITORY.fullmatch(text) else ""
         raise error(f"{text} does not exist: {_known()}.{hub}")
-    return found
+    return folder
 
 
 def _bases() -> Iterator[Path]:

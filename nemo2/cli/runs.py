@@ -40,23 +40,24 @@ def list_runs(
     """
     from nemo2.cli.recipe_list import matches
     from nemo2.columns import columns
-    from nemo2.run_dir.compare import COLUMNS, rows_of, summary
+    from nemo2.run_dir.compare import COLUMNS, FIRST_TO_GO, rows_of, summary
     from nemo2.run_dir.run_folder import RunFolder
 
     if submitted:
-        known = [one for one in slurm.submissions() if pattern is None or matches(pattern, one.name)]
-        return slurm.listed(known[-most:])
-    found = [
+        matching = [one for one in slurm.submissions() if pattern is None or matches(pattern, one.name)]
+        return slurm.listed(matching[-most:])
+    folders = [
         run for run in dict.fromkeys(all_runs()) if pattern is None or matches(pattern, run.absolute().parent.name)
     ]
-    told = sorted((summary(RunFolder(run)) for run in found), key=lambda one: -(one["written"] or 0.0))[:most]
-    rows = [[one["name"], *row, one["folder"]] for one, row in zip(told, rows_of(told), strict=True)]
-    text = "\n".join(columns(rows, head=["name", *COLUMNS, "folder"], right=range(1, 6), folds=7))
-    if not told:
+    summaries = sorted((summary(RunFolder(run)) for run in folders), key=lambda one: -(one["written"] or 0.0))[:most]
+    rows = [[one["name"], *row, one["folder"]] for one, row in zip(summaries, rows_of(summaries), strict=True)]
+    head = ["name", *COLUMNS, "folder"]
+    text = "\n".join(columns(rows, head=head, right=range(1, 6), folds=7, optional=FIRST_TO_GO))
+    if not summaries:
         text = "No runs below the working directory" + ("." if pattern is None else f" whose name matches {pattern!r}.")
     if count := len(slurm.submissions()):
         text += f"\n{count} submitted to Slurm: nemo2 runs list --submitted"
-    return Result(told, text)
+    return Result(summaries, text)
 
 
 def compare(
@@ -77,6 +78,7 @@ def compare(
     from nemo2.errors import ConfigError
     from nemo2.run_dir.compare import (
         COLUMNS,
+        FIRST_TO_GO,
         comparison_page,
         differences,
         labels,
@@ -89,18 +91,18 @@ def compare(
     folders = [run_folder(name) for name in names]
     if twice := next((name for name, one in zip(names, folders, strict=True) if folders.count(one) > 1), None):
         raise ConfigError(f"{twice}: the same run is named twice. Name the directory of another run or start.")
-    found = [RunFolder(folder) for folder in folders]
-    if not 2 <= len(found) <= 8:
-        raise ConfigError(f"{len(found)} runs: compare takes two to eight runs.")
-    called = labels(found)
-    recipes, without = _recipes(found)
+    runs = [RunFolder(folder) for folder in folders]
+    if not 2 <= len(runs) <= 8:
+        raise ConfigError(f"{len(runs)} runs: compare takes two to eight runs.")
+    called = labels(runs)
+    recipes, without = _recipes(runs)
     changes = differences(recipes) if recipes else []
     if html is not None:
-        write_file(html, comparison_page(found, changes, without=without))
-    told = [summary(run) for run in found]
-    common = losses_at_one_step(found)
-    rows = [[name, *row] for name, row in zip(called, rows_of(told), strict=True)]
-    lines = columns(rows, head=["run", *COLUMNS], right=range(1, 6))
+        write_file(html, comparison_page(runs, changes, without=without))
+    summaries = [summary(run) for run in runs]
+    common = losses_at_one_step(runs)
+    rows = [[name, *row] for name, row in zip(called, rows_of(summaries), strict=True)]
+    lines = columns(rows, head=["run", *COLUMNS], right=range(1, 6), folds=0, optional=FIRST_TO_GO)
     at = None
     if common is not None:
         at = {"step": common[0], "loss": dict(zip(called, common[1], strict=True))}
@@ -110,7 +112,7 @@ def compare(
     table = columns([[path, *values] for path, values in settings.items()], head=["setting", *called], folds=1)
     lines += ["", *(table if changes else [without or "The recipes are identical."])]
     by_run = {path: dict(zip(called, values, strict=True)) for path, values in settings.items()}
-    data = {"runs": dict(zip(called, told, strict=True)), "at_one_step": at, "settings": by_run}
+    data = {"runs": dict(zip(called, summaries, strict=True)), "at_one_step": at, "settings": by_run}
     return Result(data, "\n".join([*lines, *([] if html is None else ["", str(html)])]))
 
 
@@ -165,9 +167,9 @@ def status(run: Run) -> Result:
 
     if (submission := slurm.find(run)) is not None:
         return slurm.status(submission)
-    told = summary(RunFolder(_local(run)))
-    rows = [(name, _shown(name, value)) for name, value in told.items() if value is not None]
-    return Result(told, "\n".join(columns(rows)))
+    data = summary(RunFolder(_local(run)))
+    rows = [(name, _shown(name, value)) for name, value in data.items() if value is not None]
+    return Result(data, "\n".join(columns(rows)))
 
 
 def _shown(name: str, value: Any) -> str:
@@ -195,6 +197,28 @@ def report(run: Run, *, output: Output = None) -> Result:
         if output is not None:
             path = write_file(output, path.read_text(encoding="utf-8"))
     return Result({"path": str(path)}, str(path))
+
+
+def trace(run: str, *, output: Output = None) -> Result:
+    """Report how much communication of a profiled run overlaps computation.
+
+    Also writes an HTML page with a timeline per rank. With --json, writes the page only if you give --output.
+
+    Args:
+        run: A run with traces/ (directory or name), or a directory of rank-N.json files.
+        output: HTML page to write. Default: overlap.html beside the traces.
+
+    Example: nemo2 runs trace nemo_experiments/llama_tiny/2026-01-31_12-00-00
+    """
+    from nemo2.trace.report import PAGE, TRACES, render, rows, text, traces_of
+
+    run_dir = run_folder(run)
+    traces = traces_of(run_dir)
+    if output is None and not as_json():
+        output = (run_dir / TRACES if (run_dir / TRACES).is_dir() else run_dir) / PAGE
+    if output is not None:
+        write_file(output, render(traces, title=f"Overlap: {run_dir.absolute().name}"))
+    return Result(rows(traces), f"{text(traces)}\n{output}")
 
 
 def cancel(run: Run) -> Result:
@@ -225,12 +249,12 @@ def _local(run: str) -> Path:
         raise
 
 
-def _recipes(found: list[Any]) -> tuple[list[Any], str]:
+def _recipes(runs: list[Any]) -> tuple[list[Any], str]:
     """The recipes of runs. If a recipe can't be read: no recipes, and the reason."""
     from nemo2.cli.sources import recipe_tree
     from nemo2.errors import Nemo2Error
 
     try:
-        return [recipe_tree(str(run / RECIPE_FILE)) for run in found], ""
+        return [recipe_tree(str(run / RECIPE_FILE)) for run in runs], ""
     except Nemo2Error as error:
         return [], f"Can't compare the settings: {error}"

@@ -39,7 +39,7 @@ def serve(
         max_length: Maximum tokens of prompt plus answer. Default: the run's sequence length (vLLM).
         name: The model's name in requests. Default: the name of CHECKPOINT.
         merge: Merge adapters into the weights, even if vLLM could load them.
-        also: Another argument for the server; may be repeated.
+        also: Another argument for the server, such as --also=--compile; may be repeated.
         print_only: Print the commands, but write and start nothing.
 
     Example: nemo2 serve runs/first --port 8001 --print

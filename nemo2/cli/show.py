@@ -11,13 +11,13 @@ from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import OptionGroup, in_groups, not_with, refuse_across, refuse_all_but
 from nemo2.cli.diff import difference
 from nemo2.cli.explain import reasons
-from nemo2.cli.flags import Devices, Gpus, Nodes, Output, Performance, machine_of, place, recipe_on
+from nemo2.cli.flags import UNCHANGED, Output, RecipeOptions, machine_of, place, recipe_on
 from nemo2.cli.inspect import identified, is_checkpoint
 from nemo2.cli.layout import layout_of
 from nemo2.cli.new_recipe import as_source, refuse_existing
-from nemo2.cli.own_data import Data
 from nemo2.cli.sources import RECIPE_HELP, Overrides
 from nemo2.files import write_file
+from nemo2.names import visible
 
 GROUPS = (
     OptionGroup("Checkpoint", "checkpoint", own=("verify",)),
@@ -60,11 +60,7 @@ def show(
     backward: Annotated[float, typer.Option(min=0)] = 2.0,
     checkpoint: bool = False,
     verify: bool = False,
-    gpus: Gpus = None,
-    nodes: Nodes = None,
-    devices: Devices = None,
-    performance: Performance = False,
-    data: Data = None,
+    options: RecipeOptions = UNCHANGED,
 ) -> Result:
     """Print a recipe's settings, their reasons, or its layout.
 
@@ -100,18 +96,19 @@ def show(
     refuse_across(GROUPS)
     if output is not None:
         _refuse_output(output, layout=layout)
-    recipe = recipe_on(name, overrides, gpus=gpus, nodes=nodes, devices=devices, performance=performance, data=data)
+    recipe = recipe_on(name, overrides, options=options)
     label = " ".join([name, *(overrides or [])])
     if explain is not None:
-        return reasons(recipe, gpus, explain, executor, plugins or [])
+        return reasons(recipe, options.gpus, explain, executor, plugins or [])
     if layout:
         not_with("world_size", "gpus", "nodes", "devices")
         pipeline = {"num_microbatches": microbatches, "backward": backward}
-        return layout_of(recipe, name, gpus, world_size=world_size, rank=rank, output=output, pipeline=pipeline)
+        return layout_of(recipe, name, options.gpus, world_size=world_size, rank=rank, output=output, pipeline=pipeline)
     if diff is not None:
         return difference(diff, recipe, label, everything=defaults, code=python, exit_code=exit_code)
-    print(place(recipe, machine_of(gpus)), file=sys.stderr)  # standard output may be read by a program
-    origin = label + (f" on {gpus}" if gpus else "") + (" in performance mode" if performance else "")
+    print(place(recipe, machine_of(options.gpus)), file=sys.stderr)  # standard output may be read by a program
+    origin = label + (f" on {options.gpus}" if options.gpus else "")
+    origin += " in performance mode" if options.performance else ""
     if output is not None:
         if output.suffix in (".py", ".json"):
             not_with("output", "defaults")
@@ -126,7 +123,7 @@ def show(
 
     if flat:
         lines = [in_shell([as_override(path, value)]) for path, value in flatten(recipe, defaults=defaults).items()]
-        return Result(None, "\n".join(lines))
+        return Result(None, visible("\n".join(lines)))
     return Result(plain(recipe, defaults), render(recipe, defaults=defaults, who=who))
 
 

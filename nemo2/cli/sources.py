@@ -80,8 +80,8 @@ def recipe_tree(source: str, *, performance: bool = False, **finetuning: Any) ->
     file = recipe_file(name)
     if file is None:
         return _by_name(name, method, performance, finetuning)
-    asked = [*["--performance"] * performance, *[f":{method}"] * bool(method)]
-    asked = ", ".join([*asked, *(f"{key}={value}" for key, value in finetuning.items())])
+    requested = [*["--performance"] * performance, *[f":{method}"] * bool(method)]
+    requested = ", ".join([*requested, *(f"{key}={value}" for key, value in finetuning.items())])
 
     def by_name(other: str, its_mode: bool) -> Any:
         plain, its_method = finetuned_name(other)
@@ -93,7 +93,7 @@ def recipe_tree(source: str, *, performance: bool = False, **finetuning: Any) ->
             )
         return _by_name(plain, its_method or method, performance or its_mode, finetuning)
 
-    return recipe_in(file, asked, by_name)
+    return recipe_in(file, requested, by_name)
 
 
 def _by_name(name: str, method: Optional[str], performance: bool, finetuning: dict[str, Any]) -> Any:

@@ -32,22 +32,22 @@ def require(name: str) -> Any:
     from nemo2.names import did_you_mean
 
     if (submission := find(name)) is None:
-        known = [one.name for one in submissions()]
-        near = did_you_mean(name, known)
+        names = [one.name for one in submissions()]
+        near = did_you_mean(name, names)
         raise ConfigError(
             f"no run {name!r} was submitted from this machine{near} `nemo2 runs list --submitted` lists all."
         )
     return submission
 
 
-def listed(known: list[Any]) -> Result:
+def listed(shown: list[Any]) -> Result:
     """The submissions with their states."""
     from nemo2.columns import columns
 
-    told = [{**asdict(one), "state": _state(one)[0]} for one in known]
+    data = [{**asdict(one), "state": _state(one)[0]} for one in shown]
     none = "No run was submitted to Slurm from this machine. `nemo2 pretrain NAME --executor CLUSTER` submits one."
-    rows = [[one["name"], " ".join(one["jobs"]), one["state"], one["folder"]] for one in told]
-    return Result(told, "\n".join(columns(rows, head=["name", "jobs", "state", "folder"])) if rows else none)
+    rows = [[one["name"], " ".join(one["jobs"]), one["state"], one["folder"]] for one in data]
+    return Result(data, "\n".join(columns(rows, head=["name", "jobs", "state", "folder"])) if rows else none)
 
 
 def status(submission: Any) -> Result:
@@ -55,12 +55,12 @@ def status(submission: Any) -> Result:
     from nemo2.launch.slurm.follow import run_directory
     from nemo2.launch.slurm.progress import progress
 
-    word, told = _state(submission)
+    word, record = _state(submission)
     shell = submission.shell()
-    reason = _reason(submission, shell, told)
+    reason = _reason(submission, shell, record)
     directory = run_directory(shell, submission.folder)
     far = None if directory is None else progress(shell, directory)
-    lives = told.get("lives", [])
+    lives = record.get("lives", [])
     shown = None if far is None else {**asdict(far), "seconds_left": far.seconds_left}
     data = {"state": word, "reason": reason, "lives": lives, "run_directory": directory, "progress": shown}
     lines = [f"{submission.name}: {word} (job {' '.join(submission.jobs)})"]
@@ -117,19 +117,19 @@ def cancel(submission: Any) -> Result:
     return Result({"cancelled": alive}, text)
 
 
-def _reason(submission: Any, shell: Any, told: dict[str, Any]) -> Optional[str]:
+def _reason(submission: Any, shell: Any, record: dict[str, Any]) -> Optional[str]:
     """Why a run has ended whose last life has no verdict. None: it has one, or the run hasn't ended."""
     from nemo2.errors import Nemo2Error
     from nemo2.launch.slurm import queue
     from nemo2.launch.slurm.follow import CONTINUED, ENDED, ended_by_slurm
 
-    if told.get("state") in ENDED:
+    if record.get("state") in ENDED:
         return None
     try:
         words = [queue.state(shell, job) for job in submission.jobs]
         if any(map(queue.is_active, words)):
             return None
-        ending = ended_by_slurm(shell, submission, words, told)
+        ending = ended_by_slurm(shell, submission, words, record)
     except Nemo2Error:
         return None
     return None if ending.state == CONTINUED else ending.message
@@ -141,15 +141,15 @@ def _state(submission: Any) -> tuple[str, dict[str, Any]]:
     from nemo2.launch.slurm.follow import ENDED, read_state
 
     shell = submission.shell()
-    told: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     word: Optional[str] = None
     try:
-        told = read_state(shell, submission.folder)
-        word = told.get("state")
+        record = read_state(shell, submission.folder)
+        word = record.get("state")
         if word not in ENDED:
             words = [queue.state(shell, job) for job in submission.jobs]
             words = [queue.with_hold(shell, *one) for one in zip(submission.jobs, words, strict=True)]
             word = next((one for one in words if queue.is_active(one.partition(",")[0])), word or words[-1])
     except Nemo2Error as error:
-        return f"unknown: {error}", told
-    return str(word), told
+        return f"unknown: {error}", record
+    return str(word), record

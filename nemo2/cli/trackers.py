@@ -67,14 +67,14 @@ def place_trackers(recipe: Any, words: Iterable[str]) -> None:
         own = logger_of(log, tracker)
         if own is None:  # an override removed the logger
             continue
-        given = own.__arguments__
-        if tracker.project and not given.get(tracker.project):
+        arguments = own.__arguments__
+        if tracker.project and not arguments.get(tracker.project):
             setattr(own, tracker.project, log.name)
-        if tracker.name == "mlflow" and not given.get("tracking_uri") and (offline or not _mlflow_server()):
+        if tracker.name == "mlflow" and not arguments.get("tracking_uri") and (offline or not _mlflow_server()):
             # The store in one SQLite file, because MLflow 3 refuses its older store of folders.
             own.tracking_uri = f"sqlite:///{folder / 'mlflow.db'}"
-            own.artifact_location = given.get("artifact_location") or (folder / "mlflow").as_uri()
-        if tracker.name == "comet" and not given.get("offline_directory"):
+            own.artifact_location = arguments.get("artifact_location") or (folder / "mlflow").as_uri()
+        if tracker.name == "comet" and not arguments.get("offline_directory"):
             own.offline_directory = str(folder / "comet")
 
 

@@ -66,9 +66,9 @@ def finetune(
         method, own_name = peft or "lora", name_of_weights(source).rpartition("/")[2]
         called, make = source, lambda: finetuning_of(source, method=method, packed=packed)
     else:
-        called, own_name = (made := _with_method(name, peft)), name_of_run(made)
+        called, own_name = (with_method := _with_method(name, peft)), name_of_run(with_method)
         settings = ({"packed_sequence": True} if packed else {}) | ({"performance": True} if performance else {})
-        make = lambda: _with_weights(recipe_tree(made, **settings), source)  # noqa: E731
+        make = lambda: _with_weights(recipe_tree(with_method, **settings), source)  # noqa: E731
     recipe = logged(make, overrides, own_name=own_name, options=options, data=data)
     changes = changes_of(overrides, data, performance, None if name is None else source)
     launched(recipe, name=called, changes=changes, options=options)

@@ -50,12 +50,14 @@ def _of_script(script: Path) -> tuple[str, list[str], list[str]]:
         text = script.read_text(encoding="utf-8")
         if script.suffix == ".ipynb":
             notebook, *said = translated_notebook(text, translated)
-            left, taken_out = ([f"{script}: {place}: {told}" for place, told in lines] for lines in said)
+            left, taken_out = ([f"{script}: {place}: {message}" for place, message in lines] for lines in said)
             return notebook, left, taken_out
         done = translated(text)
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{script} can't be read as Python: {error}.") from None
-    left, taken_out = ([f"{script}:{line}: {told}" for line, told in lines] for lines in (done.left, done.taken_out))
+    left, taken_out = (
+        [f"{script}:{line}: {message}" for line, message in lines] for lines in (done.left, done.taken_out)
+    )
     return done.text, left, taken_out
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-from nemo2.config.capture import aliases_of as aliases_of
+from nemo2.config.aliases import aliases_of as aliases_of
+from nemo2.config.aliases import register_aliases as register_aliases
 from nemo2.config.capture import captured_arguments as captured_arguments
 from nemo2.config.capture import configurable as configurable
-from nemo2.config.capture import register_aliases as register_aliases
 from nemo2.config.checks import check_serialisable as check_serialisable
 from nemo2.config.html import Config as Config
 from nemo2.config.html import Partial as Partial

@@ -78,15 +78,15 @@ def aliases_of(target: Callable[..., Any]) -> dict[str, str]:
         return dict(_resolved[target])
     except (KeyError, TypeError):
         pass
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for owner in reversed(target.__mro__) if isinstance(target, type) else (target,):
-        found.update(_table.get(_key(owner), {}))
-    if found:
+        aliases.update(_table.get(_key(owner), {}))
+    if aliases:
         names = parameter_names(target)
-        found = {alias: real for alias, real in found.items() if alias not in names and real.split(".")[0] in names}
+        aliases = {alias: real for alias, real in aliases.items() if alias not in names and real.split(".")[0] in names}
     with contextlib.suppress(TypeError):  # not weakly referable, so computed each time
-        _resolved[target] = found
-    return dict(found)
+        _resolved[target] = aliases
+    return dict(aliases)
 
 
 def register_gone(target: Callable[..., Any] | str, /, **reasons: str | Callable[[], str]) -> None:
@@ -101,8 +101,8 @@ def register_gone(target: Callable[..., Any] | str, /, **reasons: str | Callable
 def gone(target: Any, name: str) -> str | None:
     """The sentence of `register_gone`, also of a base class. None: the name isn't registered."""
     owners = target.__mro__ if isinstance(target, type) else (target,)
-    told = next((told for owner in owners if (told := _GONE.get(_key(owner), {}).get(name))), None)
-    return told() if callable(told) else told
+    reason = next((reason for owner in owners if (reason := _GONE.get(_key(owner), {}).get(name))), None)
+    return reason() if callable(reason) else reason
 
 
 def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) -> None:
@@ -118,8 +118,8 @@ def register_elsewhere(owner: str, path: str, **readings: Callable[[Any], Any]) 
 def decided_elsewhere(target: Any, name: str) -> Elsewhere | None:
     """The part that decides a field that isn't set. None: the class's default applies."""
     owners = target.__mro__ if isinstance(target, type) else (target,)
-    found = next((where for owner in owners if (where := DECIDED_ELSEWHERE.get((_key(owner), name)))), None)
-    return found if found is not None and name in parameter_names(target) else None
+    elsewhere = next((where for owner in owners if (where := DECIDED_ELSEWHERE.get((_key(owner), name)))), None)
+    return elsewhere if elsewhere is not None and name in parameter_names(target) else None
 
 
 def register_text_form(target: str, /, **forms: Callable[[str], Any]) -> None:

@@ -56,13 +56,13 @@ def _means_nothing(obj: Any, name: str) -> bool:
     ):
         return False
     registered = (obj.__dict__.get(kind, ()) for kind in ("_modules", "_parameters", "_buffers"))
-    if any(name in names for names in registered) or name in (known := _known(cls)):
+    if any(name in names for names in registered) or name in (names_of_class := _known(cls)):
         return False
     keeps_state = any((base.__module__, base.__qualname__) in _KEEP_STATE for base in cls.__mro__)
     if not keeps_state or gone(cls, name) is not None:
         return True
     public = (one for one in obj.__dict__ if not one.startswith("_"))
-    return bool(difflib.get_close_matches(name, {*known, *public}, n=1, cutoff=_ALMOST))
+    return bool(difflib.get_close_matches(name, {*names_of_class, *public}, n=1, cutoff=_ALMOST))
 
 
 def _known(cls: type) -> set[str]:

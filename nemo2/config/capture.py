@@ -19,20 +19,10 @@ from typing import Any, TypeVar, overload
 from nemo2.config.aliases import aliases_of, gone, parameter_names, register_aliases
 from nemo2.config.attributes import guard
 from nemo2.config.dtypes import read_dtype
-from nemo2.config.homes import homes_of
+from nemo2.config.homes import homes_of, usual_class_with
 from nemo2.config.provenance import Call, line_of_caller, note_call, note_own_changes, record_of
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import did_you_mean
-
-__all__ = [
-    "aliases_of",
-    "captured_arguments",
-    "changed_since_made",
-    "configurable",
-    "is_configurable",
-    "made_at",
-    "register_aliases",
-]
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 _WRAPPED = "__nemo2_configurable__"
@@ -244,15 +234,15 @@ def real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         ConfigError: a parameter is given under two names.
         UnknownNameError: a keyword is neither a parameter nor an alias.
     """
-    known, open_ended = _parameters(target)
-    if kwargs.keys() <= known:
+    names, open_ended = _parameters(target)
+    if kwargs.keys() <= names:
         return kwargs
     aliases = {alias: real for alias, real in aliases_of(target).items() if "." not in real}
     renamed: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for name, value in kwargs.items():
         real = aliases.get(name, name)
-        if real not in known and not open_ended:
+        if real not in names and not open_ended:
             raise unknown_name(target, name)
         if real in renamed:
             raise two_spellings(target, spelled[real], name)
@@ -263,7 +253,11 @@ def real_names(target: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _parameters(target: Any) -> tuple[frozenset[str], bool]:
-    parameters = inspect.signature(target).parameters.values()
+    """The names of the parameters, and whether there may be others."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # dict and other built-in classes have no signature
+        return frozenset(), True
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
     return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)), open_ended
 
@@ -279,7 +273,9 @@ def _hint(target: Any, name: str) -> str:
         return f": {reason}"
     if homes := homes_of(name, besides=target):
         return f": it is a field of another part. Set {' or '.join(homes)}."
-    return did_you_mean(name, [known for known in (*parameter_names(target), *aliases_of(target)) if known != name])
+    if usual := usual_class_with(name, in_place_of=target):
+        return f": only {usual} has it. Remove it, or use {usual}."
+    return did_you_mean(name, [one for one in (*parameter_names(target), *aliases_of(target)) if one != name])
 
 
 def two_spellings(target: Any, first: str, second: str) -> ConfigError:

@@ -26,15 +26,15 @@ def check_serialisable(recipe: Any) -> None:
     Raises:
         ConfigError: a line for each value: its path, the value, who set it and the fix.
     """
-    found = problems(recipe)
-    if found:
-        many = f"{len(found)} values" if len(found) > 1 else "A value"
-        raise ConfigError(f"{many} of this recipe cannot be sent to another process:\n  " + "\n  ".join(found))
+    sentences = problems(recipe)
+    if sentences:
+        many = f"{len(sentences)} values" if len(sentences) > 1 else "A value"
+        raise ConfigError(f"{many} of this recipe cannot be sent to another process:\n  " + "\n  ".join(sentences))
 
 
 def problems(recipe: Any) -> list[str]:
     """One line for each value that can't be serialized. Empty: all values can."""
-    found: list[str] = []
+    sentences: list[str] = []
     seen: set[int] = set()
 
     def visit(path: str, value: Any, field: tuple[Any, str] | None) -> None:
@@ -47,15 +47,15 @@ def problems(recipe: Any) -> list[str]:
             seen.add(id(value))
         if isinstance(value, fdl.Buildable):
             if trouble := _trouble_with_node(value):
-                found.append(f"{path or 'the recipe'}: {trouble}{_setter(field)}")
+                sentences.append(f"{path or 'the recipe'}: {trouble}{_setter(field)}")
         elif not steps and (trouble := _trouble_with(value)):
-            found.append(f"{path or 'the recipe'} = {shortened(repr(value))}: {trouble}{_setter(field)}")
+            sentences.append(f"{path or 'the recipe'} = {shortened(repr(value))}: {trouble}{_setter(field)}")
         for step, child in steps:
             is_field = isinstance(value, fdl.Buildable) and step.startswith(".")
             visit(f"{path}{step}".removeprefix("."), child, (value, step[1:]) if is_field else field)
 
     visit("", recipe, None)
-    return found
+    return sentences
 
 
 def _trouble_with_node(node: Any) -> str | None:

@@ -221,7 +221,7 @@ class Writer:
             name = step[1:]
             if not step.startswith("."):
                 items.append(("", written))
-            elif keyword.iskeyword(name):
+            elif not is_plain_name(name):
                 odd.append((f"{quoted(name)}: ", written))
             else:
                 items.append((f"{name}=", written))
@@ -334,6 +334,12 @@ def flat(expression: Expression) -> str:
     return f"{expression.opening}{items}{expression.closing}"
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether code can write a field's name without quotes. A config of ``dict`` has any text as a field, and a file from
+    elsewhere may choose it."""
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
 def quoted(text: str) -> str:
     """The ``repr`` of a text, in double quotes unless single quotes need fewer escapes."""
     written = repr(text)
@@ -367,10 +373,10 @@ def _home(module: str, name: str) -> str:
 
 
 def _lookup(module: Any, qualname: str) -> Any:
-    found: Any = module
+    value: Any = module
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _from_import(module: str, names: list[tuple[str, str]]) -> list[str]:

@@ -2,11 +2,13 @@
 """Rows of a table by which settings follow from each other, or exclude each other.
 
 `nemo2.settle.rows` and `nemo2.overlap.conflicts` have the rows. `apply` takes them in order, on a view of a run's
-settings, so that a row sees what the rows before it derived.
+settings, so that a row sees what the rows before it derived. The view is a `nemo2.settle.run_settings.RunSettings`: it
+has ``requested(field)`` (the user's `Setting` in force, or None), ``in_force(field)`` (the `Setting`, whoever set it)
+and ``adjust(field, value, why)``.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Optional, Protocol, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from nemo2.errors import ConfigError
 
@@ -28,26 +30,6 @@ class Setting(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.place} ({self.line})" if self.line else self.place
-
-
-class Requests(Protocol):
-    """The settings of a run, as conflicts read them. Its other attributes are for the rows' conditions."""
-
-    def requested(self, field: str) -> Optional[Setting]:
-        """The user's setting of a field, if it is in force. None: there is none."""
-        ...
-
-    def in_force(self, field: str) -> Setting:
-        """A field's value, whoever set it."""
-        ...
-
-
-class View(Requests, Protocol):
-    """The settings of a run, as rows read and change them."""
-
-    def adjust(self, field: str, value: Any, why: str) -> None:
-        """Set a field, with the reason."""
-        ...
 
 
 Text = Union[str, Callable[[Any], str]]
@@ -105,7 +87,7 @@ class Derivation(NamedTuple):
     """The rule's id under which another value of the user's is refused. None: the derived value replaces it."""
     fix: Text = ""
 
-    def take(self, view: View) -> None:
+    def take(self, view: Any) -> None:
         """Derive the value.
 
         Raises:
@@ -124,7 +106,7 @@ class Derivation(NamedTuple):
 Row = Union[Conflict, Derivation]
 
 
-def apply(rows: Iterable[Row], view: View) -> None:
+def apply(rows: Iterable[Row], view: Any) -> None:
     """Apply the rows in order.
 
     Raises:

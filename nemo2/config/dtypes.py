@@ -30,8 +30,8 @@ def named_dtype(name: str) -> Any:
     """The ``torch.dtype`` of this name. None: there is none."""
     torch = importlib.import_module("torch")
     short = name.removeprefix("torch.")
-    found = getattr(torch, DTYPE_NAMES.get(short, short), None)
-    return found if isinstance(found, torch.dtype) else None
+    value = getattr(torch, DTYPE_NAMES.get(short, short), None)
+    return value if isinstance(value, torch.dtype) else None
 
 
 def read_dtype(target: Callable[..., Any], name: str, value: Any) -> Any:
@@ -43,11 +43,11 @@ def read_dtype(target: Callable[..., Any], name: str, value: Any) -> Any:
     """
     if not isinstance(value, str) or name not in _dtype_parameters(target):
         return value
-    found = named_dtype(value)
-    if found is None:
+    dtype = named_dtype(value)
+    if dtype is None:
         owner = getattr(target, "__qualname__", str(target))
         raise ConfigError(f"{name}={value!r} of {owner} is not a dtype. Write torch.bfloat16, or 'bf16'.")
-    return found
+    return dtype
 
 
 @functools.lru_cache(maxsize=1024)

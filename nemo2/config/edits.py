@@ -13,11 +13,21 @@ from typing import Any, Literal, NamedTuple
 
 import fiddle as fdl
 
-from nemo2.config.codegen import Group, Imports, Writer, layout, quoted, run_function, same_tree, shared_values
+from nemo2.config.codegen import (
+    Group,
+    Imports,
+    Writer,
+    is_plain_name,
+    layout,
+    quoted,
+    run_function,
+    same_tree,
+    shared_values,
+)
 from nemo2.config.provenance import is_same
-from nemo2.config.show import NOT_SET, TARGET, flatten, format_value, qualified_name
+from nemo2.config.show import NOT_SET, TARGET, class_name, flatten, format_value, qualified_name, value_in_effect
 from nemo2.config.tree import Partial
-from nemo2.config.walk import children
+from nemo2.config.walk import children, iterate_nodes
 from nemo2.errors import ConfigError
 
 
@@ -82,14 +92,15 @@ def edits(old: Any, new: Any) -> list[Edit]:
 def edits_source(old: Any, new: Any, *, name: str = "edit", doc: str = "") -> str:
     """A module with a function that edits the first tree into one equal to the second, in place, and returns it.
 
-    Where the trees call different functions, or share a part between places, the function returns a new tree.
+    Where the trees call different functions, share a part between places, or have a field whose name isn't Python's, the
+    function returns a new tree.
 
     Raises:
         ConfigError: a value has no textual form.
     """
     imports = Imports(taken=[name, "recipe"])
     writer = Writer(imports, new)
-    if _same_target(old, new) and not shared_values(old) and not shared_values(new):
+    if _same_target(old, new) and not any(shared_values(tree) or _has_odd_names(tree) for tree in (old, new)):
         lines = [_statement(step, writer) for step in edits(old, new)]
     else:
         written = writer.whole(new)
@@ -119,7 +130,7 @@ def describe(steps: list[Edit], *, everything: bool = False) -> Iterator[tuple[s
             continue
         old, new = _effective(step.old), _effective(step.new)
         if isinstance(old, fdl.Buildable) and isinstance(new, fdl.Buildable):
-            yield "~", f"{step.path}: {_name(old)} -> {_name(new)}"
+            yield "~", f"{step.path}: {class_name(old.__fn_or_cls__)} -> {class_name(new.__fn_or_cls__)}"
             yield from _differing_values(old, new, step.path)
         elif step.kind in ("append", "insert") or (
             isinstance(new, fdl.Buildable) and not isinstance(old, fdl.Buildable)
@@ -136,7 +147,7 @@ def one_line(value: Any) -> str:
     ``TimingCallback(log_tokens_per_sec=True)``."""
     if isinstance(value, fdl.Buildable):
         arguments = (f"{step.removeprefix('.')}={one_line(child)}" for step, child in children(value))
-        return f"{_name(value)}({', '.join(arguments)})"
+        return f"{class_name(value.__fn_or_cls__)}({', '.join(arguments)})"
     if isinstance(value, list):
         return f"[{', '.join(one_line(item) for item in value)}]"
     return format_value(value)
@@ -157,7 +168,7 @@ def _compare(old: Any, new: Any, owner: str, key: Any, steps: list[Edit]) -> Non
 def _compare_fields(old: Any, new: Any, path: str, steps: list[Edit]) -> None:
     before = {step[1:]: child for step, child in children(old)}
     after = {step[1:]: child for step, child in children(new)}
-    _compare_keys(before, after, path, steps, Field, lambda mine, name: _default(old if mine else new, name))
+    _compare_keys(before, after, path, steps, Field, lambda mine, name: value_in_effect(old if mine else new, name))
 
 
 def _compare_keys(
@@ -213,16 +224,9 @@ def _effective(value: Any) -> Any:
     return value.default if isinstance(value, Unset) else value
 
 
-def _default(node: Any, name: str) -> Any:
-    """The value in effect if ``name`` isn't set."""
-    try:
-        return getattr(node, name)
-    except (AttributeError, ValueError):
-        return NOT_SET
-
-
-def _name(node: Any) -> str:
-    return getattr(node.__fn_or_cls__, "__qualname__", str(node.__fn_or_cls__))
+def _has_odd_names(tree: Any) -> bool:
+    names = (name for _, node in iterate_nodes(tree) for name in node.__arguments__ if isinstance(name, str))
+    return not all(map(is_plain_name, names))
 
 
 def _differing_values(old: Any, new: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, get_args
 
 import fiddle as fdl
 from fiddle._src import signatures
@@ -19,9 +19,9 @@ from fiddle._src import signatures
 from nemo2.config.announced import ANNOUNCED
 from nemo2.config.capture import unknown_name
 from nemo2.config.tree import Config
-from nemo2.config.typed_text import Text, WrongType, named_object, part_classes, split_items
+from nemo2.config.typed_text import Text, WrongType, named_object, part_classes, split_items, without_annotated
 from nemo2.errors import ConfigError
-from nemo2.names import a, did_you_mean
+from nemo2.names import a, did_you_mean, nearest
 
 _CALL = re.compile(r"([A-Za-z_]\w*(?:[.:]\w+)*)\s*(?:\((.*)\))?", re.DOTALL)
 
@@ -87,13 +87,13 @@ def refusal(text: str, classes: tuple[type, ...]) -> str:
     names = factory_names(classes)
     if not names:
         return f"takes {wanted}, not {shown}. Set its fields, or name one of its classes"
-    name = re.split(r"\W", text.strip(), maxsplit=1)[0]
+    name = _first_word(text)
     if name in names and (factory := _find(name, classes)) is not None:
         return f"takes {wanted}, but {shown} is text. Call {factory.__module__}.{factory.__qualname__} instead."
-    known = did_you_mean(name, names)
-    if known == ".":
-        known = f"; known names include {', '.join(names[:4])}."
-    return f"takes {wanted}, but {shown} does not name one{known}"
+    nearest_names = did_you_mean(name, names)
+    if nearest_names == ".":
+        nearest_names = f"; known names include {', '.join(names[:4])}."
+    return f"takes {wanted}, but {shown} does not name one{nearest_names}"
 
 
 def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> None:
@@ -102,8 +102,8 @@ def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of:
     Raises:
         ConfigError: the message lists all of them, as fields of ``of``.
     """
-    if found := misplaced_text(target, arguments, of=of):
-        raise ConfigError("\n".join(found))
+    if sentences := misplaced_text(target, arguments, of=of):
+        raise ConfigError("\n".join(sentences))
 
 
 def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> list[str]:
@@ -113,8 +113,21 @@ def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, 
         f"{of}{name}={text!r}: {refusal(text, classes)}"
         for name, value in arguments.items()
         for text in (value if isinstance(value, list | tuple) else [value])
-        if isinstance(text, str) and (classes := part_classes(hints.get(name, Any)))
+        if isinstance(text, str) and (classes := requested_classes(text, hints.get(name, Any)))
     ]
+
+
+def requested_classes(text: str, hint: Any) -> tuple[type, ...]:
+    """The classes of which ``text`` must name one, for a parameter with this annotation.
+
+    Empty: the text may stand for itself. Where a parameter also takes text (``strategy: str | Strategy``), a word in
+    capitals that is, or almost is, the name of a factory is meant as this name.
+    """
+    if classes := part_classes(hint):
+        return classes
+    classes = tuple(cls for choice in get_args(without_annotated(hint)) for cls in part_classes(choice))
+    is_name = classes and text[:1].isupper() and nearest(_first_word(text), factory_names(classes))
+    return classes if is_name else ()
 
 
 def required(factory: Callable[..., Any]) -> list[str]:
@@ -138,24 +151,28 @@ def missing_arguments(node: Any, path: str) -> Optional[str]:
     return f"{path}: {name} has no default for {' and '.join(missing)}. Set {settings}"
 
 
+def _first_word(text: str) -> str:
+    return re.split(r"\W", text.strip(), maxsplit=1)[0]
+
+
 def _fitting(classes: Iterable[type]) -> list[Source]:
     """The sources of exactly these classes, if there are any, else those of subclasses. Optimizers and schedules are
     callbacks too, and would otherwise match."""
     wanted = tuple(classes)
-    found: dict[type, list[Source]] = {}
+    by_class: dict[type, list[Source]] = {}
     for source in (source for module in ANNOUNCED for source in import_module(module).SOURCES):
         home, _, name = source.gives.partition(":")
-        made = getattr(import_module(home), name)
-        if issubclass(made, wanted):
-            found.setdefault(made, []).append(source)
-    exact = [made for made in found if made in wanted]
-    return [source for made in exact or found for source in found[made]]
+        cls = getattr(import_module(home), name)
+        if issubclass(cls, wanted):
+            by_class.setdefault(cls, []).append(source)
+    exact = [cls for cls in by_class if cls in wanted]
+    return [source for cls in exact or by_class for source in by_class[cls]]
 
 
 def _find(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., Any]]:
     if "." in name or ":" in name:
-        found = named_object(name)
-        return found if isinstance(found, type) and issubclass(found, classes) else None
+        named = named_object(name)
+        return named if isinstance(named, type) and issubclass(named, classes) else None
     for source in _fitting(classes):
         if name in source.names():
             return source.load(name)

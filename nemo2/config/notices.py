@@ -23,7 +23,7 @@ def announce_machine_settings(changed: Mapping[str, tuple[Any, str]]) -> None:
         _log.info("Settings that this machine determines: %s.", changes)
 
 
-def warn_without_effect(why: str, **given: tuple[Any, Any]) -> None:
+def warn_without_effect(why: str, **arguments: tuple[Any, Any]) -> None:
     """Warn about arguments that have another value than their default. nemo2 accepts them because NeMo's or Lightning's
     signature has them.
 
@@ -31,7 +31,7 @@ def warn_without_effect(why: str, **given: tuple[Any, Any]) -> None:
         why: What happens instead, as a sentence.
         given: The value and the default of each argument.
     """
-    for name, (value, default) in given.items():
+    for name, (value, default) in arguments.items():
         sentence = f"{name}={value!r} has no effect. {why}"
         if value != default and sentence not in _announced and here().rank == 0:
             _announced.add(sentence)

@@ -19,7 +19,7 @@ from nemo2.config.aliases import aliases_of, decided_elsewhere, parameter_names
 from nemo2.config.capture import unknown_name
 from nemo2.config.factories import factory_names
 from nemo2.config.located import recorded_at
-from nemo2.config.show import format_value, holds_configs
+from nemo2.config.show import format_value, holds_configs, value_in_effect
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.typed_text import Text, WrongType, part_classes
 from nemo2.config.values import config_class, describe, is_mapping, typed
@@ -46,10 +46,7 @@ class _Place(NamedTuple):
 
     def read(self) -> Any:
         if isinstance(self.owner, fdl.Buildable):
-            try:
-                return getattr(self.owner, self.key)
-            except (AttributeError, ValueError):
-                return _MISSING
+            return value_in_effect(self.owner, self.key, otherwise=_MISSING)
         if isinstance(self.owner, dict):
             return self.owner.get(self.key, _MISSING)
         return self.owner[self.key]
@@ -153,10 +150,10 @@ def carry_over(old: Any, new: Any) -> None:
     sets them."""
     if not (isinstance(old, fdl.Buildable) and isinstance(new, fdl.Buildable)):
         return
-    known = new.__signature_info__.valid_param_names
+    names = new.__signature_info__.valid_param_names
     for name in getattr(old.__fn_or_cls__, "carried_over", ()):
         value = getattr(old, name, None)
-        if name in known and name not in new.__arguments__ and value is not None:
+        if name in names and name not in new.__arguments__ and value is not None:
             setattr(new, name, value)
 
 
@@ -185,12 +182,12 @@ def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
     if repr(name) not in str(error):  # the unknown name is inside the value
         return str(error)
     full = ABBREVIATIONS.get(name.lower(), name)
-    found = paths_of(recipe, full)
-    if full != name and found:
-        return f"{str(error).partition(';')[0].rstrip('.')}. Write {found[0]}{operation}{value}"
-    if not found:
+    paths = paths_of(recipe, full)
+    if full != name and paths:
+        return f"{str(error).partition(';')[0].rstrip('.')}. Write {paths[0]}{operation}{value}"
+    if not paths:
         return str(error)
-    write = " or ".join(f"{one}{operation}{value}" for one in found)
+    write = " or ".join(f"{one}{operation}{value}" for one in paths)
     unknown = re.split(r"; |: it is a field of ", str(error), maxsplit=1)[0].rstrip(".")
     return f"{error} Write {write}" if parents and ";" in str(error) else f"{unknown}. Write {write}"
 
@@ -198,14 +195,14 @@ def _elsewhere(recipe: Any, override: str, error: Exception) -> str:
 def paths_of(recipe: Any, name: str) -> list[str]:
     """The paths of the fields of this name in a recipe, shortest first, at most three. Fields that another part of the
     recipe decides are left out."""
-    found = [
+    paths = [
         f"{place}.{name}".removeprefix(".")
         for place, node in iterate_nodes(recipe)
         if name in (*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__))
         and name != "name"
         and decided_elsewhere(node.__fn_or_cls__, name) is None
     ]
-    return sorted(found, key=lambda one: one.count("."))[:3]
+    return sorted(paths, key=lambda one: one.count("."))[:3]
 
 
 def split_override(override: str) -> tuple[str, str, str]:
@@ -240,8 +237,9 @@ def _set(recipe: Any, path: str, text: Text, undo: list[tuple[_Place, Any]]) -> 
 def _put(recipe: Any, path: str, value: Any, undo: list[tuple[_Place, Any]]) -> None:
     place = _find(recipe, path, undo)
     carry_over(place.read(), value)
-    undo.append((place, _stored(place)))
-    place.write(value)
+    before = _stored(place)
+    place.write(value)  # a value that the field refuses isn't taken back
+    undo.append((place, before))
 
 
 def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:
@@ -256,19 +254,19 @@ def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:
         match = _OVERRIDE.fullmatch(text)
         if match and match[2] == "=" and match[1].endswith(".name") and _is_factorys(recipe, match[1]):
             calls[match[1].removesuffix(".name")] = number, match[3].strip(), []
-    kept = []
+    rewritten = []
     for number, text in numbered:
         path, _, value = text.partition("=")
         part, _, name = path.strip().rpartition(".")
         if part not in calls:
-            kept.append((number, text))
+            rewritten.append((number, text))
         elif name == "name":
-            kept.append((number, part))
+            rewritten.append((number, part))
         elif _is_factorys(recipe, path.strip()):
             calls[part][2].append(f"{name}={value.strip()}")
         else:
-            kept.append((number, text))
-    return [(n, f"{t}={calls[t][1]}({', '.join(calls[t][2])})" if t in calls else t) for n, t in kept]
+            rewritten.append((number, text))
+    return [(n, f"{t}={calls[t][1]}({', '.join(calls[t][2])})" if t in calls else t) for n, t in rewritten]
 
 
 def _is_factorys(recipe: Any, path: str) -> bool:
@@ -277,8 +275,8 @@ def _is_factorys(recipe: Any, path: str) -> bool:
     part, _, name = path.rpartition(".")
     try:
         place = _find(recipe, part, undo)
-        known = name in getattr(getattr(place.read(), "__signature_info__", None), "valid_param_names", ())
-        return not known and bool(factory_names(part_classes(place.hint())))
+        is_field = name in getattr(getattr(place.read(), "__signature_info__", None), "valid_param_names", ())
+        return not is_field and bool(factory_names(part_classes(place.hint())))
     except ConfigError:
         return False
     finally:
@@ -355,10 +353,10 @@ def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
             f"{path} is not set, and its type ({describe(place.hint())[0]}) does not name a single class to create. "
             f"Set {path} first, as in {path}={describe(place.hint())[1]}."
         )
-    made: Any = {} if cls is None else Config(cls)
+    config: Any = {} if cls is None else Config(cls)
     undo.append((place, _stored(place)))
-    place.write(made)
-    return made
+    place.write(config)
+    return config
 
 
 def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
@@ -366,6 +364,8 @@ def _fit(place: _Place, path: str, value: Any, text: str | None) -> Any:
     try:
         fitted = typed(value, hint, text=text)
     except WrongType as error:
+        if str(error).endswith("?"):  # with the nearest names
+            raise
         raise WrongType(f"{_dotted_end(error)} For example {path}={describe(hint)[1]}") from None
     current = place.read() if hint is Any else None
     if isinstance(current, float) and isinstance(fitted, int) and not isinstance(fitted, bool):

@@ -247,10 +247,10 @@ class RecipePolicy(serialization.PyrefPolicy):
         reason = f"{path} has it imported ({NAMES_THAT_ARE_IMPORTED[argument].partition(',')[0]})"
         for module, symbol in _dotted(value, as_pair=argument == "module"):
             self.check_name(module, symbol, reason)
-            found: Any = importlib.import_module(module)
+            named: Any = importlib.import_module(module)
             for step in symbol.split("."):
-                found = getattr(found, step, None)
-            if found is None or not self.allows_value(found) or not self.may_be_handed_over(found):
+                named = getattr(named, step, None)
+            if named is None or not self.allows_value(named) or not self.may_be_handed_over(named):
                 raise self.refusal(module, symbol, reason)
 
     def _check_switch(self, path: str, value: Any, argument: str) -> None:

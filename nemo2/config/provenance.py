@@ -130,10 +130,10 @@ def note_own_changes(obj: Any, arguments: Mapping[str, Any]) -> None:
     reason names the class."""
     if not dataclasses.is_dataclass(obj):
         return
-    known = adjustments(obj)
+    recorded = adjustments(obj)
     for name, requested in arguments.items():
         value = getattr(obj, name, requested)
-        if name not in known and requested is not None and not is_same(value, requested):
+        if name not in recorded and requested is not None and not is_same(value, requested):
             _add(obj, name, requested, Step(value, "class", f"{type(obj).__name__} makes it so"))
 
 

@@ -56,11 +56,11 @@ def refuse_silent_changes(objects: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: fields have neither the requested nor the announced value. The message lists all of them.
     """
-    found = [sentence for path, obj in objects.items() if obj is not None for sentence in silent_changes(path, obj)]
-    if found:
+    sentences = [sentence for path, obj in objects.items() if obj is not None for sentence in silent_changes(path, obj)]
+    if sentences:
         raise ConfigError(
             "The settings in force are not the requested settings, and no code announced the change:\n  "
-            + "\n  ".join(found)
+            + "\n  ".join(sentences)
             + (
                 "\nCode that changes a built configuration must announce the change with "
                 "nemo2.config.provenance.adjust(config, field, value, why=...)."

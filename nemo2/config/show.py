@@ -15,6 +15,7 @@ from nemo2.config import wire
 from nemo2.config.provenance import is_same
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.walk import children, place_of
+from nemo2.names import visible
 
 TARGET = "_target_"
 """The key of a config's class or function, as in YAML."""
@@ -86,24 +87,24 @@ def render(recipe: Any, defaults: bool = False, who: bool = False) -> str:
                 return
             first_paths[id(value)] = path or "the recipe"
             kind = "" if isinstance(value, fdl.Config) else " (partial)"
-            lines.append(f"{indent}{label}{_short_name(value.__fn_or_cls__)}{kind}{note}")
+            lines.append(f"{indent}{label}{class_name(value.__fn_or_cls__)}{kind}{note}")
         elif (not holds_configs(value) and len(format_value(value)) <= 100) or not children(value):
             lines.append(f"{indent}{label}{format_value(value)}{note}")
             return
         else:
             lines.append(f"{indent}{label.rstrip()}{note}")
-        given = dict(children(value))
+        explicit = dict(children(value))
         for step, child in effective_children(value, defaults=defaults):
             is_field = step.startswith(".")
             name = f"{step[1:]}: " if is_field else f"{step[1:-1]}: "
             child_label = "- " if isinstance(value, list | tuple) else name
-            child_note = "" if step in given or not is_field else "  [default]"
-            if who and is_field and step in given and (place := place_of(value, step[1:])):
+            child_note = "" if step in explicit or not is_field else "  [default]"
+            if who and is_field and step in explicit and (place := place_of(value, step[1:])):
                 child_note = f"  # {place}"
             visit(child_label, child, f"{path}{step}".removeprefix("."), depth + 1, child_note)
 
     visit("", recipe, "", 0, "")
-    return "\n".join(lines)
+    return visible("\n".join(lines))  # a file from elsewhere chooses the names in a dict
 
 
 def diff(old: Any, new: Any) -> list[Change]:
@@ -168,7 +169,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {format_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, fdl.Buildable):
-        return _short_name(value.__fn_or_cls__)
+        return class_name(value.__fn_or_cls__)
     if isinstance(value, type) or inspect.isroutine(value):
         return qualified_name(value)
     return repr(value)
@@ -189,23 +190,24 @@ def effective_children(value: Any, *, defaults: bool) -> list[tuple[str, Any]]:
         return children(value)
     if isinstance(value, Config | Partial):
         bring_up_to_date(value)
-    given = fdl.ordered_arguments(value, include_unset=True, include_defaults=True)
+    arguments = fdl.ordered_arguments(value, include_unset=True, include_defaults=True)
     steps = []
-    for key, child in given.items():
+    for key, child in arguments.items():
         if child is fdl.NO_VALUE:
             child = NOT_SET
         elif isinstance(key, str) and key not in value.__arguments__:
-            child = _default(value, key, child)
+            child = value_in_effect(value, key, otherwise=child)
         steps.append((f".{key}" if isinstance(key, str) else f"[{key}]", child))
     return steps
 
 
-def _default(node: Any, name: str, fallback: Any) -> Any:
-    """The default as the tree would return it. Plain fiddle configs don't reveal the result of a default factory."""
+def value_in_effect(node: Any, name: str, *, otherwise: Any = NOT_SET) -> Any:
+    """A field's value or default, as the tree returns it. ``otherwise``: the value of a field that has neither. Plain
+    fiddle configs don't reveal the result of a default factory."""
     try:
         return getattr(node, name)
     except (AttributeError, ValueError):
-        return fallback
+        return otherwise
 
 
 def holds_configs(value: Any) -> bool:
@@ -213,5 +215,6 @@ def holds_configs(value: Any) -> bool:
     return isinstance(value, fdl.Buildable) or any(holds_configs(child) for _, child in children(value))
 
 
-def _short_name(target: Any) -> str:
+def class_name(target: Any) -> str:
+    """The name of a config's class or function, without its module."""
     return getattr(target, "__qualname__", str(target))

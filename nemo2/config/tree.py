@@ -20,7 +20,7 @@ import functools
 import os
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import fiddle as fdl
@@ -31,7 +31,7 @@ from fiddle._src.experimental import serialization
 
 from nemo2.config import live, wire
 from nemo2.config.aliases import NOT_HERE, aliases_of, decided_elsewhere, text_form
-from nemo2.config.capture import edited_arguments, is_configurable, made_at, real_names, two_spellings, unknown_name
+from nemo2.config.capture import edited_arguments, is_configurable, made_at, real_names, unknown_name
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.located import recorded_at
 from nemo2.config.provenance import note_explicit_fields
@@ -115,8 +115,8 @@ class _Node:
             decided = elsewhere.read(part) if isinstance(part, _Node) else NOT_HERE
             if decided is not NOT_HERE:
                 return decided
-        found, default = (True, None) if name in self.__arguments__ else self._effective_default(name)
-        if found:
+        has_default, default = (True, None) if name in self.__arguments__ else self._effective_default(name)
+        if has_default:
             return _read_through(self, default)
         raise _unreadable(self, name)
 
@@ -345,23 +345,9 @@ def described_now(value: Any) -> Any:
 
 def _sort_keywords(target: Any, kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Constructor keywords under their real names, and those whose alias leads into a sub-config."""
-    info = signatures.SignatureInfo(signature=signatures.get_signature(target)) if kwargs else None
-    aliases = aliases_of(target)
-    arguments: dict[str, Any] = {}
-    paths: dict[str, Any] = {}
-    spelled: dict[str, str] = {}
-    for name, value in kwargs.items():
-        real = aliases.get(name, name)
-        if "." in real:
-            paths[name] = value
-            continue
-        if info is not None and real not in info.valid_param_names and not info.has_var_keyword:
-            raise unknown_name(target, name)
-        if real in arguments:
-            raise two_spellings(target, spelled[real], name)
-        arguments[real] = read_dtype(target, real, value)
-        spelled[real] = name
-    return arguments, paths
+    paths = {alias: kwargs[alias] for alias, real in aliases_of(target).items() if "." in real and alias in kwargs}
+    arguments = real_names(target, {name: value for name, value in kwargs.items() if name not in paths})
+    return {name: read_dtype(target, name, value) for name, value in arguments.items()}, paths
 
 
 def alias_owner(node: Any, alias: str, real: str) -> tuple[Any, str]:
@@ -395,7 +381,8 @@ def _adopt(value: Any, *, remember: bool = True) -> Any:
     if arguments is None:
         return value
     adopted = {name: _adopted_copy(item, remember=remember) for name, item in arguments.items()}
-    with _as_set_where_made(value):
+    place = made_at(value)
+    with recorded_at(*place) if place else contextlib.nullcontext():  # history names the line that made the object
         node = Config(type(value), bind_args=False, **adopted)
     if remember:
         object.__setattr__(node, "_origin", _Origin(value, arguments, _fingerprint(node.__arguments__)))
@@ -411,24 +398,13 @@ def _adopted_copy(value: Any, *, remember: bool) -> Any:
     return _adopt(value, remember=remember)
 
 
-@contextlib.contextmanager
-def _as_set_where_made(obj: object) -> Iterator[None]:
-    """In this context new history entries name the line that constructed `obj`, if it is known."""
-    place = made_at(obj)
-    if place is None:
-        yield
-        return
-    with recorded_at(*place):
-        yield
-
-
 def bring_up_to_date(node: Any) -> None:
     """Update the arguments in place: edited defaults become arguments, and live objects become configs."""
     defaults: dict[str, _Default] = node.__dict__.get("_defaults") or {}
-    for name in [name for name, kept in defaults.items() if _fingerprint(kept.value) != kept.as_handed_out]:
-        kept = defaults.pop(name)
-        node.__arguments__[name] = kept.value
-        node.__argument_history__[name].append(kept.entry)
+    for name in [name for name, default in defaults.items() if _fingerprint(default.value) != default.as_handed_out]:
+        default = defaults.pop(name)
+        node.__arguments__[name] = default.value
+        node.__argument_history__[name].append(default.entry)
     adopted: dict[int, Any] = {}
     for name, value in node.__arguments__.items():
         settled = _settle_value(value, adopted)
@@ -571,10 +547,12 @@ def _blank(cls: type) -> Any:
     return object.__new__(cls)
 
 
-def _flatten_strictly(node: Any) -> Any:
-    bring_up_to_date(node)
+def _flatten_for_wire(node: Any) -> Any:
     refuse_changed_objects(node)
-    return node.__flatten__()
+    values, metadata = node.__flatten__()
+    for value in values:
+        wire.register_values(value)
+    return values, metadata
 
 
 def _represent_as_yaml(dumper: Any, node: Any) -> Any:
@@ -586,7 +564,7 @@ def _represent_as_yaml(dumper: Any, node: Any) -> Any:
 for _cls in (Config, Partial):
     serialization.register_node_traverser(
         _cls,
-        flatten_fn=wire.registering(_flatten_strictly),
+        flatten_fn=_flatten_for_wire,
         unflatten_fn=_cls.__unflatten__,
         path_elements_fn=lambda node: node.__path_elements__(),
     )

@@ -79,8 +79,14 @@ def part_classes(hint: Any) -> tuple[type, ...]:
     hint = without_annotated(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType) or origin in SEQUENCES:
-        found = [part_classes(choice) for choice in choices if choice not in (type(None), bool, int, float, ...)]
-        return tuple(dict.fromkeys(cls for classes in found for cls in classes)) if all(found) else ()
+        classes_of_choices = [
+            part_classes(choice) for choice in choices if choice not in (type(None), bool, int, float, ...)
+        ]
+        return (
+            tuple(dict.fromkeys(cls for classes in classes_of_choices for cls in classes))
+            if all(classes_of_choices)
+            else ()
+        )
     plain = not isinstance(hint, type) or origin is not None or hint in SEQUENCES
     if (
         plain
@@ -107,12 +113,12 @@ def named_object(text: str) -> Any:
     if not policy.allows_import(module, symbol):
         raise WrongType(f"cannot be {text!r}: a name given as text must come from nemo2, Megatron-Core or torch")
     try:
-        found = getattr(importlib.import_module(module), symbol)
+        value = getattr(importlib.import_module(module), symbol)
     except (ImportError, AttributeError) as error:
         raise WrongType(f"cannot be {text!r}: this name does not exist") from error
-    if not policy.allows_value(found):
+    if not policy.allows_value(value):
         raise WrongType(f"cannot be {text!r}, which is not a class or function of {module}")
-    return found
+    return value
 
 
 def without_annotated(hint: Any) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 
 from nemo2.config.capture import is_configurable
 from nemo2.config.dtypes import named_dtype
-from nemo2.config.factories import factory_names, made_by_name
-from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, part_classes, without_annotated
+from nemo2.config.factories import factory_names, made_by_name, requested_classes
+from nemo2.config.typed_text import SEQUENCES, WrongType, named_object, without_annotated
 from nemo2.names import a, did_you_mean, shortened
 
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
@@ -36,7 +36,7 @@ def typed(value: Any, hint: Any, *, text: str | None = None) -> Any:
     """
     hint = without_annotated(hint)
     origin, choices = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(value, str) and (classes := part_classes(hint)):
+    if isinstance(value, str) and (classes := requested_classes(value, hint)):
         return made_by_name(value, classes, fit=typed)
     if hint is Any or isinstance(hint, str | typing.TypeVar | typing.ForwardRef) or hint is inspect.Parameter.empty:
         return value
@@ -94,8 +94,8 @@ def config_class(hint: Any) -> type | None:
     several."""
     hint = without_annotated(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        found = {cls for choice in typing.get_args(hint) if (cls := config_class(choice)) is not None}
-        return found.pop() if len(found) == 1 else None
+        classes = {cls for choice in typing.get_args(hint) if (cls := config_class(choice)) is not None}
+        return classes.pop() if len(classes) == 1 else None
     hint = typing.get_origin(hint) or hint
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or is_configurable(hint)):
         return None if inspect.isabstract(hint) else hint
@@ -233,8 +233,8 @@ def _instance(value: Any, cls: type, text: str | None) -> Any:
 
 
 def _dtype(value: Any, text: str | None) -> Any:
-    if (found := named_dtype(str(value))) is not None:
-        return found
+    if (dtype := named_dtype(str(value))) is not None:
+        return dtype
     raise WrongType(f"takes a dtype such as torch.bfloat16 or bf16, not {_shown(value, text)}")
 
 

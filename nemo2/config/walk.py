@@ -25,13 +25,13 @@ def select(root: Any, target: Any) -> list[Any]:
         root: A recipe, or a list, tuple or dict of configs.
         target: A class or function.
     """
-    found = []
+    matches = []
     for _, node in iterate_nodes(root):
         fn_or_cls = node.__fn_or_cls__
         both_classes = isinstance(fn_or_cls, type) and isinstance(target, type)
         if fn_or_cls is target or (both_classes and issubclass(fn_or_cls, target)):
-            found.append(node)
-    return found
+            matches.append(node)
+    return matches
 
 
 def iterate_nodes(root: Any) -> Iterator[tuple[str, Any]]:

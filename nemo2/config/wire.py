@@ -19,7 +19,6 @@ from fiddle._src.experimental import serialization
 
 _CONSTANT_HOMES = ("torch.nn.functional", "torch", "torch.special")
 
-
 _carried: dict[int, Any] = {}
 """The values of registered types that nodes of ours have carried, by id. In other trees they remain unserializable, because
 nothing would make the reader import this module."""
@@ -82,15 +81,3 @@ def constant_name(value: Any) -> str | None:
             if getattr(sys.modules.get(home), name, None) is value:
                 return f"{home}.{name}"
     return None
-
-
-def registering(flatten: Callable[[Any], tuple]) -> Callable[[Any], tuple]:
-    """A `flatten_fn` for serialising config nodes: `flatten`, after `register_values` for all it returns."""
-
-    def flatten_for_wire(node: Any) -> tuple:
-        values, metadata = flatten(node)
-        for value in values:
-            register_values(value)
-        return values, metadata
-
-    return flatten_for_wire

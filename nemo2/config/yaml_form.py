@@ -88,16 +88,16 @@ def tree_of(form: Any, allowed_modules: Iterable[str] = (), *, source: str = "YA
     policy = RecipePolicy(allowed_modules)
     _check_names(form, policy)
     reader = _Reader(policy, source)
-    made = reader.value(form, "")
+    tree = reader.value(form, "")
     if reader.problems:
         raise ConfigError("\n".join(reader.problems))
-    if not isinstance(made, fdl.Buildable):
+    if not isinstance(tree, fdl.Buildable):
         raise ConfigError(
             f"{source}: a recipe in YAML must be a mapping with _target_ (the form that `nemo2 show NAME --yaml` "
             "writes), or a mapping with `recipe: NAME` and changes below it."
         )
-    policy.check(made)
-    return made
+    policy.check(tree)
+    return tree
 
 
 def read(text: str | bytes, source: str) -> Any:
@@ -247,10 +247,10 @@ class _Reader:
             }
         if ARGS in form:
             return self._call(form, path)
-        found = self._named(str(form[TARGET]), form.line)
-        if found is None or form.get(CALL, True) is False:
-            return found
-        return self._config(found, form, path)
+        target = self._named(str(form[TARGET]), form.line)
+        if target is None or form.get(CALL, True) is False:
+            return target
+        return self._config(target, form, path)
 
     def _config(self, target: Any, form: Any, path: str) -> Any:
         node = (Partial if form.get(PARTIAL) else Config)(target)
@@ -280,17 +280,17 @@ class _Reader:
             if not self.policy.allows_import(module, symbols[0]):
                 continue
             try:
-                found: Any = importlib.import_module(module)
+                value: Any = importlib.import_module(module)
                 for symbol in symbols:
-                    found = getattr(found, symbol)
+                    value = getattr(value, symbol)
             except (ImportError, AttributeError):
                 continue
-            if not isinstance(found, enum.Enum) and not self.policy.allows_value(found):
+            if not isinstance(value, enum.Enum) and not self.policy.allows_value(value):
                 raise SecurityError(
                     f"{self.source}:{line}: {name} is not a class, function or constant that its module itself "
                     "defines. nemo2 does not load it."
                 )
-            return found
+            return value
         self.problems.append(f"{self.source}:{line}: {name}: this class, function or constant does not exist.")
         return None
 
@@ -311,9 +311,9 @@ def _device() -> Any:
 
 
 def _read_as(value: Any, hint: Any) -> Any:
-    made = typed(value, hint, text=value if isinstance(value, str) else None)
+    converted = typed(value, hint, text=value if isinstance(value, str) else None)
     # If a field accepts both, text is what people mean and what recipes hold.
-    return value if isinstance(made, pathlib.PurePath) and str in typing.get_args(hint) else made
+    return value if isinstance(converted, pathlib.PurePath) and str in typing.get_args(hint) else converted
 
 
 def _read_back(form: Any, hint: Any) -> Any:
@@ -416,19 +416,19 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}
 
     def mapping(self, node: Any) -> Iterator[Mapping]:
-        made = Mapping()
-        yield made  # aliases of this mapping may occur inside it
+        mapping = Mapping()
+        yield mapping  # aliases of this mapping may occur inside it
         own = [self.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         if twice := [key for index, key in enumerate(own) if key in own[:index]]:
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} occurs twice", node.start_mark)
         self.flatten_mapping(node)
-        made.line = node.start_mark.line + 1
+        mapping.line = node.start_mark.line + 1
         for key, value in node.value:
             name = self.construct_object(key)
             if not isinstance(name, str | int | float | bool | None):
                 raise yaml.constructor.ConstructorError(None, None, "a key that is not a scalar", key.start_mark)
-            made[name] = self.construct_object(value)
-            made.lines[name] = key.start_mark.line + 1
+            mapping[name] = self.construct_object(value)
+            mapping.lines[name] = key.start_mark.line + 1
 
 
 class _Dumper(yaml.SafeDumper):

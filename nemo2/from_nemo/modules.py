@@ -14,8 +14,8 @@ from nemo2.names import did_you_mean
 
 def nemo_module(path: str) -> Optional[ModuleType]:
     """The names of NeMo's module or package ``path``. None: nemo2 knows no such path."""
-    known = module_of(path) is not None or any(one.startswith(f"{path}.") for one in MODULES)
-    return _NemoModule(path) if known else None
+    is_module = module_of(path) is not None or any(one.startswith(f"{path}.") for one in MODULES)
+    return _NemoModule(path) if is_module else None
 
 
 class _NemoModule(ModuleType):

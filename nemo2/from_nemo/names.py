@@ -288,9 +288,9 @@ def _member(owner: Counterpart, name: str, member: str) -> Counterpart:
         return owner
     if name in GONE:
         return Counterpart("gone", reason=GONE[name])
-    found = getattr(import_module(owner.home), owner.name)
-    annotated = {one for base in getattr(found, "__mro__", ()) for one in vars(base).get("__annotations__", ())}
-    if hasattr(found, member) or (isinstance(found, type) and member in {*signature(found).parameters, *annotated}):
+    value = getattr(import_module(owner.home), owner.name)
+    annotated = {one for base in getattr(value, "__mro__", ()) for one in vars(base).get("__annotations__", ())}
+    if hasattr(value, member) or (isinstance(value, type) and member in {*signature(value).parameters, *annotated}):
         return Counterpart("works", owner.home, f"{owner.name}.{member}")
     return (
         Counterpart("gone", reason=GONE[member])

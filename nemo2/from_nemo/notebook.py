@@ -37,12 +37,12 @@ def translated_notebook(text: str, translate: Callable[[str], Any]) -> tuple[str
         sources = ["".join(cell["source"]) for cell in cells]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"this is no notebook: {error!r}.") from None
-    kept: list[str] = []
+    masked_lines: list[str] = []
     left: Lines = []
     joined: list[str] = []
     places: list[str] = []
     for number, source in enumerate(sources, start=1):
-        lines = _masked(source, kept)
+        lines = _masked(source, masked_lines)
         try:
             ast.parse("\n".join(lines or []))
         except SyntaxError as error:
@@ -57,13 +57,13 @@ def translated_notebook(text: str, translate: Callable[[str], Any]) -> tuple[str
         head, _, body = part.partition("\n")
         cell = cells[int(head) - 1]
         if cell is not None:
-            cell["source"] = _unmasked(body.removesuffix("\n"), kept).splitlines(keepends=True)
-    left += [(places[line - 1], told) for line, told in done.left]
-    taken_out = [(places[line - 1], told) for line, told in done.taken_out]
+            cell["source"] = _unmasked(body.removesuffix("\n"), masked_lines).splitlines(keepends=True)
+    left += [(places[line - 1], message) for line, message in done.left]
+    taken_out = [(places[line - 1], message) for line, message in done.taken_out]
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", left, taken_out
 
 
-def _masked(source: str, kept: list[str]) -> list[str] | None:
+def _masked(source: str, masked_lines: list[str]) -> list[str] | None:
     """The lines of a cell as Python: magics and shell lines become ``pass``. None: the cell isn't Python."""
     lines = source.split("\n")
     if source.startswith("%%") and not _PYTHON_CELLS.match(source):
@@ -72,13 +72,15 @@ def _masked(source: str, kept: list[str]) -> list[str] | None:
     for line in lines:
         if goes_on or (_SPECIAL.match(line) and not line.lstrip().startswith("#")):
             indent = indent if goes_on else line[: len(line) - len(line.lstrip())]
-            masked.append(f"{indent}{_KEPT}{len(kept)}")
-            kept.append(line)
+            masked.append(f"{indent}{_KEPT}{len(masked_lines)}")
+            masked_lines.append(line)
             goes_on = line.endswith("\\")
         else:
             masked.append(line)
     return masked
 
 
-def _unmasked(body: str, kept: list[str]) -> str:
-    return re.sub(rf"^[ \t]*{re.escape(_KEPT)}(\d+)$", lambda found: kept[int(found[1])], body, flags=re.MULTILINE)
+def _unmasked(body: str, masked_lines: list[str]) -> str:
+    return re.sub(
+        rf"^[ \t]*{re.escape(_KEPT)}(\d+)$", lambda match: masked_lines[int(match[1])], body, flags=re.MULTILINE
+    )

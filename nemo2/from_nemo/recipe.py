@@ -136,19 +136,21 @@ class _Conversion:
         elif tree.target.name not in ("pretrain", "finetune", "train"):
             parts = {"model": tree}
         parts = _apart(parts)
-        made = {name: self.value(name, parts[name]) for name in parts if parts[name] is not None}
+        converted = {name: self.value(name, parts[name]) for name in parts if parts[name] is not None}
         for part in ("model", "data", "trainer"):
-            if not isinstance(made.get(part), Config):
-                made.pop(part, None)
+            if not isinstance(converted.get(part), Config):
+                converted.pop(part, None)
                 self._leave(
                     part, parts.get(part), "the file has none that nemo2 supports, and a run requires one: set it"
                 )
-        entry = finetune if made.get("peft") is not None or _is_finetuning(tree, made.get("data")) else pretrain
-        made["log"] = made.get("log") or default_log(name=_name_of(self._folder))
-        known = parameter_names(entry)
-        for name in sorted(made.keys() - set(known)):
+        entry = (
+            finetune if converted.get("peft") is not None or _is_finetuning(tree, converted.get("data")) else pretrain
+        )
+        converted["log"] = converted.get("log") or default_log(name=_name_of(self._folder))
+        names = parameter_names(entry)
+        for name in sorted(converted.keys() - set(names)):
             self._leave(name, parts[name], f"llm.{entry.__name__} has no such part")
-        recipe = Partial(entry, **{name: made[name] for name in known if name in made})
+        recipe = Partial(entry, **{name: converted[name] for name in names if name in converted})
         self._give_precision(recipe, parts)
         return recipe
 
@@ -165,9 +167,9 @@ class _Conversion:
         if isinstance(value, Mapping):
             return {name: self.value(f"{path}[{name!r}]", one) for name, one in value.items()}
         if isinstance(value, list | tuple):
-            made = [(one, self.value(f"{path}[{number}]", one)) for number, one in enumerate(value)]
+            pairs = [(one, self.value(f"{path}[{number}]", one)) for number, one in enumerate(value)]
             # Callbacks that nemo2 lacks are removed from the list.
-            return type(value)(new for old, new in made if new is not None or old is None)
+            return type(value)(new for old, new in pairs if new is not None or old is None)
         return self._leave(path, value, "a recipe can't hold such a value")
 
     def _called(self, path: str, call: Call) -> Any:
@@ -195,11 +197,11 @@ class _Conversion:
             self._leave(path, value, "it runs code that the file names: set it yourself if you trust that code")
         elif argument not in parameter_names(cls) and argument not in aliases_of(cls):
             if value is not None:
-                told = (
+                reason = (
                     gone(cls, argument)
                     or f"{cls.__name__} has no {argument}{did_you_mean(argument, parameter_names(cls))}"
                 )
-                self._leave(path, value, told)
+                self._leave(path, value, reason)
         elif (ours := self.value(path, value)) is not None or value is None:
             ours = self._beside(ours) if isinstance(ours, str) and "tokenizer" in cls.__name__.lower() else ours
             ours = "auto" if (argument, ours) == ("accelerator", "gpu") else ours
@@ -213,20 +215,30 @@ class _Conversion:
     def _class(self, path: str, call: Call) -> Optional[type]:
         """nemo2's class of that name, if recipes may call it."""
         module, name = call.target
-        found = find(name) if module.partition(".")[0] in ("nemo", "megatron", "lightning", "nemo_run") else None
-        if found is None or found.status not in ("works", "renamed") or not found.name:
-            why = "nemo2 has no such class" if found is None or found.status == "unknown" else found.reason
+        counterpart = find(name) if module.partition(".")[0] in ("nemo", "megatron", "lightning", "nemo_run") else None
+        if counterpart is None or counterpart.status not in ("works", "renamed") or not counterpart.name:
+            why = (
+                "nemo2 has no such class"
+                if counterpart is None or counterpart.status == "unknown"
+                else counterpart.reason
+            )
             return self._leave(path, call, f"{call.target}: {why}")
-        ours = getattr(import_module(found.home), found.name)
+        ours = getattr(import_module(counterpart.home), counterpart.name)
         if not isinstance(ours, type) or not RecipePolicy().may_be_called(ours):
-            return self._leave(path, call, f"{call.target}: a recipe can't contain {found.home}.{found.name}")
+            return self._leave(
+                path, call, f"{call.target}: a recipe can't contain {counterpart.home}.{counterpart.name}"
+            )
         return ours
 
     def _constant(self, path: str, named: Named) -> Any:
         if str(named) in _CONSTANTS:
             return _CONSTANTS[str(named)]
-        found = find(named.name.rpartition(".")[2])
-        ours = getattr(import_module(found.home), found.name, None) if found.status == "works" and found.name else None
+        counterpart = find(named.name.rpartition(".")[2])
+        ours = (
+            getattr(import_module(counterpart.home), counterpart.name, None)
+            if counterpart.status == "works" and counterpart.name
+            else None
+        )
         if named.module.startswith("nemo.") and ours is not None and RecipePolicy().may_be_handed_over(ours):
             return ours
         return self._leave(path, named, "nemo2 has no such function")
@@ -234,12 +246,12 @@ class _Conversion:
     def _without_arguments(self, path: str, call: Call, cls: type) -> Any:
         parameters = inspect.signature(cls).parameters.values()
         needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-        told = f"NeMo pickled its arguments into {call.pickled:.60}, and nemo2 opens no pickles"
+        reason = f"NeMo pickled its arguments into {call.pickled:.60}, and nemo2 opens no pickles"
         if cls is MegatronMixedPrecision:
             return Config(cls)  # The values that the precision wrote into the model's configuration tell the rest.
         if needed:
-            return self._leave(path, call, f"{told}, and {cls.__name__} needs {', '.join(needed)}: set it yourself")
-        self._leave(path, call, f"{told}. The recipe has it with default arguments: check them")
+            return self._leave(path, call, f"{reason}, and {cls.__name__} needs {', '.join(needed)}: set it yourself")
+        self._leave(path, call, f"{reason}. The recipe has it with default arguments: check them")
         return Config(cls)
 
     def _beside(self, text: Any) -> Any:

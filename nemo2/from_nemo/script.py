@@ -36,11 +36,13 @@ def translated(text: str) -> Translation:
     lines = text.splitlines(keepends=True)
     left: list[tuple[int, str]] = []
     aliases: dict[str, str] = {}
-    unused = sorted(_without_effect(tree), key=lambda one: (one.node.lineno, one.node.col_offset), reverse=True)
-    taken_out = [one for one in unused if _take_out(lines, one.node)]
-    moved, misplaced = _move_fields(lines, tree)
+    moved, misplaced = _misplaced_fields(tree)
     left += misplaced
-    taken_out_lines = sorted([*((one.node.lineno, one.told) for one in taken_out), *moved])
+    # From the end of a line to its beginning: an edit moves what stands behind it.
+    edits = sorted(
+        [*_without_effect(tree), *moved], key=lambda one: (one.node.lineno, one.node.col_offset), reverse=True
+    )
+    edited = [one for one in edits if _edit(lines, one)]
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in sorted(imports, key=lambda one: one.lineno, reverse=True):
         written, problems = _rewritten(node)
@@ -52,8 +54,9 @@ def translated(text: str) -> Translation:
             if node.col_offset and all(line.startswith("#") for line in written):
                 written = [*written, "pass"]  # a block must not be empty
             lines[node.lineno - 1 : node.end_lineno] = [indent + f"\n{indent}".join(written) + end]
-    left += _unknown_attributes(tree, aliases, without=[one.node for one in taken_out])
-    return Translation("".join(lines), sorted(set(left)), taken_out_lines)
+    left += _unknown_attributes(tree, aliases, without=[one.node for one in edited])
+    changed = sorted((one.node.lineno, one.message) for one in edited)
+    return Translation("".join(lines), sorted(set(left)), changed)
 
 
 def _rewritten(node: "ast.Import | ast.ImportFrom") -> tuple[Optional[list[str]], list[str]]:
@@ -104,22 +107,24 @@ def _of_names(node: ast.ImportFrom) -> tuple[list[str], list[str]]:
             else:
                 by_home.setdefault(package, []).append(_as(last, used))
             continue
-        inside, found = module_of(node.module or ""), find(one.name)
-        if inside is not None and found.status in ("gone", "unknown") and _has(inside, one.name):
+        inside, counterpart = module_of(node.module or ""), find(one.name)
+        if inside is not None and counterpart.status in ("gone", "unknown") and _has(inside, one.name):
             by_home.setdefault(inside, []).append(_as(one.name, used))
-        elif found.status in ("works", "renamed"):
-            if found.name:
-                by_home.setdefault(found.home, []).append(_as(found.name, used))
+        elif counterpart.status in ("works", "renamed"):
+            if counterpart.name:
+                by_home.setdefault(counterpart.home, []).append(_as(counterpart.name, used))
             else:
-                written.append(f"import {found.home}" + (f" as {used}" if used != found.home else ""))
-            if found.status == "renamed":
+                written.append(f"import {counterpart.home}" + (f" as {used}" if used != counterpart.home else ""))
+            if counterpart.status == "renamed":
                 problems.append(
-                    f"{one.name} is now {found.home}.{found.name}: check its arguments" if found.name else ""
+                    f"{one.name} is now {counterpart.home}.{counterpart.name}: check its arguments"
+                    if counterpart.name
+                    else ""
                 )
         else:
             written.append(f"# from {node.module} import {one.name}")
-            reason = reason_of(f"{node.module}.{one.name}") if found.status == "unknown" else None
-            problems.append(f"{one.name}: {reason or found.reason}")
+            reason = reason_of(f"{node.module}.{one.name}") if counterpart.status == "unknown" else None
+            problems.append(f"{one.name}: {reason or counterpart.reason}")
     written += [f"from {home} import {', '.join(names)}" for home, names in by_home.items()]
     return written, [problem for problem in problems if problem]
 
@@ -145,13 +150,13 @@ def _modules_named_by(node: "ast.Import | ast.ImportFrom") -> dict[str, str]:
     """Names in the script that stand for NeMo's modules, with nemo2's modules."""
     from nemo2.from_nemo.names import module_of
 
-    found = {}
+    modules = {}
     for one in node.names:
         full = f"{node.module}.{one.name}" if isinstance(node, ast.ImportFrom) else one.name
         home = module_of(full) if _of_nemo(full) else None
         if home is not None and (isinstance(node, ast.ImportFrom) or one.asname):
-            found[one.asname or one.name] = home
-    return found
+            modules[one.asname or one.name] = home
+    return modules
 
 
 def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list[ast.AST]) -> Iterator[tuple[int, str]]:
@@ -164,14 +169,22 @@ def _unknown_attributes(tree: ast.AST, aliases: dict[str, str], *, without: list
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
             home = aliases[node.value.id]
             if not _has(home, node.attr):
-                found = find(node.attr)
-                told = f"import it from {found.home}" if found.status in ("works", "renamed") else found.reason
-                yield node.lineno, f"{node.value.id}.{node.attr}: {home} has no {node.attr}; {told}"
+                counterpart = find(node.attr)
+                advice = (
+                    f"import it from {counterpart.home}"
+                    if counterpart.status in ("works", "renamed")
+                    else counterpart.reason
+                )
+                yield node.lineno, f"{node.value.id}.{node.attr}: {home} has no {node.attr}; {advice}"
 
 
-class _Unused(NamedTuple):
+class _Edit(NamedTuple):
+    """A part of the script that is removed or replaced."""
+
     node: "ast.keyword | ast.expr"
-    told: str
+    message: str
+    replacement: Optional[str] = None
+    """None: the part is removed."""
 
 
 UNUSED_BASES = {
@@ -184,7 +197,7 @@ UNUSED_ARGUMENTS = {
 """Arguments of the strategy that NeMo passes only to torch's DDP."""
 
 
-def _without_effect(tree: ast.AST) -> Iterator[_Unused]:
+def _without_effect(tree: ast.AST) -> Iterator[_Edit]:
     """Arguments of the strategy that NeMo ignores, and base classes that a run doesn't need."""
     from nemo2.strategy import MegatronStrategy
 
@@ -192,46 +205,45 @@ def _without_effect(tree: ast.AST) -> Iterator[_Unused]:
         if isinstance(node, ast.ClassDef):
             for base in node.bases if len(node.bases) > 1 else ():
                 if (name := _last(base)) in UNUSED_BASES:
-                    yield _Unused(base, f"removed the base class {name} of {node.name}: {UNUSED_BASES[name]}")
+                    yield _Edit(base, f"removed the base class {name} of {node.name}: {UNUSED_BASES[name]}")
         elif isinstance(node, ast.Call) and "MegatronStrategy" in {_last(one) for one in (node.func, *node.args[:1])}:
             for keyword in node.keywords:
                 name = keyword.arg or ""
                 if (reason := UNUSED_ARGUMENTS.get(name) or gone(MegatronStrategy, name)) is not None:
-                    yield _Unused(keyword, f"removed MegatronStrategy({name}=...): {reason}")
+                    yield _Edit(keyword, f"removed MegatronStrategy({name}=...): {reason}")
 
 
-def _move_fields(lines: list[str], tree: ast.AST) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-    """Rewrite ``recipe.trainer.strategy.NAME = value`` where NAME is a field of another part of the recipe. Returns the
-    lines that changed, and the lines to edit: the part can't be reached from there."""
+def _misplaced_fields(tree: ast.AST) -> tuple[list[_Edit], list[tuple[int, str]]]:
+    """``recipe.trainer.strategy.NAME = value`` where NAME is a field of another part of the recipe. Returns the edits that
+    set it there, and the lines to edit by hand: the part can't be reached from there."""
     from nemo2.config.homes import homes_of
     from nemo2.strategy import MegatronStrategy
 
-    known = {*parameter_names(MegatronStrategy), *aliases_of(MegatronStrategy)}
+    own = {*parameter_names(MegatronStrategy), *aliases_of(MegatronStrategy)}
+
+    def home(name: str) -> Optional[str]:
+        homes = homes_of(name) if name not in own and gone(MegatronStrategy, name) is None else []
+        return homes[0] if homes else None
+
     moved, left = [], []
     for node in ast.walk(tree):
         for target in node.targets if isinstance(node, ast.Assign) else ():
-            if not isinstance(target, ast.Attribute) or not _is_strategy(target.value) or target.attr in known:
+            if not isinstance(target, ast.Attribute) or not _is_strategy(target.value):
                 continue
-            homes = homes_of(target.attr)
+            if (path := home(target.attr)) is None:
+                continue
             root = _recipe_of(target.value)
-            if not homes or gone(MegatronStrategy, target.attr) is not None:
-                continue
             if root is None or target.lineno != target.end_lineno:
-                told = f"{ast.unparse(target)}: the strategy has no such field; set {homes[0]} of the recipe"
-                left.append((target.lineno, told))
-                continue
-            line = lines[target.lineno - 1].encode()
-            new = f"{ast.unparse(root)}.{homes[0]}"
-            lines[target.lineno - 1] = (
-                line[: target.col_offset] + new.encode() + line[target.end_col_offset :]
-            ).decode()
-            moved.append((target.lineno, f"{ast.unparse(target)} is now {new}"))
+                message = f"{ast.unparse(target)}: the strategy has no such field; set {path} of the recipe"
+                left.append((target.lineno, message))
+            else:
+                new = f"{ast.unparse(root)}.{path}"
+                moved.append(_Edit(target, f"{ast.unparse(target)} is now {new}", new))
         if isinstance(node, ast.Call) and "MegatronStrategy" in {_last(one) for one in (node.func, *node.args[:1])}:
             for keyword in node.keywords:
-                name = keyword.arg or ""
-                if name not in known and gone(MegatronStrategy, name) is None and (homes := homes_of(name)):
-                    told = f"MegatronStrategy({name}=...): the strategy has no such field; set {homes[0]} instead"
-                    left.append((keyword.lineno, told))
+                if (path := home(keyword.arg or "")) is not None:
+                    message = f"MegatronStrategy({keyword.arg}=...): the strategy has no such field; set {path} instead"
+                    left.append((keyword.lineno, message))
     return moved, left
 
 
@@ -251,22 +263,25 @@ def _last(node: ast.expr) -> str:
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
-def _take_out(lines: list[str], node: "ast.keyword | ast.expr") -> bool:
-    """Remove an argument or a base class, and its comma. If it has a line of its own, a comment replaces it, so that
-    line numbers stay. Returns False, without a change, if it spans several lines."""
-    number = node.lineno - 1
+def _edit(lines: list[str], edit: _Edit) -> bool:
+    """Replace a part of a line, or remove an argument or a base class with its comma. If the removed part has a line of its
+    own, a comment replaces it, so that line numbers stay. Returns False, without a change, if it spans several lines."""
+    node = edit.node
     if node.end_lineno != node.lineno:
         return False
-    line = lines[number].encode()  # ast counts columns in UTF-8 bytes
+    line = lines[node.lineno - 1].encode()  # ast counts columns in UTF-8 bytes
     before, own, after = (
         line[: node.col_offset],
         line[node.col_offset : node.end_col_offset],
         line[node.end_col_offset :],
     )
-    if not before.strip() and after.strip() in (b"", b","):
-        lines[number] = (before + b"# " + own + after).decode()
+    if edit.replacement is not None:
+        new = before + edit.replacement.encode() + after
+    elif not before.strip() and after.strip() in (b"", b","):
+        new = before + b"# " + own + after
+    elif after.startswith(b","):
+        new = before + after.removeprefix(b",").lstrip(b" ")
     else:
-        rest = after.removeprefix(b",").lstrip(b" ") if after.startswith(b",") else after
-        kept = before if after.startswith(b",") else before.rstrip(b" ").removesuffix(b",")
-        lines[number] = (kept + rest).decode()
+        new = before.rstrip(b" ").removesuffix(b",") + after
+    lines[node.lineno - 1] = new.decode()
     return True

@@ -221,15 +221,18 @@ def progress_bar(text: str, total: int, *, show: Optional[bool]) -> Iterator[Cal
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.table import Column
 
+    # One line of 80 columns: of a long name, such as a checkpoint's, the end is left out.
+    shortened, whole = Column(ratio=1, no_wrap=True, overflow="ellipsis"), Column(no_wrap=True)
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=shortened),
+        BarColumn(bar_width=16),
+        DownloadColumn(table_column=whole),
+        TransferSpeedColumn(table_column=whole),
+        TimeRemainingColumn(table_column=whole),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), expand=True) as bar:
         task = bar.add_task(text, total=total)
         yield lambda count: bar.advance(task, count)
 

@@ -2,7 +2,9 @@
 """The inference servers that can serve a checkpoint, and their command lines."""
 
 import json
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from nemo2.advice import advice
 from nemo2.backend.extras import install, version_of
 from nemo2.errors import ConfigError
 from nemo2.llm.exported import DTYPES, torch_name
+from nemo2.names import did_you_mean
 from nemo2.peft import LoRA
 
 Engine = Literal["vllm", "transformers"]
@@ -116,6 +119,26 @@ def transformers_command(model: str, options: ServingOptions, *, dtype: str) -> 
             )
     where = "--host", options.host, "--port", str(options.port)
     return [_program("transformers"), "serve", model, "--dtype", torch_name(dtype), *where, *options.further]
+
+
+def refuse_unknown_options(engine: Engine, options: ServingOptions) -> None:
+    """Check that the server of transformers lists each of ``options.further`` in its help, before anything is exported.
+    vLLM takes further spellings of its options, and refuses the others itself before it loads a model.
+
+    Raises:
+        ConfigError: the server has no such option.
+    """
+    requested = [word.partition("=")[0] for word in options.further if word.startswith("--")]
+    if engine == "vllm" or not requested:
+        return
+    text = subprocess.run([_program(engine), "serve", "--help"], capture_output=True, text=True, check=False).stdout
+    known = sorted({*re.findall(r"--[a-z][\w-]*", text)})
+    for word in requested if "--host" in known else ():
+        if word not in known:
+            raise ConfigError(
+                f"{word}: `{engine} serve` has no such option{did_you_mean(word, known)} `{engine} serve --help` lists "
+                "its options."
+            )
 
 
 def why_vllm_takes_no_adapters(model: Any) -> Optional[str]:

@@ -96,6 +96,8 @@ def plan_serving(
     options = replace(options, model_name=options.model_name or name_of_weights(path))
     checkpoint = Checkpoint.open(path)
     model, chosen = checkpoint.model(), engines.chosen(engine, print_only=print_only)
+    if not print_only:
+        engines.refuse_unknown_options(chosen, options)
     dtype = options.dtype or dtype_of(checkpoint)
     if checkpoint.is_release:  # served as it is
         return _serving(model, options, chosen, dtype, folder=checkpoint.path)

@@ -102,6 +102,8 @@ def comparison_page(runs: Sequence[RunFolder], changes: Sequence[tuple[str, list
 
 
 COLUMNS = ("steps", "loss", "best val loss", "s / step", "tokens / s", "last logged")
+FIRST_TO_GO = ("best val loss", "last logged", "s / step", "tokens / s")
+"""The columns that a narrow terminal leaves out, in this order."""
 
 
 def rows_of(summaries: Sequence[dict[str, Any]]) -> list[list[str]]:

@@ -56,6 +56,24 @@ def test_on_a_terminal_of_80_columns_every_recipe_is_one_line(capsys, monkeypatc
     assert len(rows) == len(recipes.names()) and max(map(len, rows)) <= 80
 
 
+def test_on_a_terminal_of_80_columns_every_run_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folders = [f"nemo_experiments/llama3_8b/2026-01-3{number}_12-00-00" for number in range(2)]
+    for folder in folders:
+        Path(folder).mkdir(parents=True)
+        Path(folder, "environment.json").write_text("{}")
+        Path(folder, "metrics.jsonl").write_text(
+            '{"step": 11, "reduced_train_loss": 6.5, "val_loss": 6.6, "tokens_per_second": 123456.0}\n'
+        )
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for width in (80, 120, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["runs", "list"]) == 0
+        head, *rows = capsys.readouterr().out.splitlines()
+        assert max(map(len, [head, *rows])) <= width and {row.split()[-1] for row in rows} == set(folders)
+        assert {"name", "steps", "loss", "folder"} <= set(head.split()) and ("best val loss" in head) is (width == 200)
+
+
 def test_recipes_of_fine_tuning_are_listed_by_the_names_that_commands_take(capsys):
     assert main(["list", "--finetune", "llama31_70b", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}

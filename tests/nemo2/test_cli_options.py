@@ -18,7 +18,7 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from nemo2.cli import adapter, evaluate, flags, launching
+from nemo2.cli import adapter, check, evaluate, flags, launching
 from nemo2.cli.app import FIRST, VERBS, app, main
 from nemo2.cli.commands import rules_of
 from nemo2.cli.moved import MOVED
@@ -41,6 +41,8 @@ WRITTEN = (flags.Output, flags.Prefix, flags.Html, flags.Folder, flags.FileOrFol
 SHAPED = ("show", "check", "plan", "rehearse", "pretrain", "finetune", "evaluate")
 """Commands that take a recipe and look at it on a machine."""
 ANOTHER_MEANING = {("cluster test", "nodes"), ("data preview", "overrides")}
+HOMES = (launching, flags, evaluate, check)
+"""The modules with the functions that verbs hand their `options` to."""
 _RUNS = "a run: `nemo2 runs` and its metrics.jsonl have its data"
 NO_DATA = {
     **dict.fromkeys(("pretrain", "finetune", "distill"), _RUNS),
@@ -119,6 +121,15 @@ def test_a_file_to_write_gets_its_folders_and_a_place_for_none_is_refused_before
     assert (tmp_path / "new" / "own_b.py").is_file()
     assert main(["new-recipe", "own_a", "--from", "llama_tiny", "--output", str(tmp_path / "folder")]) == 0
     assert (tmp_path / "folder" / "own_a.py").is_file()
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_a_misspelled_option_gets_the_nearest_of_its_command(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spellings = (name for one in typer_commands()[words].params for name in (*one.opts, *one.secondary_opts))
+    option = max((name for name in spellings if name.startswith("--")), key=len, default="--help")
+    assert main([*words.split(), option[:-1]]) == 2
+    told = capsys.readouterr().err
+    assert f"has no option {option[:-1]}; did you mean {option!r}" in told and told.count("--help") == 1
 
 
 def as_typed(words: str) -> Callable[..., Any]:
@@ -251,7 +262,7 @@ def decided(test: ast.expr) -> tuple[dict[str, bool], dict[str, bool]]:
 
 def names_in(statements: list[Any]) -> set[str]:
     """Options that these statements read: by their names, as a field of `options`, or by handing `options` to a function of
-    `nemo2.cli.launching` or `nemo2.cli.evaluate` that does."""
+    a module of `HOMES` that does."""
     nodes = [node for statement in statements for node in ast.walk(statement)]
     found = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for node in nodes:
@@ -259,7 +270,7 @@ def names_in(statements: list[Any]) -> set[str]:
             found.add(node.attr)
         elif isinstance(node, ast.Call) and any(one.arg == "options" for one in node.keywords):
             assert isinstance(node.func, ast.Name)
-            home = launching if hasattr(launching, node.func.id) else evaluate
+            home = next(module for module in HOMES if hasattr(module, node.func.id))
             [function] = ast.parse(inspect.getsource(getattr(home, node.func.id))).body
             found |= names_in([function])
     return found
@@ -392,6 +403,15 @@ def test_a_change_in_another_spelling_is_answered_with_the_right_one(
 ) -> None:
     assert main(["pretrain", "llama_tiny", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_of_two_changes_the_last_counts_with_and_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    for first, last in (
+        ("--trainer.max_steps=7", "trainer.max_steps=8"),
+        ("trainer.max_steps=7", "--trainer.max_steps=8"),
+    ):
+        assert main(["show", "--gpus", "H100x2", "llama_tiny", first, "--flat", last]) == 0
+        assert "trainer.max_steps=8\n" in capsys.readouterr().out
 
 
 def test_a_change_may_have_dashes_and_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:

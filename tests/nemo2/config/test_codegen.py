@@ -15,6 +15,7 @@ import torch
 from nemo2 import recipes
 from nemo2.config import Config, Partial
 from nemo2.config.codegen import function_source, run_function, same_tree
+from nemo2.config.edits import edits_source
 from nemo2.errors import ConfigError
 from support.config_samples import DDP, BigModel, Callback, Mode, Model, Options, Strategy, recipe, train
 
@@ -87,6 +88,15 @@ def test_nodes_stay_what_they_are_nested_and_positional() -> None:
     again = rebuilt(tree)
     assert again == tree
     assert [type(node) for node in again.options] == [type(node) for node in tree.options]
+
+
+def test_a_field_whose_name_is_code_is_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    odd = "a=print('it ran'), b"
+    trees = [in_trainer(Config(dict, **{odd: {"x": value}, "class": 1, "ok": 2})) for value in (1, 2)]
+    assert same_tree(rebuilt(trees[0]), trees[0])
+    assert same_tree(run_function(edits_source(*trees), "edit", trees[0]), trees[1])
+    assert same_tree(run_function(edits_source(recipe(), trees[1]), "edit", recipe()), trees[1])
+    assert capsys.readouterr().out == ""
 
 
 def test_a_part_that_stands_in_two_places_still_does() -> None:

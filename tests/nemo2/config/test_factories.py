@@ -59,6 +59,15 @@ def test_parts_are_made_by_name_and_their_arguments_are_typed() -> None:
     assert isinstance(fdl.build(recipe.optim), MegatronOptimizerModule)
 
 
+def test_a_strategy_is_made_by_name_where_lightnings_names_are_text() -> None:
+    assert isinstance(changed("strategy=FSDP2Strategy(tensor_parallel_size=2)").trainer.strategy, nl.FSDP2Strategy)
+    assert [changed(f"strategy={name}").trainer.strategy for name in ("ddp", "fsdp")] == ["ddp", "fsdp"]
+    with pytest.raises(ConfigError, match="did you mean 'FSDP2Strategy'"):
+        changed("strategy=FSDP2Strateg")
+    with pytest.raises(ConfigError, match="is text. Call .*FSDP2Strategy"):
+        nl.Trainer(strategy="FSDP2Strategy", devices=1)
+
+
 def test_a_schedule_and_a_model_are_parts_too() -> None:
     recipe = changed("optim.lr_scheduler=CosineAnnealingScheduler(warmup_steps=3, min_lr=0.0)", "model=llama32_1b")
     assert (

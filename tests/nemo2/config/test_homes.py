@@ -42,6 +42,15 @@ def test_a_field_of_another_part_on_a_strategy(name: str) -> None:
         assert str(error.value).count("Set ") + str(error.value).count("Write ") == 1
 
 
+@pytest.mark.parametrize("name", ["ckpt_async_save", "overlap_grad_reduce", "fp8_margin"])
+def test_a_field_that_only_another_class_of_this_part_has_is_not_sent_back_here(name: str) -> None:
+    with pytest.raises(TypeError) as error:
+        nl.FSDP2Strategy(**{name: False})
+    told = str(error.value)
+    assert "trainer.strategy" not in told
+    assert "only MegatronStrategy has it" in told or FIELDS[name] in told
+
+
 def test_a_misspelled_field_still_gets_the_nearest_names() -> None:
     recipe: Any = recipes.get("llama3_8b").pretrain_recipe()
     with pytest.raises(AttributeError, match="did you mean 'sequence_parallel'"):

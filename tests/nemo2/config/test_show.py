@@ -119,3 +119,9 @@ def test_diff_of_another_class_shows_the_class():
 )
 def test_values_are_shown_as_a_user_writes_them(value, text):
     assert format_value(value) == text
+
+
+def test_a_name_with_control_characters_does_not_reach_the_terminal():
+    tree = recipe()
+    tree.options = Config(dict, **{"a\x1b[2J": {"b\x07": 1}})
+    assert "a\\x1b[2J" in render(tree) and not {"\x1b", "\x07"} & set(render(tree))

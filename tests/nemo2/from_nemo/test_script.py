@@ -125,6 +125,19 @@ def test_what_nemo_took_without_using_it_is_taken_out_and_told(tmp_path) -> None
     assert [one.__name__ for one in namespace["Other"].__bases__] == ["IOMixin", "object"]
 
 
+def test_several_edits_of_one_line_leave_the_rest_of_it_alone() -> None:
+    text = (
+        "a = nl.MegatronStrategy(precision=1, x=2); r.recipe.trainer.strategy.overlap_grad_reduce = "
+        "recipe.strategy.overlap_grad_reduce = True; b = nl.MegatronStrategy(x=3, precision=4)\n"
+    )
+    done = translated(text)
+    assert done.text == (
+        "a = nl.MegatronStrategy(x=2); r.recipe.trainer.strategy.ddp.overlap_grad_reduce = "
+        "recipe.trainer.strategy.ddp.overlap_grad_reduce = True; b = nl.MegatronStrategy(x=3)\n"
+    )
+    assert len(done.taken_out) == 4
+
+
 def test_a_file_that_is_no_python_is_refused(tmp_path) -> None:
     (tmp_path / "no.py").write_text("def (")
     done = CliRunner().invoke(app, ["translate", str(tmp_path / "no.py")])

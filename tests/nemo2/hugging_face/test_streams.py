@@ -25,6 +25,17 @@ def planned(folder: Path) -> tuple[Planned, bytes]:
     return Planned(path=folder / "made", stretches=stretches), whole
 
 
+def test_the_bar_of_a_long_name_is_one_line_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    name = "Exporting llama_tiny--reduced_train_loss=6.5-step=11-consumed_samples=96-last"
+    with streams.progress_bar(name, 123_456_789_000, show=True) as advance:
+        advance(1_000_000_000)
+    (line,) = {one for one in capsys.readouterr().err.splitlines() if one}
+    assert line.startswith("Exporting llama_tiny") and "1.0/123.5 GB" in line and len(line) <= 80
+
+
 @pytest.mark.parametrize("hashes", [False, True])
 @pytest.mark.parametrize("refused_after", [None, 0, 2])
 def test_the_bytes_arrive(

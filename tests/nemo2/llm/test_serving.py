@@ -194,6 +194,23 @@ def test_an_engine_that_is_missing_is_told_with_what_installs_it(
     assert engines.chosen(None) == "transformers"
 
 
+def test_an_option_that_the_server_lacks_is_refused_before_the_export(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from nemo2.llm import engines
+    from nemo2.llm.engines import ServingOptions
+
+    program = tmp_path / "transformers"
+    program.write_text("#!/bin/sh\necho '  --host TEXT  --compile / --no-compile  Enable torch.compile'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(engines, "_program", lambda engine: str(program))
+    engines.refuse_unknown_options("transformers", ServingOptions(further=["--no-compile", "--host=::", "value"]))
+    with pytest.raises(ConfigError, match="--compil: .*did you mean '--compile'"):
+        engines.refuse_unknown_options("transformers", ServingOptions(further=["--compil"]))
+    program.write_text("#!/bin/sh\nexit 1\n")  # without a list of options, the server itself refuses
+    engines.refuse_unknown_options("transformers", ServingOptions(further=["--compil"]))
+
+
 def test_an_address_that_cannot_be_used_is_refused_before_the_checkpoint_is_read() -> None:
     import socket
 
