@@ -32,6 +32,7 @@ COMMAND_LINE = "command line"
 
 _OVERRIDE = re.compile(r"\s*([A-Za-z_]\w*(?:\.\w+|\[[^\]]*\])*)\s*(\+=|-=|\*=|/=|=)(.*)", re.DOTALL)
 _STEP = re.compile(r"\.?(\w+)|\[([^\]]*)\]")
+_PATH = re.compile(rf"(?:{_STEP.pattern})+")
 _OPERATIONS = {"+=": operator.add, "-=": operator.sub, "*=": operator.mul, "/=": operator.truediv}
 _MISSING = object()
 _PLAIN_WORD = re.compile(r"[A-Za-z_./][\w./:@+-]*")
@@ -308,6 +309,8 @@ def _find(recipe: Any, path: str, undo: list[tuple[_Place, Any]]) -> _Place:
 
 
 def _steps(path: str) -> list[str | int]:
+    if not _PATH.fullmatch(path):  # a key of a YAML file is any text
+        raise ConfigError(f"{path!r} is not a path of fields, as trainer.max_steps is.")
     steps: list[str | int] = []
     for name, index in _STEP.findall(path):
         bare = index.strip().strip("'\"")

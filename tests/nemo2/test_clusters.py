@@ -203,7 +203,7 @@ def test_the_commands_write_list_and_show_profiles(capsys):
 
 def test_what_is_added_is_read_back_or_refused_and_the_other_profiles_stay(capsys):
     assert main(["cluster", "add", "good", "kind=slurm", "env.A=\U0001f600", "env.B=1\nC = 2"]) == 0
-    assert named("good")[0].env_vars == {"A": "\U0001f600", "B": "1\nC = 2"}
+    assert resolve_executor("good")[0].env_vars == {"A": "\U0001f600", "B": "1\nC = 2"}
     for setting in (".a=1", "env..A=1", "env.=1", "kind.a=1", "env.A=[inf]"):
         assert main(["cluster", "add", "bad", "kind=slurm", setting]) == 2
         assert "Traceback" not in capsys.readouterr().err and sorted(profiles()) == ["good"]
