@@ -16,14 +16,16 @@ _BACKEND = "model.config.attention_backend"
 
 @ATTENTION.rule(
     "back-end-is-left",
-    says="The attention backend must support the other settings. `flash` supports neither learned sinks nor head "
-    "sizes that are not multiples of 8. `fused` has no deterministic mode. `unfused` does not support context "
-    "parallelism. Only `unfused` supports fp32.",
-    otherwise="Transformer Engine finds no attention backend in the first step.",
     broken=f"{_BACKEND}=unfused {CP}=2",
     mended=f"{_BACKEND}=fused {CP}=2",
 )
 def _left(facts: Facts) -> Iterator[str]:
+    """The attention backend must support the other settings. `flash` supports neither learned sinks nor head sizes
+    that are not multiples of 8. `fused` has no deterministic mode. `unfused` does not support context parallelism.
+    Only `unfused` supports fp32.
+
+    Otherwise: Transformer Engine finds no attention backend in the first step.
+    """
     config, version = facts.sized_config, facts.machine.transformer_engine
     backend = facts.of_model("attention_backend")
     name = str(getattr(backend, "name", backend))

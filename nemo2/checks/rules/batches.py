@@ -17,24 +17,28 @@ GROUP = "strategy.microbatch_group_size_per_vp_stage"
 
 @BATCHES.rule(
     "batches-are-counts",
-    says="Batch sizes and the sequence length must be whole numbers of at least 1.",
-    otherwise="Megatron-Core's index builder divides by the sequence length and crashes the process.",
     broken="data.micro_batch_size=0",
     mended="data.micro_batch_size=1",
 )
 def _counts(facts: Facts) -> Iterator[str]:
+    """Batch sizes and the sequence length must be whole numbers of at least 1.
+
+    Otherwise: Megatron-Core's index builder divides by the sequence length and crashes the process.
+    """
     yield from out_of_range(facts.data, "data", domains.BATCH, others=False)
 
 
 @BATCHES.rule(
     "batch-over-replicas",
-    says="Micro-batch size * data-parallel size must divide the global batch size.",
-    otherwise="Megatron-Core cannot compute the number of micro-batches and raises an error.",
     broken="data.global_batch_size=510 data.micro_batch_size=2",
     mended="data.global_batch_size=512 data.micro_batch_size=2",
     megatron_refuses=True,
 )
 def _global_batch(facts: Facts) -> Iterator[str]:
+    """Micro-batch size * data-parallel size must divide the global batch size.
+
+    Otherwise: Megatron-Core cannot compute the number of micro-batches and raises an error.
+    """
     gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
     if gbs and mbs and dp and gbs > 0 and mbs > 0 and gbs % (mbs * dp):
         yield (
@@ -45,13 +49,15 @@ def _global_batch(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "ramp-up-over-replicas",
-    says="Every batch size of the ramp-up (`rampup_batch_size`) must be a multiple of micro-batch size * "
-    "data-parallel size.",
-    otherwise="The run stops at the first step with a batch size that is not a multiple.",
     broken="data.rampup_batch_size=[30,2,1000]",
     mended="data.rampup_batch_size=[32,16,1000]",
 )
 def _ramp_up(facts: Facts) -> Iterator[str]:
+    """Every batch size of the ramp-up (`rampup_batch_size`) must be a multiple of micro-batch size * data-parallel
+    size.
+
+    Otherwise: The run stops at the first step with a batch size that is not a multiple.
+    """
     ramp, dp, mbs = getattr(facts.data, "rampup_batch_size", None), facts.data_parallel_size, facts.micro_batch_size
     if (
         not isinstance(ramp, list | tuple)
@@ -74,13 +80,15 @@ def _ramp_up(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "micro-batches-in-groups",
-    says="The interleaved schedule runs micro-batches in groups. Every group, including the last one, must have at "
-    "least as many micro-batches as there are pipeline stages.",
-    otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=12",
     mended=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=16",
 )
 def _groups(facts: Facts) -> Iterator[str]:
+    """The interleaved schedule runs micro-batches in groups. Every group, including the last one, must have at
+    least as many micro-batches as there are pipeline stages.
+
+    Otherwise: Megatron-Core raises an error in the first step.
+    """
     layout, count = facts.layout, facts.num_microbatches
     if layout.pp == 1 or not layout.vp or layout.vp == 1 or not count:
         return
@@ -99,13 +107,15 @@ def _groups(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "groups-fill-the-stages",
-    says="A group of micro-batches (`microbatch_group_size_per_vp_stage`) must be at least as large as the "
-    "pipeline-parallel size.",
-    otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 {VP}=2 {GROUP}=2",
     mended=f"{PP}=4 {VP}=2 {GROUP}=4",
 )
 def _group_size(facts: Facts) -> Iterator[str]:
+    """A group of micro-batches (`microbatch_group_size_per_vp_stage`) must be at least as large as the
+    pipeline-parallel size.
+
+    Otherwise: Megatron-Core raises an error in the first step.
+    """
     layout, group = facts.layout, _group(facts)
     if layout.pp > 1 and layout.vp and layout.vp > 1 and group < layout.pp:
         yield (
@@ -116,12 +126,14 @@ def _group_size(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "one-sequence-length",
-    says="The sequence length must be set on the data module. The model takes it from there.",
-    otherwise="Positions, FLOPs and buffers are computed for a sequence length that the samples do not have.",
     broken="model.config.seq_length=4096",
     mended="data.seq_length=4096",
 )
 def _one_length(facts: Facts) -> Iterator[str]:
+    """The sequence length must be set on the data module. The model takes it from there.
+
+    Otherwise: Positions, FLOPs and buffers are computed for a sequence length that the samples do not have.
+    """
     model, data = getattr(facts.model, "__arguments__", {}).get("seq_length"), facts.seq_length
     if model and data and model != data:
         yield (
@@ -132,13 +144,15 @@ def _one_length(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "accumulation-is-micro-batches",
-    says="`accumulate_grad_batches` must stay 1.",
-    otherwise="Lightning counts one batch several times, because the micro-batches of a step already accumulate "
-    "gradients.",
     broken="trainer.accumulate_grad_batches=4",
     mended="data.global_batch_size=2048",
 )
 def _accumulation(facts: Facts) -> Iterator[str]:
+    """`accumulate_grad_batches` must stay 1.
+
+    Otherwise: Lightning counts one batch several times, because the micro-batches of a step already accumulate
+    gradients.
+    """
     batches = getattr(facts.trainer, "accumulate_grad_batches", None)
     if facts.sizes and isinstance(batches, int) and batches != 1:
         yield (
@@ -150,11 +164,7 @@ def _accumulation(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "samples-for-every-step",
-    says="With a data module that reads files, `num_train_samples` must be None or enough for `max_steps`.",
-    otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
-    broken="",
-    mended="",
     corpus=(
         {
             "paths": "corpus",
@@ -173,6 +183,10 @@ def _accumulation(facts: Facts) -> Iterator[str]:
     ),
 )
 def _samples(facts: Facts) -> Iterator[str]:
+    """With a data module that reads files, `num_train_samples` must be None or enough for `max_steps`.
+
+    Otherwise: The data module raises an error on every rank.
+    """
     samples, steps, gbs = (
         getattr(facts.data, "num_train_samples", None),
         getattr(facts.trainer, "max_steps", None),
@@ -189,13 +203,15 @@ def _samples(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "samples-for-a-step",
-    says="Mock data must have enough samples for one global batch, for training and, if the trainer validates, for "
-    "validation.",
-    otherwise="The sampler raises an error on every rank.",
     broken="data.num_train_samples=100",
     mended="data.num_train_samples=512",
 )
 def _step(facts: Facts) -> Iterator[str]:
+    """Mock data must have enough samples for one global batch, for training and, if the trainer validates, for
+    validation.
+
+    Otherwise: The sampler raises an error on every rank.
+    """
     gbs, data = facts.global_batch_size, facts.data
     if hasattr(data, "paths") or not is_count(gbs):
         return

@@ -50,13 +50,15 @@ FINETUNING.settled(
 
 @FINETUNING.rule(
     "packs-count-tokens",
-    says="Packed samples require `calculate_per_token_loss`.",
-    otherwise="Every row has the same weight, whether it holds one long sample or twenty short samples. The loss "
-    "differs from training without packing.",
     broken=f"{_data()} model.config.calculate_per_token_loss=False",
     mended=_data(),
 )
 def _count_tokens(facts: Facts) -> Iterator[str]:
+    """Packed samples require `calculate_per_token_loss`.
+
+    Otherwise: Every row has the same weight, whether it holds one long sample or twenty short samples. The loss differs
+    from training without packing.
+    """
     if (
         _packed(facts)
         and facts.set_on_model("calculate_per_token_loss")
@@ -71,13 +73,15 @@ def _count_tokens(facts: Facts) -> Iterator[str]:
 
 @FINETUNING.rule(
     "packs-are-not-captured",
-    says="CUDA graphs cannot be used with packed samples.",
-    otherwise="The first step raises an error, because the sample boundaries change from row to row and a captured "
-    "kernel cannot change.",
     broken=f"{_data()} model.config.cuda_graph_impl=transformer_engine",
     mended=f"{_data()} model.config.cuda_graph_impl=none",
 )
 def _not_captured(facts: Facts) -> Iterator[str]:
+    """CUDA graphs cannot be used with packed samples.
+
+    Otherwise: The first step raises an error, because the sample boundaries change from row to row and a captured
+    kernel cannot change.
+    """
     config = facts.config if facts.config is not None else facts.model
     if _packed(facts) and config is not None and kind_of(config) != "none":
         yield (
@@ -89,16 +93,17 @@ def _not_captured(facts: Facts) -> Iterator[str]:
 
 @FINETUNING.rule(
     "packs-reset-the-state",
-    says="Packed samples with Mamba layers require the Mamba kernels (mamba-ssm, causal-conv1d).",
-    otherwise="The first step raises an error, because the state of one sample would leak into the next sample.",
     recipe="mamba2_130m",
     broken=f"'data={_BROUGHT},packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=512))' {_HERE}",
     mended=f"'data={_BROUGHT})' {_HERE}",
-    launched=(2, 2),
-    here=True,
+    local=True,
 )
 def _reset(facts: Facts) -> Iterator[str]:
-    if not facts.here or not _packed(facts) or not hasattr(facts.model, "mamba_stack_spec"):
+    """Packed samples with Mamba layers require the Mamba kernels (mamba-ssm, causal-conv1d).
+
+    Otherwise: The first step raises an error, because the state of one sample would leak into the next sample.
+    """
+    if not _packed(facts) or not hasattr(facts.model, "mamba_stack_spec"):
         return
     if not (facts.machine.transformer_engine and has("mamba_ssm") and has("causal_conv1d")):
         yield (
@@ -109,18 +114,19 @@ def _reset(facts: Facts) -> Iterator[str]:
 
 @FINETUNING.rule(
     "training-samples-are-there",
-    says="The training samples must be readable and fill a global batch. A data set that the run downloads requires the "
-    "package datasets.",
-    otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
     broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
     mended="'data=SquadDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
-    here=True,
-    launched=(2, 2),
+    local=True,
 )
 def _there(facts: Facts) -> Iterator[str]:
+    """The training samples must be readable and fill a global batch. A data set that the run downloads requires the
+    package datasets.
+
+    Otherwise: The data module raises an error on every rank.
+    """
     data = facts.parts.get("data")
-    if not facts.here or not isinstance(data, SampleDataModule):
+    if not isinstance(data, SampleDataModule):
         return
     try:
         tokenizer = known_tokenizer(facts, "data")

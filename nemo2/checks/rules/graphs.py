@@ -33,14 +33,16 @@ GRAPHS.settled(
 
 @GRAPHS.rule(
     "experts-are-captured-in-part",
-    says="A graph can capture whole expert layers only if every expert gets the same number of tokens.",
-    otherwise="The host reads the number of tokens of each expert, and CUDA rejects such a read during a capture.",
     recipe="deepseek_v2_lite",
     broken=f"{_IMPL}=transformer_engine",
     mended=f"{_IMPL}=transformer_engine model.config.moe_pad_expert_input_to_capacity=True "
     "model.config.moe_expert_capacity_factor=1.0",
 )
 def _experts(facts: Facts) -> Iterator[str]:
+    """A graph can capture whole expert layers only if every expert gets the same number of tokens.
+
+    Otherwise: The host reads the number of tokens of each expert, and CUDA rejects such a read during a capture.
+    """
     config = facts.config if facts.config is not None else facts.model
     kind = _kind(facts)
     if kind == "none" or not facts.of_model("num_moe_experts"):
@@ -58,12 +60,14 @@ def _experts(facts: Facts) -> Iterator[str]:
 
 @GRAPHS.rule(
     "captured-steps-are-alike",
-    says="A graph of the whole step, and graphs of layers with pipeline parallelism, require a constant batch size.",
-    otherwise="The run stops at the first step with more micro-batches than were captured.",
     broken=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1 data.rampup_batch_size=[32,32,1024]",
     mended=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1",
 )
 def _constant(facts: Facts) -> Iterator[str]:
+    """A graph of the whole step, and graphs of layers with pipeline parallelism, require a constant batch size.
+
+    Otherwise: The run stops at the first step with more micro-batches than were captured.
+    """
     ramp = getattr(facts.data, "rampup_batch_size", None)
     kind = _kind(facts)
     if ramp and (kind == "full_iteration" or (kind != "none" and facts.layout.pp > 1)):
@@ -75,15 +79,17 @@ def _constant(facts: Facts) -> Iterator[str]:
 
 @GRAPHS.rule(
     "captured-segments-stay",
-    says="CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.",
-    otherwise="Megatron-Core raises an AssertionError when it builds the model, because NCCL would read memory that "
-    "has moved.",
     broken=f"{_IMPL}=transformer_engine",
     mended=f"{_IMPL}=transformer_engine",
     broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
     mended_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
 )
 def _segments(facts: Facts) -> Iterator[str]:
+    """CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the model, because NCCL would read memory that has
+    moved.
+    """
     kind = _kind(facts)
     if kind not in ("local", "transformer_engine") or facts.environment.get("NCCL_GRAPH_REGISTER") == "0":
         return

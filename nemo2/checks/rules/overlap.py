@@ -28,13 +28,15 @@ OVERLAP.settled(
 
 @OVERLAP.rule(
     "gather-starts-from-reduction",
-    says="`overlap_param_gather` requires `overlap_grad_reduce`.",
-    otherwise="No gather starts, because Megatron-Core starts gathers from the hooks of the overlapped gradient "
-    "reduction.",
     broken="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=False",
     mended="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
 )
 def _hooks(facts: Facts) -> Iterator[str]:
+    """`overlap_param_gather` requires `overlap_grad_reduce`.
+
+    Otherwise: No gather starts, because Megatron-Core starts gathers from the hooks of the overlapped gradient
+    reduction.
+    """
     ddp = facts.ddp
     if ddp is None or facts.asks_for_overlap:
         return  # the callback turns the gather off and logs that
@@ -48,13 +50,15 @@ def _hooks(facts: Facts) -> Iterator[str]:
 
 @OVERLAP.rule(
     "gather-in-the-step-needs-virtual-stages",
-    says="`overlap_param_gather_with_optimizer_step` requires `overlap_param_gather` and virtual stages.",
-    otherwise="The first model chunk is used before its parameters arrive.",
     broken="optim.config.overlap_param_gather_with_optimizer_step=True",
     mended="optim.config.overlap_param_gather_with_optimizer_step=True "
     f"{PP}=4 {VP}=2 {CP}=1 strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
 )
 def _step(facts: Facts) -> Iterator[str]:
+    """`overlap_param_gather_with_optimizer_step` requires `overlap_param_gather` and virtual stages.
+
+    Otherwise: The first model chunk is used before its parameters arrive.
+    """
     requested = facts.of_optimizer("overlap_param_gather_with_optimizer_step")
     interleaved = facts.layout.pp > 1 and facts.layout.vp is not None and facts.layout.vp > 1
     if requested and not interleaved:
@@ -67,12 +71,14 @@ def _step(facts: Facts) -> Iterator[str]:
 
 @OVERLAP.rule(
     "averages-are-of-losses-not-tokens",
-    says="`average_in_collective` cannot be used with `calculate_per_token_loss`.",
-    otherwise="Megatron-Core raises an AssertionError when it wraps the model.",
     broken="strategy.ddp.average_in_collective=True model.config.calculate_per_token_loss=True",
     mended="strategy.ddp.average_in_collective=False model.config.calculate_per_token_loss=True",
 )
 def _average(facts: Facts) -> Iterator[str]:
+    """`average_in_collective` cannot be used with `calculate_per_token_loss`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it wraps the model.
+    """
     if facts.ddp is not None and facts.ddp.average_in_collective and facts.of_model("calculate_per_token_loss"):
         yield (
             "strategy.ddp_config.average_in_collective=True with model.config.calculate_per_token_loss=True: "
@@ -83,12 +89,14 @@ def _average(facts: Facts) -> Iterator[str]:
 
 @OVERLAP.rule(
     "tensor-overlap-needs-sequence-parallel",
-    says="`tp_comm_overlap` on the model requires tensor and sequence parallelism.",
-    otherwise="Transformer Engine overlaps the gathers of sequence parallelism, and without it there are no gathers.",
     broken=f"model.config.tp_comm_overlap=True {TP}=2",
     mended=_OVERLAPPED,
 )
 def _tensor(facts: Facts) -> Iterator[str]:
+    """`tp_comm_overlap` on the model requires tensor and sequence parallelism.
+
+    Otherwise: Transformer Engine overlaps the gathers of sequence parallelism, and without it there are no gathers.
+    """
     if not getattr(facts.model, "tp_comm_overlap", False):
         return
     layout = facts.layout
@@ -134,24 +142,28 @@ OVERLAP.settled(
 
 @OVERLAP.rule(
     "buckets-have-elements",
-    says="`bucket_size` must be at least 1, or None.",
-    otherwise="Megatron-Core would not put any parameter into a bucket.",
     broken="strategy.ddp.bucket_size=0",
     mended="strategy.ddp.bucket_size=40000000",
 )
 def _buckets(facts: Facts) -> Iterator[str]:
+    """`bucket_size` must be at least 1, or None.
+
+    Otherwise: Megatron-Core would not put any parameter into a bucket.
+    """
     yield from out_of_range(facts.ddp, "strategy.ddp_config", domains.BUFFERS, others=False)
 
 
 @OVERLAP.rule(
     "overlap-arguments-are-in-range",
-    says="The arguments of the overlap callback must be valid values of the fields that they set.",
-    otherwise="With `bucket_size=-1`, Megatron-Core sends each parameter in its own collective.",
     broken="trainer.callbacks[1].bucket_size=-1",
     mended="trainer.callbacks[1].bucket_size=40000000",
     recipe="nemotronh_8b",
 )
 def _arguments(facts: Facts) -> Iterator[str]:
+    """The arguments of the overlap callback must be valid values of the fields that they set.
+
+    Otherwise: With `bucket_size=-1`, Megatron-Core sends each parameter in its own collective.
+    """
     yield from callbacks_out_of_range(getattr(facts.trainer, "callbacks", None) or [])
 
 

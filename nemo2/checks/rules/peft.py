@@ -15,18 +15,19 @@ PEFT = Topic("Fine-tuning", needs_sizes=False, recipe="llama3_8b:lora")
 
 @PEFT.rule(
     "fine-tuning-begins-with-weights",
-    says="A run of `llm.finetune` must name the weights to start from.",
-    otherwise="The run would train adapters on random weights, or train the whole model from random weights.",
     recipe="mamba2_130m:full",
     broken="trainer.devices=2 trainer.accelerator=auto",
     mended="trainer.devices=2 trainer.accelerator=auto resume.restore_config.path=hf://organisation/name",
-    here=True,
-    launched=(2, 2),
+    local=True,
 )
 def _weights(facts: Facts) -> Iterator[str]:
+    """A run of `llm.finetune` must name the weights to start from.
+
+    Otherwise: The run would train adapters on random weights, or train the whole model from random weights.
+    """
     # "peft" is a parameter of llm.finetune only.
     parameters = getattr(getattr(facts.recipe, "__signature_info__", None), "parameters", {})
-    if facts.here and "peft" in parameters and not names_weights(getattr(facts.recipe, "resume", None), facts.strategy):
+    if "peft" in parameters and not names_weights(getattr(facts.recipe, "resume", None), facts.strategy):
         yield (
             "resume.restore_config=None: llm.finetune starts from existing weights, but the recipe names none. "
             f"{advice('Add --from with', 'Set resume.restore_config.path to')} a checkpoint, an imported model "
@@ -45,12 +46,14 @@ PEFT.settled(
 
 @PEFT.rule(
     "peft-fits-the-layers",
-    says="The layers that a PEFT method targets must exist and must be at least as wide as its rank.",
-    otherwise="The run stops on every rank before it builds the model.",
     broken="peft.target_modules=[linear_qvk]",
     mended="peft.target_modules=[linear_qkv]",
 )
 def _targets(facts: Facts) -> Iterator[str]:
+    """The layers that a PEFT method targets must exist and must be at least as wide as its rank.
+
+    Otherwise: The run stops on every rank before it builds the model.
+    """
     from nemo2.models.conversion.families import modules_with_weights
 
     method = facts.parts.get("peft")

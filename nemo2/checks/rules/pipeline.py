@@ -16,13 +16,15 @@ SPLIT = "strategy.account_for_embedding_in_pipeline_split"
 
 @PIPELINE.rule(
     "virtual-stages-need-stages",
-    says="Virtual stages require a pipeline-parallel size of at least 2.",
-    otherwise="Megatron-Core raises an error when it creates the process groups.",
     broken=f"{VP}=2",
     mended=f"{VP}=2 {PP}=4",
     megatron_refuses=True,
 )
 def _virtual(facts: Facts) -> Iterator[str]:
+    """Virtual stages require a pipeline-parallel size of at least 2.
+
+    Otherwise: Megatron-Core raises an error when it creates the process groups.
+    """
     layout = facts.layout
     if layout.vp and layout.vp > 1 and layout.pp == 1:
         yield (
@@ -34,14 +36,16 @@ def _virtual(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "mixers-have-no-virtual-stages",
-    says="Hybrid and Mamba models cannot have virtual stages.",
-    otherwise="The model raises an error when it is built.",
     recipe="mamba2_2_7b",
     broken=f"{PP}=2 {VP}=2",
     mended=f"{PP}=2",
     megatron_refuses=True,
 )
 def _hybrid(facts: Facts) -> Iterator[str]:
+    """Hybrid and Mamba models cannot have virtual stages.
+
+    Otherwise: The model raises an error when it is built.
+    """
     if hasattr(facts.model, "mamba_stack_spec") and facts.layout.pp > 1 and facts.layout.vp is not None:
         yield (
             f"strategy.virtual_pipeline_model_parallel_size={facts.layout.vp}: Megatron-Core cannot split hybrid "
@@ -51,14 +55,16 @@ def _hybrid(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "mixers-are-cut-by-number",
-    says="All pipeline stages of a hybrid model must have the same number of layers, except the first and the last "
-    "stage.",
-    otherwise="Megatron-Core ignores the setting and builds stages with other layers than requested.",
     recipe="mamba2_2_7b",
     broken=f"{PP}=4 {SPLIT}=True",
     mended=f"{PP}=4",
 )
 def _cut_by_number(facts: Facts) -> Iterator[str]:
+    """All pipeline stages of a hybrid model must have the same number of layers, except the first and the last
+    stage.
+
+    Otherwise: Megatron-Core ignores the setting and builds stages with other layers than requested.
+    """
     from nemo2.models.walker import uncut_hybrid_problems
 
     if hasattr(facts.model, "mamba_stack_spec") and facts.layout.pp > 1:
@@ -67,15 +73,17 @@ def _cut_by_number(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "layers-over-stages",
-    says="The pipeline-parallel size must divide the number of layers. If `account_for_embedding_in_pipeline_split` "
-    "or `account_for_loss_in_pipeline_split` is set, the embedding or the loss counts as one layer.",
-    otherwise="Megatron-Core raises an AssertionError when it builds the model. For a hybrid model with Mamba layers, "
-    "it leaves out the last layers.",
     broken=f"{PP}=3 trainer.devices=6 data.global_batch_size=510",
     mended=f"{PP}=4 trainer.devices=8",
     megatron_refuses=True,
 )
 def _layers(facts: Facts) -> Iterator[str]:
+    """The pipeline-parallel size must divide the number of layers. If `account_for_embedding_in_pipeline_split` or
+    `account_for_loss_in_pipeline_split` is set, the embedding or the loss counts as one layer.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the model. For a hybrid model with Mamba layers, it
+    leaves out the last layers.
+    """
     stages, layers, extra = _to_share(facts)
     if stages is None or stages < 1 or layers < 0 or (layers + extra) % stages == 0:
         return
@@ -91,13 +99,15 @@ def _layers(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "layers-for-every-stage",
-    says="If the first and last stages have their own sizes, the remaining layers must fill the stages between them. "
-    "Without stages between them, no layers may remain.",
-    otherwise="Megatron-Core builds more layers than the model has, or builds stages without layers.",
     broken=f"{PP}=2 {FIRST}=40",
     mended=f"{PP}=2 {FIRST}=20",
 )
 def _enough_layers(facts: Facts) -> Iterator[str]:
+    """If the first and last stages have their own sizes, the remaining layers must fill the stages between them.
+    Without stages between them, no layers may remain.
+
+    Otherwise: Megatron-Core builds more layers than the model has, or builds stages without layers.
+    """
     for name in (FIRST, LAST):
         size = facts.of_strategy(name.removeprefix("strategy."))
         if size is not None and not is_count(size):
@@ -122,13 +132,15 @@ def _enough_layers(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "layers-over-virtual-stages",
-    says="The virtual-pipeline size must divide the number of layers of every stage.",
-    otherwise="Megatron-Core raises an AssertionError when it builds the model.",
     broken=f"{PP}=4 {VP}=3",
     mended=f"{PP}=4 {VP}=4",
     megatron_refuses=True,
 )
 def _virtual_layers(facts: Facts) -> Iterator[str]:
+    """The virtual-pipeline size must divide the number of layers of every stage.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the model.
+    """
     stages, layers, extra = _to_share(facts)
     vp = facts.layout.vp
     if stages is None or stages < 1 or not vp or facts.layout.pp == 1 or layers < 0 or (layers + extra) % stages:
@@ -144,14 +156,15 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
 
 @PIPELINE.rule(
     "uneven-layers-over-virtual-stages",
-    says="The virtual-pipeline size must also divide the number of layers in first and last stages of a different "
-    "size.",
-    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{PP}=4 {VP}=2 {FIRST}=9 {LAST}=7",
     mended=f"{PP}=4 {VP}=2 {FIRST}=8 {LAST}=8",
     megatron_refuses=True,
 )
 def _uneven_virtual(facts: Facts) -> Iterator[str]:
+    """The virtual-pipeline size must also divide the number of layers in first and last stages of a different size.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
     vp = facts.layout.vp
     if not vp or facts.layout.pp == 1:
         return

@@ -15,16 +15,18 @@ _FP8 = "trainer.plugins.fp8=hybrid"
 
 @PRECISION.rule(
     "gpu-has-the-format",
-    says="The GPU and Transformer Engine must support the number format. On GPUs: bf16 requires Ampere or newer, fp8 "
-    "requires Ada, Hopper or newer, and mxfp8 and fp4 require Blackwell. The blockwise recipe requires Hopper or "
-    "newer, and mxfp8 does not run on compute capability 12.0. In Transformer Engine: the blockwise recipe requires "
-    "2.3 (2.9 on Blackwell), and fp4 requires 2.8.",
-    otherwise="Transformer Engine raises an error on every rank. bf16 is emulated and slow.",
     broken=f"{_FP8}",
     mended=f"{_FP8}",
     gpu=("A100", "H100"),
 )
 def _generation(facts: Facts) -> Iterator[str]:
+    """The GPU and Transformer Engine must support the number format. On GPUs: bf16 requires Ampere or newer, fp8
+    requires Ada, Hopper or newer, and mxfp8 and fp4 require Blackwell. The blockwise recipe requires Hopper or
+    newer, and mxfp8 does not run on compute capability 12.0. In Transformer Engine: the blockwise recipe requires
+    2.3 (2.9 on Blackwell), and fp4 requires 2.8.
+
+    Otherwise: Transformer Engine raises an error on every rank. bf16 is emulated and slow.
+    """
     from nemo2.precision import SINCE, what_is_lacking
 
     config, capability, version = facts.precision, facts.machine.capability, facts.machine.transformer_engine
@@ -57,13 +59,15 @@ def _generation(facts: Facts) -> Iterator[str]:
 
 @PRECISION.rule(
     "products-in-whole-blocks",
-    says="With fp8 and fp4, the number of tokens in a rank's micro-batch and the widths of its layers must be "
-    "multiples of the block size of the format.",
-    otherwise="Transformer Engine raises an error in the first step.",
     broken=f"{_FP8} {CP}=2 data.seq_length=8180",
     mended=f"{_FP8} {CP}=2 data.seq_length=8192",
 )
 def _blocks(facts: Facts) -> Iterator[str]:
+    """With fp8 and fp4, the number of tokens in a rank's micro-batch and the widths of its layers must be multiples
+    of the block size of the format.
+
+    Otherwise: Transformer Engine raises an error in the first step.
+    """
     from nemo2.precision import BLOCKS
 
     config, layout = facts.precision, facts.layout
@@ -103,13 +107,15 @@ PRECISION.settled(
 
 @PRECISION.rule(
     "shared-buffer-needs-fp8-parameters",
-    says="`reuse_grad_buf_for_mxfp8_param_ag` requires fp8 parameters and the mxfp8 recipe.",
-    otherwise="Megatron-Core raises an AssertionError when it configures the gradient buffers.",
     broken="trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True",
     mended=f"trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True trainer.plugins.fp8_param_gather=True {_FP8} "
     "trainer.plugins.fp8_recipe=mxfp8",
 )
 def _shared_buffer(facts: Facts) -> Iterator[str]:
+    """`reuse_grad_buf_for_mxfp8_param_ag` requires fp8 parameters and the mxfp8 recipe.
+
+    Otherwise: Megatron-Core raises an AssertionError when it configures the gradient buffers.
+    """
     config = facts.precision
     if config is None or not config.reuse_grad_buf_for_mxfp8_param_ag:
         return
@@ -123,13 +129,15 @@ def _shared_buffer(facts: Facts) -> Iterator[str]:
 
 @PRECISION.rule(
     "loss-scale-is-positive",
-    says="The loss scales and windows of fp16 must be positive, and a dynamic loss scale must start at its minimum or "
-    "above.",
-    otherwise="The loss scaler raises an AssertionError, or gradients vanish.",
     broken="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0",
     mended="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=65536",
 )
 def _loss_scale(facts: Facts) -> Iterator[str]:
+    """The loss scales and windows of fp16 must be positive, and a dynamic loss scale must start at its minimum or
+    above.
+
+    Otherwise: The loss scaler raises an AssertionError, or gradients vanish.
+    """
     config = facts.precision
     if config is None or not config.fp16:
         return

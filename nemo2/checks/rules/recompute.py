@@ -23,13 +23,15 @@ _SELECTIVE = "model.config.recompute_granularity=selective"
 
 @RECOMPUTE.rule(
     "partial-checkpoints-have-a-reader",
-    says="`num_microbatches_with_partial_activation_checkpoints` must stay None.",
-    otherwise="With pipeline parallelism, the first step raises TypeError, because no model of Megatron-Core accepts "
-    "the argument. Without pipeline parallelism, Megatron-Core ignores the setting.",
     broken="model.config.num_microbatches_with_partial_activation_checkpoints=1",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
 )
 def _partial(facts: Facts) -> Iterator[str]:
+    """`num_microbatches_with_partial_activation_checkpoints` must stay None.
+
+    Otherwise: With pipeline parallelism, the first step raises TypeError, because no model of Megatron-Core accepts the
+    argument. Without pipeline parallelism, Megatron-Core ignores the setting.
+    """
     name = "num_microbatches_with_partial_activation_checkpoints"
     if (value := facts.of_model(name)) is not None:
         yield (
@@ -40,14 +42,16 @@ def _partial(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "full-recomputation-says-how",
-    says="Full recomputation requires a method and a number of layers. Selective recomputation does not accept a "
-    "number of layers.",
-    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{_FULL}",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
     megatron_refuses=True,
 )
 def _how(facts: Facts) -> Iterator[str]:
+    """Full recomputation requires a method and a number of layers. Selective recomputation does not accept a number
+    of layers.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
     model = facts.model
     granularity = getattr(model, "recompute_granularity", None)
     if granularity == "full" and (model.recompute_method is None or model.recompute_num_layers is None):
@@ -65,12 +69,14 @@ def _how(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "recomputation-is-asked-for",
-    says="`recompute_method` and `recompute_num_layers` require `recompute_granularity`.",
-    otherwise="Nothing is recomputed, and the activations use the memory that recomputation should have saved.",
     broken="model.config.recompute_method=block model.config.recompute_num_layers=4",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
 )
 def _without_granularity(facts: Facts) -> Iterator[str]:
+    """`recompute_method` and `recompute_num_layers` require `recompute_granularity`.
+
+    Otherwise: Nothing is recomputed, and the activations use the memory that recomputation should have saved.
+    """
     if facts.model is None or getattr(facts.model, "recompute_granularity", None) is not None:
         return
     settings = {name: getattr(facts.model, name, None) for name in ("recompute_method", "recompute_num_layers")}
@@ -84,13 +90,14 @@ def _without_granularity(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "recomputed-layers-exist",
-    says="`recompute_num_layers` must be at most the number of layers.",
-    otherwise="The first step raises IndexError, or Megatron-Core recomputes all layers instead of the requested "
-    "number.",
     broken=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=99",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=32",
 )
 def _exist(facts: Facts) -> Iterator[str]:
+    """`recompute_num_layers` must be at most the number of layers.
+
+    Otherwise: The first step raises IndexError, or Megatron-Core recomputes all layers instead of the requested number.
+    """
     count, layers = _recomputed(facts), facts.of_model("num_layers")
     if count is not None and is_count(layers) and count > layers:
         yield (
@@ -101,15 +108,17 @@ def _exist(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "recomputed-units-fill-the-chunks",
-    says="With `recompute_method=uniform`, `recompute_num_layers` must divide the number of layers of every pipeline "
-    "chunk.",
-    otherwise="The first step raises IndexError, because Megatron-Core's last unit continues after the last layer of "
-    "the chunk.",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=5",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=4",
-    in_force=lambda: find_spec("megatron.core.recompute") is None,  # that module's loop ends at the last layer
+    in_force=lambda: find_spec("megatron.core.recompute") is None,
 )
 def _units(facts: Facts) -> Iterator[str]:
+    """With `recompute_method=uniform`, `recompute_num_layers` must divide the number of layers of every pipeline
+    chunk.
+
+    Otherwise: The first step raises IndexError, because Megatron-Core's last unit continues after the last layer of the
+    chunk.
+    """
     count, config, layers = _recomputed(facts), facts.sized_config, facts.of_model("num_layers")
     if (
         count is None
@@ -130,13 +139,15 @@ def _units(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "mtp-recomputes-each-layer",
-    says="With `recompute_method=uniform` and multi-token prediction, `recompute_num_layers` must be 1.",
-    otherwise="Megatron-Core raises an AssertionError in the first step.",
     recipe="deepseek_v3",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=2",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
 )
 def _mtp(facts: Facts) -> Iterator[str]:
+    """With `recompute_method=uniform` and multi-token prediction, `recompute_num_layers` must be 1.
+
+    Otherwise: Megatron-Core raises an AssertionError in the first step.
+    """
     count, heads = _recomputed(facts), facts.of_model("mtp_num_layers")
     if count is not None and count != 1 and heads and facts.model.recompute_method == "uniform":
         yield (
@@ -147,14 +158,16 @@ def _mtp(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "hybrid-stacks-recompute-nothing",
-    says="Full recomputation (`recompute_granularity=full`) of a stack with Mamba layers requires Megatron-Core 0.19.",
-    otherwise="Nothing is recomputed, and the activations use the memory that recomputation should have saved.",
     recipe="nemotronh_8b",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
     mended="model.config.recompute_granularity=None model.config.recompute_method=None model.config.recompute_num_layers=None",
-    in_force=lambda: find_spec("megatron.core.recompute") is None,  # with that module, hybrid stacks recompute
+    in_force=lambda: find_spec("megatron.core.recompute") is None,
 )
 def _hybrid(facts: Facts) -> Iterator[str]:
+    """Full recomputation (`recompute_granularity=full`) of a stack with Mamba layers requires Megatron-Core 0.19.
+
+    Otherwise: Nothing is recomputed, and the activations use the memory that recomputation should have saved.
+    """
     if _is_hybrid(facts) and getattr(facts.model, "recompute_granularity", None) == "full":
         yield (
             "model.config.recompute_granularity='full': this Megatron-Core does not recompute stacks of Mamba, "

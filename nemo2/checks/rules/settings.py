@@ -24,15 +24,15 @@ _CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_
 
 @SETTINGS.rule(
     "secrets-stay-in-the-environment",
-    says="A recipe must not contain a token, key or password. Libraries read secrets from environment variables "
-    "(HF_TOKEN, WANDB_API_KEY).",
-    otherwise="The secret is written to the launcher's folder, to the run's recipe.json and to the context of every "
-    "checkpoint.",
-    broken="",
-    mended="",
     assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {}),
 )
 def _secrets(facts: Facts) -> Iterator[str]:
+    """A recipe must not contain a token, key or password. Libraries read secrets from environment variables
+    (HF_TOKEN, WANDB_API_KEY).
+
+    Otherwise: The secret is written to the launcher's folder, to the run's recipe.json and to the context of every
+    checkpoint.
+    """
     for path, node in iterate_nodes(facts.recipe):
         yield from _secrets_in(node.__arguments__, path)
 
@@ -57,13 +57,15 @@ def _secrets_in(values: Any, path: str) -> Iterator[str]:
 
 @SETTINGS.rule(
     "strategy-has-what-it-is-asked",
-    says="The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments that "
-    "Megatron-Core no longer supports.",
-    otherwise="The strategy raises an error on every rank.",
     broken="strategy.moe_extended_tp=True",
     mended="strategy.moe_extended_tp=False",
 )
 def _strategy(facts: Facts) -> Iterator[str]:
+    """The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments
+    that Megatron-Core no longer supports.
+
+    Otherwise: The strategy raises an error on every rank.
+    """
     if isinstance(facts.strategy, str):
         from lightning.pytorch.strategies import StrategyRegistry
 
@@ -79,24 +81,28 @@ def _strategy(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "precision-is-known",
-    says="The precision plugin must get a known precision, fp8 format and fp8 recipe.",
-    otherwise="The plugin raises an error on every rank.",
     broken="trainer.plugins.precision=bf61-mixed",
     mended="trainer.plugins.precision=bf16-mixed",
 )
 def _precision(facts: Facts) -> Iterator[str]:
+    """The precision plugin must get a known precision, fp8 format and fp8 recipe.
+
+    Otherwise: The plugin raises an error on every rank.
+    """
     yield from domains.precision_out_of_range(getattr(facts.trainer, "plugins", None), facts.parts.precision_at)
     yield from facts.settled.refused("precision-is-known")
 
 
 @SETTINGS.rule(
     "schedule-is-one-curve",
-    says="The steps and shares of the learning-rate schedule must be in range, and each phase must be set only once.",
-    otherwise="The schedule raises an error on every rank.",
     broken="optim.lr_scheduler.warmup_steps=-5",
     mended="optim.lr_scheduler.warmup_steps=0",
 )
 def _schedule(facts: Facts) -> Iterator[str]:
+    """The steps and shares of the learning-rate schedule must be in range, and each phase must be set only once.
+
+    Otherwise: The schedule raises an error on every rank.
+    """
     node = getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None)
     # The class raises its first error only.
     problems = list(out_of_range(node, "optim.lr_scheduler", domains.SCHEDULE))
@@ -114,12 +120,14 @@ SETTINGS.settled(
 
 @SETTINGS.rule(
     "data-module-accepts-its-arguments",
-    says="The paths, split, samples, seed, workers and ramp-up of the data module must be valid.",
-    otherwise="The data module raises an error on every rank.",
     broken="data.num_workers=-1",
     mended="data.num_workers=0",
 )
 def _data(facts: Facts) -> Iterator[str]:
+    """The paths, split, samples, seed, workers and ramp-up of the data module must be valid.
+
+    Otherwise: The data module raises an error on every rank.
+    """
     # As above. A refusal about batch sizes is reported once, by the rules for batches.
     problems = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
     yield from problems or facts.settled.refused("data-module-accepts-its-arguments")
@@ -127,14 +135,14 @@ def _data(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "splits-have-data",
-    says="`split` must leave data for training, and for validation if the trainer validates.",
-    otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
-    broken="",
-    mended="",
     corpus=({**_CORPUS, "split": "100,0,0"}, {**_CORPUS, "split": "95,5,0"}),
 )
 def _splits(facts: Facts) -> Iterator[str]:
+    """`split` must leave data for training, and for validation if the trainer validates.
+
+    Otherwise: The data module raises an error on every rank.
+    """
     data, split = facts.data, getattr(facts.data, "split", None)
     if facts.parts.get("data") is None or not isinstance(split, str) or not hasattr(data, "paths"):
         return
@@ -146,12 +154,14 @@ def _splits(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "callbacks-have-their-arguments",
-    says="Each callback must have all arguments for which its class has no default.",
-    otherwise="No rank can create the callback.",
     broken="trainer.callbacks=GarbageCollectionCallback",
     mended="trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",
 )
 def _callbacks(facts: Facts) -> Iterator[str]:
+    """Each callback must have all arguments for which its class has no default.
+
+    Otherwise: No rank can create the callback.
+    """
     callbacks = getattr(facts.trainer, "callbacks", None) or []
     several = isinstance(callbacks, list | tuple)
     for index, node in enumerate(callbacks if several else [callbacks]):
@@ -162,12 +172,14 @@ def _callbacks(facts: Facts) -> Iterator[str]:
 
 @SETTINGS.rule(
     "one-precision-setting",
-    says="Precision must be set either on the precision plugin or by `trainer.precision`, not in both places.",
-    otherwise="The trainer raises an error on every rank.",
     broken="trainer.precision=bf16-mixed",
     mended="trainer.precision=None",
 )
 def _two_precisions(facts: Facts) -> Iterator[str]:
+    """Precision must be set either on the precision plugin or by `trainer.precision`, not in both places.
+
+    Otherwise: The trainer raises an error on every rank.
+    """
     precision, plugins = getattr(facts.trainer, "precision", None), getattr(facts.trainer, "plugins", None)
     if facts.sizes and precision is not None and plugins is not None and facts.precision is not None:
         yield (
@@ -207,15 +219,15 @@ AGREEMENT.settled(
 
 @AGREEMENT.rule(
     "one-source-of-optimizer-state",
-    says=(
-        "Load either the whole optimizer state (`ckpt_load_optimizer`) or only its main parameters "
-        "(`ckpt_load_main_params`)."
-    ),
-    otherwise="The strategy raises an error on every rank.",
     broken="strategy.ckpt_load_main_params=True",
     mended="strategy.ckpt_load_main_params=True strategy.ckpt_load_optimizer=False",
 )
 def _main_params(facts: Facts) -> Iterator[str]:
+    """Load either the whole optimizer state (`ckpt_load_optimizer`) or only its main parameters
+    (`ckpt_load_main_params`).
+
+    Otherwise: The strategy raises an error on every rank.
+    """
     if facts.of_strategy("ckpt_load_main_params") and facts.of_strategy("ckpt_load_optimizer"):
         from nemo2.strategies.megatron_config import MAIN_PARAMETERS_TWICE
 
@@ -224,12 +236,14 @@ def _main_params(facts: Facts) -> Iterator[str]:
 
 @LAST.rule(
     "megatron-core-agrees",
-    says="The installed Megatron-Core must accept the finished configuration of the model, the optimizer and the layout. The "
-    "message has Megatron-Core's own reason, the setting to change, and values that it accepts.",
-    otherwise="Megatron-Core raises an error on every rank.",
     broken="model.config.rotary_interleaved=True model.config.multi_latent_attention=True",
     mended="model.config.rotary_interleaved=False",
     megatron_refuses=True,
 )
 def _megatron(facts: Facts) -> Iterator[str]:
+    """The installed Megatron-Core must accept the finished configuration of the model, the optimizer and the
+    layout. The message has Megatron-Core's own reason, the setting to change, and values that it accepts.
+
+    Otherwise: Megatron-Core raises an error on every rank.
+    """
     yield from refusals(facts)
