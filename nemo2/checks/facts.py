@@ -4,10 +4,11 @@
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Optional
 
+from nemo2.backend import extras
 from nemo2.checks.arithmetic import is_count
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import overlap_callbacks
@@ -80,6 +81,36 @@ class Facts:
         """The model's configuration with derived values, as requested. Parallel sizes are not written yet."""
         return self.parts.get("model.config")
 
+    @property
+    def written_config(self) -> Any:
+        """`config`, or `model` where it could not be built."""
+        return self.model if self.config is None else self.config
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the model is a stack with Mamba layers."""
+        return hasattr(self.model, "mamba_stack_spec")
+
+    @property
+    def has_mamba_kernels(self) -> bool:
+        """Whether this machine has the kernels of Mamba layers."""
+        return bool(self.machine.transformer_engine and extras.has("mamba_ssm") and extras.has("causal_conv1d"))
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows hold several samples."""
+        return bool(getattr(self.parts.get("data"), "packed", False))
+
+    @property
+    def optimizer(self) -> Any:
+        """The node of the optimizer's configuration."""
+        return getattr(getattr(self.recipe, "optim", None), "config", None)
+
+    @property
+    def schedule(self) -> Any:
+        """The node of the learning rate's schedule."""
+        return getattr(getattr(self.recipe, "optim", None), "lr_scheduler", None)
+
     @cached_property
     def sized_config(self) -> Optional[Any]:
         """`config` with the sizes of `layout`."""
@@ -101,8 +132,7 @@ class Facts:
 
     def of_model(self, name: str, default: Any = None) -> Any:
         """A field of the model's configuration, including derived values. `default`: there is no such field."""
-        source = self.config if self.config is not None else self.model
-        value = getattr(source, name, None) if source is not None else None
+        value = getattr(self.written_config, name, None)
         if value is None and self.config is None and self.model is not None:
             value = _derived(self.model, name)
         return default if value is None else value
@@ -114,7 +144,7 @@ class Facts:
     def of_optimizer(self, name: str, default: Any = None) -> Any:
         """A field of the optimizer's configuration, read from the recipe, because the configuration may fail to
         build on this machine."""
-        value = getattr(getattr(getattr(self.recipe, "optim", None), "config", None), name, None)
+        value = getattr(self.optimizer, name, None)
         return default if value is None else value
 
     def of_strategy(self, name: str) -> Any:
@@ -167,11 +197,6 @@ class Facts:
         return settle(self.recipe, self.machine, parts=self.parts, layout=self.layout if self.sizes else None)
 
 
-def unread_facts(recipe: Any) -> Facts:
-    """The facts of a recipe whose settings may have any type, for rules that read ``recipe`` only."""
-    return Facts(recipe=recipe, layout=Layout(), sizes={}, nodes=1, devices=None, world_size=1)
-
-
 def read_facts(
     recipe: Any,
     *,
@@ -216,11 +241,6 @@ def number(node: Any, name: str) -> Optional[int]:
     """An integer field of a node. None: the field has another value."""
     value = getattr(node, name, None)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def with_layout(facts: Facts, layout: Layout) -> Facts:
-    """The facts of the same run under another layout."""
-    return replace(facts, layout=layout)
 
 
 def _derived(model: Any, name: str) -> Any:

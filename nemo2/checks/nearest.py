@@ -3,11 +3,12 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any, Optional
 
 from nemo2.checks.arithmetic import divisors_of
-from nemo2.checks.facts import Facts, with_layout
+from nemo2.checks.facts import Facts
 from nemo2.checks.megatron import refused
 from nemo2.checks.table import LAYOUT_TOPICS, RULES, apply_rules
 from nemo2.parallel.layout import LAYOUT_FIELDS, SIZE_FIELDS, Layout
@@ -30,7 +31,7 @@ def nearest_layouts(facts: Facts, limit: int = 3) -> list[tuple[Layout, list[str
     wanted = _wanted(facts)
     layouts: list[tuple[Layout, list[str]]] = []
     for _, layout in sorted(((_distance(wanted, one), one) for one in _candidates(facts)), key=lambda item: item[0]):
-        candidate = with_layout(facts, layout)
+        candidate = replace(facts, layout=layout)
         changes = layout.overrides(facts.sizes)
         # Problems that occur with every layout don't count.
         if not changes or apply_rules(candidate, rules) or refused(candidate):
@@ -46,7 +47,7 @@ def _candidates(facts: Facts) -> Iterator[Layout]:
     wanted = _wanted(facts)
     layers = facts.of_model("num_layers")
     chunks: list[Optional[int]] = [None]
-    if isinstance(layers, int) and layers > 0 and not hasattr(facts.model, "mamba_stack_spec"):
+    if isinstance(layers, int) and layers > 0 and not facts.is_hybrid:
         chunks += [size for size in divisors_of(layers) if 1 < size <= 16]
     for tp, pp, cp in product(*[divisors_of(world)] * 3):
         if world % (tp * pp * cp) or tp > MOST_TENSOR_RANKS:

@@ -31,7 +31,7 @@ def _left(facts: Facts) -> Iterator[str]:
     name = str(getattr(backend, "name", backend))
     if config is None or version is None or getattr(config, "attn_logit_softcapping", None):
         return  # plain attention has no backends
-    packed = bool(getattr(facts.parts.get("data"), "packed", False))
+    packed = facts.packed
     beside = _beside(config, facts.precision, facts.layout.cp, packed=packed, version=Version(version))
     for setting, left in beside:
         if name in ("local", *_NAMES) and name not in left:

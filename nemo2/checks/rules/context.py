@@ -62,27 +62,6 @@ def _yarn(facts: Facts) -> Iterator[str]:
 
 
 @CONTEXT.rule(
-    "exchange-for-every-layer",
-    broken="model.config.cp_comm_type=['p2p','a2a']",
-    mended="model.config.cp_comm_type=p2p",
-    megatron_refuses=True,
-)
-def _exchange_per_layer(facts: Facts) -> Iterator[str]:
-    """If `cp_comm_type` is a list, the list must have one entry per layer.
-
-    Otherwise: Megatron-Core raises an AssertionError when it finishes the configuration. Without context parallelism it
-    ignores the list.
-    """
-    kinds, layers_ = facts.of_model("cp_comm_type"), facts.of_model("num_layers")
-    # This also applies to one rank, so that the same recipe can run with a split sequence.
-    if isinstance(kinds, list) and len(kinds) != layers_:
-        yield (
-            f"model.config.cp_comm_type has {len(kinds)} entries, but model.config.num_layers={layers_}. Set one type "
-            "for all layers, or a list with one type per layer."
-        )
-
-
-@CONTEXT.rule(
     "exchange-is-known",
     broken="model.config.cp_comm_type=a2a+p2p",
     mended="model.config.cp_comm_type=a2a",
@@ -159,11 +138,7 @@ def _exchange_of_attention(facts: Facts) -> Iterator[str]:
         ):
             layers_by_setting.setdefault((f"window_size={tuple(window)}", kind, "'all_gather' or 'a2a'"), number)
         since = _PACKED_SINCE.get(kind)
-        if (
-            since
-            and Version(machine.transformer_engine) < Version(since)
-            and getattr(facts.parts.get("data"), "packed", False)
-        ):
+        if since and Version(machine.transformer_engine) < Version(since) and facts.packed:
             yield (
                 f"model.config.cp_comm_type={kind!r} with packed samples requires Transformer Engine {since} or "
                 f"newer, but {machine.transformer_engine} is installed. Set cp_comm_type='p2p', or install {since}."
@@ -194,11 +169,9 @@ def _mixers(facts: Facts) -> Iterator[str]:
 
     Otherwise: The model raises an error when it is built.
     """
-    from nemo2.backend.extras import has
-
-    if facts.layout.cp == 1 or not hasattr(facts.model, "mamba_stack_spec"):
+    if facts.layout.cp == 1 or not facts.is_hybrid:
         return
-    if not (facts.machine.transformer_engine and has("mamba_ssm") and has("causal_conv1d")):
+    if not facts.has_mamba_kernels:
         yield (
             f"strategy.context_parallel_size={facts.layout.cp}: without mamba-ssm, Mamba layers need whole sequences. "
             "Set context_parallel_size=1, or train on a GPU with mamba-ssm and causal-conv1d."

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator
 
-from nemo2.backend.extras import has
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.tokenizers import Unknown, known_tokenizer
@@ -23,10 +22,6 @@ def _data(size: int = 4096, micro_batch_size: int = 1) -> str:
     specs = f"PackedSequenceSpecs(packed_sequence_size={size})"
     sizes = f"seq_length=4096,global_batch_size=64,micro_batch_size={micro_batch_size}"
     return f"'data=FineTuningDataModule(dataset_root=chats,{sizes},packed_sequence_specs={specs})'"
-
-
-def _packed(facts: Facts) -> bool:
-    return bool(getattr(facts.parts.get("data"), "packed", False))
 
 
 FINETUNING.settled(
@@ -60,7 +55,7 @@ def _count_tokens(facts: Facts) -> Iterator[str]:
     from training without packing.
     """
     if (
-        _packed(facts)
+        facts.packed
         and facts.set_on_model("calculate_per_token_loss")
         and not facts.of_model("calculate_per_token_loss")
     ):
@@ -82,12 +77,11 @@ def _not_captured(facts: Facts) -> Iterator[str]:
     Otherwise: The first step raises an error, because the sample boundaries change from row to row and a captured
     kernel cannot change.
     """
-    config = facts.config if facts.config is not None else facts.model
-    if _packed(facts) and config is not None and kind_of(config) != "none":
+    kind = kind_of(facts.written_config)
+    if facts.packed and kind != "none":
         yield (
-            f"model.config.cuda_graph_impl={kind_of(config)!r} with packed samples: the sample boundaries change from "
-            "row to row, and a captured graph cannot change. Set cuda_graph_impl='none', or "
-            "data.packed_sequence_specs=None."
+            f"model.config.cuda_graph_impl={kind!r} with packed samples: the sample boundaries change from row to row, "
+            "and a captured graph cannot change. Set cuda_graph_impl='none', or data.packed_sequence_specs=None."
         )
 
 
@@ -103,9 +97,9 @@ def _reset(facts: Facts) -> Iterator[str]:
 
     Otherwise: The first step raises an error, because the state of one sample would leak into the next sample.
     """
-    if not _packed(facts) or not hasattr(facts.model, "mamba_stack_spec"):
+    if not facts.packed or not facts.is_hybrid:
         return
-    if not (facts.machine.transformer_engine and has("mamba_ssm") and has("causal_conv1d")):
+    if not facts.has_mamba_kernels:
         yield (
             "data.packed_sequence_specs: without mamba-ssm, Mamba layers carry their state from one sample into the "
             "next. Set packed_sequence_specs=None, or train on a GPU with mamba-ssm and causal-conv1d."

@@ -18,7 +18,7 @@ def _setting(facts: Facts) -> str:
 
 
 def _kind(facts: Facts) -> str:
-    return kind_of(facts.config if facts.config is not None else facts.model)
+    return kind_of(facts.written_config)
 
 
 GRAPHS.settled(
@@ -43,11 +43,10 @@ def _experts(facts: Facts) -> Iterator[str]:
 
     Otherwise: The host reads the number of tokens of each expert, and CUDA rejects such a read during a capture.
     """
-    config = facts.config if facts.config is not None else facts.model
     kind = _kind(facts)
     if kind == "none" or not facts.of_model("num_moe_experts"):
         return
-    captures_experts = kind == "full_iteration" or not modules_of(config)
+    captures_experts = kind == "full_iteration" or not modules_of(facts.written_config)
     if captures_experts and not facts.of_model("moe_pad_expert_input_to_capacity"):
         instead = "" if kind == "transformer_engine" else "cuda_graph_impl='transformer_engine' and "
         yield (

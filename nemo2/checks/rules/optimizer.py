@@ -27,10 +27,7 @@ def _rate(facts: Facts) -> Iterator[str]:
 
     Otherwise: The optimizer raises an error on every rank.
     """
-    config = getattr(getattr(facts.recipe, "optim", None), "config", None)
-    if config is None:
-        return
-    if getattr(config, "lr", None) is None:
+    if facts.optimizer is not None and facts.of_optimizer("lr") is None:
         yield "optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4."
 
 
@@ -44,7 +41,7 @@ def _end(facts: Facts) -> Iterator[str]:
 
     Otherwise: The schedule raises an error on every rank.
     """
-    least = getattr(getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None), "min_lr", None)
+    least = getattr(facts.schedule, "min_lr", None)
     for name in ("lr", "decoupled_lr"):
         rate = facts.of_optimizer(name)
         if not isinstance(rate, int | float) or not isinstance(least, int | float) or (name == "lr" and rate <= 0):
@@ -91,7 +88,7 @@ def _phases(facts: Facts) -> Iterator[str]:
 
     Otherwise: The learning rate never reaches its peak or jumps to its end, without an error.
     """
-    node = getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None)
+    node = facts.schedule
     if node is None or any(out_of_range(node, "", domains.SCHEDULE)):
         return
     path = "optim.lr_scheduler"
@@ -283,9 +280,8 @@ def _numbers(facts: Facts) -> Iterator[str]:
     Otherwise: PyTorch raises an error on every rank, the moments grow without bound, or the weights are NaN after the
     first step.
     """
-    optim = getattr(facts.recipe, "optim", None)
-    yield from out_of_range(optim, "optim", domains.OPTIMIZER_MODULE)
-    yield from out_of_range(getattr(optim, "config", None), "optim.config", domains.OPTIMIZER)
+    yield from out_of_range(getattr(facts.recipe, "optim", None), "optim", domains.OPTIMIZER_MODULE)
+    yield from out_of_range(facts.optimizer, "optim.config", domains.OPTIMIZER)
 
 
 def known_optimizers() -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
     Otherwise: The model raises an error when it is built.
     """
     config, has_te = facts.sized_config, facts.machine.transformer_engine is not None
-    if has_te or config is None or hasattr(facts.model, "mamba_stack_spec"):
+    if has_te or config is None or facts.is_hybrid:
         return
     config = copy.copy(config)
     config.cp_comm_type = None  # and these have separate rules

@@ -2,6 +2,7 @@
 """Rules about the split of layers into pipeline stages, and the messages between stages."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from nemo2.checks.arithmetic import divisors, is_count, nearest
 from nemo2.checks.facts import Facts
@@ -46,7 +47,7 @@ def _hybrid(facts: Facts) -> Iterator[str]:
 
     Otherwise: The model raises an error when it is built.
     """
-    if hasattr(facts.model, "mamba_stack_spec") and facts.layout.pp > 1 and facts.layout.vp is not None:
+    if facts.is_hybrid and facts.layout.pp > 1 and facts.layout.vp is not None:
         yield (
             f"strategy.virtual_pipeline_model_parallel_size={facts.layout.vp}: Megatron-Core cannot split hybrid "
             "models into virtual pipeline stages. Set virtual_pipeline_model_parallel_size=None."
@@ -67,7 +68,7 @@ def _cut_by_number(facts: Facts) -> Iterator[str]:
     """
     from nemo2.models.walker import uncut_hybrid_problems
 
-    if hasattr(facts.model, "mamba_stack_spec") and facts.layout.pp > 1:
+    if facts.is_hybrid and facts.layout.pp > 1:
         yield from uncut_hybrid_problems(facts.of_strategy)
 
 
@@ -108,25 +109,18 @@ def _enough_layers(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core builds more layers than the model has, or builds stages without layers.
     """
-    for name in (FIRST, LAST):
-        size = facts.of_strategy(name.removeprefix("strategy."))
-        if size is not None and not is_count(size):
+    ends = _ends(facts)
+    for name, size in ends.items():
+        if not is_count(size):
             yield f"{name}={size!r}: must be a whole number of at least 1, or None."
-    stages, layers, extra = _to_share(facts)
-    if stages is None:
-        return
-    total = facts.of_model("num_layers")
-    uneven = [facts.of_strategy(name.removeprefix("strategy.")) for name in (FIRST, LAST)]
-    uneven = [size for size in uneven if size is not None]
-    if uneven and (layers < 0 or bool(layers) != bool(stages)):
+    stages, layers, _ = _to_share(facts)
+    if stages is not None and ends and (layers < 0 or bool(layers) != bool(stages)):
+        fix = (
+            "Set smaller first and last stages, or fewer of them." if stages else "Set sizes that add up to all layers."
+        )
         yield (
-            f"model.config.num_layers={total} leaves {layers} layers for {stages} pipeline stages after the first and "
-            f"last stages' {uneven}. "
-            + (
-                "Set sizes that add up to all layers."
-                if not stages
-                else "Set smaller first and last stages, or fewer of them."
-            )
+            f"model.config.num_layers={facts.of_model('num_layers')} leaves {layers} layers for {stages} pipeline stages "
+            f"after the first and last stages' {[*ends.values()]}. {fix}"
         )
 
 
@@ -141,9 +135,17 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core raises an AssertionError when it builds the model.
     """
-    stages, layers, extra = _to_share(facts)
     vp = facts.layout.vp
-    if stages is None or stages < 1 or not vp or facts.layout.pp == 1 or layers < 0 or (layers + extra) % stages:
+    if not vp or facts.layout.pp == 1:
+        return
+    for name, size in _ends(facts).items():
+        if is_count(size) and size % vp:
+            yield (
+                f"{name}={size} cannot be split into strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set "
+                f"it to a multiple of {vp}; nearest: {nearest(size, vp)}."
+            )
+    stages, layers, extra = _to_share(facts)
+    if stages is None or stages < 1 or layers < 0 or (layers + extra) % stages:
         return
     per_stage = (layers + extra) // stages
     if per_stage % vp:
@@ -152,29 +154,6 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
             f"strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set virtual_pipeline_model_parallel_size to "
             f"one of {divisors(per_stage)}."
         )
-
-
-@PIPELINE.rule(
-    "uneven-layers-over-virtual-stages",
-    broken=f"{PP}=4 {VP}=2 {FIRST}=9 {LAST}=7",
-    mended=f"{PP}=4 {VP}=2 {FIRST}=8 {LAST}=8",
-    megatron_refuses=True,
-)
-def _uneven_virtual(facts: Facts) -> Iterator[str]:
-    """The virtual-pipeline size must also divide the number of layers in first and last stages of a different size.
-
-    Otherwise: Megatron-Core rejects the model configuration.
-    """
-    vp = facts.layout.vp
-    if not vp or facts.layout.pp == 1:
-        return
-    for name in (FIRST, LAST):
-        size = facts.of_strategy(name.removeprefix("strategy."))
-        if is_count(size) and size % vp:
-            yield (
-                f"{name}={size} cannot be split into strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set "
-                f"it to a multiple of {vp}; nearest: {nearest(size, vp)}."
-            )
 
 
 PIPELINE.settled(
@@ -216,13 +195,18 @@ PIPELINE.settled(
 )
 
 
+def _ends(facts: Facts) -> dict[str, Any]:
+    """The layers of the first and the last stage by field, where they are set."""
+    sizes = {name: facts.of_strategy(name.removeprefix("strategy.")) for name in (FIRST, LAST)}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
 def _to_share(facts: Facts) -> tuple[int | None, int, int]:
     """The number of stages that get equal numbers of layers, the number of these layers, and the other parts that count
     as layers. None for the stages: the layout is written out."""
     total, pp = facts.of_model("num_layers"), facts.layout.pp
     if not is_count(total) or facts.of_strategy("pipeline_model_parallel_layout") is not None:
         return None, 0, 0
-    uneven = [facts.of_strategy(name.removeprefix("strategy.")) for name in (FIRST, LAST)]
-    uneven = [size for size in uneven if isinstance(size, int)]
+    uneven = [size for size in _ends(facts).values() if isinstance(size, int)]
     extra = sum(bool(facts.of_strategy(f"account_for_{part}_in_pipeline_split")) for part in ("embedding", "loss"))
     return pp - len(uneven), total - sum(uneven), 0 if uneven else extra

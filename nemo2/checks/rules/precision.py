@@ -128,26 +128,19 @@ def _shared_buffer(facts: Facts) -> Iterator[str]:
 
 
 @PRECISION.rule(
-    "loss-scale-is-positive",
-    broken="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0",
+    "loss-scale-starts-at-its-minimum",
+    broken="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0.5",
     mended="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=65536",
 )
 def _loss_scale(facts: Facts) -> Iterator[str]:
-    """The loss scales and windows of fp16 must be positive, and a dynamic loss scale must start at its minimum or
-    above.
+    """A dynamic loss scale of fp16 must start at its minimum or above.
 
-    Otherwise: The loss scaler raises an AssertionError, or gradients vanish.
+    Otherwise: The loss scaler raises an AssertionError.
     """
     config = facts.precision
-    if config is None or not config.fp16:
+    if config is None or not config.fp16 or config.loss_scale:
         return
-    names = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
-    for name in names:
-        value = getattr(config, name)
-        # Without a fixed scale (0 or None in Megatron-Core) the scale is dynamic.
-        if value is not None and (value < 0 or (value == 0 and name != "loss_scale")):
-            yield f"trainer.plugins.fp16_{name}={value}: must be above 0."
-    if not config.loss_scale and config.initial_loss_scale < config.min_loss_scale:
+    if 0 < config.initial_loss_scale < config.min_loss_scale:
         yield (
             f"trainer.plugins.fp16_initial_loss_scale={config.initial_loss_scale:g} is below "
             f"fp16_min_loss_scale={config.min_loss_scale:g}. Set the initial scale to the minimum or above."

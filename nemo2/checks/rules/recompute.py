@@ -123,7 +123,7 @@ def _units(facts: Facts) -> Iterator[str]:
     if (
         count is None
         or config is None
-        or _is_hybrid(facts)
+        or facts.is_hybrid
         or facts.model.recompute_method != "uniform"
         or count > layers
     ):
@@ -168,17 +168,13 @@ def _hybrid(facts: Facts) -> Iterator[str]:
 
     Otherwise: Nothing is recomputed, and the activations use the memory that recomputation should have saved.
     """
-    if _is_hybrid(facts) and getattr(facts.model, "recompute_granularity", None) == "full":
+    if facts.is_hybrid and getattr(facts.model, "recompute_granularity", None) == "full":
         yield (
             "model.config.recompute_granularity='full': this Megatron-Core does not recompute stacks of Mamba, "
             "attention and feed-forward layers. Set recompute_granularity, recompute_method and recompute_num_layers "
             "to None, set recompute_granularity='selective' to recompute the attention layers only, or install "
             "Megatron-Core 0.19."
         )
-
-
-def _is_hybrid(facts: Facts) -> bool:
-    return hasattr(facts.model, "mamba_stack_spec")
 
 
 def _recomputed(facts: Facts) -> Optional[int]:

@@ -103,9 +103,8 @@ def _schedule(facts: Facts) -> Iterator[str]:
 
     Otherwise: The schedule raises an error on every rank.
     """
-    node = getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None)
     # The class raises its first error only.
-    problems = list(out_of_range(node, "optim.lr_scheduler", domains.SCHEDULE))
+    problems = list(out_of_range(facts.schedule, "optim.lr_scheduler", domains.SCHEDULE))
     yield from problems or facts.settled.refused("schedule-is-one-curve")
 
 

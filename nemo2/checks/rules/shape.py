@@ -60,7 +60,7 @@ def _hidden(facts: Facts) -> Iterator[str]:
     Otherwise: Megatron-Core rounds the width of a head down.
     """
     hidden, heads = facts.of_model("hidden_size"), facts.of_model("num_attention_heads")
-    latent = facts.of_model("multi_latent_attention") or hasattr(facts.model, "mamba_stack_spec")
+    latent = facts.of_model("multi_latent_attention") or facts.is_hybrid
     # Read from the node, because the built configuration derives the width by rounding.
     if is_count(hidden) and is_count(heads) and hidden % heads and not latent and facts.model.kv_channels is None:
         yield (
@@ -86,25 +86,6 @@ def _rotary(facts: Facts) -> Iterator[str]:
         yield (
             f"model.config.kv_channels={width} * rotary_percent={share} gives {int(width * share)} rotated channels, "
             "but channels are rotated in pairs. Set kv_channels or rotary_percent so that the product is even."
-        )
-
-
-@SHAPE.rule(
-    "vocabulary-holds-the-tokenizer",
-    broken="model.config.vocab_size=32000",
-    mended="model.config.vocab_size=50304",
-)
-def _vocabulary(facts: Facts) -> Iterator[str]:
-    """If the vocabulary size is set, it must be at least the number of tokens of the tokenizer.
-
-    Otherwise: With tensor parallelism, all tokens beyond the vocabulary are embedded as zeros, and the loss looks lower
-    than it is.
-    """
-    rows, tokens = facts.of_model("vocab_size"), tokenizer_size(facts)
-    if is_count(rows) and tokens is not None and rows < tokens:
-        yield (
-            f"model.config.vocab_size={rows} is less than the {tokens} tokens of the tokenizer. Set vocab_size to "
-            f"{tokens} or more, or leave it unset to derive it from the tokenizer."
         )
 
 
@@ -180,7 +161,7 @@ def _pattern(facts: Facts) -> Iterator[str]:
     from nemo2.models.walker import pattern_problems
 
     layers = facts.of_model("num_layers")
-    yield from pattern_problems(facts.config if facts.config is not None else facts.model)
+    yield from pattern_problems(facts.written_config)
     for name in ("moe_layer_freq", "no_rope_freq", "linear_attention_freq"):
         pattern = facts.of_model(name)
         if isinstance(pattern, list) and is_count(layers) and len(pattern) != layers:

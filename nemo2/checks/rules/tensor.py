@@ -140,7 +140,7 @@ def _mixers(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core raises an AssertionError when it builds the first mixer.
     """
-    if not hasattr(facts.model, "mamba_stack_spec"):
+    if not facts.is_hybrid:
         return
     tp, hidden = facts.layout.tp, facts.of_model("hidden_size")
     width = facts.of_model("mamba_head_dim")
