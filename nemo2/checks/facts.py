@@ -14,7 +14,7 @@ from nemo2.errors import ConfigError
 from nemo2.overlap.apply import overlap_callbacks
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.settle.machine import Machine
-from nemo2.settle.parts import Parts, build_parts
+from nemo2.settle.parts import Parts, build_parts, node_at
 from nemo2.settle.world import World, world_of
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class Facts:
         """Whether the run is on this machine."""
         return self.machine.local
 
+    def at(self, path: str) -> Any:
+        """The node or value of the recipe at a path ("optim.config.lr"). None: there is none."""
+        return node_at(self.recipe, path)
+
     @property
     def trainer(self) -> Any:
         return self.recipe.trainer
@@ -61,17 +65,17 @@ class Facts:
 
     @property
     def data(self) -> Any:
-        return getattr(self.recipe, "data", None)
+        return self.at("data")
 
     @property
     def model(self) -> Any:
         """The node of the model's configuration."""
-        return getattr(getattr(self.recipe, "model", None), "config", None)
+        return self.at("model.config")
 
     @property
     def validates(self) -> bool:
         """Whether the run validates with whole global batches. A reduction of the user's own may keep the last samples."""
-        model = getattr(getattr(self.recipe, "model", None), "__fn_or_cls__", None)
+        model = self.at("model.__fn_or_cls__")
         reductions = [getattr(model, f"{stage}loss_reduction", None) for stage in ("validation_", "")]
         own = any(not (one.__module__ or "").startswith("nemo2.") for one in reductions if inspect.isfunction(one))
         return getattr(self.trainer, "limit_val_batches", None) != 0 and not own
@@ -100,16 +104,6 @@ class Facts:
     def packed(self) -> bool:
         """Whether rows hold several samples."""
         return bool(getattr(self.parts.get("data"), "packed", False))
-
-    @property
-    def optimizer(self) -> Any:
-        """The node of the optimizer's configuration."""
-        return getattr(getattr(self.recipe, "optim", None), "config", None)
-
-    @property
-    def schedule(self) -> Any:
-        """The node of the learning rate's schedule."""
-        return getattr(getattr(self.recipe, "optim", None), "lr_scheduler", None)
 
     @cached_property
     def sized_config(self) -> Optional[Any]:
@@ -144,7 +138,7 @@ class Facts:
     def of_optimizer(self, name: str, default: Any = None) -> Any:
         """A field of the optimizer's configuration, read from the recipe, because the configuration may fail to
         build on this machine."""
-        value = getattr(self.optimizer, name, None)
+        value = self.at(f"optim.config.{name}")
         return default if value is None else value
 
     def of_strategy(self, name: str) -> Any:

@@ -113,8 +113,7 @@ class Topic:
         mended: str = "",
         recipe: Optional[str] = None,
         megatron_refuses: bool = False,
-        broken_environment: Mapping[str, str] | None = None,
-        mended_environment: Mapping[str, str] | None = None,
+        environment: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
         launched: tuple[int, int] | None = None,
         here: bool = False,
         local: bool = False,
@@ -129,8 +128,8 @@ class Topic:
         run that breaks it.
 
         ``broken`` and ``mended`` are changes to ``recipe`` as on a command line, separated by spaces. In ``launched``
-        (devices per node), ``gpu``, ``corpus`` and ``assigned`` the first value belongs to the broken case, the second
-        to the mended one.
+        (devices per node), ``gpu``, ``environment``, ``corpus`` and ``assigned`` the first value belongs to the broken
+        case, the second to the mended one.
 
         Args:
             here: The cases run on this machine, in two processes unless ``launched`` says otherwise.
@@ -145,16 +144,14 @@ class Topic:
                 Case(
                     recipe=recipe or self.recipe,
                     changes=tuple(shlex.split(changes)),
-                    corpus=corpus[place],
-                    assigned=assigned[place],
-                    devices=launched[place] if launched else None,
+                    corpus=corpus[side],
+                    assigned=assigned[side],
+                    devices=launched[side] if launched else None,
                     here=here,
-                    gpu=gpu[place] if gpu else None,
-                    environment=dict(environment or {}),
+                    gpu=gpu[side] if gpu else None,
+                    environment=environment[side],
                 )
-                for place, (changes, environment) in enumerate(
-                    ((broken, broken_environment), (mended, mended_environment))
-                )
+                for side, changes in enumerate((broken, mended))
             )
             says, _, otherwise = " ".join((find.__doc__ or "").split()).partition(" Otherwise: ")
             self.rules.append(
@@ -176,12 +173,15 @@ class Topic:
 
         return add
 
-    def settled(self, name: str, *, says: str, otherwise: str, **cases: Any) -> None:
-        """Add a rule that `nemo2.settle` applies: a refusal there carries the rule's name. ``cases`` are arguments of
-        `rule`."""
+    def settled(self, name: str, **cases: Any) -> Callable[[Callable[[], None]], None]:
+        """Add a rule that `nemo2.settle` applies: a refusal there carries the rule's name. The decorated function has only
+        the docstring. ``cases`` are arguments of `rule`."""
 
-        def refused(facts: "Facts") -> Iterator[str]:
-            yield from facts.settled.refused(name)
+        def add(documented: Callable[[], None]) -> None:
+            def refused(facts: "Facts") -> Iterator[str]:
+                yield from facts.settled.refused(name)
 
-        refused.__doc__ = f"{says}\n\nOtherwise: {otherwise}"
-        self.rule(name, **cases)(refused)
+            refused.__doc__ = documented.__doc__
+            self.rule(name, **cases)(refused)
+
+        return add

@@ -12,14 +12,12 @@ from nemo2.checks.rules.pipeline import VP
 from nemo2.checks.rules.world import CP, PP
 
 BATCHES = Topic("Batches and sequences")
+CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
+"""Arguments of a data module that reads files, for examples."""
 GROUP = "strategy.microbatch_group_size_per_vp_stage"
 
 
-@BATCHES.rule(
-    "batches-are-counts",
-    broken="data.micro_batch_size=0",
-    mended="data.micro_batch_size=1",
-)
+@BATCHES.rule("batches-are-counts", broken="data.micro_batch_size=0", mended="data.micro_batch_size=1")
 def _counts(facts: Facts) -> Iterator[str]:
     """Batch sizes and the sequence length must be whole numbers of at least 1.
 
@@ -48,9 +46,7 @@ def _global_batch(facts: Facts) -> Iterator[str]:
 
 
 @BATCHES.rule(
-    "ramp-up-over-replicas",
-    broken="data.rampup_batch_size=[30,2,1000]",
-    mended="data.rampup_batch_size=[32,16,1000]",
+    "ramp-up-over-replicas", broken="data.rampup_batch_size=[30,2,1000]", mended="data.rampup_batch_size=[32,16,1000]"
 )
 def _ramp_up(facts: Facts) -> Iterator[str]:
     """Every batch size of the ramp-up (`rampup_batch_size`) must be a multiple of micro-batch size * data-parallel
@@ -58,7 +54,7 @@ def _ramp_up(facts: Facts) -> Iterator[str]:
 
     Otherwise: The run stops at the first step with a batch size that is not a multiple.
     """
-    ramp, dp, mbs = getattr(facts.data, "rampup_batch_size", None), facts.data_parallel_size, facts.micro_batch_size
+    ramp, dp, mbs = facts.at("data.rampup_batch_size"), facts.data_parallel_size, facts.micro_batch_size
     if (
         not isinstance(ramp, list | tuple)
         or len(ramp) != 3
@@ -105,11 +101,7 @@ def _groups(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule(
-    "groups-fill-the-stages",
-    broken=f"{PP}=4 {VP}=2 {GROUP}=2",
-    mended=f"{PP}=4 {VP}=2 {GROUP}=4",
-)
+@BATCHES.rule("groups-fill-the-stages", broken=f"{PP}=4 {VP}=2 {GROUP}=2", mended=f"{PP}=4 {VP}=2 {GROUP}=4")
 def _group_size(facts: Facts) -> Iterator[str]:
     """A group of micro-batches (`microbatch_group_size_per_vp_stage`) must be at least as large as the
     pipeline-parallel size.
@@ -124,11 +116,7 @@ def _group_size(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule(
-    "one-sequence-length",
-    broken="model.config.seq_length=4096",
-    mended="data.seq_length=4096",
-)
+@BATCHES.rule("one-sequence-length", broken="model.config.seq_length=4096", mended="data.seq_length=4096")
 def _one_length(facts: Facts) -> Iterator[str]:
     """The sequence length must be set on the data module. The model takes it from there.
 
@@ -143,9 +131,7 @@ def _one_length(facts: Facts) -> Iterator[str]:
 
 
 @BATCHES.rule(
-    "accumulation-is-micro-batches",
-    broken="trainer.accumulate_grad_batches=4",
-    mended="data.global_batch_size=2048",
+    "accumulation-is-micro-batches", broken="trainer.accumulate_grad_batches=4", mended="data.global_batch_size=2048"
 )
 def _accumulation(facts: Facts) -> Iterator[str]:
     """`accumulate_grad_batches` must stay 1.
@@ -153,7 +139,7 @@ def _accumulation(facts: Facts) -> Iterator[str]:
     Otherwise: Lightning counts one batch several times, because the micro-batches of a step already accumulate
     gradients.
     """
-    batches = getattr(facts.trainer, "accumulate_grad_batches", None)
+    batches = facts.at("trainer.accumulate_grad_batches")
     if facts.sizes and isinstance(batches, int) and batches != 1:
         yield (
             f"trainer.accumulate_grad_batches={batches}: a step already accumulates gradients over "
@@ -165,22 +151,7 @@ def _accumulation(facts: Facts) -> Iterator[str]:
 @BATCHES.rule(
     "samples-for-every-step",
     recipe="llama_tiny",
-    corpus=(
-        {
-            "paths": "corpus",
-            "seq_length": 128,
-            "micro_batch_size": 8,
-            "global_batch_size": 16,
-            "num_train_samples": 100,
-        },
-        {
-            "paths": "corpus",
-            "seq_length": 128,
-            "micro_batch_size": 8,
-            "global_batch_size": 16,
-            "num_train_samples": 4800,
-        },
-    ),
+    corpus=({**CORPUS, "num_train_samples": 100}, {**CORPUS, "num_train_samples": 4800}),
 )
 def _samples(facts: Facts) -> Iterator[str]:
     """With a data module that reads files, `num_train_samples` must be None or enough for `max_steps`.
@@ -188,8 +159,8 @@ def _samples(facts: Facts) -> Iterator[str]:
     Otherwise: The data module raises an error on every rank.
     """
     samples, steps, gbs = (
-        getattr(facts.data, "num_train_samples", None),
-        getattr(facts.trainer, "max_steps", None),
+        facts.at("data.num_train_samples"),
+        facts.at("trainer.max_steps"),
         facts.global_batch_size,
     )
     if not hasattr(facts.data, "paths") or not (is_count(samples) and is_count(steps) and is_count(gbs)):
@@ -201,11 +172,7 @@ def _samples(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule(
-    "samples-for-a-step",
-    broken="data.num_train_samples=100",
-    mended="data.num_train_samples=512",
-)
+@BATCHES.rule("samples-for-a-step", broken="data.num_train_samples=100", mended="data.num_train_samples=512")
 def _step(facts: Facts) -> Iterator[str]:
     """Mock data must have enough samples for one global batch, for training and, if the trainer validates, for
     validation.

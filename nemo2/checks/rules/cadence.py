@@ -9,17 +9,13 @@ from nemo2.checks.rule import Topic
 CADENCE = Topic("Steps, validation, checkpoints", needs_sizes=False)
 
 
-@CADENCE.rule(
-    "run-has-steps",
-    broken="trainer.max_steps=-10",
-    mended="trainer.max_steps=10",
-)
+@CADENCE.rule("run-has-steps", broken="trainer.max_steps=-10", mended="trainer.max_steps=10")
 def _steps(facts: Facts) -> Iterator[str]:
     """`max_steps` must be at least 1, or -1 for no limit on steps.
 
     Otherwise: Lightning raises an error on every rank, or the run ends before its first step.
     """
-    steps = getattr(facts.trainer, "max_steps", None)
+    steps = facts.at("trainer.max_steps")
     if isinstance(steps, int) and (steps < -1 or steps == 0):
         yield (
             f"trainer.max_steps={steps}: must be at least 1, or -1. Set the number of steps, or set -1 to limit the "
@@ -28,9 +24,7 @@ def _steps(facts: Facts) -> Iterator[str]:
 
 
 @CADENCE.rule(
-    "validation-interval-is-a-count",
-    broken="trainer.val_check_interval=0",
-    mended="trainer.val_check_interval=1",
+    "validation-interval-is-a-count", broken="trainer.val_check_interval=0", mended="trainer.val_check_interval=1"
 )
 def _interval(facts: Facts) -> Iterator[str]:
     """`val_check_interval` must be at least 1 step, or a fraction of an epoch above 0 and at most 1.0.
@@ -54,9 +48,7 @@ def _interval(facts: Facts) -> Iterator[str]:
 
 
 @CADENCE.rule(
-    "limits-are-counts-or-shares",
-    broken="trainer.limit_val_batches=1.5",
-    mended="trainer.limit_val_batches=0.5",
+    "limits-are-counts-or-shares", broken="trainer.limit_val_batches=1.5", mended="trainer.limit_val_batches=0.5"
 )
 def _limits(facts: Facts) -> Iterator[str]:
     """Each `limit_..._batches` must be a whole number of at least 0, or a fraction between 0 and 1.
@@ -98,15 +90,13 @@ def _within_epoch(facts: Facts) -> Iterator[str]:
 
 
 @CADENCE.rule(
-    "logging-interval-is-a-count",
-    broken="trainer.log_every_n_steps=-1",
-    mended="trainer.log_every_n_steps=1",
+    "logging-interval-is-a-count", broken="trainer.log_every_n_steps=-1", mended="trainer.log_every_n_steps=1"
 )
 def _logging(facts: Facts) -> Iterator[str]:
     """`log_every_n_steps` must be at least 1, or 0 to log nothing.
 
     Otherwise: Lightning logs at every step, or never.
     """
-    steps = getattr(facts.trainer, "log_every_n_steps", None)
+    steps = facts.at("trainer.log_every_n_steps")
     if isinstance(steps, int) and steps < 0:
         yield f"trainer.log_every_n_steps={steps}: must be at least 1, or 0 to log nothing."

@@ -17,9 +17,7 @@ CONTEXT = Topic("Context parallelism")
 
 
 @CONTEXT.rule(
-    "sequence-in-twice-the-context-ranks",
-    broken=f"{CP}=4 data.seq_length=8188",
-    mended=f"{CP}=4 data.seq_length=8192",
+    "sequence-in-twice-the-context-ranks", broken=f"{CP}=4 data.seq_length=8188", mended=f"{CP}=4 data.seq_length=8192"
 )
 def _chunks(facts: Facts) -> Iterator[str]:
     """2 * context-parallel size must divide the sequence length.
@@ -61,11 +59,7 @@ def _yarn(facts: Facts) -> Iterator[str]:
         )
 
 
-@CONTEXT.rule(
-    "exchange-is-known",
-    broken="model.config.cp_comm_type=a2a+p2p",
-    mended="model.config.cp_comm_type=a2a",
-)
+@CONTEXT.rule("exchange-is-known", broken="model.config.cp_comm_type=a2a+p2p", mended="model.config.cp_comm_type=a2a")
 def exchanged(facts: Facts) -> Iterator[str]:
     """`cp_comm_type` must be p2p, all_gather or a2a.
 

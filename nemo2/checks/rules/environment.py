@@ -20,10 +20,7 @@ are already set have these values."""
 
 
 @ENVIRONMENT.rule(
-    "attention-is-chosen-once",
-    broken_environment={"NVTE_FLASH_ATTN": "0"},
-    mended_environment={"NVTE_FLASH_ATTN": "1"},
-    megatron_refuses=True,
+    "attention-is-chosen-once", environment=({"NVTE_FLASH_ATTN": "0"}, {"NVTE_FLASH_ATTN": "1"}), megatron_refuses=True
 )
 def _attention(facts: Facts) -> Iterator[str]:
     """`NVTE_FLASH_ATTN`, `NVTE_FUSED_ATTN` and `NVTE_UNFUSED_ATTN` must agree with `attention_backend` or be unset.
@@ -59,7 +56,7 @@ def _segments_may_not_be_registered() -> bool:
     "registered-buffers-do-not-move",
     broken="strategy.ddp.nccl_ub=True",
     mended="strategy.ddp.nccl_ub=True",
-    broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    environment=({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),
     in_force=_segments_may_not_be_registered,
 )
 def _segments(facts: Facts) -> Iterator[str]:
@@ -81,8 +78,7 @@ def _segments(facts: Facts) -> Iterator[str]:
     "ucc-overlaps-over-several-connections",
     broken="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
     mended="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
-    broken_environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-    mended_environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"},
+    environment=({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
 )
 def _ucc(facts: Facts) -> Iterator[str]:
     """Pipeline communication over UCC requires that `CUDA_DEVICE_MAX_CONNECTIONS` is not 1.
@@ -99,8 +95,7 @@ def _ucc(facts: Facts) -> Iterator[str]:
 
 @ENVIRONMENT.rule(
     "timeout-is-a-number",
-    broken_environment={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10min"},
-    mended_environment={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"},
+    environment=({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10min"}, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"}),
 )
 def _timeout(facts: Facts) -> Iterator[str]:
     """`TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` must be a whole number of seconds.
@@ -117,7 +112,7 @@ def _timeout(facts: Facts) -> Iterator[str]:
     broken="model.config.deterministic_mode=True",
     mended="model.config.deterministic_mode=True",
     gpu=("H100", "H100"),
-    mended_environment={"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"},
+    environment=({}, {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}),
 )
 def _deterministic(facts: Facts) -> Iterator[str]:
     """Where Transformer Engine computes the attention, `deterministic_mode` requires

@@ -13,13 +13,7 @@ EXPERTS = Topic("Experts", recipe="deepseek_v2_lite")
 _SP = "strategy.sequence_parallel=True"
 
 
-@EXPERTS.rule(
-    "experts-to-share",
-    recipe="llama3_8b",
-    broken=f"{EP}=2",
-    mended=f"{EP}=1",
-    megatron_refuses=True,
-)
+@EXPERTS.rule("experts-to-share", recipe="llama3_8b", broken=f"{EP}=2", mended=f"{EP}=1", megatron_refuses=True)
 def _dense(facts: Facts) -> Iterator[str]:
     """Expert parallelism requires a model with experts.
 
@@ -79,9 +73,7 @@ def _width(facts: Facts) -> Iterator[str]:
 
 
 @EXPERTS.rule(
-    "experts-cut-only-where-shared",
-    broken=f"{TP}=2 {ETP}=1 {EP}=1 {_SP}",
-    mended=f"{TP}=2 {ETP}=1 {EP}=2 {_SP}",
+    "experts-cut-only-where-shared", broken=f"{TP}=2 {ETP}=1 {EP}=1 {_SP}", mended=f"{TP}=2 {ETP}=1 {EP}=2 {_SP}"
 )
 def _cut(facts: Facts) -> Iterator[str]:
     """An expert tensor-parallel size that differs from the tensor-parallel size requires an expert-parallel size of
@@ -142,9 +134,7 @@ def _best_of_group(facts: Facts) -> Iterator[str]:
 
 
 @EXPERTS.rule(
-    "router-picks-what-there-is",
-    broken="model.config.moe_router_topk=65",
-    mended="model.config.moe_router_topk=64",
+    "router-picks-what-there-is", broken="model.config.moe_router_topk=65", mended="model.config.moe_router_topk=64"
 )
 def _topk(facts: Facts) -> Iterator[str]:
     """A token can be routed to at most as many experts as the model has.

@@ -24,30 +24,24 @@ def _data(size: int = 4096, micro_batch_size: int = 1) -> str:
     return f"'data=FineTuningDataModule(dataset_root=chats,{sizes},packed_sequence_specs={specs})'"
 
 
-FINETUNING.settled(
-    "packs-one-by-one",
-    says="With packed samples, the micro-batch size must be 1.",
-    otherwise="The data module raises an error on every rank.",
-    broken=_data(micro_batch_size=2),
-    mended=_data(),
-)
+@FINETUNING.settled("packs-one-by-one", broken=_data(micro_batch_size=2), mended=_data())
+def _packs_one_by_one() -> None:
+    """With packed samples, the micro-batch size must be 1.
+
+    Otherwise: The data module raises an error on every rank.
+    """
 
 
-FINETUNING.settled(
-    "packs-are-as-long-as-sequences",
-    says="The length of a packed row must equal the sequence length of the model.",
-    otherwise="The data module raises an error on every rank, because pipeline stages would exchange buffers of a "
-    "different length.",
-    broken=_data(size=8192),
-    mended=_data(),
-)
+@FINETUNING.settled("packs-are-as-long-as-sequences", broken=_data(size=8192), mended=_data())
+def _packs_are_as_long_as_sequences() -> None:
+    """The length of a packed row must equal the sequence length of the model.
+
+    Otherwise: The data module raises an error on every rank, because pipeline stages would exchange buffers of a
+    different length.
+    """
 
 
-@FINETUNING.rule(
-    "packs-count-tokens",
-    broken=f"{_data()} model.config.calculate_per_token_loss=False",
-    mended=_data(),
-)
+@FINETUNING.rule("packs-count-tokens", broken=f"{_data()} model.config.calculate_per_token_loss=False", mended=_data())
 def _count_tokens(facts: Facts) -> Iterator[str]:
     """Packed samples require `calculate_per_token_loss`.
 

@@ -21,14 +21,17 @@ def _kind(facts: Facts) -> str:
     return kind_of(facts.written_config)
 
 
-GRAPHS.settled(
+@GRAPHS.settled(
     "graphs-go-with-the-rest",
-    says="CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. A graph of the "
-    "whole step cannot check gradients for NaN. The optimizer step cannot be captured.",
-    otherwise="Megatron-Core raises an AssertionError on the ranks, or CUDA rejects the capture after the first steps.",
     broken=f"{_IMPL}=transformer_engine strategy.fsdp=megatron {CP}=1",
     mended=f"{_IMPL}=transformer_engine {CP}=1",
 )
+def _graphs_go_with_the_rest() -> None:
+    """CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. A graph of the
+    whole step cannot check gradients for NaN. The optimizer step cannot be captured.
+
+    Otherwise: Megatron-Core raises an AssertionError on the ranks, or CUDA rejects the capture after the first steps.
+    """
 
 
 @GRAPHS.rule(
@@ -67,7 +70,7 @@ def _constant(facts: Facts) -> Iterator[str]:
 
     Otherwise: The run stops at the first step with more micro-batches than were captured.
     """
-    ramp = getattr(facts.data, "rampup_batch_size", None)
+    ramp = facts.at("data.rampup_batch_size")
     kind = _kind(facts)
     if ramp and (kind == "full_iteration" or (kind != "none" and facts.layout.pp > 1)):
         yield (
@@ -80,8 +83,10 @@ def _constant(facts: Facts) -> Iterator[str]:
     "captured-segments-stay",
     broken=f"{_IMPL}=transformer_engine",
     mended=f"{_IMPL}=transformer_engine",
-    broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
-    mended_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
+    environment=(
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
+    ),
 )
 def _segments(facts: Facts) -> Iterator[str]:
     """CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.

@@ -11,6 +11,7 @@ from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.checks.earlier import directory_to_continue, lacks_a_checkpoint, weights_alone, weights_of_another_shape
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
+from nemo2.checks.rules.batches import CORPUS
 from nemo2.checks.tokenizers import known_tokenizer, tokenizer_of
 from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.pretraining import PreTrainingDataModule
@@ -34,7 +35,7 @@ def _executor(facts: Facts) -> Iterator[str]:
 
     Otherwise: The strategy raises an error on every rank, or the ranks wait forever for processes that never start.
     """
-    if devices_problem(getattr(facts.trainer, "devices", None)) or nodes_problem(number(facts.trainer, "num_nodes")):
+    if devices_problem(facts.at("trainer.devices")) or nodes_problem(number(facts.trainer, "num_nodes")):
         return
     world = world_of(facts.trainer, facts.machine)
     for name, requested, launched in zip(
@@ -73,18 +74,14 @@ def _accelerator(facts: Facts) -> Iterator[str]:
         yield str(error)
 
 
-@LAUNCH.rule(
-    "run-name-is-a-folder",
-    broken="log.name='a run'",
-    mended="log.name=a_run",
-)
+@LAUNCH.rule("run-name-is-a-folder", broken="log.name='a run'", mended="log.name=a_run")
 def _name(facts: Facts) -> Iterator[str]:
     """The name and version of the run must be valid as a folder name on any file system and as a word on any
     command line.
 
     Otherwise: The launcher fails, or the run stops before its first step.
     """
-    log = getattr(facts.recipe, "log", None)
+    log = facts.at("log")
     if getattr(log, "explicit_log_dir", None):
         return  # in whose place neither is used
     for field in ("name", "version"):
@@ -95,30 +92,25 @@ def _name(facts: Facts) -> Iterator[str]:
                 yield str(error)
 
 
-@FILES.rule(
-    "log-directory-is-writable",
-    broken="log.log_dir=/dev/null/runs",
-    mended="log.log_dir=/tmp",
-    local=True,
-)
+@FILES.rule("log-directory-is-writable", broken="log.log_dir=/dev/null/runs", mended="log.log_dir=/tmp", local=True)
 def _log_directory(facts: Facts) -> Iterator[str]:
     """The directories of runs, checkpoints and indices must be writable, the run's must contain no links, and files
     to copy into it must exist.
 
     Otherwise: The run stops before its first step.
     """
-    log, data = getattr(facts.recipe, "log", None), facts.parts.get("data")
+    log, data = facts.at("log"), facts.parts.get("data")
     explicit = getattr(log, "explicit_log_dir", None)
     directories = {
         "log.explicit_log_dir": explicit,
         "log.log_dir": None if explicit or log is None else getattr(log, "log_dir", None) or DEFAULT_BASE,
-        "log.ckpt.dirpath": getattr(getattr(log, "ckpt", None), "dirpath", None),
+        "log.ckpt.dirpath": facts.at("log.ckpt.dirpath"),
         "data.index_mapping_dir": getattr(data, "index_mapping_dir", None),
     }
     for field, directory in directories.items():
         if directory and not _writable(Path(str(directory)).expanduser().absolute()):
             yield f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
-    resumes = bool(getattr(getattr(facts.recipe, "resume", None), "resume_if_exists", False))
+    resumes = bool(facts.at("resume.resume_if_exists"))
     directory = None if log is None else directory_to_continue(log, newest=resumes)
     if directory is not None and directory.is_dir() and (link := link_in(directory)) is not None:
         yield f"{link} Remove the link, or choose another log directory."
@@ -138,12 +130,8 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
 
     Otherwise: The run stops before its first step.
     """
-    resume = getattr(facts.recipe, "resume", None)
-    places: dict[str, Any] = {
-        "resume.resume_from_path": getattr(resume, "resume_from_path", None),
-        "resume.restore_config.path": getattr(getattr(resume, "restore_config", None), "path", None),
-        "strategy.restore_config.path": getattr(getattr(facts.strategy, "restore_config", None), "path", None),
-    }
+    places = {path: facts.at(path) for path in ("resume.resume_from_path", "resume.restore_config.path")}
+    places["strategy.restore_config.path"] = facts.at("trainer.strategy.restore_config.path")
     for name, path in places.items():
         if path and (why := missing(str(path))) is not None:
             yield f"{name}={path}: {why}"
@@ -168,15 +156,14 @@ def _released(facts: Facts) -> Iterator[str]:
     """
     from nemo2.hugging_face.checkpoint import Checkpoint
 
-    resume = getattr(facts.recipe, "resume", None)
-    named = str(getattr(resume, "resume_from_path", None) or "")
+    named = str(facts.at("resume.resume_from_path") or "")
     if named.startswith(HUGGING_FACE):
         yield (
             f"resume.resume_from_path={named}: a Hugging Face release contains no optimizer state to resume from. To "
             f"start from its weights, set resume.restore_config.path={named}."
         )
-    for name, owner in (("resume", resume), ("strategy", facts.strategy)):
-        path = str(getattr(getattr(owner, "restore_config", None), "path", None) or "")
+    for name, owner in (("resume", "resume"), ("strategy", "trainer.strategy")):
+        path = str(facts.at(f"{owner}.restore_config.path") or "")
         if not facts.here or not path:
             continue
         if not path.startswith(HUGGING_FACE):
@@ -210,11 +197,7 @@ def _communicators(facts: Facts) -> Iterator[str]:
         )
 
 
-@FILES.rule(
-    "data-is-there",
-    corpus=({"paths": "/dev/null/corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}, None),
-    local=True,
-)
+@FILES.rule("data-is-there", corpus=({**CORPUS, "paths": "/dev/null/corpus"}, None), local=True)
 def _data(facts: Facts) -> Iterator[str]:
     """Every dataset must have a .bin and an .idx file that belong together, enough tokens for a sample, and the
     run's tokenizer.
@@ -224,7 +207,7 @@ def _data(facts: Facts) -> Iterator[str]:
     data = facts.parts.get("data")
     if not isinstance(data, PreTrainingDataModule):
         return
-    validates = getattr(facts.trainer, "limit_val_batches", None) != 0
+    validates = facts.at("trainer.limit_val_batches") != 0
     try:
         data.check_files(("train", "validation") if validates else ("train",), _tokenizer_of_data(facts))
     except Nemo2Error as error:
@@ -239,9 +222,7 @@ def _tokenizer_of_data(facts: Facts) -> Any:
 
 
 @FILES.rule(
-    "tokenizer-fits-the-vocabulary",
-    broken="model.config.vocab_size=100",
-    mended="model.config.vocab_size=None",
+    "tokenizer-fits-the-vocabulary", broken="model.config.vocab_size=100", mended="model.config.vocab_size=None"
 )
 def _vocabulary(facts: Facts) -> Iterator[str]:
     """`vocab_size` must be at least the number of the tokenizer's tokens.
@@ -269,7 +250,7 @@ def _text(facts: Facts) -> Iterator[str]:
     Otherwise: The run stops on every rank when it opens the data.
     """
     data = facts.parts.get("data")
-    restore = getattr(getattr(getattr(facts.recipe, "resume", None), "restore_config", None), "path", None)
+    restore = facts.at("resume.restore_config.path")
     text = isinstance(data, SampleDataModule) and data.reads_text()
     if not (text and restore or isinstance(data, PreTrainingDataModule)):
         return  # without weights to fine-tune from, the rule about them is broken

@@ -17,17 +17,13 @@ _AWARE = "optim.config.use_precision_aware_optimizer=True"
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
-@OPTIMIZER.rule(
-    "learning-rate-is-set",
-    broken="optim.config.lr=None",
-    mended="optim.config.lr=3e-4",
-)
+@OPTIMIZER.rule("learning-rate-is-set", broken="optim.config.lr=None", mended="optim.config.lr=3e-4")
 def _rate(facts: Facts) -> Iterator[str]:
     """`optim.config.lr`, the peak learning rate of the schedule, must be set.
 
     Otherwise: The optimizer raises an error on every rank.
     """
-    if facts.optimizer is not None and facts.of_optimizer("lr") is None:
+    if facts.at("optim.config") is not None and facts.of_optimizer("lr") is None:
         yield "optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4."
 
 
@@ -41,7 +37,7 @@ def _end(facts: Facts) -> Iterator[str]:
 
     Otherwise: The schedule raises an error on every rank.
     """
-    least = getattr(facts.schedule, "min_lr", None)
+    least = facts.at("optim.lr_scheduler.min_lr")
     for name in ("lr", "decoupled_lr"):
         rate = facts.of_optimizer(name)
         if not isinstance(rate, int | float) or not isinstance(least, int | float) or (name == "lr" and rate <= 0):
@@ -68,7 +64,7 @@ def _length(facts: Facts) -> Iterator[str]:
     schedule = facts.parts.get("optim.lr_scheduler")
     if schedule is None or not getattr(schedule, "needs_max_steps", False):
         return
-    steps = getattr(facts.trainer, "max_steps", None)
+    steps = facts.at("trainer.max_steps")
     if schedule.max_steps is None and (not isinstance(steps, int) or steps <= 0):
         yield (
             f"{type(schedule).__name__}.max_steps is None and trainer.max_steps is not set, but this schedule depends "
@@ -77,9 +73,7 @@ def _length(facts: Facts) -> Iterator[str]:
 
 
 @OPTIMIZER.rule(
-    "phases-fit-the-schedule",
-    broken="optim.lr_scheduler.max_steps=1000",
-    mended="optim.lr_scheduler.max_steps=100000",
+    "phases-fit-the-schedule", broken="optim.lr_scheduler.max_steps=1000", mended="optim.lr_scheduler.max_steps=100000"
 )
 def _phases(facts: Facts) -> Iterator[str]:
     """A schedule with its own length (`lr_scheduler.max_steps`) must be longer than its warm-up, hold and constant
@@ -88,7 +82,7 @@ def _phases(facts: Facts) -> Iterator[str]:
 
     Otherwise: The learning rate never reaches its peak or jumps to its end, without an error.
     """
-    node = facts.schedule
+    node = facts.at("optim.lr_scheduler")
     if node is None or any(out_of_range(node, "", domains.SCHEDULE)):
         return
     path = "optim.lr_scheduler"
@@ -122,11 +116,7 @@ def _phases(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule(
-    "optimizer-is-known",
-    broken="optim.config.optimizer=adamw",
-    mended="optim.config.optimizer=adam",
-)
+@OPTIMIZER.rule("optimizer-is-known", broken="optim.config.optimizer=adamw", mended="optim.config.optimizer=adam")
 def _known(facts: Facts) -> Iterator[str]:
     """`optim.config.optimizer` must be an optimizer of the installed Megatron-Core: adam or sgd, and in newer
     versions also muon, lion and others.
@@ -139,9 +129,7 @@ def _known(facts: Facts) -> Iterator[str]:
 
 
 @OPTIMIZER.rule(
-    "distributed-optimizer-is-adams",
-    broken="optim.config.optimizer=sgd",
-    mended="optim.config.optimizer=adam",
+    "distributed-optimizer-is-adams", broken="optim.config.optimizer=sgd", mended="optim.config.optimizer=adam"
 )
 def _sharded(facts: Facts) -> Iterator[str]:
     """`use_distributed_optimizer` requires Adam. Megatron-Core cannot shard the state of sgd.
@@ -156,9 +144,7 @@ def _sharded(facts: Facts) -> Iterator[str]:
 
 
 @OPTIMIZER.rule(
-    "clipping-is-the-optimizers",
-    broken="trainer.gradient_clip_val=1.0",
-    mended="optim.config.clip_grad=1.0",
+    "clipping-is-the-optimizers", broken="trainer.gradient_clip_val=1.0", mended="optim.config.clip_grad=1.0"
 )
 def _clipping(facts: Facts) -> Iterator[str]:
     """Gradient clipping must be set with `optim.config.clip_grad`.
@@ -166,7 +152,7 @@ def _clipping(facts: Facts) -> Iterator[str]:
     Otherwise: The precision plugin raises an error in the first step, because Lightning would clip only the shards of
     one rank.
     """
-    value = getattr(facts.trainer, "gradient_clip_val", None)
+    value = facts.at("trainer.gradient_clip_val")
     if facts.sizes and value:
         yield (
             f"trainer.gradient_clip_val={value}: Megatron-Core clips gradients in its optimizer step. Set "
@@ -280,8 +266,8 @@ def _numbers(facts: Facts) -> Iterator[str]:
     Otherwise: PyTorch raises an error on every rank, the moments grow without bound, or the weights are NaN after the
     first step.
     """
-    yield from out_of_range(getattr(facts.recipe, "optim", None), "optim", domains.OPTIMIZER_MODULE)
-    yield from out_of_range(facts.optimizer, "optim.config", domains.OPTIMIZER)
+    yield from out_of_range(facts.at("optim"), "optim", domains.OPTIMIZER_MODULE)
+    yield from out_of_range(facts.at("optim.config"), "optim.config", domains.OPTIMIZER)
 
 
 def known_optimizers() -> tuple[str, ...]:

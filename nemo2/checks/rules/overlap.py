@@ -16,14 +16,17 @@ _SP = "strategy.sequence_parallel=True"
 _OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {_SP}"
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "gathered-parameters-are-sharded",
-    says="`overlap_param_gather` requires the distributed optimizer.",
-    otherwise="The strategy raises an error on every rank, because Megatron-Core would wait for gathers that never "
-    "start.",
     broken="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=False",
     mended="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=True",
 )
+def _gathered_parameters_are_sharded() -> None:
+    """`overlap_param_gather` requires the distributed optimizer.
+
+    Otherwise: The strategy raises an error on every rank, because Megatron-Core would wait for gathers that never
+    start.
+    """
 
 
 @OVERLAP.rule(
@@ -88,9 +91,7 @@ def _average(facts: Facts) -> Iterator[str]:
 
 
 @OVERLAP.rule(
-    "tensor-overlap-needs-sequence-parallel",
-    broken=f"model.config.tp_comm_overlap=True {TP}=2",
-    mended=_OVERLAPPED,
+    "tensor-overlap-needs-sequence-parallel", broken=f"model.config.tp_comm_overlap=True {TP}=2", mended=_OVERLAPPED
 )
 def _tensor(facts: Facts) -> Iterator[str]:
     """`tp_comm_overlap` on the model requires tensor and sequence parallelism.
@@ -108,43 +109,48 @@ def _tensor(facts: Facts) -> Iterator[str]:
         )
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "userbuffers-carry-the-format",
-    says="With `tp_comm_overlap`, Transformer Engine must support userbuffers for the tensor format. Delayed and "
-    "current scaling are supported. MXFP8 is supported from version 2.4 on, with a multiple of 128 tokens. Blockwise "
-    "scaling and NVFP4 are not supported.",
-    otherwise="Transformer Engine raises an error in the first step on every rank.",
     broken=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=blockwise",
     mended=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=tensorwise",
 )
+def _userbuffers_carry_the_format() -> None:
+    """With `tp_comm_overlap`, Transformer Engine must support userbuffers for the tensor format. Delayed and
+    current scaling are supported. MXFP8 is supported from version 2.4 on, with a multiple of 128 tokens. Blockwise
+    scaling and NVFP4 are not supported.
+
+    Otherwise: Transformer Engine raises an error in the first step on every rank.
+    """
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "userbuffers-have-one-size",
-    says="With `tp_comm_overlap`, every micro-batch must have the same number of tokens.",
-    otherwise="The run rejects the batch, because Transformer Engine would copy more or less than the buffers hold.",
     broken=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=True",
     mended=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=False",
 )
+def _userbuffers_have_one_size() -> None:
+    """With `tp_comm_overlap`, every micro-batch must have the same number of tokens.
+
+    Otherwise: The run rejects the batch, because Transformer Engine would copy more or less than the buffers hold.
+    """
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "every-projection-has-a-userbuffer",
-    says="With `tp_comm_overlap` on the model, Transformer Engine must have buffers for all projections. It has none "
-    "for multi-latent attention, for multi-token prediction and for layers that replace others.",
-    otherwise="Megatron-Core turns the overlap off for the whole model, or Transformer Engine finds no buffer in the "
-    "first step.",
     recipe="deepseek_v2_lite",
     broken=f"{_OVERLAPPED} strategy.expert_tensor_parallel_size=1",
     mended=f"model.config.tp_comm_overlap=False {TP}=2 {_SP} strategy.expert_tensor_parallel_size=1",
 )
+def _every_projection_has_a_userbuffer() -> None:
+    """With `tp_comm_overlap` on the model, Transformer Engine must have buffers for all projections. It has none
+    for multi-latent attention, for multi-token prediction and for layers that replace others.
+
+    Otherwise: Megatron-Core turns the overlap off for the whole model, or Transformer Engine finds no buffer in the
+    first step.
+    """
 
 
-@OVERLAP.rule(
-    "buckets-have-elements",
-    broken="strategy.ddp.bucket_size=0",
-    mended="strategy.ddp.bucket_size=40000000",
-)
+@OVERLAP.rule("buckets-have-elements", broken="strategy.ddp.bucket_size=0", mended="strategy.ddp.bucket_size=40000000")
 def _buckets(facts: Facts) -> Iterator[str]:
     """`bucket_size` must be at least 1, or None.
 
@@ -164,14 +170,17 @@ def _arguments(facts: Facts) -> Iterator[str]:
 
     Otherwise: With `bucket_size=-1`, Megatron-Core sends each parameter in its own collective.
     """
-    yield from callbacks_out_of_range(getattr(facts.trainer, "callbacks", None) or [])
+    yield from callbacks_out_of_range(facts.at("trainer.callbacks") or [])
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "overlap-is-asked-for-once",
-    says="The overlap callback must not contradict the settings of the model, the optimizer and the gradient buffers.",
-    otherwise="The callback raises an error on every rank.",
     recipe="nemotronh_8b",
     broken="trainer.callbacks[1].overlap_grad_reduce=False strategy.ddp.overlap_grad_reduce=True",
     mended="strategy.ddp.overlap_grad_reduce=True",
 )
+def _overlap_is_asked_for_once() -> None:
+    """The overlap callback must not contradict the settings of the model, the optimizer and the gradient buffers.
+
+    Otherwise: The callback raises an error on every rank.
+    """

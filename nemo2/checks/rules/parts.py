@@ -147,7 +147,7 @@ def _logins(facts: Facts) -> Iterator[str]:
 
 def _loggers_of(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     """The path, class and arguments of each logger of a recipe."""
-    log, trainer = getattr(facts.recipe, "log", None), getattr(facts.recipe, "trainer", None)
+    log, trainer = facts.at("log"), facts.at("trainer")
     for owner, place, field in (
         (log, "log", "tensorboard"),
         (log, "log", "wandb"),

@@ -26,8 +26,8 @@ def _weights(facts: Facts) -> Iterator[str]:
     Otherwise: The run would train adapters on random weights, or train the whole model from random weights.
     """
     # "peft" is a parameter of llm.finetune only.
-    parameters = getattr(getattr(facts.recipe, "__signature_info__", None), "parameters", {})
-    if "peft" in parameters and not names_weights(getattr(facts.recipe, "resume", None), facts.strategy):
+    parameters = getattr(facts.at("__signature_info__"), "parameters", {})
+    if "peft" in parameters and not names_weights(facts.at("resume"), facts.strategy):
         yield (
             "resume.restore_config=None: llm.finetune starts from existing weights, but the recipe names none. "
             f"{advice('Add --from with', 'Set resume.restore_config.path to')} a checkpoint, an imported model "
@@ -35,20 +35,15 @@ def _weights(facts: Facts) -> Iterator[str]:
         )
 
 
-PEFT.settled(
-    "peft-settings-are-in-range",
-    says="The rank, scale and dropout of a PEFT method must be in range.",
-    otherwise="The PEFT method raises an error on every rank.",
-    broken="peft.dim=0",
-    mended="peft.dim=1",
-)
+@PEFT.settled("peft-settings-are-in-range", broken="peft.dim=0", mended="peft.dim=1")
+def _peft_settings_are_in_range() -> None:
+    """The rank, scale and dropout of a PEFT method must be in range.
+
+    Otherwise: The PEFT method raises an error on every rank.
+    """
 
 
-@PEFT.rule(
-    "peft-fits-the-layers",
-    broken="peft.target_modules=[linear_qvk]",
-    mended="peft.target_modules=[linear_qkv]",
-)
+@PEFT.rule("peft-fits-the-layers", broken="peft.target_modules=[linear_qvk]", mended="peft.target_modules=[linear_qkv]")
 def _targets(facts: Facts) -> Iterator[str]:
     """The layers that a PEFT method targets must exist and must be at least as wide as its rank.
 

@@ -15,12 +15,7 @@ FIRST, LAST = "strategy.num_layers_in_first_pipeline_stage", "strategy.num_layer
 SPLIT = "strategy.account_for_embedding_in_pipeline_split"
 
 
-@PIPELINE.rule(
-    "virtual-stages-need-stages",
-    broken=f"{VP}=2",
-    mended=f"{VP}=2 {PP}=4",
-    megatron_refuses=True,
-)
+@PIPELINE.rule("virtual-stages-need-stages", broken=f"{VP}=2", mended=f"{VP}=2 {PP}=4", megatron_refuses=True)
 def _virtual(facts: Facts) -> Iterator[str]:
     """Virtual stages require a pipeline-parallel size of at least 2.
 
@@ -54,12 +49,7 @@ def _hybrid(facts: Facts) -> Iterator[str]:
         )
 
 
-@PIPELINE.rule(
-    "mixers-are-cut-by-number",
-    recipe="mamba2_2_7b",
-    broken=f"{PP}=4 {SPLIT}=True",
-    mended=f"{PP}=4",
-)
+@PIPELINE.rule("mixers-are-cut-by-number", recipe="mamba2_2_7b", broken=f"{PP}=4 {SPLIT}=True", mended=f"{PP}=4")
 def _cut_by_number(facts: Facts) -> Iterator[str]:
     """All pipeline stages of a hybrid model must have the same number of layers, except the first and the last
     stage.
@@ -98,11 +88,7 @@ def _layers(facts: Facts) -> Iterator[str]:
     )
 
 
-@PIPELINE.rule(
-    "layers-for-every-stage",
-    broken=f"{PP}=2 {FIRST}=40",
-    mended=f"{PP}=2 {FIRST}=20",
-)
+@PIPELINE.rule("layers-for-every-stage", broken=f"{PP}=2 {FIRST}=40", mended=f"{PP}=2 {FIRST}=20")
 def _enough_layers(facts: Facts) -> Iterator[str]:
     """If the first and last stages have their own sizes, the remaining layers must fill the stages between them.
     Without stages between them, no layers may remain.
@@ -124,12 +110,7 @@ def _enough_layers(facts: Facts) -> Iterator[str]:
         )
 
 
-@PIPELINE.rule(
-    "layers-over-virtual-stages",
-    broken=f"{PP}=4 {VP}=3",
-    mended=f"{PP}=4 {VP}=4",
-    megatron_refuses=True,
-)
+@PIPELINE.rule("layers-over-virtual-stages", broken=f"{PP}=4 {VP}=3", mended=f"{PP}=4 {VP}=4", megatron_refuses=True)
 def _virtual_layers(facts: Facts) -> Iterator[str]:
     """The virtual-pipeline size must divide the number of layers of every stage.
 
@@ -156,43 +137,55 @@ def _virtual_layers(facts: Facts) -> Iterator[str]:
         )
 
 
-PIPELINE.settled(
+@PIPELINE.settled(
     "stages-send-what-they-hold",
-    says="`pipeline_dtype` must be the dtype of the activations between layers. This is the dtype of the parameters, "
-    "or float32 if Megatron-Core keeps an fp32 residual (`fp32_residual_connection`).",
-    otherwise="The first message has a size that its receiver does not expect, so the ranks fail or hang. Or the "
-    "receiver reads the bits of one format as another format.",
     broken=f"{PP}=2 strategy.pipeline_dtype=torch.float32",
     mended=f"{PP}=2 strategy.pipeline_dtype=torch.bfloat16",
 )
+def _stages_send_what_they_hold() -> None:
+    """`pipeline_dtype` must be the dtype of the activations between layers. This is the dtype of the parameters, or
+    float32 if Megatron-Core keeps an fp32 residual (`fp32_residual_connection`).
+
+    Otherwise: The first message has a size that its receiver does not expect, so the ranks fail or hang. Or the
+    receiver reads the bits of one format as another format.
+    """
 
 
-PIPELINE.settled(
+@PIPELINE.settled(
     "two-interleaved-stages-overlap-messages",
-    says="A pipeline of two interleaved stages must overlap its messages.",
-    otherwise="Each stage posts two sends in an order that the other stage does not expect. The model trains on wrong "
-    "activations, without an error.",
     broken=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False",
     mended=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
 )
+def _two_interleaved_stages_overlap_messages() -> None:
+    """A pipeline of two interleaved stages must overlap its messages.
+
+    Otherwise: Each stage posts two sends in an order that the other stage does not expect. The model trains on wrong
+    activations, without an error.
+    """
 
 
-PIPELINE.settled(
+@PIPELINE.settled(
     "overlapped-messages-are-between-chunks",
-    says="`overlap_p2p_comm` on the model requires virtual stages.",
-    otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 model.config.overlap_p2p_comm=True",
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True",
 )
+def _overlapped_messages_are_between_chunks() -> None:
+    """`overlap_p2p_comm` on the model requires virtual stages.
+
+    Otherwise: Megatron-Core raises an error in the first step.
+    """
 
 
-PIPELINE.settled(
+@PIPELINE.settled(
     "messages-overlap-or-batch",
-    says="Messages between interleaved stages can be overlapped or batched, but not both.",
-    otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=True",
     mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
 )
+def _messages_overlap_or_batch() -> None:
+    """Messages between interleaved stages can be overlapped or batched, but not both.
+
+    Otherwise: Megatron-Core raises an error in the first step.
+    """
 
 
 def _ends(facts: Facts) -> dict[str, Any]:

@@ -13,12 +13,7 @@ PRECISION = Topic("Precision")
 _FP8 = "trainer.plugins.fp8=hybrid"
 
 
-@PRECISION.rule(
-    "gpu-has-the-format",
-    broken=f"{_FP8}",
-    mended=f"{_FP8}",
-    gpu=("A100", "H100"),
-)
+@PRECISION.rule("gpu-has-the-format", broken=f"{_FP8}", mended=f"{_FP8}", gpu=("A100", "H100"))
 def _generation(facts: Facts) -> Iterator[str]:
     """The GPU and Transformer Engine must support the number format. On GPUs: bf16 requires Ampere or newer, fp8
     requires Ada, Hopper or newer, and mxfp8 and fp4 require Blackwell. The blockwise recipe requires Hopper or
@@ -95,14 +90,17 @@ def _blocks(facts: Facts) -> Iterator[str]:
             )
 
 
-PRECISION.settled(
+@PRECISION.settled(
     "scales-go-into-the-checkpoint",
-    says="Delayed scaling cannot be used with Megatron-FSDP, because its checkpoints hold parameters but no history "
-    "of scales.",
-    otherwise="A resumed run starts with an empty history and computes different values than the original run.",
     broken=f"{_FP8} trainer.plugins.fp8_recipe=delayed strategy.fsdp=megatron {CP}=1",
     mended=f"{_FP8} trainer.plugins.fp8_recipe=tensorwise strategy.fsdp=megatron {CP}=1",
 )
+def _scales_go_into_the_checkpoint() -> None:
+    """Delayed scaling cannot be used with Megatron-FSDP, because its checkpoints hold parameters but no history of
+    scales.
+
+    Otherwise: A resumed run starts with an empty history and computes different values than the original run.
+    """
 
 
 @PRECISION.rule(

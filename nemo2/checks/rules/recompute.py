@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of recomputed and offloaded activations."""
 
-import copy
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any, Optional
+from typing import Optional
 
 from nemo2.checks.arithmetic import divisors, is_count
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 
 RECOMPUTE = Topic("Recomputation and offloading")
-_SPLITS = (
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-)
+
+
+def _recomputes_as_before_0_19() -> bool:
+    """Whether Megatron-Core lacks its module of recomputation, whose loop ends at the last layer and knows hybrid stacks."""
+    return find_spec("megatron.core.recompute") is None
+
+
 _FULL = "model.config.recompute_granularity=full"
-_SELECTIVE = "model.config.recompute_granularity=selective"
 
 
 @RECOMPUTE.rule(
@@ -110,7 +109,7 @@ def _exist(facts: Facts) -> Iterator[str]:
     "recomputed-units-fill-the-chunks",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=5",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=4",
-    in_force=lambda: find_spec("megatron.core.recompute") is None,
+    in_force=_recomputes_as_before_0_19,
 )
 def _units(facts: Facts) -> Iterator[str]:
     """With `recompute_method=uniform`, `recompute_num_layers` must divide the number of layers of every pipeline
@@ -119,16 +118,10 @@ def _units(facts: Facts) -> Iterator[str]:
     Otherwise: The first step raises IndexError, because Megatron-Core's last unit continues after the last layer of the
     chunk.
     """
-    count, config, layers = _recomputed(facts), facts.sized_config, facts.of_model("num_layers")
-    if (
-        count is None
-        or config is None
-        or facts.is_hybrid
-        or facts.model.recompute_method != "uniform"
-        or count > layers
-    ):
+    count, layers = _recomputed(facts), facts.of_model("num_layers")
+    if count is None or facts.model.recompute_method != "uniform" or count > layers:
         return
-    for chunk in sorted(set(_chunk_layers(facts, config))):
+    for chunk in sorted(_chunk_layers(facts)):
         if chunk % count:
             yield (
                 f"model.config.recompute_num_layers={count} does not divide the {chunk} layers of a pipeline chunk, "
@@ -161,7 +154,7 @@ def _mtp(facts: Facts) -> Iterator[str]:
     recipe="nemotronh_8b",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
     mended="model.config.recompute_granularity=None model.config.recompute_method=None model.config.recompute_num_layers=None",
-    in_force=lambda: find_spec("megatron.core.recompute") is None,
+    in_force=_recomputes_as_before_0_19,
 )
 def _hybrid(facts: Facts) -> Iterator[str]:
     """Full recomputation (`recompute_granularity=full`) of a stack with Mamba layers requires Megatron-Core 0.19.
@@ -183,20 +176,11 @@ def _recomputed(facts: Facts) -> Optional[int]:
     return count if getattr(facts.model, "recompute_granularity", None) == "full" and is_count(count) else None
 
 
-def _chunk_layers(facts: Facts, config: Any) -> list[int]:
-    """Megatron-Core's number of layers in each chunk. Empty: there is no valid split, which other rules report."""
-    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+def _chunk_layers(facts: Facts) -> set[int]:
+    """The different numbers of layers in a chunk. Empty: there is no valid split, which other rules report."""
+    from nemo2.settle.settling import layers_per_chunk
 
-    if facts.of_strategy("pipeline_model_parallel_layout") is not None:
-        return []
-    config = copy.copy(config)
-    for name in _SPLITS:
-        setattr(config, name, facts.of_strategy(name))
     try:
-        return [
-            get_num_layers_to_build(config, vp_stage=chunk, pp_rank=stage)
-            for stage in range(facts.layout.pp)
-            for chunk in (range(facts.layout.vp) if facts.layout.vp else (None,))
-        ]
-    except (AssertionError, ValueError, TypeError, ZeroDivisionError):
-        return []
+        return set(layers_per_chunk(facts.settled.objects["model.config"]))
+    except (KeyError, AssertionError, ValueError, TypeError, ZeroDivisionError):
+        return set()

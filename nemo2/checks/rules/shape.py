@@ -31,11 +31,7 @@ def _numbers(facts: Facts) -> Iterator[str]:
     yield from out_of_range(facts.model, "model.config", {**domains.MODEL, **domains.MODEL_TEXTS})
 
 
-@SHAPE.rule(
-    "heads-in-groups",
-    broken="model.config.num_query_groups=3",
-    mended="model.config.num_query_groups=4",
-)
+@SHAPE.rule("heads-in-groups", broken="model.config.num_query_groups=3", mended="model.config.num_query_groups=4")
 def _groups(facts: Facts) -> Iterator[str]:
     """The number of query groups must divide the number of attention heads.
 
@@ -69,11 +65,7 @@ def _hidden(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule(
-    "rotary-width-is-even",
-    broken="model.config.kv_channels=127",
-    mended="model.config.kv_channels=128",
-)
+@SHAPE.rule("rotary-width-is-even", broken="model.config.kv_channels=127", mended="model.config.kv_channels=128")
 def _rotary(facts: Facts) -> Iterator[str]:
     """The number of rotated channels of a head (`kv_channels` * `rotary_percent`) must be even.
 
@@ -162,7 +154,10 @@ def _pattern(facts: Facts) -> Iterator[str]:
 
     layers = facts.of_model("num_layers")
     yield from pattern_problems(facts.written_config)
-    for name in ("moe_layer_freq", "no_rope_freq", "linear_attention_freq"):
+    names = ["moe_layer_freq", "no_rope_freq", "linear_attention_freq"]
+    if facts.of_model("window_size"):  # without one, Megatron-Core doesn't read it
+        names.append("window_attn_skip_freq")
+    for name in names:
         pattern = facts.of_model(name)
         if isinstance(pattern, list) and is_count(layers) and len(pattern) != layers:
             yield (
@@ -173,10 +168,10 @@ def _pattern(facts: Facts) -> Iterator[str]:
 
 def tokenizer_size(facts: Facts) -> int | None:
     """The vocabulary size of the data's tokenizer, if the recipe states it without opening a file."""
-    tokenizer = getattr(facts.data, "tokenizer", None)
+    tokenizer = facts.at("data.tokenizer")
     if tokenizer is not None:
         return number(tokenizer, "vocab_size")
-    if getattr(facts.data, "vocab_file", None) is not None:
+    if facts.at("data.vocab_file") is not None:
         return None
     return getattr(class_of(facts.data), "size_without_tokenizer", None)
 

@@ -74,12 +74,7 @@ def _feed_forward(facts: Facts) -> Iterator[str]:
         )
 
 
-@TENSOR.rule(
-    "sequence-parallel-needs-tensor-ranks",
-    broken=f"{SP}",
-    mended=f"{SP} {TP}=2",
-    megatron_refuses=True,
-)
+@TENSOR.rule("sequence-parallel-needs-tensor-ranks", broken=f"{SP}", mended=f"{SP} {TP}=2", megatron_refuses=True)
 def _sequence_parallel(facts: Facts) -> Iterator[str]:
     """Sequence parallelism requires a tensor-parallel size of at least 2.
 

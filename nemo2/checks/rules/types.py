@@ -30,20 +30,16 @@ def _types(facts: Facts) -> Iterator[str]:
     the run ends in a TypeError that names no setting.
     """
     for path, node in iterate_nodes(facts.recipe):
-        for name, value, wanted in misfits(node.__fn_or_cls__, node.__arguments__):
+        for name, value, expected in misfits(node.__fn_or_cls__, node.__arguments__):
             setter = place_of(node, name) if name in node.__arguments__ else ""
             where = f" (set at {setter})" if setter else ""
             shown = "'...'" if isinstance(value, str) and holds_secret(value) else shortened(repr(value))
             place = f"{path}.{name}".removeprefix(".")
             place = place.removeprefix("trainer.") if place.startswith("trainer.strategy.") else place
-            yield f"{place}={shown}: takes {wanted}, not {type(value).__name__}{where}."
+            yield f"{place}={shown}: takes {expected}, not {type(value).__name__}{where}."
 
 
-@TYPES.rule(
-    "parts-are-no-text",
-    mended="trainer.plugins=bf16_mixed",
-    assigned=({"trainer.plugins": "bf16_mixed"}, {}),
-)
+@TYPES.rule("parts-are-no-text", mended="trainer.plugins=bf16_mixed", assigned=({"trainer.plugins": "bf16_mixed"}, {}))
 def _text(facts: Facts) -> Iterator[str]:
     """A plugin, callback, optimizer, schedule, logger, model or data module must be an object or its configuration,
     not its name as text.

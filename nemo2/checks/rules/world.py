@@ -21,11 +21,7 @@ TP, PP, CP, EP, ETP = (
 )
 
 
-@SIZES.rule(
-    "sizes-are-counts",
-    broken=f"{TP}=0",
-    mended=f"{TP}=1",
-)
+@SIZES.rule("sizes-are-counts", broken=f"{TP}=0", mended=f"{TP}=1")
 def _sizes(facts: Facts) -> Iterator[str]:
     """Every parallel size must be a whole number of at least 1.
 
@@ -35,11 +31,7 @@ def _sizes(facts: Facts) -> Iterator[str]:
     yield from Layout.size_problems(**facts.sizes)
 
 
-@SIZES.rule(
-    "nodes-and-devices-are-counts",
-    broken="trainer.num_nodes=0",
-    mended="trainer.num_nodes=1",
-)
+@SIZES.rule("nodes-and-devices-are-counts", broken="trainer.num_nodes=0", mended="trainer.num_nodes=1")
 def _launch_counts(facts: Facts) -> Iterator[str]:
     """`trainer.num_nodes` must be at least 1. `trainer.devices` must be a number of devices, a list of device
     indices, or 'auto' for all devices of a node.
@@ -47,8 +39,8 @@ def _launch_counts(facts: Facts) -> Iterator[str]:
     Otherwise: The run cannot be launched.
     """
     problems = (
-        nodes_problem(getattr(facts.trainer, "num_nodes", None)),
-        devices_problem(getattr(facts.trainer, "devices", None)),
+        nodes_problem(facts.at("trainer.num_nodes")),
+        devices_problem(facts.at("trainer.devices")),
     )
     yield from (problem for problem in problems if problem is not None)
 
