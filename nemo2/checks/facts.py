@@ -3,7 +3,7 @@
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Optional
@@ -114,6 +114,10 @@ class Facts:
         for name, value in self.layout.fields().items():
             setattr(config, name, value)
         return config
+
+    def of_layers(self, rule: Callable[[Any], Iterable[str]]) -> Iterable[str]:
+        """What a rule of `nemo2.models.layers.rules` says of the model in this layout."""
+        return () if self.sized_config is None else rule(self.sized_config)
 
     @property
     def precision(self) -> Optional[Any]:

@@ -117,8 +117,8 @@ def explain_all(recipe: Any, effective: Settled) -> list[Explanation]:
     explanations = []
     for path, node in iterate_nodes(recipe):
         for name in parameter_names(node.__fn_or_cls__):
-            if name in node.__arguments__ and _holds_nodes(node.__arguments__[name]):
-                continue
+            if any(True for _ in iterate_nodes(node.__arguments__.get(name))):
+                continue  # the nodes have fields of their own
             if name in node.__arguments__ or effective.steps(path, name):
                 explanation = _explanation(path, node, name, effective)
                 if explanation.differs:
@@ -199,9 +199,9 @@ def _places(recipe: Any, field: str) -> Iterator[tuple[str, Any, str]]:
     *parents, name = field.split(".")
     parent = _follow(recipe, parents) if parents else None
     for path, node in iterate_nodes(recipe):
-        if parent is not None and node is not parent and not (len(parents) == 1 and _is_called(node, parents[0])):
-            continue
         target = node.__fn_or_cls__
+        if parent is not None and node is not parent and parents != [getattr(target, "__name__", "")]:
+            continue
         real: Optional[str] = name if name in parameter_names(target) else aliases_of(target).get(name)
         if real is None:
             continue
@@ -226,16 +226,8 @@ def _follow(recipe: Any, names: list[str]) -> Any:
     return node
 
 
-def _is_called(node: Any, name: str) -> bool:
-    return getattr(node.__fn_or_cls__, "__name__", "") == name
-
-
 def _all_names(recipe: Any) -> list[str]:
     names: dict[str, None] = {}
     for _, node in iterate_nodes(recipe):
         names |= dict.fromkeys([*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__)])
     return list(names)
-
-
-def _holds_nodes(value: Any) -> bool:
-    return any(True for _ in iterate_nodes(value))

@@ -156,8 +156,10 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
         attempts.attempt("graphs-go-with-the-rest", lambda: apply(rows.GRAPHS, run))
     elif model is not None:
         # Megatron-Core's errors about the model are wanted all the same.
-        adjust_to(again.model_config, machine.overrides)
-        model = _Attempts().attempt("one-precision", lambda: _in_precision(again.model_config, again.precision))
+        model, precision = again.model_config, again.precision
+        adjust_to(model, machine.overrides)
+        if _Attempts().attempt("one-precision", lambda: precision.apply_to(model, path=MODEL)) is None:
+            model = None
     if model is not None:
         finished = replace(run, model_config=model)
         attempts.attempt("megatron-core-agrees", lambda: _finish(finished))
@@ -218,11 +220,6 @@ def _apply_precision(run: RunSettings) -> None:
         configs.pop(MODEL, None)
     run.precision.apply_to_all(configs)
     apply(rows.LOSS_SCALING, run)
-
-
-def _in_precision(model: TransformerConfig, precision: MegatronMixedPrecision) -> TransformerConfig:
-    precision.apply_to(model, path="model.config")
-    return model
 
 
 def _finish(run: RunSettings) -> None:

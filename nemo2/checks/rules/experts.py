@@ -81,8 +81,7 @@ def _cut(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core sums the gradients of the experts over the wrong ranks, without an error.
     """
-    if facts.sized_config is not None:
-        yield from layers.experts_cut_only_where_shared(facts.sized_config)
+    yield from facts.of_layers(layers.experts_cut_only_where_shared)
 
 
 @EXPERTS.rule(
@@ -95,8 +94,7 @@ def _sequence_parallel(facts: Facts) -> Iterator[str]:
 
     Otherwise: Megatron-Core raises an error in the first step.
     """
-    if facts.sized_config is not None:
-        yield from layers.experts_need_sequence_parallel(facts.sized_config)
+    yield from facts.of_layers(layers.experts_need_sequence_parallel)
 
 
 @EXPERTS.rule(
@@ -111,8 +109,7 @@ def _bias(facts: Facts) -> Iterator[str]:
     Otherwise: Each rank that holds a part of an expert adds the whole bias. Megatron-Core 0.16 and newer raises an
     AssertionError instead.
     """
-    if facts.sized_config is not None:
-        yield from layers.whole_bias_on_one_rank(facts.sized_config)
+    yield from facts.of_layers(layers.whole_bias_on_one_rank)
 
 
 @EXPERTS.rule(
@@ -128,9 +125,7 @@ def _best_of_group(facts: Facts) -> Iterator[str]:
     Otherwise: Transformer Engine's fused router would rank the groups by sums, so the model raises an error when it is
     built.
     """
-    if facts.sized_config is not None:
-        for problem in layers.best_of_group_needs_plain_router(facts.sized_config):
-            yield f"model.config.{problem}"
+    yield from (f"model.config.{problem}" for problem in facts.of_layers(layers.best_of_group_needs_plain_router))
 
 
 @EXPERTS.rule(

@@ -119,8 +119,7 @@ def _latent_attention(facts: Facts) -> Iterator[str]:
     Otherwise: The model trains with a gradient of the query norm that is too large by a factor of the tensor-parallel
     size, without an error.
     """
-    if facts.sized_config is not None:
-        yield from layers.mla_needs_sequence_parallel(facts.sized_config)
+    yield from facts.of_layers(layers.mla_needs_sequence_parallel)
 
 
 @TENSOR.rule(
