@@ -10,8 +10,7 @@ import lightning.pytorch as pl
 from nemo2.callbacks.consumption import sampler_of
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.overlap.apply import overlap
-from nemo2.overlap.facts import settings_of_run
+from nemo2.overlap.apply import overlap, settings_of_run
 from nemo2.overlap.settings import CALLBACK, Decision
 from nemo2.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
 from nemo2.parallel.layout import Layout

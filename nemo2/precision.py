@@ -405,16 +405,16 @@ class MegatronMixedPrecision(MixedPrecision):
         config = self.dtype_config
         for sentence in self.ineffective():
             _warn(sentence)
-        wanted, value = ("fp8", config.fp8) if config.fp8 else ("fp4", config.fp4)
+        name, value = ("fp8", config.fp8) if config.fp8 else ("fp4", config.fp4)
         if value is None:
             return
         if not torch.cuda.is_available():
             raise ConfigError(
-                f"trainer.plugins.{wanted}={value!r}: this machine has no GPU, and {wanted} requires a GPU. Leave "
-                f"{wanted} unset on this machine. bf16-mixed runs on any machine."
+                f"trainer.plugins.{name}={value!r}: this machine has no GPU, and {name} requires a GPU. Leave "
+                f"{name} unset on this machine. bf16-mixed runs on any machine."
             )
         if not has("transformer_engine"):
-            raise ConfigError(f"trainer.plugins.{wanted}={value!r}: {why_missing('transformer_engine')}.")
+            raise ConfigError(f"trainer.plugins.{name}={value!r}: {why_missing('transformer_engine')}.")
         recipe = config.fp8_recipe if config.fp8 else config.fp4_recipe
         lacking = what_is_lacking(
             recipe,
@@ -423,7 +423,7 @@ class MegatronMixedPrecision(MixedPrecision):
             cuda=torch.version.cuda,
         )
         if lacking is not None:
-            raise ConfigError(f"trainer.plugins.{wanted}={value!r} with recipe {recipe!r} {lacking}")
+            raise ConfigError(f"trainer.plugins.{name}={value!r} with recipe {recipe!r} {lacking}")
 
 
 def what_is_lacking(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arithmetic for the messages of rules: divisors and nearby multiples."""
 
+import math
 from typing import TypeGuard
 
 
@@ -17,11 +18,7 @@ def divisors(value: int, limit: int = 64) -> str:
 
 def divisors_of(value: int) -> list[int]:
     """All divisors of a positive number, ascending."""
-    return [size for size in range(1, value + 1) if value % size == 0] if value < 4096 else _large(value)
-
-
-def _large(value: int) -> list[int]:
-    low = [size for size in range(1, int(value**0.5) + 1) if value % size == 0]
+    low = [size for size in range(1, math.isqrt(max(0, value)) + 1) if value % size == 0]
     return sorted({*low, *(value // size for size in low)})
 
 

@@ -12,6 +12,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Optional, Union
 
@@ -125,37 +126,14 @@ def _words(interval: str, *, whole: bool) -> str:
     return limits or "a finite number"
 
 
-def _count(why: str, **more: Any) -> Domain:
-    return Domain("[1, inf)", why, "whole", **more)
-
-
-def _natural(why: str, **more: Any) -> Domain:
-    return Domain("[0, inf)", why, "whole", **more)
-
-
-def _pattern(why: str) -> Domain:
-    return Domain("[1, inf)", why, "whole", items="[0, 1]")
-
-
-def _positive(why: str, **more: Any) -> Domain:
-    return Domain("(0, inf)", why, **more)
-
-
-def _weight(why: str, **more: Any) -> Domain:
-    return Domain("[0, inf)", why, **more)
-
-
-def _decay(why: str) -> Domain:
-    return Domain("[0, 1)", why)
-
-
-def _share(why: str) -> Domain:
-    return Domain("[0, 1]", why)
-
-
-def _steps(why: str, interval: str = "[0, inf)", **more: Any) -> Domain:
-    return Domain(interval, why, "steps", **more)
-
+_count = partial(Domain, "[1, inf)", kind="whole")
+_natural = partial(Domain, "[0, inf)", kind="whole")
+_pattern = partial(Domain, "[1, inf)", kind="whole", items="[0, 1]")
+_positive = partial(Domain, "(0, inf)")
+_weight = partial(Domain, "[0, inf)")
+_decay = partial(Domain, "[0, 1)")
+_share = partial(Domain, "[0, 1]")
+_steps = partial(Domain, "[0, inf)", kind="steps")
 
 _WIDTH = "a dimension of a weight"
 _DIVISOR = "a divisor"
@@ -366,7 +344,7 @@ OPTIMIZER: Mapping[str, Domain] = {
 }
 
 SCHEDULE: Mapping[str, Domain] = {
-    "max_steps": _steps("the length of the schedule", "[1, inf)", unless="set None to use trainer.max_steps"),
+    "max_steps": Domain("[1, inf)", "the length of the schedule", "steps", unless="set None to use trainer.max_steps"),
     "warmup_steps": _steps("a number of steps"),
     "hold_steps": _steps("a number of steps"),
     "constant_steps": _steps("a number of steps"),

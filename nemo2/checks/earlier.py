@@ -12,6 +12,7 @@ from nemo2.checks.facts import Facts
 from nemo2.checks.tokenizers import tokenizer_of
 from nemo2.errors import CheckpointError
 from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, newest_run, requested_version
+from nemo2.settle.parts import node_at
 
 _TRAINING = ("pretrain", "finetune", "train")
 _SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels")
@@ -48,7 +49,7 @@ def lacks_a_checkpoint(recipe: Any) -> bool:
     resume = getattr(recipe, "resume", None)
     if resume is None or not resume.resume_if_exists or resume.resume_ignore_no_checkpoint:
         return False
-    if resume.resume_from_directory or getattr(getattr(recipe, "log", None), "ckpt", None) is None:
+    if resume.resume_from_directory or node_at(recipe, "log.ckpt") is None:
         return False
     directory = checkpoints_to_resume(recipe)
     return directory is None or newest_to_resume(directory) is None
@@ -56,7 +57,7 @@ def lacks_a_checkpoint(recipe: Any) -> bool:
 
 def weights_alone(recipe: Any) -> Iterator[str]:
     """A message if training would resume from a named checkpoint without the optimizer's state."""
-    named = getattr(getattr(recipe, "resume", None), "resume_from_path", None)
+    named = node_at(recipe, "resume.resume_from_path")
     if named and _trains(recipe):
         try:
             refuse_weights_only(checkpoint_at(str(named)))

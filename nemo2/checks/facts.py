@@ -3,17 +3,18 @@
 
 import copy
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Optional
 
+from nemo2.backend import extras
 from nemo2.checks.arithmetic import is_count
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import overlap_callbacks
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.settle.machine import Machine
-from nemo2.settle.parts import Parts, build_parts
+from nemo2.settle.parts import Parts, build_parts, node_at
 from nemo2.settle.world import World, world_of
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class Facts:
         """Whether the run is on this machine."""
         return self.machine.local
 
+    def at(self, path: str) -> Any:
+        """The node or value of the recipe at a path ("optim.config.lr"). None: there is none."""
+        return node_at(self.recipe, path)
+
     @property
     def trainer(self) -> Any:
         return self.recipe.trainer
@@ -60,17 +65,17 @@ class Facts:
 
     @property
     def data(self) -> Any:
-        return getattr(self.recipe, "data", None)
+        return self.at("data")
 
     @property
     def model(self) -> Any:
         """The node of the model's configuration."""
-        return getattr(getattr(self.recipe, "model", None), "config", None)
+        return self.at("model.config")
 
     @property
     def validates(self) -> bool:
         """Whether the run validates with whole global batches. A reduction of the user's own may keep the last samples."""
-        model = getattr(getattr(self.recipe, "model", None), "__fn_or_cls__", None)
+        model = self.at("model.__fn_or_cls__")
         reductions = [getattr(model, f"{stage}loss_reduction", None) for stage in ("validation_", "")]
         own = any(not (one.__module__ or "").startswith("nemo2.") for one in reductions if inspect.isfunction(one))
         return getattr(self.trainer, "limit_val_batches", None) != 0 and not own
@@ -79,6 +84,26 @@ class Facts:
     def config(self) -> Optional[Any]:
         """The model's configuration with derived values, as requested. Parallel sizes are not written yet."""
         return self.parts.get("model.config")
+
+    @property
+    def written_config(self) -> Any:
+        """`config`, or `model` where it could not be built."""
+        return self.model if self.config is None else self.config
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether the model is a stack with Mamba layers."""
+        return hasattr(self.model, "mamba_stack_spec")
+
+    @property
+    def has_mamba_kernels(self) -> bool:
+        """Whether this machine has the kernels of Mamba layers."""
+        return bool(self.machine.transformer_engine and extras.has("mamba_ssm") and extras.has("causal_conv1d"))
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows hold several samples."""
+        return bool(getattr(self.parts.get("data"), "packed", False))
 
     @cached_property
     def sized_config(self) -> Optional[Any]:
@@ -89,6 +114,10 @@ class Facts:
         for name, value in self.layout.fields().items():
             setattr(config, name, value)
         return config
+
+    def of_layers(self, rule: Callable[[Any], Iterable[str]]) -> Iterable[str]:
+        """What a rule of `nemo2.models.layers.rules` says of the model in this layout."""
+        return () if self.sized_config is None else rule(self.sized_config)
 
     @property
     def precision(self) -> Optional[Any]:
@@ -101,8 +130,7 @@ class Facts:
 
     def of_model(self, name: str, default: Any = None) -> Any:
         """A field of the model's configuration, including derived values. `default`: there is no such field."""
-        source = self.config if self.config is not None else self.model
-        value = getattr(source, name, None) if source is not None else None
+        value = getattr(self.written_config, name, None)
         if value is None and self.config is None and self.model is not None:
             value = _derived(self.model, name)
         return default if value is None else value
@@ -114,7 +142,7 @@ class Facts:
     def of_optimizer(self, name: str, default: Any = None) -> Any:
         """A field of the optimizer's configuration, read from the recipe, because the configuration may fail to
         build on this machine."""
-        value = getattr(getattr(getattr(self.recipe, "optim", None), "config", None), name, None)
+        value = self.at(f"optim.config.{name}")
         return default if value is None else value
 
     def of_strategy(self, name: str) -> Any:
@@ -167,11 +195,6 @@ class Facts:
         return settle(self.recipe, self.machine, parts=self.parts, layout=self.layout if self.sizes else None)
 
 
-def unread_facts(recipe: Any) -> Facts:
-    """The facts of a recipe whose settings may have any type, for rules that read ``recipe`` only."""
-    return Facts(recipe=recipe, layout=Layout(), sizes={}, nodes=1, devices=None, world_size=1)
-
-
 def read_facts(
     recipe: Any,
     *,
@@ -216,11 +239,6 @@ def number(node: Any, name: str) -> Optional[int]:
     """An integer field of a node. None: the field has another value."""
     value = getattr(node, name, None)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def with_layout(facts: Facts, layout: Layout) -> Facts:
-    """The facts of the same run under another layout."""
-    return replace(facts, layout=layout)
 
 
 def _derived(model: Any, name: str) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from nemo2.checks.earlier import changes_that_do_not_fit
-from nemo2.checks.facts import read_facts, unread_facts
+from nemo2.checks.facts import Facts, read_facts
 from nemo2.checks.nearest import nearest_layouts
 from nemo2.checks.rule import Problem
 from nemo2.checks.rules.launching import too_many_for_this_machine
@@ -15,6 +15,7 @@ from nemo2.checks.rules.types import TYPES
 from nemo2.checks.table import LAYOUT_TOPICS, apply_rules
 from nemo2.config.tree import Partial, described_now
 from nemo2.errors import ConfigError, Nemo2Error
+from nemo2.parallel.layout import Layout
 from nemo2.settle.machine import Machine
 
 
@@ -134,7 +135,9 @@ def check_types(recipe: Any) -> None:
 
 
 def _of_types(recipe: Any) -> list[Problem]:
-    return apply_rules(unread_facts(recipe), TYPES.rules)
+    # The settings may have any type, and these rules read the recipe only.
+    unread = Facts(recipe=recipe, layout=Layout(), sizes={}, nodes=1, devices=None, world_size=1)
+    return apply_rules(unread, TYPES.rules)
 
 
 def _of_a_teacher(recipe: Any, reported: Collection[str], where: Mapping[str, Any]) -> list[Problem]:

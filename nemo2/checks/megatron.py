@@ -9,9 +9,7 @@ changes one setting of the recipe at a time, those first that the message names 
 import copy
 import re
 from collections.abc import Iterator
-from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import fiddle as fdl
 
@@ -20,6 +18,7 @@ from nemo2.checks.arithmetic import is_count
 from nemo2.checks.facts import Facts, read_facts
 from nemo2.config.derivations import Setting
 from nemo2.config.walk import place_of, who_set
+from nemo2.settle.parts import node_at
 
 AGREES = "megatron-core-agrees"
 MOST_ROUNDS = 5
@@ -61,7 +60,7 @@ def _accepted_changes(facts: Facts, reason: str) -> list[tuple[Setting, Facts]]:
             break
         for changed in _other_values(facts, setting, reason):
             recipe = copy.deepcopy(facts.recipe)
-            setattr(_node(recipe, changed.owner), changed.name, changed.value)
+            setattr(node_at(recipe, changed.owner), changed.name, changed.value)
             after = read_facts(recipe, machine=facts.machine, environment=facts.environment)
             now = refused(after)
             if after.config is not None and not now:
@@ -78,7 +77,7 @@ def _settings(facts: Facts, reason: str) -> list[Setting]:
     settings = [
         Setting(str(name), path, value)
         for path in _PATHS
-        if isinstance(node := _node(facts.recipe, path), fdl.Buildable)
+        if isinstance(node := node_at(facts.recipe, path), fdl.Buildable)
         for name, value in node.__arguments__.items()
         if not isinstance(value, fdl.Buildable)
     ]
@@ -91,23 +90,19 @@ def _other_values(facts: Facts, setting: Setting, reason: str) -> Iterator[Setti
     if is_count(setting.value) and setting.name in _names(reason):
         near = (setting.value + sign * step for step in range(1, FURTHEST + 1) for sign in (-1, 1))
         yield from (setting._replace(value=value) for value in near if value >= 1)
-    node = copy.copy(_node(facts.recipe, setting.owner))
+    node = copy.copy(node_at(facts.recipe, setting.owner))
     delattr(node, setting.name)
     if (default := getattr(node, setting.name, None)) != setting.value:
         yield setting._replace(value=default)
 
 
 def _by_user(facts: Facts, setting: Setting) -> bool:
-    setters = who_set(_node(facts.recipe, setting.owner), setting.name)
+    setters = who_set(node_at(facts.recipe, setting.owner), setting.name)
     return bool(setters) and not setters[-1][0].startswith(_OWN)
 
 
 def _names(reason: str) -> set[str]:
     return set(re.findall(r"\w+", reason))
-
-
-def _node(recipe: Any, path: str) -> Any:
-    return reduce(lambda node, name: getattr(node, name, None), path.split("."), recipe)
 
 
 def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
@@ -123,7 +118,7 @@ def _message(facts: Facts, reason: str, accepted: list[Setting]) -> str:
         ]
         return f"{', '.join(named) or 'model.config'}: {rejects}: {sentence}"
     first = accepted[0]
-    node = _node(facts.recipe, first.owner)
+    node = node_at(facts.recipe, first.owner)
     place = f" (set at {place_of(node, first.name)})" if _by_user(facts, first) else ""
     return (
         f"{first._replace(value=getattr(node, first.name))}{place}: {rejects}: {sentence} "

@@ -84,6 +84,8 @@ class Rule:
     megatron_refuses: bool
     """Whether Megatron-Core itself raises when such a model is built, possibly late and on the ranks."""
     needs_sizes: bool
+    local: bool
+    """Whether the rule is applied only to runs on this machine."""
     in_force: Callable[[], bool] = lambda: True
     """Whether the installed versions need the rule. If they don't, the rule finds nothing."""
 
@@ -107,16 +109,14 @@ class Topic:
         self,
         name: str,
         *,
-        says: str,
-        otherwise: str,
-        broken: str,
-        mended: str,
+        broken: str = "",
+        mended: str = "",
         recipe: Optional[str] = None,
         megatron_refuses: bool = False,
-        broken_environment: Mapping[str, str] | None = None,
-        mended_environment: Mapping[str, str] | None = None,
+        environment: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
         launched: tuple[int, int] | None = None,
         here: bool = False,
+        local: bool = False,
         in_force: Callable[[], bool] = lambda: True,
         gpu: tuple[str, str] | None = None,
         corpus: tuple[Mapping[str, Any] | None, Mapping[str, Any] | None] = (None, None),
@@ -124,28 +124,36 @@ class Topic:
     ) -> Callable[[Finder], Finder]:
         """Add a rule with the decorated function, which detects violations.
 
-        ``in_force`` tells whether the installed versions need the rule. If they don't, it finds nothing. ``broken`` and
-        ``mended`` are changes to ``recipe`` as on a command line, separated by spaces. In ``launched`` (devices per
-        node), ``gpu``, ``corpus`` and ``assigned`` the first value belongs to the broken case, the second to the mended
-        one.
+        The function's docstring is the rule as documented: the requirement, and after "Otherwise:" the consequence for a
+        run that breaks it.
+
+        ``broken`` and ``mended`` are changes to ``recipe`` as on a command line, separated by spaces. In ``launched``
+        (devices per node), ``gpu``, ``environment``, ``corpus`` and ``assigned`` the first value belongs to the broken
+        case, the second to the mended one.
+
+        Args:
+            here: The cases run on this machine, in two processes unless ``launched`` says otherwise.
+            local: The rule is applied only to runs on this machine. Implies ``here``.
+            in_force: Whether the installed versions need the rule. If they don't, it finds nothing.
         """
+        here = here or local
+        launched = launched or ((2, 2) if here else None)
 
         def add(find: Finder) -> Finder:
-            cases = [
+            broken_case, mended_case = (
                 Case(
                     recipe=recipe or self.recipe,
                     changes=tuple(shlex.split(changes)),
-                    corpus=corpus[place],
-                    assigned=assigned[place],
-                    devices=launched[place] if launched else None,
+                    corpus=corpus[side],
+                    assigned=assigned[side],
+                    devices=launched[side] if launched else None,
                     here=here,
-                    gpu=gpu[place] if gpu else None,
-                    environment=dict(environment or {}),
+                    gpu=gpu[side] if gpu else None,
+                    environment=environment[side],
                 )
-                for place, (changes, environment) in enumerate(
-                    ((broken, broken_environment), (mended, mended_environment))
-                )
-            ]
+                for side, changes in enumerate((broken, mended))
+            )
+            says, _, otherwise = " ".join((find.__doc__ or "").split()).partition(" Otherwise: ")
             self.rules.append(
                 Rule(
                     name=name,
@@ -153,10 +161,11 @@ class Topic:
                     says=says,
                     otherwise=otherwise,
                     find=find,
-                    broken=cases[0],
-                    mended=cases[1],
+                    broken=broken_case,
+                    mended=mended_case,
                     megatron_refuses=megatron_refuses,
                     needs_sizes=self.needs_sizes,
+                    local=local,
                     in_force=in_force,
                 )
             )
@@ -164,10 +173,15 @@ class Topic:
 
         return add
 
-    def settled(self, name: str, **fields: Any) -> None:
-        """Add a rule that `nemo2.settle` applies: a refusal there carries the rule's name. ``fields`` are those of
-        `rule`."""
+    def settled(self, name: str, **cases: Any) -> Callable[[Callable[[], None]], None]:
+        """Add a rule that `nemo2.settle` applies: a refusal there carries the rule's name. The decorated function has only
+        the docstring. ``cases`` are arguments of `rule`."""
 
-        @self.rule(name, **fields)
-        def _refused(facts: "Facts") -> Iterator[str]:
-            yield from facts.settled.refused(name)
+        def add(documented: Callable[[], None]) -> None:
+            def refused(facts: "Facts") -> Iterator[str]:
+                yield from facts.settled.refused(name)
+
+            refused.__doc__ = documented.__doc__
+            self.rule(name, **cases)(refused)
+
+        return add

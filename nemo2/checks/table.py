@@ -70,6 +70,8 @@ def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
     rules = list(rules)
     rules_of = {rule.name: rule for rule in rules}
     for rule in rules:
+        if rule.local and not facts.here:
+            continue
         if rule.needs_sizes and (not facts.sizes or facts.layout.size_problems(**facts.sizes)):
             continue
         if rule.topic == LAST_TOPIC and any(rules_of[problem.rule].megatron_refuses for problem in problems.values()):
@@ -79,8 +81,8 @@ def apply_rules(facts: Facts, rules: Iterable[Rule] = RULES) -> list[Problem]:
                 if not rule.in_force():
                     break
                 problems.setdefault(message, Problem(rule=rule.name, topic=rule.topic, message=message))
-        except (ArithmeticError, TypeError, ValueError):
+        except (ArithmeticError, LookupError, TypeError, ValueError):
             if not problems:
                 raise
-            # The rule's arithmetic failed on a number that an earlier rule has rejected: infinity or NaN.
+            # The rule's arithmetic failed on a value that an earlier rule has rejected: infinity, NaN, a short list.
     return list(problems.values())

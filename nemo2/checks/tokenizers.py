@@ -37,8 +37,8 @@ def known_tokenizer(facts: Facts, part: str = "model") -> Any:
         Nemo2Error: a tokenizer can't be built.
     """
     recipe = facts.recipe
-    model = SimpleNamespace(tokenizer=_built(getattr(getattr(recipe, "model", None), "tokenizer", None)))
-    own = _built(getattr(facts.data, "tokenizer", None))
+    model = SimpleNamespace(tokenizer=_built(facts.at("model.tokenizer")))
+    own = _built(facts.at("data.tokenizer"))
     data = SimpleNamespace(tokenizer=own if own is not None else known_by_size(facts.parts.get("data")))
     choice = "data" if _verb(recipe) == "pretrain" else getattr(recipe, "tokenizer", None)
     share_tokenizer(model, data, choice if choice is None or isinstance(choice, str) else _built(choice))

@@ -97,13 +97,13 @@ def explain(recipe: Any, effective: Settled, field: str) -> list[Explanation]:
         ConfigError: the recipe has no field of this name. The message lists the nearest names.
     """
     field = field.removeprefix("recipe.")  # as a script calls it
-    found = [_explanation(path, node, name, effective) for path, node, name in _places(recipe, field)]
+    explanations = [_explanation(path, node, name, effective) for path, node, name in _places(recipe, field)]
     buffers = _buffers_of_the_strategy(recipe, effective, field)
-    if buffers is not None and buffers.path not in {one.path for one in found}:
-        found.append(buffers)
-    if not found:
+    if buffers is not None and buffers.path not in {one.path for one in explanations}:
+        explanations.append(buffers)
+    if not explanations:
         raise ConfigError(f"No setting of this recipe is called {field!r}{did_you_mean(field, _all_names(recipe))}")
-    return found
+    return explanations
 
 
 def explain_all(recipe: Any, effective: Settled) -> list[Explanation]:
@@ -114,16 +114,16 @@ def explain_all(recipe: Any, effective: Settled) -> list[Explanation]:
         recipe: The recipe.
         effective: The settled form of the recipe.
     """
-    found = []
+    explanations = []
     for path, node in iterate_nodes(recipe):
         for name in parameter_names(node.__fn_or_cls__):
-            if name in node.__arguments__ and _holds_nodes(node.__arguments__[name]):
-                continue
+            if any(True for _ in iterate_nodes(node.__arguments__.get(name))):
+                continue  # the nodes have fields of their own
             if name in node.__arguments__ or effective.steps(path, name):
                 explanation = _explanation(path, node, name, effective)
                 if explanation.differs:
-                    found.append(explanation)
-    return found
+                    explanations.append(explanation)
+    return explanations
 
 
 def _explanation(path: str, node: Any, name: str, effective: Settled) -> Explanation:
@@ -197,17 +197,17 @@ def _default(node: Any, name: str) -> Any:
 def _places(recipe: Any, field: str) -> Iterator[tuple[str, Any, str]]:
     """``(path, node, name)`` of each place."""
     *parents, name = field.split(".")
-    wanted = _follow(recipe, parents) if parents else None
+    parent = _follow(recipe, parents) if parents else None
     for path, node in iterate_nodes(recipe):
-        if wanted is not None and node is not wanted and not (len(parents) == 1 and _is_called(node, parents[0])):
-            continue
         target = node.__fn_or_cls__
+        if parent is not None and node is not parent and parents != [getattr(target, "__name__", "")]:
+            continue
         real: Optional[str] = name if name in parameter_names(target) else aliases_of(target).get(name)
         if real is None:
             continue
         if "." not in real:
             yield path, node, real
-        elif parents == [] and node is recipe or wanted is not None:
+        elif parents == [] and node is recipe or parent is not None:
             owner, last = alias_owner(node, name, real)
             yield ".".join([path, *real.split(".")[:-1]]).removeprefix("."), owner, last
 
@@ -226,16 +226,8 @@ def _follow(recipe: Any, names: list[str]) -> Any:
     return node
 
 
-def _is_called(node: Any, name: str) -> bool:
-    return getattr(node.__fn_or_cls__, "__name__", "") == name
-
-
 def _all_names(recipe: Any) -> list[str]:
     names: dict[str, None] = {}
     for _, node in iterate_nodes(recipe):
         names |= dict.fromkeys([*parameter_names(node.__fn_or_cls__), *aliases_of(node.__fn_or_cls__)])
     return list(names)
-
-
-def _holds_nodes(value: Any) -> bool:
-    return any(True for _ in iterate_nodes(value))

@@ -4,24 +4,26 @@
 The overlap callback calls this before a run. ``nemo2 show --explain`` calls it on copies, to show the callback's effect.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Optional
 
 from nemo2.config.derivations import Setting
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_values, where_set
 from nemo2.config.walk import class_of
-from nemo2.overlap.facts import facts_of_run, settings_of_run
 from nemo2.overlap.rules import ONE_BUCKET, decide, ineffective
 from nemo2.overlap.settings import (
     CALLBACK,
+    CALLBACK_FIELDS,
     DDP_FIELDS,
     MODEL_FIELDS,
     OPTIMIZER_FIELDS,
     SWITCH_FIELDS,
     Decision,
+    OverlapFacts,
 )
 from nemo2.overlap.tp_switches import left_out
+from nemo2.overlap.userbuffer_limits import without_buffers
 from nemo2.parallel.layout import Layout
 
 
@@ -41,6 +43,10 @@ def overlap(
 ) -> dict[str, Decision]:
     """Decide which communication overlaps, and write the decisions into the three configurations.
 
+    A configuration of None means that the run has no such Megatron-Core configuration. ``gpu``,
+    ``transformer_engine_missing`` and ``output_layer_can_fuse`` describe the machine that trains, a
+    `nemo2.settle.Machine`.
+
     Args:
         callbacks: Overlap callbacks. Several count as one.
         say: A logger's method, called for settings that have no effect.
@@ -49,16 +55,27 @@ def overlap(
         ConfigError: settings contradict each other.
     """
     configs = {"model_config": model_config, "optimizer_config": optimizer_config, "ddp_config": ddp_config}
-    facts = facts_of_run(
-        layout=layout,
-        world_size=world_size,
-        model_config=model_config,
-        optimizer_config=optimizer_config,
-        ddp_config=ddp_config,
-        data_sampler=data_sampler,
-        gpu=gpu,
+    fused = bool(getattr(model_config, "gradient_accumulation_fusion", False))
+    # Without a setting, Transformer Engine's attention uses a ring, and plain attention gathers.
+    messages = "p2p" if transformer_engine_missing is None else "all_gather"
+    facts = OverlapFacts(
+        tensor_parallel=layout.tp,
+        pipeline_parallel=layout.pp,
+        virtual_pipeline=layout.vp,
+        context_parallel=layout.cp,
+        gradient_ranks=max(1, world_size // (layout.tp * layout.pp)),
+        sequence_parallel=layout.sp,
+        distributed_optimizer=bool(getattr(optimizer_config, "use_distributed_optimizer", False)),
+        fused_weight_gradients=fused and output_layer_can_fuse,
+        context_messages=str(getattr(model_config, "cp_comm_type", None) or messages),
+        **_of_megatron_fsdp(ddp_config),
         transformer_engine_missing=transformer_engine_missing,
-        output_layer_can_fuse=output_layer_can_fuse,
+        without_buffers=without_buffers(model_config),
+        gpu=gpu,
+        quantized=getattr(model_config, "fp8", None),
+        hidden_size=getattr(model_config, "hidden_size", None),
+        micro_batch_size=getattr(data_sampler, "micro_batch_size", None),
+        seq_length=getattr(data_sampler, "seq_len", None),
     )
     requested = settings_of_run(callbacks, **configs)
     decisions = decide(facts, requested)
@@ -93,3 +110,39 @@ def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = No
 def overlap_callbacks(callbacks: Optional[Iterable[Any]]) -> list[Any]:
     """The overlap callbacks of a trainer, as configs or live objects."""
     return [callback for callback in callbacks or () if getattr(class_of(callback), "asks_for_overlap", False)]
+
+
+def settings_of_run(
+    callbacks: Iterable[Any], *, model_config: Any, optimizer_config: Any, ddp_config: Any
+) -> list[Setting]:
+    """The user's settings: the callbacks' arguments first, then the explicit fields of the configurations.
+
+    None is not a setting: Megatron-Core decides such a field.
+    """
+    settings = [setting for callback in callbacks for setting in _settings(callback, CALLBACK, CALLBACK_FIELDS)]
+    switch = ("use_distributed_optimizer",)
+    for target, owner, names in (
+        (ddp_config, "strategy.ddp_config", (*DDP_FIELDS, "num_buckets", *switch)),
+        (optimizer_config, "optim.config", (*OPTIMIZER_FIELDS, *switch)),
+        (model_config, "model.config", (*MODEL_FIELDS, *SWITCH_FIELDS)),
+    ):
+        settings += _settings(target, owner, names)
+    return settings
+
+
+def _of_megatron_fsdp(ddp_config: Any) -> dict[str, Any]:
+    if not getattr(ddp_config, "use_megatron_fsdp", False):
+        return {}
+    from nemo2.parallel.fsdp import always_overlapped, not_overlapped
+
+    sharding = ddp_config.data_parallel_sharding_strategy
+    return {"always_overlapped": always_overlapped(sharding), "not_overlapped": not_overlapped(sharding)}
+
+
+def _settings(target: Any, owner: str, names: tuple[str, ...]) -> Iterator[Setting]:
+    if target is None:
+        return
+    values = explicit_values(target)
+    for name in names:
+        if values.get(name) is not None:
+            yield Setting(name, owner, values[name], where_set(target, name))

@@ -97,7 +97,7 @@ def find_preset(facts: OverlapFacts) -> Optional[Preset]:
     Presets for the run's context-parallel size come first. A preset for another context-parallel size is also used,
     because that size changes the length of the exchanged buffers but not the set of GEMMs.
     """
-    wanted = (
+    job = (
         "bf16" if facts.quantized is None else "fp8",
         _FAMILIES.get(facts.gpu or ""),
         facts.hidden_size,
@@ -109,7 +109,7 @@ def find_preset(facts: OverlapFacts) -> Optional[Preset]:
         one
         for one in PRESETS.values()
         if not one.adapters
-        and wanted == (one.dtype, one.gpu, one.hidden_size, one.tensor_parallel, one.micro_batch_size, one.seq_length)
+        and job == (one.dtype, one.gpu, one.hidden_size, one.tensor_parallel, one.micro_batch_size, one.seq_length)
     ]
     return min(fitting, key=lambda one: one.context_parallel != facts.context_parallel, default=None)
 

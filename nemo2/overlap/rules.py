@@ -200,43 +200,33 @@ def _parameters(facts: OverlapFacts, decided: Decisions) -> None:
         obstacle = "overlap_grad_reduce is off"
     else:
         obstacle = None
-    names = ("overlap_param_gather", "align_param_gather", "overlap_param_gather_with_optimizer_step")
+    if obstacle is None:
+        default = Decision(True, f"{facts.gradient_ranks} ranks hold shards of the parameters")
+        if not decided.setdefault("overlap_param_gather", default).value:
+            obstacle = "overlap_param_gather is off"
     if obstacle is not None:
-        for name in names:
+        for name in ("overlap_param_gather", "align_param_gather", "overlap_param_gather_with_optimizer_step"):
             _turn_off(decided, name, obstacle)
-        if facts.distributed_optimizer:
-            for name in names:
+            if facts.distributed_optimizer:
                 decided.setdefault(name, Decision(False, obstacle))
         return
-    why = f"{facts.gradient_ranks} ranks hold shards of the parameters"
-    gathered = decided.setdefault("overlap_param_gather", Decision(True, why)).value
-    if not gathered:
-        for name in names[1:]:
-            _turn_off(decided, name, "overlap_param_gather is off")
-            decided.setdefault(name, Decision(False, "overlap_param_gather is off"))
-        return
+    align = Decision(True, "all stages gather at the same time")
     if not facts.interleaved:
-        for name in names[1:]:
-            _turn_off(decided, name, "there are no virtual pipeline stages")
-    decided.setdefault(
-        "align_param_gather",
-        Decision(True, "all stages gather at the same time")
-        if facts.interleaved
-        else Decision(False, "there are no virtual pipeline stages"),
-    )
+        align = Decision(False, "there are no virtual pipeline stages")
+        _turn_off(decided, "align_param_gather", align.reason)
+        _turn_off(decided, "overlap_param_gather_with_optimizer_step", align.reason)
+    decided.setdefault("align_param_gather", align)
     decided.setdefault("overlap_param_gather_with_optimizer_step", Decision(False, "not requested"))
 
 
 def _context_parallel(facts: OverlapFacts, decided: Decisions) -> None:
-    ring = "p2p" in facts.context_messages
     if facts.context_parallel == 1:
-        decided["cp_comm_overlap"] = Decision(False, "context_parallel_size is 1")
-    elif ring:
-        decided["cp_comm_overlap"] = Decision(True, "the ring sends the next block while attention works on this one")
+        decision = Decision(False, "context_parallel_size is 1")
+    elif "p2p" in facts.context_messages:
+        decision = Decision(True, "the ring sends the next block while attention works on this one")
     else:
-        decided["cp_comm_overlap"] = Decision(
-            False, f"model.config.cp_comm_type is {facts.context_messages!r}, not a ring"
-        )
+        decision = Decision(False, f"model.config.cp_comm_type is {facts.context_messages!r}, not a ring")
+    decided["cp_comm_overlap"] = decision
 
 
 def _turn_off(decided: Decisions, name: str, obstacle: str) -> None:

@@ -97,25 +97,25 @@ _Settings = Optional[Union[TPOverlapCfg, dict[str, Any]]]
 _Class = TypeVar("_Class", bound=type)
 
 
-def _judged(of: _Class) -> _Class:
+def _validated(of: _Class) -> _Class:
     """Check each object when it is created, but not in ``__post_init__``.
 
     NeMo's scripts make configs of these settings with `fiddle.experimental.dataclasses`, which rejects a class with
     that method.
     """
-    make = of.__init__
+    original_init = of.__init__
 
-    @functools.wraps(make)
-    def made(self: Any, *arguments: Any, **named: Any) -> None:
-        make(self, *arguments, **named)
+    @functools.wraps(original_init)
+    def validated_init(self: Any, *arguments: Any, **named: Any) -> None:
+        original_init(self, *arguments, **named)
         userbuffer_settings(self)
 
-    of.__init__ = made
+    of.__init__ = validated_init
     return of
 
 
 @configurable
-@_judged
+@_validated
 @dataclasses.dataclass
 class TransformerLayerTPOverlapCfg:
     """Set the overlap method of each GEMM. None: the GEMM's exchange isn't overlapped. `nemo2.overlap.tp_switches` says
@@ -200,7 +200,7 @@ def settings_per_mode(settings: Optional[dict[str, Any]], modes: int) -> Any:
     return [settings, second]
 
 
-def given_settings(settings: Any) -> dict[str, Optional[dict[str, Any]]]:
+def settings_by_gemm(settings: Any) -> dict[str, Optional[dict[str, Any]]]:
     """Settings by GEMM, with None for GEMMs that are off. GEMMs that a dict omits, and all GEMMs for None, use
     Transformer Engine's settings."""
     by_gemm = {} if settings is None else _fields(settings) or {}
@@ -217,9 +217,9 @@ def _fields(settings: Any) -> Optional[dict[str, Any]]:
 
 
 def _problems(gemm: str, value: Optional[dict[str, Any]], layer: Mapping[str, Any], quantized: bool) -> list[str]:
-    known = (*GATHERS, *SCATTERS, *BESIDE)
-    if gemm not in known:
-        return [f"{_NAME}.{gemm}: Transformer Engine has no such GEMM{did_you_mean(gemm, known)}"]
+    gemms = (*GATHERS, *SCATTERS, *BESIDE)
+    if gemm not in gemms:
+        return [f"{_NAME}.{gemm}: Transformer Engine has no such GEMM{did_you_mean(gemm, gemms)}"]
     if value is None:
         return [
             f"{_NAME}.{gemm}={layer[gemm]!r} must be a BulkOverlapCfg, RingExchangeOverlapCfg or PipelineOverlapCfg."

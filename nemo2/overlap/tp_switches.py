@@ -21,7 +21,7 @@ Engine's handling of their arguments (tests/transformer_engine).
 from collections.abc import Mapping
 from typing import Any
 
-from nemo2.overlap.tp_overlap_cfg import GATHERS, SCATTERS, given_settings
+from nemo2.overlap.tp_overlap_cfg import GATHERS, SCATTERS, settings_by_gemm
 
 SWITCHES: dict[str, tuple[str, ...]] = {
     "tp_comm_overlap_ag": GATHERS,
@@ -119,15 +119,15 @@ def contradictions(settings: Any, switched: Mapping[str, bool]) -> list[str]:
     A switch that turns off more than the settings do is no contradiction.
     """
     problems = []
-    for name, wanted in switches_of(settings).items():
-        value = switched.get(name, wanted)
+    for name, required in switches_of(settings).items():
+        value = switched.get(name, required)
         harmless = value is (name.startswith("tp_comm_overlap_disable"))
-        if value == wanted or (harmless and name != "tp_comm_overlap_rs_dgrad"):
+        if value == required or (harmless and name != "tp_comm_overlap_rs_dgrad"):
             continue
         gemms = " and ".join(SWITCHES[name])
         problems.append(
             f"model.config.{name}={value} contradicts tp_comm_overlap_cfg, whose settings of {gemms} require "
-            f"{wanted}. Leave model.config.{name} unset, and set {gemms} on "
+            f"{required}. Leave model.config.{name} unset, and set {gemms} on "
             "MegatronCommOverlapCallback.tp_comm_overlap_cfg."
         )
     return problems
@@ -137,11 +137,11 @@ class _Requested:
     """Answers questions about userbuffer settings by GEMM."""
 
     def __init__(self, settings: Any) -> None:
-        self._given = given_settings(settings)
+        self._settings = settings_by_gemm(settings)
         self.scattered = [
-            layer for layer in _COLUMN if (self._given.get(f"{layer}_dgrad") or {}).get("method", "bulk") != "bulk"
+            layer for layer in _COLUMN if (self._settings.get(f"{layer}_dgrad") or {}).get("method", "bulk") != "bulk"
         ]
         """Layers whose dgrad scatters its own output."""
 
     def on(self, gemm: str) -> bool:
-        return gemm not in self._given or self._given[gemm] is not None
+        return gemm not in self._settings or self._settings[gemm] is not None

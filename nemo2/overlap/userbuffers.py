@@ -52,25 +52,25 @@ def start_userbuffers(config: Any, data_sampler: Any) -> None:
         return
     tokens = _tokens(config, data_sampler)
     _refuse_what_they_cannot_carry(config, tokens)
-    wanted = {
+    arguments = {
         "shape": [tokens, config.hidden_size],
         "tp_size": config.tensor_model_parallel_size,
         "dtype": config.params_dtype,
         "bootstrap_backend": config.tp_comm_bootstrap_backend,
         **_buffer_sets(config),
     }
-    if wanted == _running:
+    if arguments == _running:
         return
     stop_userbuffers()
     from transformer_engine.pytorch.module import base  # pyright: ignore[reportMissingImports]
 
     _exchange_without_multicast(base)
     try:
-        base.initialize_ub(**wanted)
+        base.initialize_ub(**arguments)
     except BaseException:
         base.destroy_ub()  # the remains of a failed start would make the next one fail
         raise
-    _running = wanted
+    _running = arguments
 
 
 def _exchange_without_multicast(base: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 from nemo2.advice import advice
 from nemo2.checks.arithmetic import divisors_of
-from nemo2.checks.facts import Facts, with_layout
+from nemo2.checks.facts import Facts
 from nemo2.checks.megatron import refused
 from nemo2.checks.table import LAYOUT_TOPICS, RULES, apply_rules
 from nemo2.config import apply_overrides
@@ -223,7 +223,7 @@ def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int, headroom:
         if one.layout in best or way in seen:
             continue
         seen.add(way)
-        facts = with_layout(with_micro_batch(one.job.micro_batch), one.layout)
+        facts = dataclasses.replace(with_micro_batch(one.job.micro_batch), layout=one.layout)
         if apply_rules(facts, rules) or refused(facts):
             continue
         one, fit = _counted(subject, one)

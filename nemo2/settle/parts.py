@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, NamedTuple, Optional
 
 import fiddle as fdl
@@ -61,7 +62,7 @@ class Refusal(NamedTuple):
 def refusals_of(error: Exception, rule: str, path: str = "") -> list[Refusal]:
     """The refusals in an error, under the error's own rule or else under ``rule``. A `ConfigError` has a paragraph
     for each."""
-    cause = _cause(error)
+    cause = error.args[0] if error.args and isinstance(error.args[0], BaseException) else error  # fiddle wraps it
     text = str(cause).partition("\n\nFiddle context:")[0].strip() or type(cause).__name__
     paragraphs = text.splitlines() if isinstance(cause, ConfigError) else [text]
     rules = getattr(cause, "rules", None) or [getattr(cause, "rule", None) or rule] * len(paragraphs)
@@ -88,9 +89,9 @@ def build_parts(recipe: Any, machine: Machine, paths: Iterable[str] = tuple(RULE
     """Build each part separately, so that a part that fails does not hide the next. The recipe is not changed."""
     objects: dict[str, Any] = {}
     refusals: list[Refusal] = []
-    precision_at, precision = _precision(getattr(getattr(recipe, "trainer", None), "plugins", None))
+    precision_at, precision = _precision(node_at(recipe, "trainer.plugins"))
     for path in paths:
-        node = precision if path == "trainer.plugins" else _at(recipe, path)
+        node = precision if path == "trainer.plugins" else node_at(recipe, path)
         if missing := missing_arguments(node, path):
             refusals.append(Refusal(RULE_OF[path], f"{missing}.", path))
             continue
@@ -113,28 +114,24 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def _cause(error: BaseException) -> BaseException:
-    """The error that fiddle wraps."""
-    inner = error.args[0] if error.args else None
-    return inner if isinstance(inner, BaseException) else error
-
-
 def _build(node: Any, path: str, machine: Machine) -> Any:
     """The object of a config, or a copy of a live object, so that settling does not change the recipe."""
     if not isinstance(node, fdl.Config):
         return copy.deepcopy(node) if path.startswith(("trainer.", "model.", "optim.config")) else copy.copy(node)
     # Megatron-Core looks for the package that computes with these. Its absence here says nothing about another machine.
     missing = path == "optim.config" and machine.transformer_engine is not None and not has("transformer_engine")
-    kept = {name: node.__arguments__[name] for name in _LOW_PRECISION_STATES if missing and name in node.__arguments__}
-    if kept:
-        node = copy.copy(node)
-        for name in kept:
-            delattr(node, name)
+    low_precision = {
+        name: node.__arguments__[name] for name in _LOW_PRECISION_STATES if missing and name in node.__arguments__
+    }
+    if not low_precision:
+        return fdl.build(node)
+    node = copy.copy(node)
+    for name in low_precision:
+        delattr(node, name)
     built = fdl.build(node)
-    for name, value in kept.items():
+    for name, value in low_precision.items():
         setattr(built, name, value)
-    if kept:
-        note_explicit_fields(built, {**explicit_values(built), **kept})
+    note_explicit_fields(built, {**explicit_values(built), **low_precision})
     return built
 
 
@@ -160,11 +157,9 @@ def _precision(plugins: Any) -> tuple[str, Any]:
     return "trainer.plugins", None
 
 
-def _at(recipe: Any, path: str) -> Optional[Any]:
-    node = recipe
-    for name in path.split("."):
-        node = getattr(node, name, None)
-    return node
+def node_at(recipe: Any, path: str) -> Any:
+    """The node or value of a recipe at a path ("optim.config.lr"). None: there is none."""
+    return reduce(lambda node, name: getattr(node, name, None), path.split("."), recipe)
 
 
 def _without_tokenizer(data: Any) -> Any:

@@ -15,6 +15,7 @@ from nemo2.precision import MegatronMixedPrecision
 from nemo2.settle.machine import Machine
 
 STRATEGY, DDP, OPTIM, MODEL = "strategy", "strategy.ddp_config", "optim.config", "model.config"
+PLUGINS = "trainer.plugins"
 _DERIVED = {
     "expert_tensor_parallel_size": "tensor_model_parallel_size",
     "microbatch_group_size_per_vp_stage": "pipeline_model_parallel_size",
@@ -56,14 +57,19 @@ class RunSettings:
 
     def objects(self) -> dict[str, Any]:
         """The configurations by their path in a recipe."""
-        objects = {
-            "trainer.strategy": self.parallelism,
-            "trainer.strategy.ddp": self.ddp_config,
-            "optim.config": self.optimizer_config,
-            "model.config": self.model_config,
-            "trainer.plugins": getattr(self.precision, "dtype_config", None),
+        paths = {STRATEGY: "trainer.strategy", DDP: "trainer.strategy.ddp"}
+        return {paths.get(name, name): config for name, config in self.configs.items() if is_dataclass(config)}
+
+    @property
+    def configs(self) -> dict[str, Any]:
+        """The configurations by the names that rows and errors call them. None: the run has no such configuration."""
+        return {
+            STRATEGY: self.parallelism,
+            DDP: self.ddp_config,
+            OPTIM: self.optimizer_config,
+            MODEL: self.model_config,
+            PLUGINS: self.dtypes,
         }
-        return {path: config for path, config in objects.items() if is_dataclass(config)}
 
     def __getitem__(self, field: str) -> Any:
         """The value of a field ("model.config.bf16"). None: the run has no such configuration or field."""
@@ -110,14 +116,7 @@ class RunSettings:
 
     def _at(self, field: str) -> tuple[Any, str]:
         owner, _, name = field.rpartition(".")
-        configs = {
-            STRATEGY: self.parallelism,
-            DDP: self.ddp_config,
-            OPTIM: self.optimizer_config,
-            MODEL: self.model_config,
-            "trainer.plugins": self.dtypes,
-        }
-        return configs[owner], name
+        return self.configs[owner], name
 
     @cached_property
     def _explicit_of_model(self) -> frozenset[str]:

@@ -31,7 +31,7 @@ from nemo2.settle import rows
 from nemo2.settle.agreement import follow_the_data
 from nemo2.settle.machine import Machine
 from nemo2.settle.parts import Parts, Refusal, build_parts, quietly, refusals_of
-from nemo2.settle.run_settings import RunSettings
+from nemo2.settle.run_settings import MODEL, PLUGINS, RunSettings
 from nemo2.settle.te_needs import refuse_an_older_transformer_engine
 from nemo2.settle.world import World, world_of
 
@@ -118,14 +118,14 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         precision=parts.get("trainer.plugins"),
     )
     with quietly():
-        settled, done = settle_run(run, machine), _Attempts()
+        settled, attempts = settle_run(run, machine), _Attempts()
         size = world.size if world is not None else laid.model_parallel_size
         decisions = None
         if not settled.refused("one-switch-for-the-distributed-optimizer"):  # else the callback would tell it again
-            decisions = done.attempt(RULE, lambda: _decide(recipe, settled.objects, laid, size, machine, done))
+            decisions = attempts.attempt(RULE, lambda: _decide(recipe, settled.objects, laid, size, machine, attempts))
         # The callback repeats the conflicts that need no callback.
-        done.refusals = [one for one in done.refusals if one.rule == RULE or not settled.refused(one.rule)]
-        done.refusals += _uncarried(settled.objects.get("model.config"), getattr(recipe, "data", None), machine)
+        attempts.refusals = [one for one in attempts.refusals if one.rule == RULE or not settled.refused(one.rule)]
+        attempts.refusals += _uncarried(settled.objects.get("model.config"), getattr(recipe, "data", None), machine)
     objects = dict(settled.objects)
     if "trainer.plugins" in objects:
         objects[parts.precision_at] = objects.pop("trainer.plugins")
@@ -133,41 +133,43 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         settled,
         objects=objects,
         decisions=decisions or {},
-        refusals=(*refusals, *settled.refusals, *done.refusals),
+        refusals=(*refusals, *settled.refusals, *attempts.refusals),
         world=world,
     )
 
 
 def settle_run(run: RunSettings, machine: Machine) -> Settled:
     """Settle copies of the configurations of a run, in the steps that a strategy applies when it connects."""
-    done, again = _Attempts(), run.copied(machine)
+    attempts, again = _Attempts(), run.copied(machine)
     run = run.copied(machine)
     model = run.model_config if isinstance(run.model_config, TransformerConfig) else None
     changed = adjust_to(model, machine.overrides) if model is not None else {}
     if run.optimizer_config is not None:
-        done.attempt("one-switch-for-the-distributed-optimizer", lambda: apply(rows.OPTIMIZER, run))
+        attempts.attempt("one-switch-for-the-distributed-optimizer", lambda: apply(rows.OPTIMIZER, run))
     if machine.accelerator == "cpu":
         apply(rows.ON_CPU, run)
     if model is not None:
         apply(rows.LOSS, run)
-    in_agreement = done.attempt("one-precision", lambda: _apply_precision(run) or True)
-    done.attempt("scales-go-into-the-checkpoint", lambda: apply(rows.FP8, run))
+    in_agreement = attempts.attempt("one-precision", lambda: _apply_precision(run) or True)
+    attempts.attempt("scales-go-into-the-checkpoint", lambda: apply(rows.FP8, run))
     if in_agreement:
-        done.attempt("graphs-go-with-the-rest", lambda: apply(rows.GRAPHS, run))
+        attempts.attempt("graphs-go-with-the-rest", lambda: apply(rows.GRAPHS, run))
     elif model is not None:
         # Megatron-Core's errors about the model are wanted all the same.
-        adjust_to(again.model_config, machine.overrides)
-        model = _Attempts().attempt("one-precision", lambda: _in_precision(again.model_config, again.precision))
+        model, precision = again.model_config, again.precision
+        adjust_to(model, machine.overrides)
+        if _Attempts().attempt("one-precision", lambda: precision.apply_to(model, path=MODEL)) is None:
+            model = None
     if model is not None:
         finished = replace(run, model_config=model)
-        done.attempt("megatron-core-agrees", lambda: _finish(finished))
+        attempts.attempt("megatron-core-agrees", lambda: _finish(finished))
         changed = {name: value for name, value in changed.items() if getattr(model, name) == value[0]}
     return Settled(
         machine=machine,
         layout=run.layout,
         objects=run.objects(),
         machine_decides=changed,
-        refusals=tuple(done.refusals),
+        refusals=tuple(attempts.refusals),
     )
 
 
@@ -213,16 +215,11 @@ class _Attempts:
 def _apply_precision(run: RunSettings) -> None:
     if not isinstance(run.precision, MegatronMixedPrecision):
         return
-    configs = {"strategy": run.parallelism, "strategy.ddp_config": run.ddp_config, "optim.config": run.optimizer_config}
-    if isinstance(run.model_config, TransformerConfig):
-        configs["model.config"] = run.model_config
-    run.precision.apply_to_all({path: config for path, config in configs.items() if config is not None})
+    configs = {name: config for name, config in run.configs.items() if config is not None and name != PLUGINS}
+    if not isinstance(run.model_config, TransformerConfig):
+        configs.pop(MODEL, None)
+    run.precision.apply_to_all(configs)
     apply(rows.LOSS_SCALING, run)
-
-
-def _in_precision(model: TransformerConfig, precision: MegatronMixedPrecision) -> TransformerConfig:
-    precision.apply_to(model, path="model.config")
-    return model
 
 
 def _finish(run: RunSettings) -> None:
@@ -231,29 +228,38 @@ def _finish(run: RunSettings) -> None:
     write_parallelism(run)
     apply(rows.LAYERS, run)
     refuse_an_older_transformer_engine(run.model_config, run.ddp_config, run.machine.transformer_engine)
-    _count_layers(run.model_config)
+    layers_per_chunk(run.model_config)  # its assertions go beyond the configuration's
 
 
-def _count_layers(config: Any) -> None:
-    """Run Megatron-Core's own count of the layers of every chunk, whose assertions go beyond the configuration's."""
+def layers_per_chunk(config: Any) -> list[int]:
+    """Megatron-Core's count of the layers of every chunk. Empty: the layout is written out, or the model is a hybrid.
+
+    Args:
+        config: A settled configuration of a model.
+
+    Raises:
+        AssertionError: the layers can't be split.
+    """
     from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
     if config.pipeline_model_parallel_layout is not None or hasattr(config, "mamba_stack_spec"):
-        return
+        return []
     chunks = config.virtual_pipeline_model_parallel_size
-    for stage in range(config.pipeline_model_parallel_size):
-        for chunk in range(chunks) if chunks else (None,):
-            get_num_layers_to_build(config, vp_stage=chunk, pp_rank=stage)
+    return [
+        get_num_layers_to_build(config, vp_stage=chunk, pp_rank=stage)
+        for stage in range(config.pipeline_model_parallel_size)
+        for chunk in (range(chunks) if chunks else (None,))
+    ]
 
 
 def _decide(
-    recipe: Any, objects: Mapping[str, Any], layout: Layout, world_size: int, machine: Machine, done: _Attempts
+    recipe: Any, objects: Mapping[str, Any], layout: Layout, world_size: int, machine: Machine, attempts: _Attempts
 ) -> dict[str, Decision]:
     """Apply the overlap callback's decisions at setup, and Megatron-Core's when it makes the buffers."""
     ddp_config, data = objects["trainer.strategy.ddp"], getattr(recipe, "data", None)
-    asking = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
+    nodes = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
     built = (
-        done.attempt(RULE, lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one) for one in asking
+        attempts.attempt(RULE, lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one) for one in nodes
     )
     callbacks = [callback for callback in built if callback is not None]
     decisions = {}

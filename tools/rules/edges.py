@@ -40,8 +40,8 @@ STEPS = 2
 SECONDS = 240.0
 PRELOAD = ("nemo2.llm.api", "nemo2.models.nemotronh", "nemo2.data.mock", "nemo2.data.tokenizer", "support.warm")
 """Modules that ranks import before they start. The imports would otherwise take two thirds of a rank's time."""
-SILENT_HERE = {"model-numbers-are-in-range", "exchange-for-every-layer"}
-"""Rules for what Megatron-Core refuses in some places only: some numbers, a list that is read where the sequence is split."""
+SILENT_HERE = {"model-numbers-are-in-range"}
+"""Rules for what Megatron-Core refuses in some places only: some numbers."""
 _CONFIG, _OPTIM, _SCHEDULE = "model.config.", "optim.config.", "optim.lr_scheduler."
 _STRATEGY = "trainer.strategy."
 

@@ -14,22 +14,20 @@ ATTENTION = Topic("Attention")
 _BACKEND = "model.config.attention_backend"
 
 
-@ATTENTION.rule(
-    "back-end-is-left",
-    says="The attention backend must support the other settings. `flash` supports neither learned sinks nor head "
-    "sizes that are not multiples of 8. `fused` has no deterministic mode. `unfused` does not support context "
-    "parallelism. Only `unfused` supports fp32.",
-    otherwise="Transformer Engine finds no attention backend in the first step.",
-    broken=f"{_BACKEND}=unfused {CP}=2",
-    mended=f"{_BACKEND}=fused {CP}=2",
-)
+@ATTENTION.rule("back-end-is-left", broken=f"{_BACKEND}=unfused {CP}=2", mended=f"{_BACKEND}=fused {CP}=2")
 def _left(facts: Facts) -> Iterator[str]:
+    """The attention backend must support the other settings. `flash` supports neither learned sinks nor head sizes
+    that are not multiples of 8. `fused` has no deterministic mode. `unfused` does not support context parallelism.
+    Only `unfused` supports fp32.
+
+    Otherwise: Transformer Engine finds no attention backend in the first step.
+    """
     config, version = facts.sized_config, facts.machine.transformer_engine
     backend = facts.of_model("attention_backend")
     name = str(getattr(backend, "name", backend))
     if config is None or version is None or getattr(config, "attn_logit_softcapping", None):
         return  # plain attention has no backends
-    packed = bool(getattr(facts.parts.get("data"), "packed", False))
+    packed = facts.packed
     beside = _beside(config, facts.precision, facts.layout.cp, packed=packed, version=Version(version))
     for setting, left in beside:
         if name in ("local", *_NAMES) and name not in left:

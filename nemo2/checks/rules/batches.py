@@ -12,29 +12,31 @@ from nemo2.checks.rules.pipeline import VP
 from nemo2.checks.rules.world import CP, PP
 
 BATCHES = Topic("Batches and sequences")
+CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
+"""Arguments of a data module that reads files, for examples."""
 GROUP = "strategy.microbatch_group_size_per_vp_stage"
 
 
-@BATCHES.rule(
-    "batches-are-counts",
-    says="Batch sizes and the sequence length must be whole numbers of at least 1.",
-    otherwise="Megatron-Core's index builder divides by the sequence length and crashes the process.",
-    broken="data.micro_batch_size=0",
-    mended="data.micro_batch_size=1",
-)
+@BATCHES.rule("batches-are-counts", broken="data.micro_batch_size=0", mended="data.micro_batch_size=1")
 def _counts(facts: Facts) -> Iterator[str]:
+    """Batch sizes and the sequence length must be whole numbers of at least 1.
+
+    Otherwise: Megatron-Core's index builder divides by the sequence length and crashes the process.
+    """
     yield from out_of_range(facts.data, "data", domains.BATCH, others=False)
 
 
 @BATCHES.rule(
     "batch-over-replicas",
-    says="Micro-batch size * data-parallel size must divide the global batch size.",
-    otherwise="Megatron-Core cannot compute the number of micro-batches and raises an error.",
     broken="data.global_batch_size=510 data.micro_batch_size=2",
     mended="data.global_batch_size=512 data.micro_batch_size=2",
     megatron_refuses=True,
 )
 def _global_batch(facts: Facts) -> Iterator[str]:
+    """Micro-batch size * data-parallel size must divide the global batch size.
+
+    Otherwise: Megatron-Core cannot compute the number of micro-batches and raises an error.
+    """
     gbs, mbs, dp = facts.global_batch_size, facts.micro_batch_size, facts.data_parallel_size
     if gbs and mbs and dp and gbs > 0 and mbs > 0 and gbs % (mbs * dp):
         yield (
@@ -44,15 +46,15 @@ def _global_batch(facts: Facts) -> Iterator[str]:
 
 
 @BATCHES.rule(
-    "ramp-up-over-replicas",
-    says="Every batch size of the ramp-up (`rampup_batch_size`) must be a multiple of micro-batch size * "
-    "data-parallel size.",
-    otherwise="The run stops at the first step with a batch size that is not a multiple.",
-    broken="data.rampup_batch_size=[30,2,1000]",
-    mended="data.rampup_batch_size=[32,16,1000]",
+    "ramp-up-over-replicas", broken="data.rampup_batch_size=[30,2,1000]", mended="data.rampup_batch_size=[32,16,1000]"
 )
 def _ramp_up(facts: Facts) -> Iterator[str]:
-    ramp, dp, mbs = getattr(facts.data, "rampup_batch_size", None), facts.data_parallel_size, facts.micro_batch_size
+    """Every batch size of the ramp-up (`rampup_batch_size`) must be a multiple of micro-batch size * data-parallel
+    size.
+
+    Otherwise: The run stops at the first step with a batch size that is not a multiple.
+    """
+    ramp, dp, mbs = facts.at("data.rampup_batch_size"), facts.data_parallel_size, facts.micro_batch_size
     if (
         not isinstance(ramp, list | tuple)
         or len(ramp) != 3
@@ -74,13 +76,15 @@ def _ramp_up(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "micro-batches-in-groups",
-    says="The interleaved schedule runs micro-batches in groups. Every group, including the last one, must have at "
-    "least as many micro-batches as there are pipeline stages.",
-    otherwise="Megatron-Core raises an error in the first step.",
     broken=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=12",
     mended=f"{PP}=4 {VP}=2 {CP}=1 data.global_batch_size=16",
 )
 def _groups(facts: Facts) -> Iterator[str]:
+    """The interleaved schedule runs micro-batches in groups. Every group, including the last one, must have at
+    least as many micro-batches as there are pipeline stages.
+
+    Otherwise: Megatron-Core raises an error in the first step.
+    """
     layout, count = facts.layout, facts.num_microbatches
     if layout.pp == 1 or not layout.vp or layout.vp == 1 or not count:
         return
@@ -97,15 +101,13 @@ def _groups(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule(
-    "groups-fill-the-stages",
-    says="A group of micro-batches (`microbatch_group_size_per_vp_stage`) must be at least as large as the "
-    "pipeline-parallel size.",
-    otherwise="Megatron-Core raises an error in the first step.",
-    broken=f"{PP}=4 {VP}=2 {GROUP}=2",
-    mended=f"{PP}=4 {VP}=2 {GROUP}=4",
-)
+@BATCHES.rule("groups-fill-the-stages", broken=f"{PP}=4 {VP}=2 {GROUP}=2", mended=f"{PP}=4 {VP}=2 {GROUP}=4")
 def _group_size(facts: Facts) -> Iterator[str]:
+    """A group of micro-batches (`microbatch_group_size_per_vp_stage`) must be at least as large as the
+    pipeline-parallel size.
+
+    Otherwise: Megatron-Core raises an error in the first step.
+    """
     layout, group = facts.layout, _group(facts)
     if layout.pp > 1 and layout.vp and layout.vp > 1 and group < layout.pp:
         yield (
@@ -114,14 +116,12 @@ def _group_size(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule(
-    "one-sequence-length",
-    says="The sequence length must be set on the data module. The model takes it from there.",
-    otherwise="Positions, FLOPs and buffers are computed for a sequence length that the samples do not have.",
-    broken="model.config.seq_length=4096",
-    mended="data.seq_length=4096",
-)
+@BATCHES.rule("one-sequence-length", broken="model.config.seq_length=4096", mended="data.seq_length=4096")
 def _one_length(facts: Facts) -> Iterator[str]:
+    """The sequence length must be set on the data module. The model takes it from there.
+
+    Otherwise: Positions, FLOPs and buffers are computed for a sequence length that the samples do not have.
+    """
     model, data = getattr(facts.model, "__arguments__", {}).get("seq_length"), facts.seq_length
     if model and data and model != data:
         yield (
@@ -131,15 +131,15 @@ def _one_length(facts: Facts) -> Iterator[str]:
 
 
 @BATCHES.rule(
-    "accumulation-is-micro-batches",
-    says="`accumulate_grad_batches` must stay 1.",
-    otherwise="Lightning counts one batch several times, because the micro-batches of a step already accumulate "
-    "gradients.",
-    broken="trainer.accumulate_grad_batches=4",
-    mended="data.global_batch_size=2048",
+    "accumulation-is-micro-batches", broken="trainer.accumulate_grad_batches=4", mended="data.global_batch_size=2048"
 )
 def _accumulation(facts: Facts) -> Iterator[str]:
-    batches = getattr(facts.trainer, "accumulate_grad_batches", None)
+    """`accumulate_grad_batches` must stay 1.
+
+    Otherwise: Lightning counts one batch several times, because the micro-batches of a step already accumulate
+    gradients.
+    """
+    batches = facts.at("trainer.accumulate_grad_batches")
     if facts.sizes and isinstance(batches, int) and batches != 1:
         yield (
             f"trainer.accumulate_grad_batches={batches}: a step already accumulates gradients over "
@@ -150,32 +150,17 @@ def _accumulation(facts: Facts) -> Iterator[str]:
 
 @BATCHES.rule(
     "samples-for-every-step",
-    says="With a data module that reads files, `num_train_samples` must be None or enough for `max_steps`.",
-    otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
-    broken="",
-    mended="",
-    corpus=(
-        {
-            "paths": "corpus",
-            "seq_length": 128,
-            "micro_batch_size": 8,
-            "global_batch_size": 16,
-            "num_train_samples": 100,
-        },
-        {
-            "paths": "corpus",
-            "seq_length": 128,
-            "micro_batch_size": 8,
-            "global_batch_size": 16,
-            "num_train_samples": 4800,
-        },
-    ),
+    corpus=({**CORPUS, "num_train_samples": 100}, {**CORPUS, "num_train_samples": 4800}),
 )
 def _samples(facts: Facts) -> Iterator[str]:
+    """With a data module that reads files, `num_train_samples` must be None or enough for `max_steps`.
+
+    Otherwise: The data module raises an error on every rank.
+    """
     samples, steps, gbs = (
-        getattr(facts.data, "num_train_samples", None),
-        getattr(facts.trainer, "max_steps", None),
+        facts.at("data.num_train_samples"),
+        facts.at("trainer.max_steps"),
         facts.global_batch_size,
     )
     if not hasattr(facts.data, "paths") or not (is_count(samples) and is_count(steps) and is_count(gbs)):
@@ -187,15 +172,13 @@ def _samples(facts: Facts) -> Iterator[str]:
         )
 
 
-@BATCHES.rule(
-    "samples-for-a-step",
-    says="Mock data must have enough samples for one global batch, for training and, if the trainer validates, for "
-    "validation.",
-    otherwise="The sampler raises an error on every rank.",
-    broken="data.num_train_samples=100",
-    mended="data.num_train_samples=512",
-)
+@BATCHES.rule("samples-for-a-step", broken="data.num_train_samples=100", mended="data.num_train_samples=512")
 def _step(facts: Facts) -> Iterator[str]:
+    """Mock data must have enough samples for one global batch, for training and, if the trainer validates, for
+    validation.
+
+    Otherwise: The sampler raises an error on every rank.
+    """
     gbs, data = facts.global_batch_size, facts.data
     if hasattr(data, "paths") or not is_count(gbs):
         return

@@ -9,15 +9,13 @@ from nemo2.checks.rule import Topic
 CADENCE = Topic("Steps, validation, checkpoints", needs_sizes=False)
 
 
-@CADENCE.rule(
-    "run-has-steps",
-    says="`max_steps` must be at least 1, or -1 for no limit on steps.",
-    otherwise="Lightning raises an error on every rank, or the run ends before its first step.",
-    broken="trainer.max_steps=-10",
-    mended="trainer.max_steps=10",
-)
+@CADENCE.rule("run-has-steps", broken="trainer.max_steps=-10", mended="trainer.max_steps=10")
 def _steps(facts: Facts) -> Iterator[str]:
-    steps = getattr(facts.trainer, "max_steps", None)
+    """`max_steps` must be at least 1, or -1 for no limit on steps.
+
+    Otherwise: Lightning raises an error on every rank, or the run ends before its first step.
+    """
+    steps = facts.at("trainer.max_steps")
     if isinstance(steps, int) and (steps < -1 or steps == 0):
         yield (
             f"trainer.max_steps={steps}: must be at least 1, or -1. Set the number of steps, or set -1 to limit the "
@@ -26,13 +24,13 @@ def _steps(facts: Facts) -> Iterator[str]:
 
 
 @CADENCE.rule(
-    "validation-interval-is-a-count",
-    says="`val_check_interval` must be at least 1 step, or a fraction of an epoch above 0 and at most 1.0.",
-    otherwise="The first step raises ZeroDivisionError, or Lightning raises an error on every rank.",
-    broken="trainer.val_check_interval=0",
-    mended="trainer.val_check_interval=1",
+    "validation-interval-is-a-count", broken="trainer.val_check_interval=0", mended="trainer.val_check_interval=1"
 )
 def _interval(facts: Facts) -> Iterator[str]:
+    """`val_check_interval` must be at least 1 step, or a fraction of an epoch above 0 and at most 1.0.
+
+    Otherwise: The first step raises ZeroDivisionError, or Lightning raises an error on every rank.
+    """
     trainer = facts.trainer
     interval, limit = getattr(trainer, "val_check_interval", None), getattr(trainer, "limit_val_batches", None)
     if isinstance(interval, bool) or not isinstance(interval, int | float) or limit == 0:
@@ -50,13 +48,13 @@ def _interval(facts: Facts) -> Iterator[str]:
 
 
 @CADENCE.rule(
-    "limits-are-counts-or-shares",
-    says="Each `limit_..._batches` must be a whole number of at least 0, or a fraction between 0 and 1.",
-    otherwise="Lightning raises an error on every rank.",
-    broken="trainer.limit_val_batches=1.5",
-    mended="trainer.limit_val_batches=0.5",
+    "limits-are-counts-or-shares", broken="trainer.limit_val_batches=1.5", mended="trainer.limit_val_batches=0.5"
 )
 def _limits(facts: Facts) -> Iterator[str]:
+    """Each `limit_..._batches` must be a whole number of at least 0, or a fraction between 0 and 1.
+
+    Otherwise: Lightning raises an error on every rank.
+    """
     for split in ("train", "val", "test", "predict"):
         value = getattr(facts.trainer, f"limit_{split}_batches", None)
         if value is None or isinstance(value, bool) or not isinstance(value, int | float):
@@ -70,12 +68,14 @@ def _limits(facts: Facts) -> Iterator[str]:
 
 @CADENCE.rule(
     "intervals-within-an-epoch-fit-it",
-    says="If `check_val_every_n_epoch` is set, `val_check_interval` must be at most `limit_train_batches`.",
-    otherwise="Lightning raises an error when training starts.",
     broken="trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
     mended="trainer.limit_train_batches=100",
 )
 def _within_epoch(facts: Facts) -> Iterator[str]:
+    """If `check_val_every_n_epoch` is set, `val_check_interval` must be at most `limit_train_batches`.
+
+    Otherwise: Lightning raises an error when training starts.
+    """
     trainer = facts.trainer
     epochs, interval = getattr(trainer, "check_val_every_n_epoch", None), getattr(trainer, "val_check_interval", None)
     batches, limit = getattr(trainer, "limit_train_batches", None), getattr(trainer, "limit_val_batches", None)
@@ -90,13 +90,13 @@ def _within_epoch(facts: Facts) -> Iterator[str]:
 
 
 @CADENCE.rule(
-    "logging-interval-is-a-count",
-    says="`log_every_n_steps` must be at least 1, or 0 to log nothing.",
-    otherwise="Lightning logs at every step, or never.",
-    broken="trainer.log_every_n_steps=-1",
-    mended="trainer.log_every_n_steps=1",
+    "logging-interval-is-a-count", broken="trainer.log_every_n_steps=-1", mended="trainer.log_every_n_steps=1"
 )
 def _logging(facts: Facts) -> Iterator[str]:
-    steps = getattr(facts.trainer, "log_every_n_steps", None)
+    """`log_every_n_steps` must be at least 1, or 0 to log nothing.
+
+    Otherwise: Lightning logs at every step, or never.
+    """
+    steps = facts.at("trainer.log_every_n_steps")
     if isinstance(steps, int) and steps < 0:
         yield f"trainer.log_every_n_steps={steps}: must be at least 1, or 0 to log nothing."

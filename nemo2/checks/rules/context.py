@@ -17,14 +17,14 @@ CONTEXT = Topic("Context parallelism")
 
 
 @CONTEXT.rule(
-    "sequence-in-twice-the-context-ranks",
-    says="2 * context-parallel size must divide the sequence length.",
-    otherwise="The first batch fails, because every rank takes two of 2 * context-parallel size equal chunks to "
-    "balance the causal load.",
-    broken=f"{CP}=4 data.seq_length=8188",
-    mended=f"{CP}=4 data.seq_length=8192",
+    "sequence-in-twice-the-context-ranks", broken=f"{CP}=4 data.seq_length=8188", mended=f"{CP}=4 data.seq_length=8192"
 )
 def _chunks(facts: Facts) -> Iterator[str]:
+    """2 * context-parallel size must divide the sequence length.
+
+    Otherwise: The first batch fails, because every rank takes two of 2 * context-parallel size equal chunks to balance
+    the causal load.
+    """
     cp, seq = facts.layout.cp, facts.seq_length
     if cp > 1 and seq and seq % (2 * cp):
         yield (
@@ -35,14 +35,16 @@ def _chunks(facts: Facts) -> Iterator[str]:
 
 @CONTEXT.rule(
     "yarn-positions-in-twice-the-context-ranks",
-    says="With YaRN, 2 * context-parallel size must divide the original number of positions.",
-    otherwise="Megatron-Core fails when it builds the first layer, because it splits its cache of these positions "
-    "over the ranks.",
     recipe="deepseek_v2_lite",
     broken=f"{CP}=4 model.config.original_max_position_embeddings=4092",
     mended=f"{CP}=4 model.config.original_max_position_embeddings=4096",
 )
 def _yarn(facts: Facts) -> Iterator[str]:
+    """With YaRN, 2 * context-parallel size must divide the original number of positions.
+
+    Otherwise: Megatron-Core fails when it builds the first layer, because it splits its cache of these positions over
+    the ranks.
+    """
     latent = facts.of_model("multi_latent_attention")
     name = "original_max_position_embeddings" if latent else "yarn_original_max_position_embeddings"
     kind, positions, cp = (
@@ -57,34 +59,13 @@ def _yarn(facts: Facts) -> Iterator[str]:
         )
 
 
-@CONTEXT.rule(
-    "exchange-for-every-layer",
-    says="If `cp_comm_type` is a list, the list must have one entry per layer.",
-    otherwise="Megatron-Core raises an AssertionError when it finishes the configuration. Without context parallelism "
-    "it ignores the list.",
-    broken="model.config.cp_comm_type=['p2p','a2a']",
-    mended="model.config.cp_comm_type=p2p",
-    megatron_refuses=True,
-)
-def _exchange_per_layer(facts: Facts) -> Iterator[str]:
-    kinds, layers_ = facts.of_model("cp_comm_type"), facts.of_model("num_layers")
-    # This also applies to one rank, so that the same recipe can run with a split sequence.
-    if isinstance(kinds, list) and len(kinds) != layers_:
-        yield (
-            f"model.config.cp_comm_type has {len(kinds)} entries, but model.config.num_layers={layers_}. Set one type "
-            "for all layers, or a list with one type per layer."
-        )
-
-
-@CONTEXT.rule(
-    "exchange-is-known",
-    says="`cp_comm_type` must be p2p, all_gather or a2a.",
-    otherwise="The attention raises an error in the first step. With 'a2a+p2p' each rank would attend only to its own "
-    "part of the sequence, because no process groups exist for it.",
-    broken="model.config.cp_comm_type=a2a+p2p",
-    mended="model.config.cp_comm_type=a2a",
-)
+@CONTEXT.rule("exchange-is-known", broken="model.config.cp_comm_type=a2a+p2p", mended="model.config.cp_comm_type=a2a")
 def exchanged(facts: Facts) -> Iterator[str]:
+    """`cp_comm_type` must be p2p, all_gather or a2a.
+
+    Otherwise: The attention raises an error in the first step. With 'a2a+p2p' each rank would attend only to its own
+    part of the sequence, because no process groups exist for it.
+    """
     kinds = facts.of_model("cp_comm_type")
     for kind in dict.fromkeys(kinds if isinstance(kinds, list) else [kinds]):
         if kind == "a2a+p2p" and facts.layout.cp == 1:
@@ -100,13 +81,15 @@ def exchanged(facts: Facts) -> Iterator[str]:
 
 @CONTEXT.rule(
     "heads-over-context-ranks",
-    says="With `cp_comm_type=a2a`, tensor-parallel size * context-parallel size must divide the attention heads and "
-    "the query groups.",
-    otherwise="The attention raises an error in the first step, because it splits heads instead of the sequence.",
     broken=f"model.config.cp_comm_type=a2a {CP}=4 {TP}=2 model.config.num_query_groups=4",
     mended=f"model.config.cp_comm_type=a2a {CP}=2 {TP}=2 model.config.num_query_groups=4",
 )
 def _all_to_all(facts: Facts) -> Iterator[str]:
+    """With `cp_comm_type=a2a`, tensor-parallel size * context-parallel size must divide the attention heads and the
+    query groups.
+
+    Otherwise: The attention raises an error in the first step, because it splits heads instead of the sequence.
+    """
     config = facts.sized_config
     if config is None or facts.layout.cp == 1:
         return
@@ -117,14 +100,16 @@ def _all_to_all(facts: Facts) -> Iterator[str]:
 
 @CONTEXT.rule(
     "exchange-goes-with-the-attention",
-    says="Over context-parallel ranks, Transformer Engine supports sliding windows with all_gather and a2a, and "
-    "learned sinks with a2a only.",
-    otherwise="Transformer Engine raises an error in the first step.",
     recipe="gemma3_1b",
     broken=f"{CP}=2",
     mended=f"{CP}=2 model.config.cp_comm_type=all_gather",
 )
 def _exchange_of_attention(facts: Facts) -> Iterator[str]:
+    """Over context-parallel ranks, Transformer Engine supports sliding windows with all_gather and a2a, and learned
+    sinks with a2a only.
+
+    Otherwise: Transformer Engine raises an error in the first step.
+    """
     config, machine = facts.sized_config, facts.machine
     if config is None or facts.layout.cp == 1 or machine.transformer_engine is None:
         return
@@ -147,11 +132,7 @@ def _exchange_of_attention(facts: Facts) -> Iterator[str]:
         ):
             layers_by_setting.setdefault((f"window_size={tuple(window)}", kind, "'all_gather' or 'a2a'"), number)
         since = _PACKED_SINCE.get(kind)
-        if (
-            since
-            and Version(machine.transformer_engine) < Version(since)
-            and getattr(facts.parts.get("data"), "packed", False)
-        ):
+        if since and Version(machine.transformer_engine) < Version(since) and facts.packed:
             yield (
                 f"model.config.cp_comm_type={kind!r} with packed samples requires Transformer Engine {since} or "
                 f"newer, but {machine.transformer_engine} is installed. Set cp_comm_type='p2p', or install {since}."
@@ -171,21 +152,20 @@ _PACKED_SINCE = {"all_gather": "2.18", "a2a": "2.10"}
 
 @CONTEXT.rule(
     "mixers-see-whole-sequences",
-    says="Without the Mamba kernels (mamba-ssm, causal-conv1d), the context-parallel size must be 1.",
-    otherwise="The model raises an error when it is built.",
     recipe="mamba2_130m",
     broken=f"{CP}=2 trainer.devices=2 trainer.accelerator=auto",
     mended=f"{CP}=1 trainer.devices=2 trainer.accelerator=auto",
-    launched=(2, 2),
-    here=True,
+    local=True,
     megatron_refuses=True,
 )
 def _mixers(facts: Facts) -> Iterator[str]:
-    from nemo2.backend.extras import has
+    """Without the Mamba kernels (mamba-ssm, causal-conv1d), the context-parallel size must be 1.
 
-    if not facts.here or facts.layout.cp == 1 or not hasattr(facts.model, "mamba_stack_spec"):
+    Otherwise: The model raises an error when it is built.
+    """
+    if facts.layout.cp == 1 or not facts.is_hybrid:
         return
-    if not (facts.machine.transformer_engine and has("mamba_ssm") and has("causal_conv1d")):
+    if not facts.has_mamba_kernels:
         yield (
             f"strategy.context_parallel_size={facts.layout.cp}: without mamba-ssm, Mamba layers need whole sequences. "
             "Set context_parallel_size=1, or train on a GPU with mamba-ssm and causal-conv1d."

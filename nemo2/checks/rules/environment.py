@@ -20,17 +20,13 @@ are already set have these values."""
 
 
 @ENVIRONMENT.rule(
-    "attention-is-chosen-once",
-    says="`NVTE_FLASH_ATTN`, `NVTE_FUSED_ATTN` and `NVTE_UNFUSED_ATTN` must agree with `attention_backend` or be "
-    "unset.",
-    otherwise="Megatron-Core raises an AssertionError when it builds the model.",
-    broken="",
-    mended="",
-    broken_environment={"NVTE_FLASH_ATTN": "0"},
-    mended_environment={"NVTE_FLASH_ATTN": "1"},
-    megatron_refuses=True,
+    "attention-is-chosen-once", environment=({"NVTE_FLASH_ATTN": "0"}, {"NVTE_FLASH_ATTN": "1"}), megatron_refuses=True
 )
 def _attention(facts: Facts) -> Iterator[str]:
+    """`NVTE_FLASH_ATTN`, `NVTE_FUSED_ATTN` and `NVTE_UNFUSED_ATTN` must agree with `attention_backend` or be unset.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the model.
+    """
     backend = facts.of_model("attention_backend")
     name = getattr(backend, "name", backend)
     for variable, value in _WANTED.get(str(name), {}).items():
@@ -58,14 +54,16 @@ def _segments_may_not_be_registered() -> bool:
 
 @ENVIRONMENT.rule(
     "registered-buffers-do-not-move",
-    says="Registered communication buffers (`nccl_ub`) cannot be used with expandable memory segments.",
-    otherwise="Megatron-Core rejects the configuration of the gradient buffers.",
     broken="strategy.ddp.nccl_ub=True",
     mended="strategy.ddp.nccl_ub=True",
-    broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    environment=({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),
     in_force=_segments_may_not_be_registered,
 )
 def _segments(facts: Facts) -> Iterator[str]:
+    """Registered communication buffers (`nccl_ub`) cannot be used with expandable memory segments.
+
+    Otherwise: Megatron-Core rejects the configuration of the gradient buffers.
+    """
     if not getattr(facts.ddp, "nccl_ub", False):
         return
     if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", "").split(","):
@@ -78,14 +76,15 @@ def _segments(facts: Facts) -> Iterator[str]:
 
 @ENVIRONMENT.rule(
     "ucc-overlaps-over-several-connections",
-    says="Pipeline communication over UCC requires that `CUDA_DEVICE_MAX_CONNECTIONS` is not 1.",
-    otherwise="Megatron-Core raises an AssertionError when it creates the process groups.",
     broken="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
     mended="strategy.pipeline_model_parallel_size=2 strategy.pipeline_model_parallel_comm_backend=ucc",
-    broken_environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-    mended_environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"},
+    environment=({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
 )
 def _ucc(facts: Facts) -> Iterator[str]:
+    """Pipeline communication over UCC requires that `CUDA_DEVICE_MAX_CONNECTIONS` is not 1.
+
+    Otherwise: Megatron-Core raises an AssertionError when it creates the process groups.
+    """
     over = facts.of_strategy("pipeline_model_parallel_comm_backend")
     if over == "ucc" and facts.layout.pp > 1 and facts.environment.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         yield (
@@ -96,14 +95,13 @@ def _ucc(facts: Facts) -> Iterator[str]:
 
 @ENVIRONMENT.rule(
     "timeout-is-a-number",
-    says="`TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` must be a whole number of seconds.",
-    otherwise="Every rank raises ValueError.",
-    broken="",
-    mended="",
-    broken_environment={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10min"},
-    mended_environment={"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"},
+    environment=({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "10min"}, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600"}),
 )
 def _timeout(facts: Facts) -> Iterator[str]:
+    """`TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC` must be a whole number of seconds.
+
+    Otherwise: Every rank raises ValueError.
+    """
     seconds = facts.environment.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")
     if seconds and not seconds.strip().isdigit():
         yield f"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC={seconds}: must be a whole number of seconds, e.g. 600."
@@ -111,15 +109,17 @@ def _timeout(facts: Facts) -> Iterator[str]:
 
 @ENVIRONMENT.rule(
     "deterministic-everywhere",
-    says="Where Transformer Engine computes the attention, `deterministic_mode` requires "
-    "`NVTE_ALLOW_NONDETERMINISTIC_ALGO=0`.",
-    otherwise="Megatron-Core raises an error when it builds the first attention layer.",
     broken="model.config.deterministic_mode=True",
     mended="model.config.deterministic_mode=True",
     gpu=("H100", "H100"),
-    mended_environment={"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"},
+    environment=({}, {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}),
 )
 def _deterministic(facts: Facts) -> Iterator[str]:
+    """Where Transformer Engine computes the attention, `deterministic_mode` requires
+    `NVTE_ALLOW_NONDETERMINISTIC_ALGO=0`.
+
+    Otherwise: Megatron-Core raises an error when it builds the first attention layer.
+    """
     if facts.machine.capability is None or not facts.of_model("deterministic_mode"):
         return
     value = facts.environment.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")

@@ -3,7 +3,6 @@
 
 from collections.abc import Iterator
 
-from nemo2.backend.extras import has
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.tokenizers import Unknown, known_tokenizer
@@ -25,40 +24,32 @@ def _data(size: int = 4096, micro_batch_size: int = 1) -> str:
     return f"'data=FineTuningDataModule(dataset_root=chats,{sizes},packed_sequence_specs={specs})'"
 
 
-def _packed(facts: Facts) -> bool:
-    return bool(getattr(facts.parts.get("data"), "packed", False))
+@FINETUNING.settled("packs-one-by-one", broken=_data(micro_batch_size=2), mended=_data())
+def _packs_one_by_one() -> None:
+    """With packed samples, the micro-batch size must be 1.
+
+    Otherwise: The data module raises an error on every rank.
+    """
 
 
-FINETUNING.settled(
-    "packs-one-by-one",
-    says="With packed samples, the micro-batch size must be 1.",
-    otherwise="The data module raises an error on every rank.",
-    broken=_data(micro_batch_size=2),
-    mended=_data(),
-)
+@FINETUNING.settled("packs-are-as-long-as-sequences", broken=_data(size=8192), mended=_data())
+def _packs_are_as_long_as_sequences() -> None:
+    """The length of a packed row must equal the sequence length of the model.
+
+    Otherwise: The data module raises an error on every rank, because pipeline stages would exchange buffers of a
+    different length.
+    """
 
 
-FINETUNING.settled(
-    "packs-are-as-long-as-sequences",
-    says="The length of a packed row must equal the sequence length of the model.",
-    otherwise="The data module raises an error on every rank, because pipeline stages would exchange buffers of a "
-    "different length.",
-    broken=_data(size=8192),
-    mended=_data(),
-)
-
-
-@FINETUNING.rule(
-    "packs-count-tokens",
-    says="Packed samples require `calculate_per_token_loss`.",
-    otherwise="Every row has the same weight, whether it holds one long sample or twenty short samples. The loss "
-    "differs from training without packing.",
-    broken=f"{_data()} model.config.calculate_per_token_loss=False",
-    mended=_data(),
-)
+@FINETUNING.rule("packs-count-tokens", broken=f"{_data()} model.config.calculate_per_token_loss=False", mended=_data())
 def _count_tokens(facts: Facts) -> Iterator[str]:
+    """Packed samples require `calculate_per_token_loss`.
+
+    Otherwise: Every row has the same weight, whether it holds one long sample or twenty short samples. The loss differs
+    from training without packing.
+    """
     if (
-        _packed(facts)
+        facts.packed
         and facts.set_on_model("calculate_per_token_loss")
         and not facts.of_model("calculate_per_token_loss")
     ):
@@ -71,36 +62,38 @@ def _count_tokens(facts: Facts) -> Iterator[str]:
 
 @FINETUNING.rule(
     "packs-are-not-captured",
-    says="CUDA graphs cannot be used with packed samples.",
-    otherwise="The first step raises an error, because the sample boundaries change from row to row and a captured "
-    "kernel cannot change.",
     broken=f"{_data()} model.config.cuda_graph_impl=transformer_engine",
     mended=f"{_data()} model.config.cuda_graph_impl=none",
 )
 def _not_captured(facts: Facts) -> Iterator[str]:
-    config = facts.config if facts.config is not None else facts.model
-    if _packed(facts) and config is not None and kind_of(config) != "none":
+    """CUDA graphs cannot be used with packed samples.
+
+    Otherwise: The first step raises an error, because the sample boundaries change from row to row and a captured
+    kernel cannot change.
+    """
+    kind = kind_of(facts.written_config)
+    if facts.packed and kind != "none":
         yield (
-            f"model.config.cuda_graph_impl={kind_of(config)!r} with packed samples: the sample boundaries change from "
-            "row to row, and a captured graph cannot change. Set cuda_graph_impl='none', or "
-            "data.packed_sequence_specs=None."
+            f"model.config.cuda_graph_impl={kind!r} with packed samples: the sample boundaries change from row to row, "
+            "and a captured graph cannot change. Set cuda_graph_impl='none', or data.packed_sequence_specs=None."
         )
 
 
 @FINETUNING.rule(
     "packs-reset-the-state",
-    says="Packed samples with Mamba layers require the Mamba kernels (mamba-ssm, causal-conv1d).",
-    otherwise="The first step raises an error, because the state of one sample would leak into the next sample.",
     recipe="mamba2_130m",
     broken=f"'data={_BROUGHT},packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=512))' {_HERE}",
     mended=f"'data={_BROUGHT})' {_HERE}",
-    launched=(2, 2),
-    here=True,
+    local=True,
 )
 def _reset(facts: Facts) -> Iterator[str]:
-    if not facts.here or not _packed(facts) or not hasattr(facts.model, "mamba_stack_spec"):
+    """Packed samples with Mamba layers require the Mamba kernels (mamba-ssm, causal-conv1d).
+
+    Otherwise: The first step raises an error, because the state of one sample would leak into the next sample.
+    """
+    if not facts.packed or not facts.is_hybrid:
         return
-    if not (facts.machine.transformer_engine and has("mamba_ssm") and has("causal_conv1d")):
+    if not facts.has_mamba_kernels:
         yield (
             "data.packed_sequence_specs: without mamba-ssm, Mamba layers carry their state from one sample into the "
             "next. Set packed_sequence_specs=None, or train on a GPU with mamba-ssm and causal-conv1d."
@@ -109,18 +102,19 @@ def _reset(facts: Facts) -> Iterator[str]:
 
 @FINETUNING.rule(
     "training-samples-are-there",
-    says="The training samples must be readable and fill a global batch. A data set that the run downloads requires the "
-    "package datasets.",
-    otherwise="The data module raises an error on every rank.",
     recipe="llama_tiny",
     broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
     mended="'data=SquadDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
-    here=True,
-    launched=(2, 2),
+    local=True,
 )
 def _there(facts: Facts) -> Iterator[str]:
+    """The training samples must be readable and fill a global batch. A data set that the run downloads requires the
+    package datasets.
+
+    Otherwise: The data module raises an error on every rank.
+    """
     data = facts.parts.get("data")
-    if not facts.here or not isinstance(data, SampleDataModule):
+    if not isinstance(data, SampleDataModule):
         return
     try:
         tokenizer = known_tokenizer(facts, "data")

@@ -18,34 +18,38 @@ def _setting(facts: Facts) -> str:
 
 
 def _kind(facts: Facts) -> str:
-    return kind_of(facts.config if facts.config is not None else facts.model)
+    return kind_of(facts.written_config)
 
 
-GRAPHS.settled(
+@GRAPHS.settled(
     "graphs-go-with-the-rest",
-    says="CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. A graph of the "
-    "whole step cannot check gradients for NaN. The optimizer step cannot be captured.",
-    otherwise="Megatron-Core raises an AssertionError on the ranks, or CUDA rejects the capture after the first steps.",
     broken=f"{_IMPL}=transformer_engine strategy.fsdp=megatron {CP}=1",
     mended=f"{_IMPL}=transformer_engine {CP}=1",
 )
+def _graphs_go_with_the_rest() -> None:
+    """CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. A graph of the
+    whole step cannot check gradients for NaN. The optimizer step cannot be captured.
+
+    Otherwise: Megatron-Core raises an AssertionError on the ranks, or CUDA rejects the capture after the first steps.
+    """
 
 
 @GRAPHS.rule(
     "experts-are-captured-in-part",
-    says="A graph can capture whole expert layers only if every expert gets the same number of tokens.",
-    otherwise="The host reads the number of tokens of each expert, and CUDA rejects such a read during a capture.",
     recipe="deepseek_v2_lite",
     broken=f"{_IMPL}=transformer_engine",
     mended=f"{_IMPL}=transformer_engine model.config.moe_pad_expert_input_to_capacity=True "
     "model.config.moe_expert_capacity_factor=1.0",
 )
 def _experts(facts: Facts) -> Iterator[str]:
-    config = facts.config if facts.config is not None else facts.model
+    """A graph can capture whole expert layers only if every expert gets the same number of tokens.
+
+    Otherwise: The host reads the number of tokens of each expert, and CUDA rejects such a read during a capture.
+    """
     kind = _kind(facts)
     if kind == "none" or not facts.of_model("num_moe_experts"):
         return
-    captures_experts = kind == "full_iteration" or not modules_of(config)
+    captures_experts = kind == "full_iteration" or not modules_of(facts.written_config)
     if captures_experts and not facts.of_model("moe_pad_expert_input_to_capacity"):
         instead = "" if kind == "transformer_engine" else "cuda_graph_impl='transformer_engine' and "
         yield (
@@ -58,13 +62,15 @@ def _experts(facts: Facts) -> Iterator[str]:
 
 @GRAPHS.rule(
     "captured-steps-are-alike",
-    says="A graph of the whole step, and graphs of layers with pipeline parallelism, require a constant batch size.",
-    otherwise="The run stops at the first step with more micro-batches than were captured.",
     broken=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1 data.rampup_batch_size=[32,32,1024]",
     mended=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1",
 )
 def _constant(facts: Facts) -> Iterator[str]:
-    ramp = getattr(facts.data, "rampup_batch_size", None)
+    """A graph of the whole step, and graphs of layers with pipeline parallelism, require a constant batch size.
+
+    Otherwise: The run stops at the first step with more micro-batches than were captured.
+    """
+    ramp = facts.at("data.rampup_batch_size")
     kind = _kind(facts)
     if ramp and (kind == "full_iteration" or (kind != "none" and facts.layout.pp > 1)):
         yield (
@@ -75,15 +81,19 @@ def _constant(facts: Facts) -> Iterator[str]:
 
 @GRAPHS.rule(
     "captured-segments-stay",
-    says="CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.",
-    otherwise="Megatron-Core raises an AssertionError when it builds the model, because NCCL would read memory that "
-    "has moved.",
     broken=f"{_IMPL}=transformer_engine",
     mended=f"{_IMPL}=transformer_engine",
-    broken_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
-    mended_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
+    environment=(
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
+    ),
 )
 def _segments(facts: Facts) -> Iterator[str]:
+    """CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the model, because NCCL would read memory that has
+    moved.
+    """
     kind = _kind(facts)
     if kind not in ("local", "transformer_engine") or facts.environment.get("NCCL_GRAPH_REGISTER") == "0":
         return

@@ -11,6 +11,7 @@ from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.checks.earlier import directory_to_continue, lacks_a_checkpoint, weights_alone, weights_of_another_shape
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
+from nemo2.checks.rules.batches import CORPUS
 from nemo2.checks.tokenizers import known_tokenizer, tokenizer_of
 from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.pretraining import PreTrainingDataModule
@@ -26,15 +27,15 @@ _UNITS = {"devices": "processes per node", "num_nodes": "nodes"}
 
 @LAUNCH.rule(
     "executor-starts-what-the-trainer-expects",
-    says="The executor must start as many nodes, and as many processes per node, as the trainer expects.",
-    otherwise="The strategy raises an error on every rank, or the ranks wait forever for processes that never start.",
-    broken="",
-    mended="",
     assigned=({"trainer.devices": 8}, {"trainer.devices": 8}),
     launched=(4, 8),
 )
 def _executor(facts: Facts) -> Iterator[str]:
-    if devices_problem(getattr(facts.trainer, "devices", None)) or nodes_problem(number(facts.trainer, "num_nodes")):
+    """The executor must start as many nodes, and as many processes per node, as the trainer expects.
+
+    Otherwise: The strategy raises an error on every rank, or the ranks wait forever for processes that never start.
+    """
+    if devices_problem(facts.at("trainer.devices")) or nodes_problem(number(facts.trainer, "num_nodes")):
         return
     world = world_of(facts.trainer, facts.machine)
     for name, requested, launched in zip(
@@ -49,17 +50,16 @@ def _executor(facts: Facts) -> Iterator[str]:
 
 @LAUNCH.rule(
     "accelerator-is-here",
-    says="A run on this machine must request an accelerator that the machine has, no more GPUs than it has, and no more "
-    "CPU processes than were launched.",
-    otherwise="Lightning raises an error on every rank.",
     broken="trainer.accelerator=gpu trainer.devices=2",
     mended="trainer.accelerator=auto trainer.devices=2",
-    launched=(2, 2),
-    here=True,
+    local=True,
 )
 def _accelerator(facts: Facts) -> Iterator[str]:
-    if not facts.here:
-        return
+    """A run on this machine must request an accelerator that the machine has, no more GPUs than it has, and no more
+    CPU processes than were launched.
+
+    Otherwise: Lightning raises an error on every rank.
+    """
     from nemo2.trainer import check_devices
 
     accelerator = getattr(facts.trainer, "accelerator", "auto")
@@ -74,16 +74,14 @@ def _accelerator(facts: Facts) -> Iterator[str]:
         yield str(error)
 
 
-@LAUNCH.rule(
-    "run-name-is-a-folder",
-    says="The name and version of the run must be valid as a folder name on any file system and as a word on any "
-    "command line.",
-    otherwise="The launcher fails, or the run stops before its first step.",
-    broken="log.name='a run'",
-    mended="log.name=a_run",
-)
+@LAUNCH.rule("run-name-is-a-folder", broken="log.name='a run'", mended="log.name=a_run")
 def _name(facts: Facts) -> Iterator[str]:
-    log = getattr(facts.recipe, "log", None)
+    """The name and version of the run must be valid as a folder name on any file system and as a word on any
+    command line.
+
+    Otherwise: The launcher fails, or the run stops before its first step.
+    """
+    log = facts.at("log")
     if getattr(log, "explicit_log_dir", None):
         return  # in whose place neither is used
     for field in ("name", "version"):
@@ -94,31 +92,25 @@ def _name(facts: Facts) -> Iterator[str]:
                 yield str(error)
 
 
-@FILES.rule(
-    "log-directory-is-writable",
-    says="The directories of runs, checkpoints and indices must be writable, the run's must contain no links, and files to "
-    "copy into it must exist.",
-    otherwise="The run stops before its first step.",
-    broken="log.log_dir=/dev/null/runs",
-    mended="log.log_dir=/tmp",
-    here=True,
-    launched=(2, 2),
-)
+@FILES.rule("log-directory-is-writable", broken="log.log_dir=/dev/null/runs", mended="log.log_dir=/tmp", local=True)
 def _log_directory(facts: Facts) -> Iterator[str]:
-    if not facts.here:
-        return
-    log, data = getattr(facts.recipe, "log", None), facts.parts.get("data")
+    """The directories of runs, checkpoints and indices must be writable, the run's must contain no links, and files
+    to copy into it must exist.
+
+    Otherwise: The run stops before its first step.
+    """
+    log, data = facts.at("log"), facts.parts.get("data")
     explicit = getattr(log, "explicit_log_dir", None)
     directories = {
         "log.explicit_log_dir": explicit,
         "log.log_dir": None if explicit or log is None else getattr(log, "log_dir", None) or DEFAULT_BASE,
-        "log.ckpt.dirpath": getattr(getattr(log, "ckpt", None), "dirpath", None),
+        "log.ckpt.dirpath": facts.at("log.ckpt.dirpath"),
         "data.index_mapping_dir": getattr(data, "index_mapping_dir", None),
     }
     for field, directory in directories.items():
         if directory and not _writable(Path(str(directory)).expanduser().absolute()):
             yield f"{field}={directory}: this directory cannot be created or written. Set {field} to a writable directory."
-    resumes = bool(getattr(getattr(facts.recipe, "resume", None), "resume_if_exists", False))
+    resumes = bool(facts.at("resume.resume_if_exists"))
     directory = None if log is None else directory_to_continue(log, newest=resumes)
     if directory is not None and directory.is_dir() and (link := link_in(directory)) is not None:
         yield f"{link} Remove the link, or choose another log directory."
@@ -129,26 +121,22 @@ def _log_directory(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "checkpoint-to-resume-exists",
-    says="The checkpoint to resume from or to restore must exist, and one to resume from must have an optimizer state.",
-    otherwise="The run stops before its first step.",
     broken="resume.resume_from_path=/dev/null/checkpoint",
     mended="resume.resume_from_path=None",
-    here=True,
-    launched=(2, 2),
+    local=True,
 )
 def _checkpoint(facts: Facts) -> Iterator[str]:
-    resume = getattr(facts.recipe, "resume", None)
-    places: dict[str, Any] = {
-        "resume.resume_from_path": getattr(resume, "resume_from_path", None),
-        "resume.restore_config.path": getattr(getattr(resume, "restore_config", None), "path", None),
-        "strategy.restore_config.path": getattr(getattr(facts.strategy, "restore_config", None), "path", None),
-    }
+    """The checkpoint to resume from or to restore must exist, and one to resume from must have an optimizer state.
+
+    Otherwise: The run stops before its first step.
+    """
+    places = {path: facts.at(path) for path in ("resume.resume_from_path", "resume.restore_config.path")}
+    places["strategy.restore_config.path"] = facts.at("trainer.strategy.restore_config.path")
     for name, path in places.items():
-        if facts.here and path and (why := missing(str(path))) is not None:
+        if path and (why := missing(str(path))) is not None:
             yield f"{name}={path}: {why}"
-    if facts.here:
-        yield from weights_alone(facts.recipe)
-    if facts.here and not any(places.values()) and lacks_a_checkpoint(facts.recipe):
+    yield from weights_alone(facts.recipe)
+    if not any(places.values()) and lacks_a_checkpoint(facts.recipe):
         yield (
             "resume.resume_ignore_no_checkpoint=False: the run has no finished checkpoint on this machine to resume from. "
             "To start from the beginning in this case, set resume.resume_ignore_no_checkpoint=True."
@@ -157,25 +145,25 @@ def _checkpoint(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "released-weights-fit",
-    says="Weights to start from must belong to the recipe's model, and a release (`hf:///folder`) must be complete.",
-    otherwise="The run stops on every rank after it has built the model.",
     broken="resume.restore_config.path=hf:///dev/null/weights",
     mended="resume.restore_config=None",
     here=True,
-    launched=(2, 2),
 )
 def _released(facts: Facts) -> Iterator[str]:
+    """Weights to start from must belong to the recipe's model, and a release (`hf:///folder`) must be complete.
+
+    Otherwise: The run stops on every rank after it has built the model.
+    """
     from nemo2.hugging_face.checkpoint import Checkpoint
 
-    resume = getattr(facts.recipe, "resume", None)
-    named = str(getattr(resume, "resume_from_path", None) or "")
+    named = str(facts.at("resume.resume_from_path") or "")
     if named.startswith(HUGGING_FACE):
         yield (
             f"resume.resume_from_path={named}: a Hugging Face release contains no optimizer state to resume from. To "
             f"start from its weights, set resume.restore_config.path={named}."
         )
-    for name, owner in (("resume", resume), ("strategy", facts.strategy)):
-        path = str(getattr(getattr(owner, "restore_config", None), "path", None) or "")
+    for name, owner in (("resume", "resume"), ("strategy", "trainer.strategy")):
+        path = str(facts.at(f"{owner}.restore_config.path") or "")
         if not facts.here or not path:
             continue
         if not path.startswith(HUGGING_FACE):
@@ -192,38 +180,34 @@ def _released(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "communicator-settings-exist",
-    says="`nccl_communicator_config_path` must be the path of an existing file.",
-    otherwise="Megatron-Core raises an error when it creates the process groups.",
     broken="strategy.nccl_communicator_config_path=/dev/null/nccl.yaml",
     mended="strategy.nccl_communicator_config_path=None",
-    here=True,
-    launched=(2, 2),
+    local=True,
 )
 def _communicators(facts: Facts) -> Iterator[str]:
+    """`nccl_communicator_config_path` must be the path of an existing file.
+
+    Otherwise: Megatron-Core raises an error when it creates the process groups.
+    """
     path = facts.of_strategy("nccl_communicator_config_path")
-    if facts.here and path and not Path(str(path)).expanduser().is_file():
+    if path and not Path(str(path)).expanduser().is_file():
         yield (
             f"strategy.nccl_communicator_config_path={path}: this file does not exist. Set the path of an existing "
             "file, or set it to None."
         )
 
 
-@FILES.rule(
-    "data-is-there",
-    says="Every dataset must have a .bin and an .idx file that belong together, enough tokens for a sample, and the run's "
-    "tokenizer.",
-    otherwise="The data module raises an error on every rank.",
-    broken="",
-    mended="",
-    corpus=({"paths": "/dev/null/corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}, None),
-    launched=(2, 2),
-    here=True,
-)
+@FILES.rule("data-is-there", corpus=({**CORPUS, "paths": "/dev/null/corpus"}, None), local=True)
 def _data(facts: Facts) -> Iterator[str]:
+    """Every dataset must have a .bin and an .idx file that belong together, enough tokens for a sample, and the
+    run's tokenizer.
+
+    Otherwise: The data module raises an error on every rank.
+    """
     data = facts.parts.get("data")
-    if not facts.here or not isinstance(data, PreTrainingDataModule):
+    if not isinstance(data, PreTrainingDataModule):
         return
-    validates = getattr(facts.trainer, "limit_val_batches", None) != 0
+    validates = facts.at("trainer.limit_val_batches") != 0
     try:
         splits = ("train", "validation") if validates else ("train",)
         data.check_files(splits, _tokenizer_of_data(facts), max_index_bytes=2**28)
@@ -239,13 +223,13 @@ def _tokenizer_of_data(facts: Facts) -> Any:
 
 
 @FILES.rule(
-    "tokenizer-fits-the-vocabulary",
-    says="`vocab_size` must be at least the number of the tokenizer's tokens.",
-    otherwise="The run stops on every rank when it builds the model.",
-    broken="model.config.vocab_size=100",
-    mended="model.config.vocab_size=None",
+    "tokenizer-fits-the-vocabulary", broken="model.config.vocab_size=100", mended="model.config.vocab_size=None"
 )
 def _vocabulary(facts: Facts) -> Iterator[str]:
+    """`vocab_size` must be at least the number of the tokenizer's tokens.
+
+    Otherwise: The run stops on every rank when it builds the model.
+    """
     try:
         tokenizer = tokenizer_of(facts)
         if tokenizer is not None and hasattr(facts.config, "padded_vocab_size"):
@@ -256,16 +240,18 @@ def _vocabulary(facts: Facts) -> Iterator[str]:
 
 @FILES.rule(
     "text-has-a-tokenizer",
-    says="Token files and fine-tuning on text require a tokenizer: the recipe's, the data's, or that of the weights to start "
-    "from.",
-    otherwise="The run stops on every rank when it opens the data.",
     broken="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8)' "
     "resume.restore_config.path=hf:///dev",
     mended="'data=DollyDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
 )
 def _text(facts: Facts) -> Iterator[str]:
+    """Token files and fine-tuning on text require a tokenizer: the recipe's, the data's, or that of the weights to
+    start from.
+
+    Otherwise: The run stops on every rank when it opens the data.
+    """
     data = facts.parts.get("data")
-    restore = getattr(getattr(getattr(facts.recipe, "resume", None), "restore_config", None), "path", None)
+    restore = facts.at("resume.restore_config.path")
     text = isinstance(data, SampleDataModule) and data.reads_text()
     if not (text and restore or isinstance(data, PreTrainingDataModule)):
         return  # without weights to fine-tune from, the rule about them is broken

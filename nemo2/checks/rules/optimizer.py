@@ -17,30 +17,27 @@ _AWARE = "optim.config.use_precision_aware_optimizer=True"
 _STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 
 
-@OPTIMIZER.rule(
-    "learning-rate-is-set",
-    says="`optim.config.lr`, the peak learning rate of the schedule, must be set.",
-    otherwise="The optimizer raises an error on every rank.",
-    broken="optim.config.lr=None",
-    mended="optim.config.lr=3e-4",
-)
+@OPTIMIZER.rule("learning-rate-is-set", broken="optim.config.lr=None", mended="optim.config.lr=3e-4")
 def _rate(facts: Facts) -> Iterator[str]:
-    config = getattr(getattr(facts.recipe, "optim", None), "config", None)
-    if config is None:
-        return
-    if getattr(config, "lr", None) is None:
+    """`optim.config.lr`, the peak learning rate of the schedule, must be set.
+
+    Otherwise: The optimizer raises an error on every rank.
+    """
+    if facts.at("optim.config") is not None and facts.of_optimizer("lr") is None:
         yield "optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4."
 
 
 @OPTIMIZER.rule(
     "schedule-ends-below-its-peak",
-    says="`min_lr` must be at most the peak learning rate.",
-    otherwise="The schedule raises an error on every rank.",
     broken="optim.config.lr=1e-5",
     mended="optim.config.lr=1e-5 optim.lr_scheduler.min_lr=1e-6",
 )
 def _end(facts: Facts) -> Iterator[str]:
-    least = getattr(getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None), "min_lr", None)
+    """`min_lr` must be at most the peak learning rate.
+
+    Otherwise: The schedule raises an error on every rank.
+    """
+    least = facts.at("optim.lr_scheduler.min_lr")
     for name in ("lr", "decoupled_lr"):
         rate = facts.of_optimizer(name)
         if not isinstance(rate, int | float) or not isinstance(least, int | float) or (name == "lr" and rate <= 0):
@@ -55,17 +52,19 @@ def _end(facts: Facts) -> Iterator[str]:
 
 @OPTIMIZER.rule(
     "schedule-has-a-length",
-    says="A schedule that depends on the length of the run must get this length from `trainer.max_steps` or from its "
-    "own `max_steps`.",
-    otherwise="The schedule raises an error on every rank.",
     broken="trainer.max_steps=-1",
     mended="trainer.max_steps=-1 trainer.max_epochs=1 optim.lr_scheduler.max_steps=100000",
 )
 def _length(facts: Facts) -> Iterator[str]:
+    """A schedule that depends on the length of the run must get this length from `trainer.max_steps` or from its
+    own `max_steps`.
+
+    Otherwise: The schedule raises an error on every rank.
+    """
     schedule = facts.parts.get("optim.lr_scheduler")
     if schedule is None or not getattr(schedule, "needs_max_steps", False):
         return
-    steps = getattr(facts.trainer, "max_steps", None)
+    steps = facts.at("trainer.max_steps")
     if schedule.max_steps is None and (not isinstance(steps, int) or steps <= 0):
         yield (
             f"{type(schedule).__name__}.max_steps is None and trainer.max_steps is not set, but this schedule depends "
@@ -74,16 +73,16 @@ def _length(facts: Facts) -> Iterator[str]:
 
 
 @OPTIMIZER.rule(
-    "phases-fit-the-schedule",
-    says="A schedule with its own length (`lr_scheduler.max_steps`) must be longer than its warm-up, hold and "
-    "constant phases together. Phases that are set as shares must add up to at most 1, and the warm-up share must be "
-    "less than 1. A warm-up, hold and decay (WSD) schedule must have a warm-up or a hold.",
-    otherwise="The learning rate never reaches its peak or jumps to its end, without an error.",
-    broken="optim.lr_scheduler.max_steps=1000",
-    mended="optim.lr_scheduler.max_steps=100000",
+    "phases-fit-the-schedule", broken="optim.lr_scheduler.max_steps=1000", mended="optim.lr_scheduler.max_steps=100000"
 )
 def _phases(facts: Facts) -> Iterator[str]:
-    node = getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None)
+    """A schedule with its own length (`lr_scheduler.max_steps`) must be longer than its warm-up, hold and constant
+    phases together. Phases that are set as shares must add up to at most 1, and the warm-up share must be less than
+    1. A warm-up, hold and decay (WSD) schedule must have a warm-up or a hold.
+
+    Otherwise: The learning rate never reaches its peak or jumps to its end, without an error.
+    """
+    node = facts.at("optim.lr_scheduler")
     if node is None or any(out_of_range(node, "", domains.SCHEDULE)):
         return
     path = "optim.lr_scheduler"
@@ -117,28 +116,26 @@ def _phases(facts: Facts) -> Iterator[str]:
         )
 
 
-@OPTIMIZER.rule(
-    "optimizer-is-known",
-    says="`optim.config.optimizer` must be an optimizer of the installed Megatron-Core: adam or sgd, and in newer "
-    "versions also muon, lion and others.",
-    otherwise="Megatron-Core raises an error when it creates the optimizer.",
-    broken="optim.config.optimizer=adamw",
-    mended="optim.config.optimizer=adam",
-)
+@OPTIMIZER.rule("optimizer-is-known", broken="optim.config.optimizer=adamw", mended="optim.config.optimizer=adam")
 def _known(facts: Facts) -> Iterator[str]:
+    """`optim.config.optimizer` must be an optimizer of the installed Megatron-Core: adam or sgd, and in newer
+    versions also muon, lion and others.
+
+    Otherwise: Megatron-Core raises an error when it creates the optimizer.
+    """
     name, known = facts.of_optimizer("optimizer"), known_optimizers()
     if isinstance(name, str) and name not in known:
         yield f"optim.config.optimizer={name!r}: must be one of {', '.join(known)}{did_you_mean(name, known, listed=True)}"
 
 
 @OPTIMIZER.rule(
-    "distributed-optimizer-is-adams",
-    says="`use_distributed_optimizer` requires Adam. Megatron-Core cannot shard the state of sgd.",
-    otherwise="Megatron-Core raises an AssertionError when it creates the optimizer.",
-    broken="optim.config.optimizer=sgd",
-    mended="optim.config.optimizer=adam",
+    "distributed-optimizer-is-adams", broken="optim.config.optimizer=sgd", mended="optim.config.optimizer=adam"
 )
 def _sharded(facts: Facts) -> Iterator[str]:
+    """`use_distributed_optimizer` requires Adam. Megatron-Core cannot shard the state of sgd.
+
+    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer.
+    """
     if facts.of_optimizer("optimizer") == "sgd" and facts.distributed_optimizer:
         yield (
             "optim.config.optimizer='sgd' with use_distributed_optimizer=True: Megatron-Core can shard the state of "
@@ -147,15 +144,15 @@ def _sharded(facts: Facts) -> Iterator[str]:
 
 
 @OPTIMIZER.rule(
-    "clipping-is-the-optimizers",
-    says="Gradient clipping must be set with `optim.config.clip_grad`.",
-    otherwise="The precision plugin raises an error in the first step, because Lightning would clip only the shards "
-    "of one rank.",
-    broken="trainer.gradient_clip_val=1.0",
-    mended="optim.config.clip_grad=1.0",
+    "clipping-is-the-optimizers", broken="trainer.gradient_clip_val=1.0", mended="optim.config.clip_grad=1.0"
 )
 def _clipping(facts: Facts) -> Iterator[str]:
-    value = getattr(facts.trainer, "gradient_clip_val", None)
+    """Gradient clipping must be set with `optim.config.clip_grad`.
+
+    Otherwise: The precision plugin raises an error in the first step, because Lightning would clip only the shards of
+    one rank.
+    """
+    value = facts.at("trainer.gradient_clip_val")
     if facts.sizes and value:
         yield (
             f"trainer.gradient_clip_val={value}: Megatron-Core clips gradients in its optimizer step. Set "
@@ -165,13 +162,15 @@ def _clipping(facts: Facts) -> Iterator[str]:
 
 @OPTIMIZER.rule(
     "small-states-need-the-aware-optimizer",
-    says="Gradients, main parameters and moments of the optimizer in a format other than fp32 require "
-    "`use_precision_aware_optimizer`.",
-    otherwise="Megatron-Core raises an AssertionError when it creates the optimizer configuration.",
     broken="optim.config.exp_avg_dtype=torch.bfloat16",
     mended="optim.config.exp_avg_dtype=torch.float32",
 )
 def _states(facts: Facts) -> Iterator[str]:
+    """Gradients, main parameters and moments of the optimizer in a format other than fp32 require
+    `use_precision_aware_optimizer`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer configuration.
+    """
     if facts.of_optimizer("use_precision_aware_optimizer"):
         return
     for name in _STATES:
@@ -185,12 +184,14 @@ def _states(facts: Facts) -> Iterator[str]:
 
 @OPTIMIZER.rule(
     "aware-optimizer-is-sharded-adam",
-    says="`use_precision_aware_optimizer` requires Adam and the distributed optimizer.",
-    otherwise="Megatron-Core raises an AssertionError when it creates the optimizer configuration.",
     broken="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=sgd",
     mended="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=adam",
 )
 def _aware(facts: Facts) -> Iterator[str]:
+    """`use_precision_aware_optimizer` requires Adam and the distributed optimizer.
+
+    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer configuration.
+    """
     if not facts.of_optimizer("use_precision_aware_optimizer"):
         return
     if facts.of_optimizer("optimizer") != "adam":
@@ -208,12 +209,14 @@ def _aware(facts: Facts) -> Iterator[str]:
 
 @OPTIMIZER.rule(
     "offloaded-optimizer-decouples-decay",
-    says="`optimizer_cpu_offload` requires `decoupled_weight_decay`.",
-    otherwise="Megatron-Core raises an AssertionError when it creates the optimizer.",
     broken=f"{_OFFLOADED} {_AWARE} optim.config.decoupled_weight_decay=False",
     mended=f"{_OFFLOADED} {_AWARE} optim.config.decoupled_weight_decay=True",
 )
 def _offload(facts: Facts) -> Iterator[str]:
+    """`optimizer_cpu_offload` requires `decoupled_weight_decay`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer.
+    """
     if not facts.of_optimizer("optimizer_cpu_offload"):
         return
     if facts.of_optimizer("decoupled_weight_decay", True) is False:
@@ -225,15 +228,18 @@ def _offload(facts: Facts) -> Iterator[str]:
 
 @OPTIMIZER.rule(
     "offloaded-optimizer-is-precision-aware",
-    says="`optimizer_cpu_offload` requires `use_precision_aware_optimizer`, and an `optimizer_offload_fraction` above 0.",
-    otherwise="The run trains and saves, but no run can resume from its checkpoints: Megatron-Core raises a KeyError. With a "
-    "fraction of 0 nothing is offloaded.",
     broken=f"{_OFFLOADED} optim.config.use_precision_aware_optimizer=False",
     mended=f"{_OFFLOADED} {_AWARE}",
 )
 def _offloaded_copies(facts: Facts) -> Iterator[str]:
-    """Megatron-LM's arguments.py requires it too. Otherwise the optimizer's parameters are fp32 shards, of which
-    ``HybridDeviceOptimizer._update_fp32_params_by_new_state`` looks for fp32 copies."""
+    """`optimizer_cpu_offload` requires `use_precision_aware_optimizer`, and an `optimizer_offload_fraction` above
+    0.
+
+    Otherwise: The run trains and saves, but no run can resume from its checkpoints: Megatron-Core raises a KeyError.
+    With a fraction of 0 nothing is offloaded.
+    """
+    # Megatron-LM's arguments.py requires it too. Otherwise the optimizer's parameters are fp32 shards, of which
+    # ``HybridDeviceOptimizer._update_fp32_params_by_new_state`` looks for fp32 copies.
     if not facts.of_optimizer("optimizer_cpu_offload") or facts.machine.accelerator == "cpu":
         return
     if not facts.of_optimizer("use_precision_aware_optimizer"):
@@ -250,17 +256,18 @@ def _offloaded_copies(facts: Facts) -> Iterator[str]:
 
 @OPTIMIZER.rule(
     "optimizer-numbers-are-in-range",
-    says="Each number of the optimizer configuration must be in its valid range and must not be NaN or infinite: for "
-    "example, a learning rate above 0, decay rates from 0 to below 1, and a clipping norm that is not negative.",
-    otherwise="PyTorch raises an error on every rank, the moments grow without bound, or the weights are NaN after "
-    "the first step.",
     broken="optim.config.adam_beta2=1.5 optim.config.clip_grad=-1",
     mended="optim.config.adam_beta2=0.95 optim.config.clip_grad=0",
 )
 def _numbers(facts: Facts) -> Iterator[str]:
-    optim = getattr(facts.recipe, "optim", None)
-    yield from out_of_range(optim, "optim", domains.OPTIMIZER_MODULE)
-    yield from out_of_range(getattr(optim, "config", None), "optim.config", domains.OPTIMIZER)
+    """Each number of the optimizer configuration must be in its valid range and must not be NaN or infinite: for
+    example, a learning rate above 0, decay rates from 0 to below 1, and a clipping norm that is not negative.
+
+    Otherwise: PyTorch raises an error on every rank, the moments grow without bound, or the weights are NaN after the
+    first step.
+    """
+    yield from out_of_range(facts.at("optim"), "optim", domains.OPTIMIZER_MODULE)
+    yield from out_of_range(facts.at("optim.config"), "optim.config", domains.OPTIMIZER)
 
 
 def known_optimizers() -> tuple[str, ...]:

@@ -16,25 +16,30 @@ _SP = "strategy.sequence_parallel=True"
 _OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {_SP}"
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "gathered-parameters-are-sharded",
-    says="`overlap_param_gather` requires the distributed optimizer.",
-    otherwise="The strategy raises an error on every rank, because Megatron-Core would wait for gathers that never "
-    "start.",
     broken="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=False",
     mended="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=True",
 )
+def _gathered_parameters_are_sharded() -> None:
+    """`overlap_param_gather` requires the distributed optimizer.
+
+    Otherwise: The strategy raises an error on every rank, because Megatron-Core would wait for gathers that never
+    start.
+    """
 
 
 @OVERLAP.rule(
     "gather-starts-from-reduction",
-    says="`overlap_param_gather` requires `overlap_grad_reduce`.",
-    otherwise="No gather starts, because Megatron-Core starts gathers from the hooks of the overlapped gradient "
-    "reduction.",
     broken="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=False",
     mended="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
 )
 def _hooks(facts: Facts) -> Iterator[str]:
+    """`overlap_param_gather` requires `overlap_grad_reduce`.
+
+    Otherwise: No gather starts, because Megatron-Core starts gathers from the hooks of the overlapped gradient
+    reduction.
+    """
     ddp = facts.ddp
     if ddp is None or facts.asks_for_overlap:
         return  # the callback turns the gather off and logs that
@@ -48,13 +53,15 @@ def _hooks(facts: Facts) -> Iterator[str]:
 
 @OVERLAP.rule(
     "gather-in-the-step-needs-virtual-stages",
-    says="`overlap_param_gather_with_optimizer_step` requires `overlap_param_gather` and virtual stages.",
-    otherwise="The first model chunk is used before its parameters arrive.",
     broken="optim.config.overlap_param_gather_with_optimizer_step=True",
     mended="optim.config.overlap_param_gather_with_optimizer_step=True "
     f"{PP}=4 {VP}=2 {CP}=1 strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
 )
 def _step(facts: Facts) -> Iterator[str]:
+    """`overlap_param_gather_with_optimizer_step` requires `overlap_param_gather` and virtual stages.
+
+    Otherwise: The first model chunk is used before its parameters arrive.
+    """
     requested = facts.of_optimizer("overlap_param_gather_with_optimizer_step")
     interleaved = facts.layout.pp > 1 and facts.layout.vp is not None and facts.layout.vp > 1
     if requested and not interleaved:
@@ -67,12 +74,14 @@ def _step(facts: Facts) -> Iterator[str]:
 
 @OVERLAP.rule(
     "averages-are-of-losses-not-tokens",
-    says="`average_in_collective` cannot be used with `calculate_per_token_loss`.",
-    otherwise="Megatron-Core raises an AssertionError when it wraps the model.",
     broken="strategy.ddp.average_in_collective=True model.config.calculate_per_token_loss=True",
     mended="strategy.ddp.average_in_collective=False model.config.calculate_per_token_loss=True",
 )
 def _average(facts: Facts) -> Iterator[str]:
+    """`average_in_collective` cannot be used with `calculate_per_token_loss`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it wraps the model.
+    """
     if facts.ddp is not None and facts.ddp.average_in_collective and facts.of_model("calculate_per_token_loss"):
         yield (
             "strategy.ddp_config.average_in_collective=True with model.config.calculate_per_token_loss=True: "
@@ -82,13 +91,13 @@ def _average(facts: Facts) -> Iterator[str]:
 
 
 @OVERLAP.rule(
-    "tensor-overlap-needs-sequence-parallel",
-    says="`tp_comm_overlap` on the model requires tensor and sequence parallelism.",
-    otherwise="Transformer Engine overlaps the gathers of sequence parallelism, and without it there are no gathers.",
-    broken=f"model.config.tp_comm_overlap=True {TP}=2",
-    mended=_OVERLAPPED,
+    "tensor-overlap-needs-sequence-parallel", broken=f"model.config.tp_comm_overlap=True {TP}=2", mended=_OVERLAPPED
 )
 def _tensor(facts: Facts) -> Iterator[str]:
+    """`tp_comm_overlap` on the model requires tensor and sequence parallelism.
+
+    Otherwise: Transformer Engine overlaps the gathers of sequence parallelism, and without it there are no gathers.
+    """
     if not getattr(facts.model, "tp_comm_overlap", False):
         return
     layout = facts.layout
@@ -100,66 +109,78 @@ def _tensor(facts: Facts) -> Iterator[str]:
         )
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "userbuffers-carry-the-format",
-    says="With `tp_comm_overlap`, Transformer Engine must support userbuffers for the tensor format. Delayed and "
-    "current scaling are supported. MXFP8 is supported from version 2.4 on, with a multiple of 128 tokens. Blockwise "
-    "scaling and NVFP4 are not supported.",
-    otherwise="Transformer Engine raises an error in the first step on every rank.",
     broken=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=blockwise",
     mended=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=tensorwise",
 )
+def _userbuffers_carry_the_format() -> None:
+    """With `tp_comm_overlap`, Transformer Engine must support userbuffers for the tensor format. Delayed and
+    current scaling are supported. MXFP8 is supported from version 2.4 on, with a multiple of 128 tokens. Blockwise
+    scaling and NVFP4 are not supported.
+
+    Otherwise: Transformer Engine raises an error in the first step on every rank.
+    """
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "userbuffers-have-one-size",
-    says="With `tp_comm_overlap`, every micro-batch must have the same number of tokens.",
-    otherwise="The run rejects the batch, because Transformer Engine would copy more or less than the buffers hold.",
     broken=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=True",
     mended=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=False",
 )
+def _userbuffers_have_one_size() -> None:
+    """With `tp_comm_overlap`, every micro-batch must have the same number of tokens.
+
+    Otherwise: The run rejects the batch, because Transformer Engine would copy more or less than the buffers hold.
+    """
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "every-projection-has-a-userbuffer",
-    says="With `tp_comm_overlap` on the model, Transformer Engine must have buffers for all projections. It has none "
-    "for multi-latent attention, for multi-token prediction and for layers that replace others.",
-    otherwise="Megatron-Core turns the overlap off for the whole model, or Transformer Engine finds no buffer in the "
-    "first step.",
     recipe="deepseek_v2_lite",
     broken=f"{_OVERLAPPED} strategy.expert_tensor_parallel_size=1",
     mended=f"model.config.tp_comm_overlap=False {TP}=2 {_SP} strategy.expert_tensor_parallel_size=1",
 )
+def _every_projection_has_a_userbuffer() -> None:
+    """With `tp_comm_overlap` on the model, Transformer Engine must have buffers for all projections. It has none
+    for multi-latent attention, for multi-token prediction and for layers that replace others.
+
+    Otherwise: Megatron-Core turns the overlap off for the whole model, or Transformer Engine finds no buffer in the
+    first step.
+    """
 
 
-@OVERLAP.rule(
-    "buckets-have-elements",
-    says="`bucket_size` must be at least 1, or None.",
-    otherwise="Megatron-Core would not put any parameter into a bucket.",
-    broken="strategy.ddp.bucket_size=0",
-    mended="strategy.ddp.bucket_size=40000000",
-)
+@OVERLAP.rule("buckets-have-elements", broken="strategy.ddp.bucket_size=0", mended="strategy.ddp.bucket_size=40000000")
 def _buckets(facts: Facts) -> Iterator[str]:
+    """`bucket_size` must be at least 1, or None.
+
+    Otherwise: Megatron-Core would not put any parameter into a bucket.
+    """
     yield from out_of_range(facts.ddp, "strategy.ddp_config", domains.BUFFERS, others=False)
 
 
 @OVERLAP.rule(
     "overlap-arguments-are-in-range",
-    says="The arguments of the overlap callback must be valid values of the fields that they set.",
-    otherwise="With `bucket_size=-1`, Megatron-Core sends each parameter in its own collective.",
     broken="trainer.callbacks[1].bucket_size=-1",
     mended="trainer.callbacks[1].bucket_size=40000000",
     recipe="nemotronh_8b",
 )
 def _arguments(facts: Facts) -> Iterator[str]:
-    yield from callbacks_out_of_range(getattr(facts.trainer, "callbacks", None) or [])
+    """The arguments of the overlap callback must be valid values of the fields that they set.
+
+    Otherwise: With `bucket_size=-1`, Megatron-Core sends each parameter in its own collective.
+    """
+    yield from callbacks_out_of_range(facts.at("trainer.callbacks") or [])
 
 
-OVERLAP.settled(
+@OVERLAP.settled(
     "overlap-is-asked-for-once",
-    says="The overlap callback must not contradict the settings of the model, the optimizer and the gradient buffers.",
-    otherwise="The callback raises an error on every rank.",
     recipe="nemotronh_8b",
     broken="trainer.callbacks[1].overlap_grad_reduce=False strategy.ddp.overlap_grad_reduce=True",
     mended="strategy.ddp.overlap_grad_reduce=True",
 )
+def _overlap_is_asked_for_once() -> None:
+    """The overlap callback must not contradict the settings of the model, the optimizer and the gradient buffers.
+
+    Otherwise: The callback raises an error on every rank.
+    """

@@ -13,19 +13,19 @@ from nemo2.models.layers import rules as layers
 from nemo2.run_dir.trackers import missing_login, missing_package
 
 PARTS = Topic("Optional packages", needs_sizes=False, recipe="llama_tiny")
-_TWO = (2, 2)
 
 
 @PARTS.rule(
     "low-precision-needs-transformer-engine",
-    says="fp8 and fp4 require Transformer Engine and a GPU.",
-    otherwise="The precision plugin raises an error on every rank.",
     broken="trainer.plugins.fp8=hybrid",
     mended="trainer.plugins.fp8=None",
     here=True,
-    launched=_TWO,
 )
 def _low_precision(facts: Facts) -> Iterator[str]:
+    """fp8 and fp4 require Transformer Engine and a GPU.
+
+    Otherwise: The precision plugin raises an error on every rank.
+    """
     config = facts.precision
     if config is None or facts.machine.transformer_engine is not None:
         return
@@ -39,15 +39,16 @@ def _low_precision(facts: Facts) -> Iterator[str]:
 
 @PARTS.rule(
     "aware-optimizer-needs-transformer-engine",
-    says="`use_precision_aware_optimizer` requires Transformer Engine's fused Adam.",
-    otherwise="Megatron-Core raises an error when it creates the optimizer configuration.",
     broken="optim.config.use_precision_aware_optimizer=True",
     mended="optim.config.use_precision_aware_optimizer=False",
-    here=True,
-    launched=_TWO,
+    local=True,
 )
 def _aware_optimizer(facts: Facts) -> Iterator[str]:
-    if not facts.here or not facts.of_optimizer("use_precision_aware_optimizer") or has("transformer_engine"):
+    """`use_precision_aware_optimizer` requires Transformer Engine's fused Adam.
+
+    Otherwise: Megatron-Core raises an error when it creates the optimizer configuration.
+    """
+    if not facts.of_optimizer("use_precision_aware_optimizer") or has("transformer_engine"):
         return
     if not facts.of_optimizer("optimizer_cpu_offload"):
         yield (
@@ -58,18 +59,19 @@ def _aware_optimizer(facts: Facts) -> Iterator[str]:
 
 @PARTS.rule(
     "plain-layers-can-do-it",
-    says="A model without Transformer Engine must not use features that only its kernels have: QK clipping, the flex "
-    "dispatcher, latent experts, cached latents and experimental attention.",
-    otherwise="The model raises an error when it is built.",
     broken="model.config.qk_clip=True",
     mended="model.config.qk_clip=False",
     here=True,
-    launched=_TWO,
     megatron_refuses=True,
 )
 def _plain_layers(facts: Facts) -> Iterator[str]:
+    """A model without Transformer Engine must not use features that only its kernels have: QK clipping, the flex
+    dispatcher, latent experts, cached latents and experimental attention.
+
+    Otherwise: The model raises an error when it is built.
+    """
     config, has_te = facts.sized_config, facts.machine.transformer_engine is not None
-    if has_te or config is None or hasattr(facts.model, "mamba_stack_spec"):
+    if has_te or config is None or facts.is_hybrid:
         return
     config = copy.copy(config)
     config.cp_comm_type = None  # and these have separate rules
@@ -86,17 +88,19 @@ def _plain_layers(facts: Facts) -> Iterator[str]:
 
 @PARTS.rule(
     "dispatcher-is-installed",
-    says="The flex dispatcher's package, deep_ep, must be installed.",
-    otherwise="Megatron-Core raises an ImportError when it builds the model.",
     recipe="mixtral_8x7b",
     broken="model.config.moe_token_dispatcher_type=flex",
     mended="model.config.moe_token_dispatcher_type=alltoall",
-    here=True,
+    local=True,
     launched=(8, 8),
 )
 def _dispatcher(facts: Facts) -> Iterator[str]:
+    """The flex dispatcher's package, deep_ep, must be installed.
+
+    Otherwise: Megatron-Core raises an ImportError when it builds the model.
+    """
     backend = getattr(facts.model, "moe_flex_dispatcher_backend", "deepep")
-    if not facts.here or getattr(facts.model, "moe_token_dispatcher_type", None) != "flex":
+    if getattr(facts.model, "moe_token_dispatcher_type", None) != "flex":
         return
     if backend in ("deepep", "hybridep") and not has("deep_ep"):
         yield (
@@ -108,14 +112,15 @@ def _dispatcher(facts: Facts) -> Iterator[str]:
 
 @PARTS.rule(
     "logger-is-installed",
-    says="The packages of the loggers must be installed.",
-    otherwise="Every rank raises ModuleNotFoundError.",
     broken="log.wandb=lightning.pytorch.loggers.wandb.WandbLogger",
     mended="log.wandb=None",
-    here=True,
-    launched=_TWO,
+    local=True,
 )
 def _loggers(facts: Facts) -> Iterator[str]:
+    """The packages of the loggers must be installed.
+
+    Otherwise: Every rank raises ModuleNotFoundError.
+    """
     for path, kind, _ in _loggers_of(facts):
         if package := missing_package(kind):
             yield (
@@ -126,24 +131,23 @@ def _loggers(facts: Facts) -> Iterator[str]:
 
 @PARTS.rule(
     "tracker-can-log-in",
-    says="W&B and Comet must have an API key on this machine, or must be offline.",
-    otherwise="The client of the service asks for a key, and every rank ends.",
     broken="log.extra_loggers=[lightning.pytorch.loggers.comet.CometLogger]",
     mended="log.extra_loggers=[]",
-    here=True,
-    launched=_TWO,
+    local=True,
 )
 def _logins(facts: Facts) -> Iterator[str]:
+    """W&B and Comet must have an API key on this machine, or must be offline.
+
+    Otherwise: The client of the service asks for a key, and every rank ends.
+    """
     for path, kind, arguments in _loggers_of(facts):
         if why := missing_login(kind, arguments):
             yield f"{path}: {why}."
 
 
 def _loggers_of(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """The path, class and arguments of each logger of a recipe for this machine."""
-    if not facts.here:
-        return
-    log, trainer = getattr(facts.recipe, "log", None), getattr(facts.recipe, "trainer", None)
+    """The path, class and arguments of each logger of a recipe."""
+    log, trainer = facts.at("log"), facts.at("trainer")
     for owner, place, field in (
         (log, "log", "tensorboard"),
         (log, "log", "wandb"),

@@ -15,18 +15,19 @@ PEFT = Topic("Fine-tuning", needs_sizes=False, recipe="llama3_8b:lora")
 
 @PEFT.rule(
     "fine-tuning-begins-with-weights",
-    says="A run of `llm.finetune` must name the weights to start from.",
-    otherwise="The run would train adapters on random weights, or train the whole model from random weights.",
     recipe="mamba2_130m:full",
     broken="trainer.devices=2 trainer.accelerator=auto",
     mended="trainer.devices=2 trainer.accelerator=auto resume.restore_config.path=hf://organisation/name",
-    here=True,
-    launched=(2, 2),
+    local=True,
 )
 def _weights(facts: Facts) -> Iterator[str]:
+    """A run of `llm.finetune` must name the weights to start from.
+
+    Otherwise: The run would train adapters on random weights, or train the whole model from random weights.
+    """
     # "peft" is a parameter of llm.finetune only.
-    parameters = getattr(getattr(facts.recipe, "__signature_info__", None), "parameters", {})
-    if facts.here and "peft" in parameters and not names_weights(getattr(facts.recipe, "resume", None), facts.strategy):
+    parameters = getattr(facts.at("__signature_info__"), "parameters", {})
+    if "peft" in parameters and not names_weights(facts.at("resume"), facts.strategy):
         yield (
             "resume.restore_config=None: llm.finetune starts from existing weights, but the recipe names none. "
             f"{advice('Add --from with', 'Set resume.restore_config.path to')} a checkpoint, an imported model "
@@ -34,23 +35,20 @@ def _weights(facts: Facts) -> Iterator[str]:
         )
 
 
-PEFT.settled(
-    "peft-settings-are-in-range",
-    says="The rank, scale and dropout of a PEFT method must be in range.",
-    otherwise="The PEFT method raises an error on every rank.",
-    broken="peft.dim=0",
-    mended="peft.dim=1",
-)
+@PEFT.settled("peft-settings-are-in-range", broken="peft.dim=0", mended="peft.dim=1")
+def _peft_settings_are_in_range() -> None:
+    """The rank, scale and dropout of a PEFT method must be in range.
+
+    Otherwise: The PEFT method raises an error on every rank.
+    """
 
 
-@PEFT.rule(
-    "peft-fits-the-layers",
-    says="The layers that a PEFT method targets must exist and must be at least as wide as its rank.",
-    otherwise="The run stops on every rank before it builds the model.",
-    broken="peft.target_modules=[linear_qvk]",
-    mended="peft.target_modules=[linear_qkv]",
-)
+@PEFT.rule("peft-fits-the-layers", broken="peft.target_modules=[linear_qvk]", mended="peft.target_modules=[linear_qkv]")
 def _targets(facts: Facts) -> Iterator[str]:
+    """The layers that a PEFT method targets must exist and must be at least as wide as its rank.
+
+    Otherwise: The run stops on every rank before it builds the model.
+    """
     from nemo2.models.conversion.families import modules_with_weights
 
     method = facts.parts.get("peft")

@@ -13,18 +13,15 @@ PRECISION = Topic("Precision")
 _FP8 = "trainer.plugins.fp8=hybrid"
 
 
-@PRECISION.rule(
-    "gpu-has-the-format",
-    says="The GPU and Transformer Engine must support the number format. On GPUs: bf16 requires Ampere or newer, fp8 "
-    "requires Ada, Hopper or newer, and mxfp8 and fp4 require Blackwell. The blockwise recipe requires Hopper or "
-    "newer, and mxfp8 does not run on compute capability 12.0. In Transformer Engine: the blockwise recipe requires "
-    "2.3 (2.9 on Blackwell), and fp4 requires 2.8.",
-    otherwise="Transformer Engine raises an error on every rank. bf16 is emulated and slow.",
-    broken=f"{_FP8}",
-    mended=f"{_FP8}",
-    gpu=("A100", "H100"),
-)
+@PRECISION.rule("gpu-has-the-format", broken=f"{_FP8}", mended=f"{_FP8}", gpu=("A100", "H100"))
 def _generation(facts: Facts) -> Iterator[str]:
+    """The GPU and Transformer Engine must support the number format. On GPUs: bf16 requires Ampere or newer, fp8
+    requires Ada, Hopper or newer, and mxfp8 and fp4 require Blackwell. The blockwise recipe requires Hopper or
+    newer, and mxfp8 does not run on compute capability 12.0. In Transformer Engine: the blockwise recipe requires
+    2.3 (2.9 on Blackwell), and fp4 requires 2.8.
+
+    Otherwise: Transformer Engine raises an error on every rank. bf16 is emulated and slow.
+    """
     from nemo2.precision import SINCE, what_is_lacking
 
     config, capability, version = facts.precision, facts.machine.capability, facts.machine.transformer_engine
@@ -57,13 +54,15 @@ def _generation(facts: Facts) -> Iterator[str]:
 
 @PRECISION.rule(
     "products-in-whole-blocks",
-    says="With fp8 and fp4, the number of tokens in a rank's micro-batch and the widths of its layers must be "
-    "multiples of the block size of the format.",
-    otherwise="Transformer Engine raises an error in the first step.",
     broken=f"{_FP8} {CP}=2 data.seq_length=8180",
     mended=f"{_FP8} {CP}=2 data.seq_length=8192",
 )
 def _blocks(facts: Facts) -> Iterator[str]:
+    """With fp8 and fp4, the number of tokens in a rank's micro-batch and the widths of its layers must be multiples
+    of the block size of the format.
+
+    Otherwise: Transformer Engine raises an error in the first step.
+    """
     from nemo2.precision import BLOCKS
 
     config, layout = facts.precision, facts.layout
@@ -91,25 +90,30 @@ def _blocks(facts: Facts) -> Iterator[str]:
             )
 
 
-PRECISION.settled(
+@PRECISION.settled(
     "scales-go-into-the-checkpoint",
-    says="Delayed scaling cannot be used with Megatron-FSDP, because its checkpoints hold parameters but no history "
-    "of scales.",
-    otherwise="A resumed run starts with an empty history and computes different values than the original run.",
     broken=f"{_FP8} trainer.plugins.fp8_recipe=delayed strategy.fsdp=megatron {CP}=1",
     mended=f"{_FP8} trainer.plugins.fp8_recipe=tensorwise strategy.fsdp=megatron {CP}=1",
 )
+def _scales_go_into_the_checkpoint() -> None:
+    """Delayed scaling cannot be used with Megatron-FSDP, because its checkpoints hold parameters but no history of
+    scales.
+
+    Otherwise: A resumed run starts with an empty history and computes different values than the original run.
+    """
 
 
 @PRECISION.rule(
     "shared-buffer-needs-fp8-parameters",
-    says="`reuse_grad_buf_for_mxfp8_param_ag` requires fp8 parameters and the mxfp8 recipe.",
-    otherwise="Megatron-Core raises an AssertionError when it configures the gradient buffers.",
     broken="trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True",
     mended=f"trainer.plugins.reuse_grad_buf_for_mxfp8_param_ag=True trainer.plugins.fp8_param_gather=True {_FP8} "
     "trainer.plugins.fp8_recipe=mxfp8",
 )
 def _shared_buffer(facts: Facts) -> Iterator[str]:
+    """`reuse_grad_buf_for_mxfp8_param_ag` requires fp8 parameters and the mxfp8 recipe.
+
+    Otherwise: Megatron-Core raises an AssertionError when it configures the gradient buffers.
+    """
     config = facts.precision
     if config is None or not config.reuse_grad_buf_for_mxfp8_param_ag:
         return
@@ -122,24 +126,19 @@ def _shared_buffer(facts: Facts) -> Iterator[str]:
 
 
 @PRECISION.rule(
-    "loss-scale-is-positive",
-    says="The loss scales and windows of fp16 must be positive, and a dynamic loss scale must start at its minimum or "
-    "above.",
-    otherwise="The loss scaler raises an AssertionError, or gradients vanish.",
-    broken="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0",
+    "loss-scale-starts-at-its-minimum",
+    broken="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=0.5",
     mended="trainer.plugins.precision=16-mixed trainer.plugins.fp16_initial_loss_scale=65536",
 )
 def _loss_scale(facts: Facts) -> Iterator[str]:
+    """A dynamic loss scale of fp16 must start at its minimum or above.
+
+    Otherwise: The loss scaler raises an AssertionError.
+    """
     config = facts.precision
-    if config is None or not config.fp16:
+    if config is None or not config.fp16 or config.loss_scale:
         return
-    names = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
-    for name in names:
-        value = getattr(config, name)
-        # Without a fixed scale (0 or None in Megatron-Core) the scale is dynamic.
-        if value is not None and (value < 0 or (value == 0 and name != "loss_scale")):
-            yield f"trainer.plugins.fp16_{name}={value}: must be above 0."
-    if not config.loss_scale and config.initial_loss_scale < config.min_loss_scale:
+    if 0 < config.initial_loss_scale < config.min_loss_scale:
         yield (
             f"trainer.plugins.fp16_initial_loss_scale={config.initial_loss_scale:g} is below "
             f"fp16_min_loss_scale={config.min_loss_scale:g}. Set the initial scale to the minimum or above."

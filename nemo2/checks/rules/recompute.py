@@ -1,35 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules of recomputed and offloaded activations."""
 
-import copy
 from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Any, Optional
+from typing import Optional
 
 from nemo2.checks.arithmetic import divisors, is_count
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 
 RECOMPUTE = Topic("Recomputation and offloading")
-_SPLITS = (
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-)
+
+
+def _recomputes_as_before_0_19() -> bool:
+    """Whether Megatron-Core lacks its module of recomputation, whose loop ends at the last layer and knows hybrid stacks."""
+    return find_spec("megatron.core.recompute") is None
+
+
 _FULL = "model.config.recompute_granularity=full"
-_SELECTIVE = "model.config.recompute_granularity=selective"
 
 
 @RECOMPUTE.rule(
     "partial-checkpoints-have-a-reader",
-    says="`num_microbatches_with_partial_activation_checkpoints` must stay None.",
-    otherwise="With pipeline parallelism, the first step raises TypeError, because no model of Megatron-Core accepts "
-    "the argument. Without pipeline parallelism, Megatron-Core ignores the setting.",
     broken="model.config.num_microbatches_with_partial_activation_checkpoints=1",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
 )
 def _partial(facts: Facts) -> Iterator[str]:
+    """`num_microbatches_with_partial_activation_checkpoints` must stay None.
+
+    Otherwise: With pipeline parallelism, the first step raises TypeError, because no model of Megatron-Core accepts the
+    argument. Without pipeline parallelism, Megatron-Core ignores the setting.
+    """
     name = "num_microbatches_with_partial_activation_checkpoints"
     if (value := facts.of_model(name)) is not None:
         yield (
@@ -40,14 +41,16 @@ def _partial(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "full-recomputation-says-how",
-    says="Full recomputation requires a method and a number of layers. Selective recomputation does not accept a "
-    "number of layers.",
-    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{_FULL}",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
     megatron_refuses=True,
 )
 def _how(facts: Facts) -> Iterator[str]:
+    """Full recomputation requires a method and a number of layers. Selective recomputation does not accept a number
+    of layers.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
     model = facts.model
     granularity = getattr(model, "recompute_granularity", None)
     if granularity == "full" and (model.recompute_method is None or model.recompute_num_layers is None):
@@ -65,12 +68,14 @@ def _how(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "recomputation-is-asked-for",
-    says="`recompute_method` and `recompute_num_layers` require `recompute_granularity`.",
-    otherwise="Nothing is recomputed, and the activations use the memory that recomputation should have saved.",
     broken="model.config.recompute_method=block model.config.recompute_num_layers=4",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=4",
 )
 def _without_granularity(facts: Facts) -> Iterator[str]:
+    """`recompute_method` and `recompute_num_layers` require `recompute_granularity`.
+
+    Otherwise: Nothing is recomputed, and the activations use the memory that recomputation should have saved.
+    """
     if facts.model is None or getattr(facts.model, "recompute_granularity", None) is not None:
         return
     settings = {name: getattr(facts.model, name, None) for name in ("recompute_method", "recompute_num_layers")}
@@ -84,13 +89,14 @@ def _without_granularity(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "recomputed-layers-exist",
-    says="`recompute_num_layers` must be at most the number of layers.",
-    otherwise="The first step raises IndexError, or Megatron-Core recomputes all layers instead of the requested "
-    "number.",
     broken=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=99",
     mended=f"{_FULL} model.config.recompute_method=block model.config.recompute_num_layers=32",
 )
 def _exist(facts: Facts) -> Iterator[str]:
+    """`recompute_num_layers` must be at most the number of layers.
+
+    Otherwise: The first step raises IndexError, or Megatron-Core recomputes all layers instead of the requested number.
+    """
     count, layers = _recomputed(facts), facts.of_model("num_layers")
     if count is not None and is_count(layers) and count > layers:
         yield (
@@ -101,25 +107,21 @@ def _exist(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "recomputed-units-fill-the-chunks",
-    says="With `recompute_method=uniform`, `recompute_num_layers` must divide the number of layers of every pipeline "
-    "chunk.",
-    otherwise="The first step raises IndexError, because Megatron-Core's last unit continues after the last layer of "
-    "the chunk.",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=5",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=4",
-    in_force=lambda: find_spec("megatron.core.recompute") is None,  # that module's loop ends at the last layer
+    in_force=_recomputes_as_before_0_19,
 )
 def _units(facts: Facts) -> Iterator[str]:
-    count, config, layers = _recomputed(facts), facts.sized_config, facts.of_model("num_layers")
-    if (
-        count is None
-        or config is None
-        or _is_hybrid(facts)
-        or facts.model.recompute_method != "uniform"
-        or count > layers
-    ):
+    """With `recompute_method=uniform`, `recompute_num_layers` must divide the number of layers of every pipeline
+    chunk.
+
+    Otherwise: The first step raises IndexError, because Megatron-Core's last unit continues after the last layer of the
+    chunk.
+    """
+    count, layers = _recomputed(facts), facts.of_model("num_layers")
+    if count is None or facts.model.recompute_method != "uniform" or count > layers:
         return
-    for chunk in sorted(set(_chunk_layers(facts, config))):
+    for chunk in sorted(_chunk_layers(facts)):
         if chunk % count:
             yield (
                 f"model.config.recompute_num_layers={count} does not divide the {chunk} layers of a pipeline chunk, "
@@ -130,13 +132,15 @@ def _units(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "mtp-recomputes-each-layer",
-    says="With `recompute_method=uniform` and multi-token prediction, `recompute_num_layers` must be 1.",
-    otherwise="Megatron-Core raises an AssertionError in the first step.",
     recipe="deepseek_v3",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=2",
     mended=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
 )
 def _mtp(facts: Facts) -> Iterator[str]:
+    """With `recompute_method=uniform` and multi-token prediction, `recompute_num_layers` must be 1.
+
+    Otherwise: Megatron-Core raises an AssertionError in the first step.
+    """
     count, heads = _recomputed(facts), facts.of_model("mtp_num_layers")
     if count is not None and count != 1 and heads and facts.model.recompute_method == "uniform":
         yield (
@@ -147,15 +151,17 @@ def _mtp(facts: Facts) -> Iterator[str]:
 
 @RECOMPUTE.rule(
     "hybrid-stacks-recompute-nothing",
-    says="Full recomputation (`recompute_granularity=full`) of a stack with Mamba layers requires Megatron-Core 0.19.",
-    otherwise="Nothing is recomputed, and the activations use the memory that recomputation should have saved.",
     recipe="nemotronh_8b",
     broken=f"{_FULL} model.config.recompute_method=uniform model.config.recompute_num_layers=1",
     mended="model.config.recompute_granularity=None model.config.recompute_method=None model.config.recompute_num_layers=None",
-    in_force=lambda: find_spec("megatron.core.recompute") is None,  # with that module, hybrid stacks recompute
+    in_force=_recomputes_as_before_0_19,
 )
 def _hybrid(facts: Facts) -> Iterator[str]:
-    if _is_hybrid(facts) and getattr(facts.model, "recompute_granularity", None) == "full":
+    """Full recomputation (`recompute_granularity=full`) of a stack with Mamba layers requires Megatron-Core 0.19.
+
+    Otherwise: Nothing is recomputed, and the activations use the memory that recomputation should have saved.
+    """
+    if facts.is_hybrid and getattr(facts.model, "recompute_granularity", None) == "full":
         yield (
             "model.config.recompute_granularity='full': this Megatron-Core does not recompute stacks of Mamba, "
             "attention and feed-forward layers. Set recompute_granularity, recompute_method and recompute_num_layers "
@@ -164,30 +170,17 @@ def _hybrid(facts: Facts) -> Iterator[str]:
         )
 
 
-def _is_hybrid(facts: Facts) -> bool:
-    return hasattr(facts.model, "mamba_stack_spec")
-
-
 def _recomputed(facts: Facts) -> Optional[int]:
     """The number of layers that are recomputed at a time, or per chunk. None: whole layers aren't recomputed."""
     count = getattr(facts.model, "recompute_num_layers", None)
     return count if getattr(facts.model, "recompute_granularity", None) == "full" and is_count(count) else None
 
 
-def _chunk_layers(facts: Facts, config: Any) -> list[int]:
-    """Megatron-Core's number of layers in each chunk. Empty: there is no valid split, which other rules report."""
-    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+def _chunk_layers(facts: Facts) -> set[int]:
+    """The different numbers of layers in a chunk. Empty: there is no valid split, which other rules report."""
+    from nemo2.settle.settling import layers_per_chunk
 
-    if facts.of_strategy("pipeline_model_parallel_layout") is not None:
-        return []
-    config = copy.copy(config)
-    for name in _SPLITS:
-        setattr(config, name, facts.of_strategy(name))
     try:
-        return [
-            get_num_layers_to_build(config, vp_stage=chunk, pp_rank=stage)
-            for stage in range(facts.layout.pp)
-            for chunk in (range(facts.layout.vp) if facts.layout.vp else (None,))
-        ]
-    except (AssertionError, ValueError, TypeError, ZeroDivisionError):
-        return []
+        return set(layers_per_chunk(facts.settled.objects["model.config"]))
+    except (KeyError, AssertionError, ValueError, TypeError, ZeroDivisionError):
+        return set()

@@ -9,6 +9,7 @@ from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts
 from nemo2.checks.megatron import refusals
 from nemo2.checks.rule import Topic
+from nemo2.checks.rules.batches import CORPUS
 from nemo2.checks.rules.world import CP, TP
 from nemo2.config.factories import missing_arguments
 from nemo2.config.walk import class_of, iterate_nodes
@@ -19,20 +20,16 @@ from nemo2.run_dir.environment import holds_secret, is_secret_field
 SETTINGS = Topic("Settings", needs_sizes=False)
 AGREEMENT = Topic("Settings that must agree")
 LAST = Topic("Megatron-Core's own checks")
-_CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}
 
 
-@SETTINGS.rule(
-    "secrets-stay-in-the-environment",
-    says="A recipe must not contain a token, key or password. Libraries read secrets from environment variables "
-    "(HF_TOKEN, WANDB_API_KEY).",
-    otherwise="The secret is written to the launcher's folder, to the run's recipe.json and to the context of every "
-    "checkpoint.",
-    broken="",
-    mended="",
-    assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {}),
-)
+@SETTINGS.rule("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {}))
 def _secrets(facts: Facts) -> Iterator[str]:
+    """A recipe must not contain a token, key or password. Libraries read secrets from environment variables
+    (HF_TOKEN, WANDB_API_KEY).
+
+    Otherwise: The secret is written to the launcher's folder, to the run's recipe.json and to the context of every
+    checkpoint.
+    """
     for path, node in iterate_nodes(facts.recipe):
         yield from _secrets_in(node.__arguments__, path)
 
@@ -56,14 +53,14 @@ def _secrets_in(values: Any, path: str) -> Iterator[str]:
 
 
 @SETTINGS.rule(
-    "strategy-has-what-it-is-asked",
-    says="The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments that "
-    "Megatron-Core no longer supports.",
-    otherwise="The strategy raises an error on every rank.",
-    broken="strategy.moe_extended_tp=True",
-    mended="strategy.moe_extended_tp=False",
+    "strategy-has-what-it-is-asked", broken="strategy.moe_extended_tp=True", mended="strategy.moe_extended_tp=False"
 )
 def _strategy(facts: Facts) -> Iterator[str]:
+    """The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments
+    that Megatron-Core no longer supports.
+
+    Otherwise: The strategy raises an error on every rank.
+    """
     if isinstance(facts.strategy, str):
         from lightning.pytorch.strategies import StrategyRegistry
 
@@ -78,81 +75,77 @@ def _strategy(facts: Facts) -> Iterator[str]:
 
 
 @SETTINGS.rule(
-    "precision-is-known",
-    says="The precision plugin must get a known precision, fp8 format and fp8 recipe.",
-    otherwise="The plugin raises an error on every rank.",
-    broken="trainer.plugins.precision=bf61-mixed",
-    mended="trainer.plugins.precision=bf16-mixed",
+    "precision-is-known", broken="trainer.plugins.precision=bf61-mixed", mended="trainer.plugins.precision=bf16-mixed"
 )
 def _precision(facts: Facts) -> Iterator[str]:
-    yield from domains.precision_out_of_range(getattr(facts.trainer, "plugins", None), facts.parts.precision_at)
+    """The precision plugin must get a known precision, fp8 format and fp8 recipe.
+
+    Otherwise: The plugin raises an error on every rank.
+    """
+    yield from domains.precision_out_of_range(facts.at("trainer.plugins"), facts.parts.precision_at)
     yield from facts.settled.refused("precision-is-known")
 
 
 @SETTINGS.rule(
-    "schedule-is-one-curve",
-    says="The steps and shares of the learning-rate schedule must be in range, and each phase must be set only once.",
-    otherwise="The schedule raises an error on every rank.",
-    broken="optim.lr_scheduler.warmup_steps=-5",
-    mended="optim.lr_scheduler.warmup_steps=0",
+    "schedule-is-one-curve", broken="optim.lr_scheduler.warmup_steps=-5", mended="optim.lr_scheduler.warmup_steps=0"
 )
 def _schedule(facts: Facts) -> Iterator[str]:
-    node = getattr(getattr(facts.recipe, "optim", None), "lr_scheduler", None)
+    """The steps and shares of the learning-rate schedule must be in range, and each phase must be set only once.
+
+    Otherwise: The schedule raises an error on every rank.
+    """
     # The class raises its first error only.
-    problems = list(out_of_range(node, "optim.lr_scheduler", domains.SCHEDULE))
+    problems = list(out_of_range(facts.at("optim.lr_scheduler"), "optim.lr_scheduler", domains.SCHEDULE))
     yield from problems or facts.settled.refused("schedule-is-one-curve")
 
 
-SETTINGS.settled(
-    "checkpoints-are-kept-as-asked",
-    says="The checkpoint callback must get a known mode and positive intervals.",
-    otherwise="The callback raises an error on every rank.",
-    broken="log.ckpt.save_top_k=-2",
-    mended="log.ckpt.save_top_k=-1",
-)
+@SETTINGS.settled("checkpoints-are-kept-as-asked", broken="log.ckpt.save_top_k=-2", mended="log.ckpt.save_top_k=-1")
+def _checkpoints_are_kept_as_asked() -> None:
+    """The checkpoint callback must get a known mode and positive intervals.
+
+    Otherwise: The callback raises an error on every rank.
+    """
 
 
-@SETTINGS.rule(
-    "data-module-accepts-its-arguments",
-    says="The paths, split, samples, seed, workers and ramp-up of the data module must be valid.",
-    otherwise="The data module raises an error on every rank.",
-    broken="data.num_workers=-1",
-    mended="data.num_workers=0",
-)
+@SETTINGS.rule("data-module-accepts-its-arguments", broken="data.num_workers=-1", mended="data.num_workers=0")
 def _data(facts: Facts) -> Iterator[str]:
+    """The paths, split, samples, seed, workers and ramp-up of the data module must be valid.
+
+    Otherwise: The data module raises an error on every rank.
+    """
     # As above. A refusal about batch sizes is reported once, by the rules for batches.
     problems = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
     yield from problems or facts.settled.refused("data-module-accepts-its-arguments")
 
 
 @SETTINGS.rule(
-    "splits-have-data",
-    says="`split` must leave data for training, and for validation if the trainer validates.",
-    otherwise="The data module raises an error on every rank.",
-    recipe="llama_tiny",
-    broken="",
-    mended="",
-    corpus=({**_CORPUS, "split": "100,0,0"}, {**_CORPUS, "split": "95,5,0"}),
+    "splits-have-data", recipe="llama_tiny", corpus=({**CORPUS, "split": "100,0,0"}, {**CORPUS, "split": "95,5,0"})
 )
 def _splits(facts: Facts) -> Iterator[str]:
-    data, split = facts.data, getattr(facts.data, "split", None)
+    """`split` must leave data for training, and for validation if the trainer validates.
+
+    Otherwise: The data module raises an error on every rank.
+    """
+    data, split = facts.data, facts.at("data.split")
     if facts.parts.get("data") is None or not isinstance(split, str) or not hasattr(data, "paths"):
         return
     if isinstance(data.paths, Mapping):
         return
     trains = getattr(class_of(facts.recipe), "__name__", "") != "validate"
-    yield from empty_splits(split, trains=trains, validates=getattr(facts.trainer, "limit_val_batches", None) != 0)
+    yield from empty_splits(split, trains=trains, validates=facts.at("trainer.limit_val_batches") != 0)
 
 
 @SETTINGS.rule(
     "callbacks-have-their-arguments",
-    says="Each callback must have all arguments for which its class has no default.",
-    otherwise="No rank can create the callback.",
     broken="trainer.callbacks=GarbageCollectionCallback",
     mended="trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",
 )
 def _callbacks(facts: Facts) -> Iterator[str]:
-    callbacks = getattr(facts.trainer, "callbacks", None) or []
+    """Each callback must have all arguments for which its class has no default.
+
+    Otherwise: No rank can create the callback.
+    """
+    callbacks = facts.at("trainer.callbacks") or []
     several = isinstance(callbacks, list | tuple)
     for index, node in enumerate(callbacks if several else [callbacks]):
         path = f"trainer.callbacks[{index}]" if several else "trainer.callbacks"
@@ -160,15 +153,13 @@ def _callbacks(facts: Facts) -> Iterator[str]:
             yield f"{missing}, or remove the callback."
 
 
-@SETTINGS.rule(
-    "one-precision-setting",
-    says="Precision must be set either on the precision plugin or by `trainer.precision`, not in both places.",
-    otherwise="The trainer raises an error on every rank.",
-    broken="trainer.precision=bf16-mixed",
-    mended="trainer.precision=None",
-)
+@SETTINGS.rule("one-precision-setting", broken="trainer.precision=bf16-mixed", mended="trainer.precision=None")
 def _two_precisions(facts: Facts) -> Iterator[str]:
-    precision, plugins = getattr(facts.trainer, "precision", None), getattr(facts.trainer, "plugins", None)
+    """Precision must be set either on the precision plugin or by `trainer.precision`, not in both places.
+
+    Otherwise: The trainer raises an error on every rank.
+    """
+    precision, plugins = facts.at("trainer.precision"), facts.at("trainer.plugins")
     if facts.sizes and precision is not None and plugins is not None and facts.precision is not None:
         yield (
             f"trainer.precision={precision!r} and a precision plugin in trainer.plugins both set the precision. Remove "
@@ -176,46 +167,51 @@ def _two_precisions(facts: Facts) -> Iterator[str]:
         )
 
 
-AGREEMENT.settled(
-    "sizes-on-the-strategy",
-    says="Parallel sizes must be set on the strategy, which copies them to the model configuration.",
-    otherwise="The strategy raises an error on every rank, because the model would be built for one layout and run in "
-    "another.",
-    broken="model.config.tensor_model_parallel_size=4",
-    mended=f"{TP}=4 {CP}=1",
-)
+@AGREEMENT.settled("sizes-on-the-strategy", broken="model.config.tensor_model_parallel_size=4", mended=f"{TP}=4 {CP}=1")
+def _sizes_on_the_strategy() -> None:
+    """Parallel sizes must be set on the strategy, which copies them to the model configuration.
+
+    Otherwise: The strategy raises an error on every rank, because the model would be built for one layout and run in
+    another.
+    """
 
 
-AGREEMENT.settled(
+@AGREEMENT.settled(
     "one-switch-for-the-distributed-optimizer",
-    says="`use_distributed_optimizer` is one switch. Set it on the optimizer or on the gradient buffers, or set both "
-    "to the same value.",
-    otherwise="The strategy raises an error on every rank.",
     broken="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
     mended="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=True",
 )
+def _one_switch_for_the_distributed_optimizer() -> None:
+    """`use_distributed_optimizer` is one switch. Set it on the optimizer or on the gradient buffers, or set both to
+    the same value.
+
+    Otherwise: The strategy raises an error on every rank.
+    """
 
 
-AGREEMENT.settled(
+@AGREEMENT.settled(
     "one-precision",
-    says="The model, the optimizer and the gradient buffers must not contradict the precision plugin.",
-    otherwise="The strategy raises an error on every rank.",
     broken="trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False",
     mended="trainer.plugins.grad_reduce_in_fp32=True",
 )
+def _one_precision() -> None:
+    """The model, the optimizer and the gradient buffers must not contradict the precision plugin.
+
+    Otherwise: The strategy raises an error on every rank.
+    """
 
 
 @AGREEMENT.rule(
     "one-source-of-optimizer-state",
-    says=(
-        "Load either the whole optimizer state (`ckpt_load_optimizer`) or only its main parameters "
-        "(`ckpt_load_main_params`)."
-    ),
-    otherwise="The strategy raises an error on every rank.",
     broken="strategy.ckpt_load_main_params=True",
     mended="strategy.ckpt_load_main_params=True strategy.ckpt_load_optimizer=False",
 )
 def _main_params(facts: Facts) -> Iterator[str]:
+    """Load either the whole optimizer state (`ckpt_load_optimizer`) or only its main parameters
+    (`ckpt_load_main_params`).
+
+    Otherwise: The strategy raises an error on every rank.
+    """
     if facts.of_strategy("ckpt_load_main_params") and facts.of_strategy("ckpt_load_optimizer"):
         from nemo2.strategies.megatron_config import MAIN_PARAMETERS_TWICE
 
@@ -224,12 +220,14 @@ def _main_params(facts: Facts) -> Iterator[str]:
 
 @LAST.rule(
     "megatron-core-agrees",
-    says="The installed Megatron-Core must accept the finished configuration of the model, the optimizer and the layout. The "
-    "message has Megatron-Core's own reason, the setting to change, and values that it accepts.",
-    otherwise="Megatron-Core raises an error on every rank.",
     broken="model.config.rotary_interleaved=True model.config.multi_latent_attention=True",
     mended="model.config.rotary_interleaved=False",
     megatron_refuses=True,
 )
 def _megatron(facts: Facts) -> Iterator[str]:
+    """The installed Megatron-Core must accept the finished configuration of the model, the optimizer and the
+    layout. The message has Megatron-Core's own reason, the setting to change, and values that it accepts.
+
+    Otherwise: Megatron-Core raises an error on every rank.
+    """
     yield from refusals(facts)

@@ -17,26 +17,26 @@ SHAPE = Topic("The model", needs_sizes=False)
 
 @SHAPE.rule(
     "model-numbers-are-in-range",
-    says="Each number of the model configuration must be in its valid range and must not be NaN or infinite: for "
-    "example, widths, layers and heads of at least 1, an epsilon that is not negative, and a rotary base above 0.",
-    otherwise="Megatron-Core raises ZeroDivisionError or TypeError, builds an empty model, or computes NaN in the "
-    "first step.",
     broken="model.config.num_layers=0 model.config.layernorm_epsilon=-1",
     mended="model.config.num_layers=1 model.config.layernorm_epsilon=0",
     megatron_refuses=True,
 )
 def _numbers(facts: Facts) -> Iterator[str]:
+    """Each number of the model configuration must be in its valid range and must not be NaN or infinite: for
+    example, widths, layers and heads of at least 1, an epsilon that is not negative, and a rotary base above 0.
+
+    Otherwise: Megatron-Core raises ZeroDivisionError or TypeError, builds an empty model, or computes NaN in the first
+    step.
+    """
     yield from out_of_range(facts.model, "model.config", {**domains.MODEL, **domains.MODEL_TEXTS})
 
 
-@SHAPE.rule(
-    "heads-in-groups",
-    says="The number of query groups must divide the number of attention heads.",
-    otherwise="Megatron-Core rounds down and builds projections with the wrong shapes.",
-    broken="model.config.num_query_groups=3",
-    mended="model.config.num_query_groups=4",
-)
+@SHAPE.rule("heads-in-groups", broken="model.config.num_query_groups=3", mended="model.config.num_query_groups=4")
 def _groups(facts: Facts) -> Iterator[str]:
+    """The number of query groups must divide the number of attention heads.
+
+    Otherwise: Megatron-Core rounds down and builds projections with the wrong shapes.
+    """
     heads, groups = facts.of_model("num_attention_heads"), facts.of_model("num_query_groups")
     if is_count(heads) and is_count(groups) and heads % groups:
         yield (
@@ -47,14 +47,16 @@ def _groups(facts: Facts) -> Iterator[str]:
 
 @SHAPE.rule(
     "hidden-over-heads",
-    says="The number of heads must divide the hidden size, unless the width of a head (`kv_channels`) is set.",
-    otherwise="Megatron-Core rounds the width of a head down.",
     broken="model.config.hidden_size=4100",
     mended="model.config.hidden_size=4100 model.config.kv_channels=128",
 )
 def _hidden(facts: Facts) -> Iterator[str]:
+    """The number of heads must divide the hidden size, unless the width of a head (`kv_channels`) is set.
+
+    Otherwise: Megatron-Core rounds the width of a head down.
+    """
     hidden, heads = facts.of_model("hidden_size"), facts.of_model("num_attention_heads")
-    latent = facts.of_model("multi_latent_attention") or hasattr(facts.model, "mamba_stack_spec")
+    latent = facts.of_model("multi_latent_attention") or facts.is_hybrid
     # Read from the node, because the built configuration derives the width by rounding.
     if is_count(hidden) and is_count(heads) and hidden % heads and not latent and facts.model.kv_channels is None:
         yield (
@@ -63,14 +65,12 @@ def _hidden(facts: Facts) -> Iterator[str]:
         )
 
 
-@SHAPE.rule(
-    "rotary-width-is-even",
-    says="The number of rotated channels of a head (`kv_channels` * `rotary_percent`) must be even.",
-    otherwise="The first step fails, because channels are rotated in pairs.",
-    broken="model.config.kv_channels=127",
-    mended="model.config.kv_channels=128",
-)
+@SHAPE.rule("rotary-width-is-even", broken="model.config.kv_channels=127", mended="model.config.kv_channels=128")
 def _rotary(facts: Facts) -> Iterator[str]:
+    """The number of rotated channels of a head (`kv_channels` * `rotary_percent`) must be even.
+
+    Otherwise: The first step fails, because channels are rotated in pairs.
+    """
     if facts.of_model("position_embedding_type") != "rope" or facts.of_model("multi_latent_attention"):
         return
     width, share = facts.of_model("kv_channels"), facts.of_model("rotary_percent", 1.0)
@@ -82,44 +82,29 @@ def _rotary(facts: Facts) -> Iterator[str]:
 
 
 @SHAPE.rule(
-    "vocabulary-holds-the-tokenizer",
-    says="If the vocabulary size is set, it must be at least the number of tokens of the tokenizer.",
-    otherwise="With tensor parallelism, all tokens beyond the vocabulary are embedded as zeros, and the loss looks "
-    "lower than it is.",
-    broken="model.config.vocab_size=32000",
-    mended="model.config.vocab_size=50304",
-)
-def _vocabulary(facts: Facts) -> Iterator[str]:
-    rows, tokens = facts.of_model("vocab_size"), tokenizer_size(facts)
-    if is_count(rows) and tokens is not None and rows < tokens:
-        yield (
-            f"model.config.vocab_size={rows} is less than the {tokens} tokens of the tokenizer. Set vocab_size to "
-            f"{tokens} or more, or leave it unset to derive it from the tokenizer."
-        )
-
-
-@SHAPE.rule(
     "normalization-is-known",
-    says="The normalization must be LayerNorm or RMSNorm.",
-    otherwise="Megatron-Core raises an error when it builds the first layer.",
     broken="model.config.normalization=RMSnorm",
     mended="model.config.normalization=RMSNorm",
     megatron_refuses=True,
 )
 def _normalization(facts: Facts) -> Iterator[str]:
+    """The normalization must be LayerNorm or RMSNorm.
+
+    Otherwise: Megatron-Core raises an error when it builds the first layer.
+    """
     yield from _one_of(facts, "normalization", ("LayerNorm", "RMSNorm", "L2Norm"))
 
 
 @SHAPE.rule(
     "position-embedding-is-known",
-    says="The position embedding must be learned_absolute, rope or none, or mrope or yarn if the installed "
-    "Megatron-Core has them.",
-    otherwise="Megatron-Core builds a model without position embeddings.",
-    broken="",
-    mended="",
     assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
 )
 def _positions(facts: Facts) -> Iterator[str]:
+    """The position embedding must be learned_absolute, rope or none, or mrope or yarn if the installed
+    Megatron-Core has them.
+
+    Otherwise: Megatron-Core builds a model without position embeddings.
+    """
     yield from _one_of(
         facts, "position_embedding_type", ("learned_absolute", "rope", "none", "mrope", "yarn", "relative")
     )
@@ -127,12 +112,14 @@ def _positions(facts: Facts) -> Iterator[str]:
 
 @SHAPE.rule(
     "fused-silu-has-a-gate",
-    says="`bias_activation_fusion` with silu requires a gate (SwiGLU).",
-    otherwise="The first step fails, because the fused kernel splits its input into two halves.",
     broken="model.config.bias_activation_fusion=True model.config.gated_linear_unit=False",
     mended="model.config.bias_activation_fusion=False model.config.gated_linear_unit=False",
 )
 def _fused_activation(facts: Facts) -> Iterator[str]:
+    """`bias_activation_fusion` with silu requires a gate (SwiGLU).
+
+    Otherwise: The first step fails, because the fused kernel splits its input into two halves.
+    """
     if not getattr(facts.model, "bias_activation_fusion", False):
         return
     import torch.nn.functional as F
@@ -153,19 +140,24 @@ def _only_experts(facts: Facts) -> bool:
 
 @SHAPE.rule(
     "layer-pattern-has-every-layer",
-    says="A pattern of layers must have one entry per layer.",
-    otherwise="The model raises an error when it is built.",
     recipe="mamba2_130m",
     broken="model.config.num_layers=12",
     mended="model.config.num_layers=12 model.config.hybrid_override_pattern=MMMMMMMMMMMM",
     megatron_refuses=True,
 )
 def _pattern(facts: Facts) -> Iterator[str]:
+    """A pattern of layers must have one entry per layer.
+
+    Otherwise: The model raises an error when it is built.
+    """
     from nemo2.models.walker import pattern_problems
 
     layers = facts.of_model("num_layers")
-    yield from pattern_problems(facts.config if facts.config is not None else facts.model)
-    for name in ("moe_layer_freq", "no_rope_freq", "linear_attention_freq"):
+    yield from pattern_problems(facts.written_config)
+    names = ["moe_layer_freq", "no_rope_freq", "linear_attention_freq"]
+    if facts.of_model("window_size"):  # without one, Megatron-Core doesn't read it
+        names.append("window_attn_skip_freq")
+    for name in names:
         pattern = facts.of_model(name)
         if isinstance(pattern, list) and is_count(layers) and len(pattern) != layers:
             yield (
@@ -176,10 +168,10 @@ def _pattern(facts: Facts) -> Iterator[str]:
 
 def tokenizer_size(facts: Facts) -> int | None:
     """The vocabulary size of the data's tokenizer, if the recipe states it without opening a file."""
-    tokenizer = getattr(facts.data, "tokenizer", None)
+    tokenizer = facts.at("data.tokenizer")
     if tokenizer is not None:
         return number(tokenizer, "vocab_size")
-    if getattr(facts.data, "vocab_file", None) is not None:
+    if facts.at("data.vocab_file") is not None:
         return None
     return getattr(class_of(facts.data), "size_without_tokenizer", None)
 

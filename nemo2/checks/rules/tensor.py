@@ -15,14 +15,16 @@ SP = "strategy.sequence_parallel=True"
 
 @TENSOR.rule(
     "heads-over-tensor-ranks",
-    says="The tensor-parallel size must divide the number of attention heads.",
-    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{TP}=3 {CP}=1 trainer.devices=6 data.global_batch_size=510 model.config.ffn_hidden_size=14352 "
     "model.config.num_query_groups=1 model.config.vocab_size=129024",
     mended=f"{TP}=2 {CP}=1 trainer.devices=6 data.global_batch_size=510",
     megatron_refuses=True,
 )
 def _heads(facts: Facts) -> Iterator[str]:
+    """The tensor-parallel size must divide the number of attention heads.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
     heads, tp = facts.of_model("num_attention_heads"), facts.layout.tp
     if heads and heads % tp:
         yield (
@@ -33,8 +35,6 @@ def _heads(facts: Facts) -> Iterator[str]:
 
 @TENSOR.rule(
     "groups-over-tensor-ranks",
-    says="The number of query groups must be a multiple or a divisor of the tensor-parallel size.",
-    otherwise="Megatron-Core rejects the model configuration.",
     broken=f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=12 "
     "model.config.kv_channels=128",
     mended=f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=8 "
@@ -42,6 +42,10 @@ def _heads(facts: Facts) -> Iterator[str]:
     megatron_refuses=True,
 )
 def _groups(facts: Facts) -> Iterator[str]:
+    """The number of query groups must be a multiple or a divisor of the tensor-parallel size.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
     groups, tp = facts.of_model("num_query_groups"), facts.layout.tp
     if groups and groups % tp and tp % groups:
         yield (
@@ -53,13 +57,15 @@ def _groups(facts: Facts) -> Iterator[str]:
 
 @TENSOR.rule(
     "feed-forward-over-tensor-ranks",
-    says="The tensor-parallel size must divide the width of the feed-forward layers.",
-    otherwise="Megatron-Core raises an AssertionError when it builds the first layer.",
     broken=f"{TP}=2 model.config.ffn_hidden_size=14335",
     mended=f"{TP}=2 model.config.ffn_hidden_size=14336",
     megatron_refuses=True,
 )
 def _feed_forward(facts: Facts) -> Iterator[str]:
+    """The tensor-parallel size must divide the width of the feed-forward layers.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the first layer.
+    """
     ffn, tp = facts.of_model("ffn_hidden_size"), facts.layout.tp
     if ffn and ffn % tp:
         yield (
@@ -68,15 +74,12 @@ def _feed_forward(facts: Facts) -> Iterator[str]:
         )
 
 
-@TENSOR.rule(
-    "sequence-parallel-needs-tensor-ranks",
-    says="Sequence parallelism requires a tensor-parallel size of at least 2.",
-    otherwise="Megatron-Core rejects the model configuration.",
-    broken=f"{SP}",
-    mended=f"{SP} {TP}=2",
-    megatron_refuses=True,
-)
+@TENSOR.rule("sequence-parallel-needs-tensor-ranks", broken=f"{SP}", mended=f"{SP} {TP}=2", megatron_refuses=True)
 def _sequence_parallel(facts: Facts) -> Iterator[str]:
+    """Sequence parallelism requires a tensor-parallel size of at least 2.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
     if facts.layout.sp and facts.layout.tp == 1:
         yield (
             "strategy.sequence_parallel=True with strategy.tensor_model_parallel_size=1: sequence parallelism splits "
@@ -87,12 +90,14 @@ def _sequence_parallel(facts: Facts) -> Iterator[str]:
 
 @TENSOR.rule(
     "sequence-over-tensor-ranks",
-    says="With sequence parallelism, tensor-parallel size * context-parallel size must divide the sequence length.",
-    otherwise="Megatron-Core raises an AssertionError in the first step.",
     broken=f"{TP}=8 {CP}=1 {SP} data.seq_length=8188",
     mended=f"{TP}=8 {CP}=1 {SP} data.seq_length=8184",
 )
 def _sequence(facts: Facts) -> Iterator[str]:
+    """With sequence parallelism, tensor-parallel size * context-parallel size must divide the sequence length.
+
+    Otherwise: Megatron-Core raises an AssertionError in the first step.
+    """
     layout, seq = facts.layout, facts.seq_length
     if layout.sp and layout.tp > 1 and seq and seq % (layout.tp * layout.cp):
         yield (
@@ -104,29 +109,32 @@ def _sequence(facts: Facts) -> Iterator[str]:
 
 @TENSOR.rule(
     "latent-attention-over-tensor-ranks",
-    says="Multi-latent attention with tensor parallelism requires sequence parallelism.",
-    otherwise="The model trains with a gradient of the query norm that is too large by a factor of the "
-    "tensor-parallel size, without an error.",
     recipe="deepseek_v2_lite",
     broken=f"{TP}=2 strategy.expert_tensor_parallel_size=1",
     mended=f"{TP}=2 strategy.expert_tensor_parallel_size=1 {SP}",
 )
 def _latent_attention(facts: Facts) -> Iterator[str]:
-    if facts.sized_config is not None:
-        yield from layers.mla_needs_sequence_parallel(facts.sized_config)
+    """Multi-latent attention with tensor parallelism requires sequence parallelism.
+
+    Otherwise: The model trains with a gradient of the query norm that is too large by a factor of the tensor-parallel
+    size, without an error.
+    """
+    yield from facts.of_layers(layers.mla_needs_sequence_parallel)
 
 
 @TENSOR.rule(
     "mixers-over-tensor-ranks",
-    says="The tensor-parallel size must divide the numbers of heads and groups of Mamba mixers.",
-    otherwise="Megatron-Core raises an AssertionError when it builds the first mixer.",
     recipe="mamba2_8b",
     broken=f"{TP}=8 {SP} model.config.mamba_num_groups=4",
     mended=f"{TP}=8 {SP} model.config.mamba_num_groups=8",
     megatron_refuses=True,
 )
 def _mixers(facts: Facts) -> Iterator[str]:
-    if not hasattr(facts.model, "mamba_stack_spec"):
+    """The tensor-parallel size must divide the numbers of heads and groups of Mamba mixers.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the first mixer.
+    """
+    if not facts.is_hybrid:
         return
     tp, hidden = facts.layout.tp, facts.of_model("hidden_size")
     width = facts.of_model("mamba_head_dim")

@@ -21,43 +21,41 @@ TP, PP, CP, EP, ETP = (
 )
 
 
-@SIZES.rule(
-    "sizes-are-counts",
-    says="Every parallel size must be a whole number of at least 1.",
-    otherwise="Megatron-Core divides by the size and raises ZeroDivisionError, or uses a process group that does not "
-    "exist.",
-    broken=f"{TP}=0",
-    mended=f"{TP}=1",
-)
+@SIZES.rule("sizes-are-counts", broken=f"{TP}=0", mended=f"{TP}=1")
 def _sizes(facts: Facts) -> Iterator[str]:
+    """Every parallel size must be a whole number of at least 1.
+
+    Otherwise: Megatron-Core divides by the size and raises ZeroDivisionError, or uses a process group that does not
+    exist.
+    """
     yield from Layout.size_problems(**facts.sizes)
 
 
-@SIZES.rule(
-    "nodes-and-devices-are-counts",
-    says="`trainer.num_nodes` must be at least 1. `trainer.devices` must be a number of devices, a list of device "
-    "indices, or 'auto' for all devices of a node.",
-    otherwise="The run cannot be launched.",
-    broken="trainer.num_nodes=0",
-    mended="trainer.num_nodes=1",
-)
+@SIZES.rule("nodes-and-devices-are-counts", broken="trainer.num_nodes=0", mended="trainer.num_nodes=1")
 def _launch_counts(facts: Facts) -> Iterator[str]:
+    """`trainer.num_nodes` must be at least 1. `trainer.devices` must be a number of devices, a list of device
+    indices, or 'auto' for all devices of a node.
+
+    Otherwise: The run cannot be launched.
+    """
     problems = (
-        nodes_problem(getattr(facts.trainer, "num_nodes", None)),
-        devices_problem(getattr(facts.trainer, "devices", None)),
+        nodes_problem(facts.at("trainer.num_nodes")),
+        devices_problem(facts.at("trainer.devices")),
     )
     yield from (problem for problem in problems if problem is not None)
 
 
 @WORLD.rule(
     "dense-sizes-divide-the-world",
-    says="The product of tensor, pipeline and context parallel size must divide the number of ranks (nodes * devices).",
-    otherwise="Megatron-Core raises an error when it creates the process groups.",
     broken=f"{TP}=3",
     mended=f"{TP}=4 {CP}=1 strategy.sequence_parallel=True",
     megatron_refuses=True,
 )
 def _dense_world(facts: Facts) -> Iterator[str]:
+    """The product of tensor, pipeline and context parallel size must divide the number of ranks (nodes * devices).
+
+    Otherwise: Megatron-Core raises an error when it creates the process groups.
+    """
     size = facts.layout.model_parallel_size
     if facts.world_size % size:
         yield f"{_where(facts)}: {facts.layout.world_problem(facts.world_size)}"
@@ -65,15 +63,17 @@ def _dense_world(facts: Facts) -> Iterator[str]:
 
 @WORLD.rule(
     "expert-sizes-divide-the-world",
-    says="The product of expert tensor, expert and pipeline parallel size must divide the number of ranks (nodes * "
-    "devices).",
-    otherwise="Megatron-Core raises an error when it creates the process groups.",
     recipe="deepseek_v2_lite",
     broken=f"{EP}=16",
     mended=f"{EP}=8",
     megatron_refuses=True,
 )
 def _expert_world(facts: Facts) -> Iterator[str]:
+    """The product of expert tensor, expert and pipeline parallel size must divide the number of ranks (nodes *
+    devices).
+
+    Otherwise: Megatron-Core raises an error when it creates the process groups.
+    """
     problem = facts.layout.world_problem(facts.world_size)
     if problem and facts.world_size % facts.layout.model_parallel_size == 0:
         yield f"{_where(facts)}: {problem}"
@@ -81,15 +81,16 @@ def _expert_world(facts: Facts) -> Iterator[str]:
 
 @WORLD.rule(
     "replicas-before-stages",
-    says="With `use_tp_pp_dp_mapping` and pipeline parallelism, experts must have as many replicas as the dense "
-    "layers.",
-    otherwise="Megatron-Core raises an error, because dense layers and experts would have different neighbors in the "
-    "pipeline.",
     broken=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=2",
     mended=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=1",
     megatron_refuses=True,
 )
 def _rank_order(facts: Facts) -> Iterator[str]:
+    """With `use_tp_pp_dp_mapping` and pipeline parallelism, experts must have as many replicas as the dense layers.
+
+    Otherwise: Megatron-Core raises an error, because dense layers and experts would have different neighbors in the
+    pipeline.
+    """
     layout, world = facts.layout, facts.world_size
     if not facts.of_strategy("use_tp_pp_dp_mapping") or layout.pp == 1 or layout.world_problem(world):
         return
@@ -107,13 +108,15 @@ def _rank_order(facts: Facts) -> Iterator[str]:
 
 @WORLD.rule(
     "optimizer-instances-divide-the-replicas",
-    says="`num_distributed_optimizer_instances` must divide data-parallel size * context-parallel size.",
-    otherwise="Megatron-Core raises an error when it creates the process groups.",
     broken="strategy.num_distributed_optimizer_instances=3",
     mended="strategy.num_distributed_optimizer_instances=2",
     megatron_refuses=True,
 )
 def _optimizer_instances(facts: Facts) -> Iterator[str]:
+    """`num_distributed_optimizer_instances` must divide data-parallel size * context-parallel size.
+
+    Otherwise: Megatron-Core raises an error when it creates the process groups.
+    """
     instances, replicas = facts.of_strategy("num_distributed_optimizer_instances"), facts.data_parallel_size
     if not isinstance(instances, int) or replicas is None:
         return
@@ -128,13 +131,15 @@ def _optimizer_instances(facts: Facts) -> Iterator[str]:
 
 @WORLD.rule(
     "optimizer-instances-need-shards",
-    says="More than one optimizer instance requires the distributed optimizer.",
-    otherwise="Megatron-Core raises an AssertionError when it wraps the model.",
     broken="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=False "
     "strategy.ddp.overlap_param_gather=False",
     mended="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=True",
 )
 def _instances_of_what(facts: Facts) -> Iterator[str]:
+    """More than one optimizer instance requires the distributed optimizer.
+
+    Otherwise: Megatron-Core raises an AssertionError when it wraps the model.
+    """
     instances = facts.of_strategy("num_distributed_optimizer_instances")
     if isinstance(instances, int) and instances > 1 and not facts.distributed_optimizer:
         yield (
@@ -145,15 +150,16 @@ def _instances_of_what(facts: Facts) -> Iterator[str]:
 
 @WORLD.rule(
     "something-to-shard",
-    says="Megatron-FSDP (`strategy.fsdp`) must have at least two ranks to shard over, for dense layers and for "
-    "experts.",
-    otherwise="Megatron-FSDP trains with wrong gradients: it counts some of them twice or sums them over the wrong "
-    "ranks.",
     recipe="deepseek_v2_lite",
     broken=f"strategy.fsdp=megatron {PP}=1 {EP}=8",
     mended=f"strategy.fsdp=megatron {PP}=1 {EP}=4",
 )
 def _sharded(facts: Facts) -> Iterator[str]:
+    """Megatron-FSDP (`strategy.fsdp`) must have at least two ranks to shard over, for dense layers and for experts.
+
+    Otherwise: Megatron-FSDP trains with wrong gradients: it counts some of them twice or sums them over the wrong
+    ranks.
+    """
     fsdp = facts.of_strategy("fsdp")
     if not fsdp or facts.layout.world_problem(facts.world_size):
         return

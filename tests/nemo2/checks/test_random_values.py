@@ -28,6 +28,20 @@ def test_what_is_legal_trains_two_steps_and_what_is_refused_does_not() -> None:
         (Drawn("latent", 1, {"model.config.add_bias_linear": True}), ["shared-experts-have-no-bias"]),
         (Drawn("experts", 1, {"model.config.gated_linear_unit": False}), []),
         (Drawn("dense", 1, {"model.config.window_size": -1}), ["values-have-their-types"]),
+        (Drawn("dense", 1, {"model.config.window_attn_skip_freq": [1]}), []),
+        (
+            Drawn(
+                "dense",
+                2,
+                {
+                    "model.config.window_size": (8, 0),
+                    "model.config.window_attn_skip_freq": [1],
+                    "model.config.cp_comm_type": "all_gather",
+                    "trainer.strategy.context_parallel_size": 2,
+                },
+            ),
+            ["layer-pattern-has-every-layer"],
+        ),
         (Drawn("dense", 1, {"data.num_train_samples": 1}), ["samples-for-a-step"]),
         (Drawn("dense", 1, {"data.num_val_samples": 1}), []),
         (Drawn("dense", 1, {"data.num_val_samples": 1, "trainer.limit_val_batches": 1}), ["samples-for-a-step"]),

@@ -171,16 +171,18 @@ def test_changes_go_into_configs_and_a_target_takes_their_place() -> None:
 def test_changes_that_cannot_be_made_are_told_together_and_none_is_made() -> None:
     made: Any = recipe()
     form = read(
-        "trainer:\n  max_steps: 3\n  max_stepz: 4\n  lr: fast\nmodel: {_target_: support.config_samples.Plain, x: 1}",
+        "trainer:\n  max_steps: 3\n  max_stepz: 4\n  lr: fast\n  max_steps?: 5\n"
+        "model: {_target_: support.config_samples.Plain, x: 1}",
         "f",
     )
     with pytest.raises(ConfigError) as error:
         apply_form(made, form, SAMPLES, source="f")
-    assert "f:5: model.x" in str(error.value)
+    assert "f:6: model.x" in str(error.value)
     form.pop("model")
     with pytest.raises(ConfigError) as error:
         apply_form(made, form, SAMPLES, source="f")
     assert "f:3: trainer.max_stepz=4" in str(error.value) and "f:4: trainer.lr=fast: takes a number" in str(error.value)
+    assert "f:5: trainer.max_steps?=5" in str(error.value)
     assert made == recipe()
 
 

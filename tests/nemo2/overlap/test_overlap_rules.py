@@ -15,7 +15,7 @@ from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo2.config.derivations import Setting
 from nemo2.errors import ConfigError
 from nemo2.models.llama import LlamaConfig
-from nemo2.overlap.facts import facts_of_run
+from nemo2.overlap.apply import overlap
 from nemo2.overlap.rules import DEFAULT_BUCKET_SIZE, decide, ineffective
 from nemo2.overlap.settings import Decision, OverlapFacts
 from nemo2.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
@@ -304,26 +304,29 @@ def test_context_parallel_messages_overlap_wherever_there_is_a_ring(
 
 
 @pytest.mark.parametrize(
-    ("missing", "given", "messages"),
+    ("missing", "given", "ring"),
     [
-        (None, {}, "p2p"),
-        ("not here", {}, "all_gather"),
-        ("not here", {"cp_comm_type": "p2p"}, "p2p"),
-        (None, {"cp_comm_type": "a2a"}, "a2a"),
+        (None, {}, True),
+        ("not here", {}, False),
+        ("not here", {"cp_comm_type": "p2p"}, True),
+        (None, {"cp_comm_type": "a2a"}, False),
     ],
 )
 def test_asked_for_nothing_transformer_engine_goes_round_a_ring_and_the_plain_attention_gathers(
-    missing: Optional[str], given: dict[str, Any], messages: str
+    missing: Optional[str], given: dict[str, Any], ring: bool
 ) -> None:
-    found = facts_of_run(
+    decisions = overlap(
+        [],
         layout=Layout(cp=2),
         world_size=2,
         model_config=LlamaConfig(num_layers=2, hidden_size=32, num_attention_heads=4, **given),
         optimizer_config=None,
+        ddp_config=None,
         data_sampler=None,
+        gpu=None,
         transformer_engine_missing=missing,
     )
-    assert found.context_messages == messages
+    assert decisions["cp_comm_overlap"].value is ring
 
 
 SHARDED = ("overlap_grad_reduce", "overlap_param_gather")
