@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Optional
 
 import torch.nn.functional as F
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
@@ -32,29 +31,16 @@ class Baichuan2Config(DecoderConfig):
     gradient includes the division. NeMo 2.0 leaves it out and is therefore a different model. False: use the rows
     unchanged."""
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         if self.normalize_output_layer and model.post_process:
             with_rows_of_length_one(model.output_layer)
-        return model
 
 
-@configurable
-@dataclass
-class Baichuan2Config7B(Baichuan2Config):
+class Baichuan2Config7B(
+    Baichuan2Config, num_layers=32, hidden_size=4096, num_attention_heads=32, num_query_groups=32, ffn_hidden_size=11008
+):
     """7.51 B parameters with the 125,696-token vocabulary."""
-
-    num_layers: int = 32
-    hidden_size: int = 4096
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = 32
-    ffn_hidden_size: Optional[int] = 11008
 
 
 @configurable

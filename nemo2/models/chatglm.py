@@ -30,20 +30,12 @@ class ChatGLMConfig(DecoderConfig):
     make_vocab_size_divisible_by: int = 65024
 
 
-@configurable
-@dataclass
-class ChatGLM2Config6B(ChatGLMConfig):
+class ChatGLM2Config6B(ChatGLMConfig, seq_length=32768):
     """ChatGLM 2: 32,768 tokens of context."""
 
-    seq_length: int = 32768
 
-
-@configurable
-@dataclass
-class ChatGLM3Config6B(ChatGLMConfig):
+class ChatGLM3Config6B(ChatGLMConfig, seq_length=8192):
     """ChatGLM 3: 8,192 tokens of context."""
-
-    seq_length: int = 8192
 
 
 @configurable

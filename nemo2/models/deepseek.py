@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union
 
 import torch.nn.functional as F
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from nemo2.backend.extras import have_te
@@ -77,21 +76,13 @@ class DeepSeekConfig(MLATransformerConfig, GPTConfig):
     cross_entropy_loss_fusion: bool = True
     cross_entropy_fusion_impl: Literal["native", "te"] = "te"
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
-        modules: Any = model.named_modules()
-        for name, module in modules:
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
+        for name, module in model.named_modules():
             if name.endswith(_LATENT_NORMS) and hasattr(module, "eps"):
                 module.eps = self.latent_layernorm_epsilon
         if self.moe_router_group_score == "max":
             rank_groups_by_best_expert(model)
-        return model
 
 
 @configurable

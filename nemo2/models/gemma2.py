@@ -38,44 +38,41 @@ class Gemma2Config(GemmaConfig):
         super().__post_init__()
 
 
-@configurable
-@dataclass
-class Gemma2Config2B(Gemma2Config):
+class Gemma2Config2B(
+    Gemma2Config,
+    num_layers=26,
+    hidden_size=2304,
+    num_attention_heads=8,
+    num_query_groups=4,
+    ffn_hidden_size=9216,
+    query_pre_attn_scalar=256,
+):
     """2.61 B parameters."""
 
-    num_layers: int = 26
-    hidden_size: int = 2304
-    num_attention_heads: int = 8
-    num_query_groups: Optional[int] = 4
-    ffn_hidden_size: Optional[int] = 9216
-    query_pre_attn_scalar: int = 256
 
-
-@configurable
-@dataclass
-class Gemma2Config9B(Gemma2Config):
+class Gemma2Config9B(
+    Gemma2Config,
+    num_layers=42,
+    hidden_size=3584,
+    num_attention_heads=16,
+    num_query_groups=8,
+    ffn_hidden_size=14336,
+    query_pre_attn_scalar=256,
+):
     """9.24 B parameters."""
 
-    num_layers: int = 42
-    hidden_size: int = 3584
-    num_attention_heads: int = 16
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 14336
-    query_pre_attn_scalar: int = 256
 
-
-@configurable
-@dataclass
-class Gemma2Config27B(Gemma2Config):
+class Gemma2Config27B(
+    Gemma2Config,
+    num_layers=46,
+    hidden_size=4608,
+    num_attention_heads=32,
+    kv_channels=128,
+    num_query_groups=16,
+    ffn_hidden_size=36864,
+    query_pre_attn_scalar=144,
+):
     """27.2 B parameters."""
-
-    num_layers: int = 46
-    hidden_size: int = 4608
-    num_attention_heads: int = 32
-    kv_channels: Optional[int] = 128
-    num_query_groups: Optional[int] = 16
-    ffn_hidden_size: Optional[int] = 36864
-    query_pre_attn_scalar: int = 144
 
 
 @configurable

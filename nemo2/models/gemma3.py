@@ -9,13 +9,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
-
 from nemo2.config.capture import configurable
 from nemo2.models.gemma import GemmaConfig
 from nemo2.models.gpt import GPTModel
-from nemo2.models.layers.local_rotary import LocalAndGlobalRotary, rotary_embedding
+from nemo2.models.layers.local_rotary import LocalAndGlobalRotary
 from nemo2.models.layers.local_rotary import local_rotary_layer_spec as gemma3_layer_spec
+from nemo2.models.rotary import rotary_embedding
 
 
 @configurable
@@ -49,87 +48,82 @@ class Gemma3Config(GemmaConfig):
         self.window_attn_skip_freq = (pattern * math.ceil(self.num_layers / len(pattern)))[: self.num_layers]
         super().__post_init__()
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
+    def _model_arguments(self, tokenizer: Any) -> dict[str, Any]:
+        # The model makes its own embedding, for one base.
+        return super()._model_arguments(tokenizer) | {"rotary_base": self._rotary_bases[1]}
+
+    @property
+    def _rotary_bases(self) -> tuple[int, int]:
         bases = self.rotary_base
         local, far = bases if isinstance(bases, (tuple, list)) else (bases, bases)
-        self.rotary_base = far  # the model makes its own embedding, for one base
-        try:
-            model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
-        finally:
-            self.rotary_base = bases
-        stretched = rotary_embedding(self, rotary_base=int(far), seq_len_interpolation_factor=self.rope_scaling_factor)
+        return int(local), int(far)
+
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
+        local, far = self._rotary_bases
         model.rotary_pos_emb = LocalAndGlobalRotary(
-            local_layers=rotary_embedding(self, rotary_base=int(local)), global_layers=stretched
+            local_layers=rotary_embedding(self, rotary_base=local),
+            global_layers=rotary_embedding(
+                self, rotary_base=far, seq_len_interpolation_factor=self.rope_scaling_factor
+            ),
         )
-        return model
 
 
-@configurable
-@dataclass
-class Gemma3Config1B(Gemma3Config):
+class Gemma3Config1B(
+    Gemma3Config,
+    num_layers=26,
+    hidden_size=1152,
+    num_attention_heads=4,
+    num_query_groups=1,
+    ffn_hidden_size=6912,
+    seq_length=32768,
+    vocab_size=262144,
+):
     """1.00 B parameters; 32,768 tokens of context."""
 
-    num_layers: int = 26
-    hidden_size: int = 1152
-    num_attention_heads: int = 4
-    num_query_groups: Optional[int] = 1
-    ffn_hidden_size: Optional[int] = 6912
-    seq_length: int = 32768
-    vocab_size: Optional[int] = 262144
 
-
-@configurable
-@dataclass
-class Gemma3Config4B(Gemma3Config):
+class Gemma3Config4B(
+    Gemma3Config,
+    is_vision_language=True,
+    num_layers=34,
+    hidden_size=2560,
+    num_attention_heads=8,
+    num_query_groups=4,
+    ffn_hidden_size=10240,
+    window_size=1024,
+    rope_scaling_factor=8.0,
+):
     """3.88 B parameters without the vision tower."""
 
-    is_vision_language: bool = True
-    num_layers: int = 34
-    hidden_size: int = 2560
-    num_attention_heads: int = 8
-    num_query_groups: Optional[int] = 4
-    ffn_hidden_size: Optional[int] = 10240
-    window_size: Optional[Union[int, tuple[int, int]]] = 1024
-    rope_scaling_factor: float = 8.0
 
-
-@configurable
-@dataclass
-class Gemma3Config12B(Gemma3Config):
+class Gemma3Config12B(
+    Gemma3Config,
+    is_vision_language=True,
+    num_layers=48,
+    hidden_size=3840,
+    num_attention_heads=16,
+    num_query_groups=8,
+    ffn_hidden_size=15360,
+    window_size=1024,
+    rope_scaling_factor=8.0,
+):
     """11.8 B parameters without the vision tower."""
 
-    is_vision_language: bool = True
-    num_layers: int = 48
-    hidden_size: int = 3840
-    num_attention_heads: int = 16
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 15360
-    window_size: Optional[Union[int, tuple[int, int]]] = 1024
-    rope_scaling_factor: float = 8.0
 
-
-@configurable
-@dataclass
-class Gemma3Config27B(Gemma3Config):
-    """27.0 B parameters without the vision tower."""
-
-    is_vision_language: bool = True
-    num_layers: int = 62
-    hidden_size: int = 5376
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = 16
-    kv_channels: Optional[int] = 128
-    # Scores are scaled by hidden_size / heads, not by the channels per head.
-    softmax_scale: Optional[float] = 168**-0.5
-    ffn_hidden_size: Optional[int] = 21504
-    window_size: Optional[Union[int, tuple[int, int]]] = 1024
-    rope_scaling_factor: float = 8.0
+class Gemma3Config27B(
+    Gemma3Config,
+    is_vision_language=True,
+    num_layers=62,
+    hidden_size=5376,
+    num_attention_heads=32,
+    num_query_groups=16,
+    kv_channels=128,
+    softmax_scale=168**-0.5,
+    ffn_hidden_size=21504,
+    window_size=1024,
+    rope_scaling_factor=8.0,
+):
+    """27.0 B parameters without the vision tower. Scores are scaled by hidden_size / heads, not by the channels per head."""
 
 
 @configurable

@@ -26,59 +26,30 @@ class GPTConfig126M(GPTConfig):
     use_transformer_engine_full_layer_spec: bool = True
 
 
-@configurable
-@dataclass
-class GPTConfig5B(GPTConfig126M):
+class GPTConfig5B(GPTConfig126M, num_layers=24, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32):
     """5.1 B parameters with a vocabulary of 51,200."""
 
-    num_layers: int = 24
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 16384
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class GPTConfig7B(GPTConfig126M):
+class GPTConfig7B(GPTConfig126M, num_layers=32, hidden_size=4096, ffn_hidden_size=10880, num_attention_heads=32):
     """5.2 B parameters with a vocabulary of 51,200: the width of a gated 7B, without the gate."""
 
-    num_layers: int = 32
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 10880
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class GPTConfig20B(GPTConfig126M):
+class GPTConfig20B(GPTConfig126M, num_layers=44, hidden_size=6144, ffn_hidden_size=24576, num_attention_heads=48):
     """20.3 B parameters with a vocabulary of 51,200."""
 
-    num_layers: int = 44
-    hidden_size: int = 6144
-    ffn_hidden_size: Optional[int] = 24576
-    num_attention_heads: int = 48
 
-
-@configurable
-@dataclass
-class GPTConfig40B(GPTConfig126M):
+class GPTConfig40B(GPTConfig126M, num_layers=48, hidden_size=8192, ffn_hidden_size=32768, num_attention_heads=64):
     """39.1 B parameters with a vocabulary of 51,200."""
 
-    num_layers: int = 48
-    hidden_size: int = 8192
-    ffn_hidden_size: Optional[int] = 32768
-    num_attention_heads: int = 64
 
-
-@configurable
-@dataclass
-class GPTConfig175B(GPTConfig126M):
+class GPTConfig175B(
+    GPTConfig126M,
+    num_layers=96,
+    hidden_size=12288,
+    ffn_hidden_size=49152,
+    num_attention_heads=96,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    layernorm_zero_centered_gamma=True,
+):
     """174.6 B parameters with a vocabulary of 51,200."""
-
-    num_layers: int = 96
-    hidden_size: int = 12288
-    ffn_hidden_size: Optional[int] = 49152
-    num_attention_heads: int = 96
-    hidden_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    layernorm_zero_centered_gamma: bool = True

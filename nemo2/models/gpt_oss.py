@@ -60,22 +60,12 @@ class GPTOSSConfig(GPTConfig):
     bias_activation_fusion: bool = True
 
 
-@configurable
-@dataclass
-class GPTOSSConfig20B(GPTOSSConfig):
+class GPTOSSConfig20B(GPTOSSConfig, num_layers=24, num_moe_experts=32):
     """20.9 B parameters, 3.6 B of them used per token."""
 
-    num_layers: int = 24
-    num_moe_experts: Optional[int] = 32
 
-
-@configurable
-@dataclass
-class GPTOSSConfig120B(GPTOSSConfig):
+class GPTOSSConfig120B(GPTOSSConfig, num_layers=36, num_moe_experts=128):
     """116.8 B parameters, 5.1 B of them used per token."""
-
-    num_layers: int = 36
-    num_moe_experts: Optional[int] = 128
 
 
 @configurable

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Optional
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.transformer import ModuleSpec
 
 from nemo2.config.capture import configurable
@@ -52,19 +51,12 @@ class GraniteConfig(DecoderConfig):
     softmax_scale: Optional[float] = 0.015625
     transformer_layer_spec: Any = granite_layer_spec
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         if model.pre_process:
             model.embedding.register_forward_hook(partial(multiply, self.embedding_multiplier))
         if hasattr(model, "output_layer"):
             model.output_layer.register_forward_hook(LogitDivisor(self.logits_scaling), prepend=True)
-        return model
 
 
 class Granite3Config2B(GraniteConfig, num_layers=40, hidden_size=2048, num_attention_heads=32, ffn_hidden_size=8192):

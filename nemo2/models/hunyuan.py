@@ -10,7 +10,6 @@ from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.transformer import ModuleSpec
 
 from nemo2.config.capture import configurable
@@ -51,17 +50,10 @@ class HunyuanConfig(DecoderConfig):
     share_embeddings_and_output_weights: bool = True
     transformer_layer_spec: Any = hunyuan_layer_spec
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         for layer in model.decoder.layers:
             normalize_after_rotation(layer.self_attention)
-        return model
 
 
 class HunyuanConfig500M(

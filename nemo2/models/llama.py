@@ -8,7 +8,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from torch import Tensor
 
 from nemo2.config.capture import configurable
@@ -30,73 +29,44 @@ class LlamaConfig(DecoderConfig):
 
 
 # Llama 2: arXiv:2307.09288, table 1 and appendix A.2.1; widths from the released params.json files.
-@configurable
-@dataclass
-class Llama2Config7B(LlamaConfig):
+class Llama2Config7B(
+    LlamaConfig, num_layers=32, hidden_size=4096, num_attention_heads=32, num_query_groups=32, ffn_hidden_size=11008
+):
     """6.74 B parameters with the 32,000-token vocabulary."""
 
-    num_layers: int = 32
-    hidden_size: int = 4096
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = 32
-    ffn_hidden_size: Optional[int] = 11008
 
-
-@configurable
-@dataclass
-class Llama2Config13B(LlamaConfig):
+class Llama2Config13B(
+    LlamaConfig, num_layers=40, hidden_size=5120, num_attention_heads=40, num_query_groups=40, ffn_hidden_size=13824
+):
     """13.02 B parameters with the 32,000-token vocabulary."""
 
-    num_layers: int = 40
-    hidden_size: int = 5120
-    num_attention_heads: int = 40
-    num_query_groups: Optional[int] = 40
-    ffn_hidden_size: Optional[int] = 13824
 
-
-@configurable
-@dataclass
-class Llama2Config70B(LlamaConfig):
+class Llama2Config70B(
+    LlamaConfig, num_layers=80, hidden_size=8192, num_attention_heads=64, num_query_groups=8, ffn_hidden_size=28672
+):
     """68.98 B parameters with the 32,000-token vocabulary; grouped-query attention."""
-
-    num_layers: int = 80
-    hidden_size: int = 8192
-    num_attention_heads: int = 64
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 28672
 
 
 # Code Llama: arXiv:2308.12950; Llama 2, trained further with a rotary base of a million.
-@configurable
-@dataclass
-class CodeLlamaConfig7B(Llama2Config7B):
+class CodeLlamaConfig7B(Llama2Config7B, rotary_base=1_000_000, seq_length=16384):
     """6.74 B parameters with the 32,016-token vocabulary."""
 
-    rotary_base: int = 1_000_000
-    seq_length: int = 16384
 
-
-@configurable
-@dataclass
-class CodeLlamaConfig13B(Llama2Config13B):
+class CodeLlamaConfig13B(Llama2Config13B, rotary_base=1_000_000, seq_length=16384):
     """13.02 B parameters with the 32,016-token vocabulary."""
 
-    rotary_base: int = 1_000_000
-    seq_length: int = 16384
 
-
-@configurable
-@dataclass
-class CodeLlamaConfig34B(LlamaConfig):
+class CodeLlamaConfig34B(
+    LlamaConfig,
+    num_layers=48,
+    hidden_size=8192,
+    num_attention_heads=64,
+    num_query_groups=8,
+    ffn_hidden_size=22016,
+    rotary_base=1_000_000,
+    seq_length=16384,
+):
     """33.7 B parameters with the 32,000-token vocabulary; grouped-query attention."""
-
-    num_layers: int = 48
-    hidden_size: int = 8192
-    num_attention_heads: int = 64
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 22016
-    rotary_base: int = 1_000_000
-    seq_length: int = 16384
 
 
 @configurable
@@ -119,27 +89,19 @@ class Llama3Config(LlamaConfig):
     rotary_percent: float = 1.0
 
 
-@configurable
-@dataclass
-class Llama3Config8B(Llama3Config):
+class Llama3Config8B(Llama3Config, num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32):
     """8.03 B parameters with the 128,256-token vocabulary."""
 
-    num_layers: int = 32
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 14336
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class Llama3Config70B(Llama3Config):
+class Llama3Config70B(
+    Llama3Config,
+    num_layers=80,
+    hidden_size=8192,
+    ffn_hidden_size=28672,
+    num_attention_heads=64,
+    init_method_std=0.008944,
+):
     """70.6 B parameters with the 128,256-token vocabulary."""
-
-    num_layers: int = 80
-    hidden_size: int = 8192
-    ffn_hidden_size: Optional[int] = 28672
-    num_attention_heads: int = 64
-    init_method_std: float = 0.008944
 
 
 @configurable
@@ -157,14 +119,8 @@ class Llama31Config(Llama3Config):
     old_context_len: int = 8192
     init_method_std: float = 0.02
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         # Megatron-Core's `rope_scaling` fixes three of the four numbers.
         model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(
             model.rotary_pos_emb.inv_freq,
@@ -173,67 +129,45 @@ class Llama31Config(Llama3Config):
             high_freq_factor=self.high_freq_factor,
             old_context_len=self.old_context_len,
         )
-        return model
 
 
-@configurable
-@dataclass
-class Llama31Config8B(Llama31Config):
+class Llama31Config8B(Llama31Config, num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32):
     """8.03 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
 
-    num_layers: int = 32
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 14336
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class Llama31Config70B(Llama31Config):
+class Llama31Config70B(Llama31Config, num_layers=80, hidden_size=8192, ffn_hidden_size=28672, num_attention_heads=64):
     """70.6 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
 
-    num_layers: int = 80
-    hidden_size: int = 8192
-    ffn_hidden_size: Optional[int] = 28672
-    num_attention_heads: int = 64
 
-
-@configurable
-@dataclass
-class Llama31Config405B(Llama31Config):
+class Llama31Config405B(
+    Llama31Config, num_layers=126, hidden_size=16384, ffn_hidden_size=53248, num_attention_heads=128
+):
     """405.9 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
-
-    num_layers: int = 126
-    hidden_size: int = 16384
-    ffn_hidden_size: Optional[int] = 53248
-    num_attention_heads: int = 128
 
 
 # Llama 3.2: the model cards of meta-llama/Llama-3.2-1B and -3B; tied embeddings, rotary scale 32.
-@configurable
-@dataclass
-class Llama32Config1B(Llama31Config):
+class Llama32Config1B(
+    Llama31Config,
+    scale_factor=32.0,
+    share_embeddings_and_output_weights=True,
+    num_layers=16,
+    hidden_size=2048,
+    ffn_hidden_size=8192,
+    num_attention_heads=32,
+):
     """1.24 B parameters with the 128,256-token vocabulary, counted once (tied)."""
 
-    scale_factor: float = 32.0
-    share_embeddings_and_output_weights: bool = True
-    num_layers: int = 16
-    hidden_size: int = 2048
-    ffn_hidden_size: Optional[int] = 8192
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class Llama32Config3B(Llama31Config):
+class Llama32Config3B(
+    Llama31Config,
+    scale_factor=32.0,
+    share_embeddings_and_output_weights=True,
+    num_layers=28,
+    hidden_size=3072,
+    ffn_hidden_size=8192,
+    num_attention_heads=24,
+):
     """3.21 B parameters with the 128,256-token vocabulary, counted once (tied)."""
-
-    scale_factor: float = 32.0
-    share_embeddings_and_output_weights: bool = True
-    num_layers: int = 28
-    hidden_size: int = 3072
-    ffn_hidden_size: Optional[int] = 8192
-    num_attention_heads: int = 24
 
 
 @configurable

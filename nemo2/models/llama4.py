@@ -15,7 +15,6 @@ from typing import Any, Literal, Optional, Union
 
 import torch
 import torch.nn.functional as F
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.identity_op import IdentityOp
@@ -89,14 +88,8 @@ class Llama4Config(Llama3Config):
     moe_permute_fusion: bool = False
     transformer_layer_spec: Any = llama4_layer_spec
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        """Build this rank's chunk. Parameters and result are those of the parent's method.
+    def customize_model(self, model: Any) -> None:
+        """Scale rotary frequencies, and let layers attend in chunks or sharpen far queries.
 
         Raises:
             ConfigError: sequences longer than a chunk are split over context-parallel ranks.
@@ -108,7 +101,7 @@ class Llama4Config(Llama3Config):
                 f"a chunk, but context_parallel_size={cp} shards sequences. Set context_parallel_size=1, or "
                 "attention_chunk_size=None for full attention."
             )
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        super().customize_model(model)
         if self.rope_scaling:
             model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(
                 model.rotary_pos_emb.inv_freq,
@@ -118,23 +111,17 @@ class Llama4Config(Llama3Config):
                 old_context_len=self.old_context_len,
             )
         skips: Any = self.no_rope_freq or [0] * self.num_layers
-        layers: Any = model.decoder.layers
-        for layer in layers:
+        for layer in model.decoder.layers:
             core_attention = layer.self_attention.core_attention
             if skips[layer.layer_number - 1]:
                 if self.attn_temperature_tuning:
                     sharpen_far_queries(core_attention, floor=self.floor_scale, factor=self.attn_scale, first=1)
             elif chunk is not None and cp == 1:
                 attend_in_chunks(core_attention, chunk)
-        return model
 
 
-@configurable
-@dataclass
-class Llama4Experts16Config(Llama4Config):
+class Llama4Experts16Config(Llama4Config, num_moe_experts=16):
     """Scout: 107.8 B parameters without the vision tower, 17 B of them used per token; experts in every layer."""
-
-    num_moe_experts: Optional[int] = 16
 
 
 @configurable

@@ -58,20 +58,12 @@ def heterogeneous_layer_spec(config: Any, vp_stage: Optional[int] = None) -> Mod
     return ModuleSpec(module=TransformerBlock, submodules=block)
 
 
-@configurable
-@dataclass
-class Llama31NemotronNano8BConfig(Llama31Config8B):
+class Llama31NemotronNano8BConfig(Llama31Config8B, kv_channels=128):
     """8.03 B parameters with the 128,256-token vocabulary."""
 
-    kv_channels: Optional[int] = 128
 
-
-@configurable
-@dataclass
-class Llama31Nemotron70BConfig(Llama31Config70B):
+class Llama31Nemotron70BConfig(Llama31Config70B, kv_channels=128):
     """70.6 B parameters with the 128,256-token vocabulary."""
-
-    kv_channels: Optional[int] = 128
 
 
 @configurable

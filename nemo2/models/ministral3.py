@@ -10,8 +10,6 @@ from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Optional
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
-
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.llama import rows
@@ -44,14 +42,8 @@ class Ministral3Config(DecoderConfig):
     query_growth: float = 0.1
     """Multiply the query at position p by 1 + ``query_growth`` ln(1 + floor(p / ``rope_stretching.original_length``))."""
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         if self.rope_stretching is not None:
             for layer in model.decoder.layers:
                 sharpen_far_queries(
@@ -59,7 +51,6 @@ class Ministral3Config(DecoderConfig):
                     floor=self.rope_stretching.original_length,
                     factor=self.query_growth,
                 )
-        return model
 
 
 class Ministral3Config3B(

@@ -31,29 +31,23 @@ class MistralConfig7B(DecoderConfig):
     cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
 
 
-@configurable
-@dataclass
-class MistralNeMoConfig12B(MistralConfig7B):
+class MistralNeMoConfig12B(
+    MistralConfig7B,
+    num_layers=40,
+    hidden_size=5120,
+    kv_channels=128,
+    seq_length=4096,
+    window_size=None,
+    cp_comm_type=None,
+    rotary_base=1_000_000,
+):
     """12.25 B parameters with the 131,072-token vocabulary; heads narrower than hidden_size / heads."""
 
-    num_layers: int = 40
-    hidden_size: int = 5120
-    kv_channels: Optional[int] = 128
-    seq_length: int = 4096
-    window_size: Optional[tuple[int, int]] = None
-    cp_comm_type: Optional[Union[str, list[str]]] = None
-    rotary_base: int = 1_000_000
 
-
-@configurable
-@dataclass
-class MistralNeMoConfig123B(MistralNeMoConfig12B):
+class MistralNeMoConfig123B(
+    MistralNeMoConfig12B, num_layers=88, hidden_size=12288, ffn_hidden_size=28672, num_attention_heads=96
+):
     """122.6 B parameters with the 32,768-token vocabulary (Mistral Large 2)."""
-
-    num_layers: int = 88
-    hidden_size: int = 12288
-    ffn_hidden_size: Optional[int] = 28672
-    num_attention_heads: int = 96
 
 
 @configurable

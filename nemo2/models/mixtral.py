@@ -40,13 +40,8 @@ class MixtralConfig(DecoderConfig):
     masked_softmax_fusion: bool = False
 
 
-@configurable
-@dataclass
-class MixtralConfig8x3B(MixtralConfig):
+class MixtralConfig8x3B(MixtralConfig, hidden_size=2560, ffn_hidden_size=8960):
     """18.3 B parameters with the 32,000-token vocabulary. NVIDIA's size for benchmarks; no weights exist."""
-
-    hidden_size: int = 2560
-    ffn_hidden_size: Optional[int] = 8960
 
 
 @configurable
@@ -55,15 +50,8 @@ class MixtralConfig8x7B(MixtralConfig):
     """46.7 B parameters with the 32,000-token vocabulary, 12.9 B of them used per token."""
 
 
-@configurable
-@dataclass
-class MixtralConfig8x22B(MixtralConfig):
+class MixtralConfig8x22B(MixtralConfig, num_layers=56, hidden_size=6144, num_attention_heads=48, ffn_hidden_size=16384):
     """140.6 B parameters with the 32,000-token vocabulary, 39 B of them used per token."""
-
-    num_layers: int = 56
-    hidden_size: int = 6144
-    num_attention_heads: int = 48
-    ffn_hidden_size: Optional[int] = 16384
 
 
 @configurable

@@ -49,55 +49,47 @@ class Nemotron3Config4B(NemotronConfig):
     """4.19 B parameters with the 256,000-token vocabulary (Minitron 4B)."""
 
 
-@configurable
-@dataclass
-class Nemotron3Config8B(NemotronConfig):
+class Nemotron3Config8B(
+    NemotronConfig,
+    hidden_size=4096,
+    ffn_hidden_size=16384,
+    num_attention_heads=32,
+    num_query_groups=None,
+    kv_channels=None,
+    init_method_std=0.01,
+):
     """8.54 B parameters with the 256,000-token vocabulary."""
 
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 16384
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = None
-    kv_channels: Optional[int] = None
-    init_method_std: float = 0.01
 
-
-@configurable
-@dataclass
-class Nemotron3Config22B(NemotronConfig):
+class Nemotron3Config22B(
+    NemotronConfig,
+    num_layers=40,
+    hidden_size=6144,
+    ffn_hidden_size=24576,
+    num_attention_heads=48,
+    num_query_groups=None,
+    kv_channels=None,
+    init_method_std=0.008,
+):
     """21.3 B parameters with the 256,000-token vocabulary."""
 
-    num_layers: int = 40
-    hidden_size: int = 6144
-    ffn_hidden_size: Optional[int] = 24576
-    num_attention_heads: int = 48
-    num_query_groups: Optional[int] = None
-    kv_channels: Optional[int] = None
-    init_method_std: float = 0.008
 
-
-@configurable
-@dataclass
-class Nemotron4Config15B(NemotronConfig):
+class Nemotron4Config15B(
+    NemotronConfig, hidden_size=6144, ffn_hidden_size=24576, num_attention_heads=48, kv_channels=None
+):
     """15.6 B parameters with the 256,000-token vocabulary."""
 
-    hidden_size: int = 6144
-    ffn_hidden_size: Optional[int] = 24576
-    num_attention_heads: int = 48
-    kv_channels: Optional[int] = None
 
-
-@configurable
-@dataclass
-class Nemotron4Config340B(NemotronConfig):
+class Nemotron4Config340B(
+    NemotronConfig,
+    num_layers=96,
+    hidden_size=18432,
+    ffn_hidden_size=73728,
+    num_attention_heads=96,
+    kv_channels=None,
+    init_method_std=0.0063,
+):
     """341 B parameters with the 256,000-token vocabulary."""
-
-    num_layers: int = 96
-    hidden_size: int = 18432
-    ffn_hidden_size: Optional[int] = 73728
-    num_attention_heads: int = 96
-    kv_channels: Optional[int] = None
-    init_method_std: float = 0.0063
 
 
 @configurable

@@ -124,18 +124,9 @@ class SSMConfig(GPTConfig):
             _hybrid_model,
             self,
             with_weighted_routers(spec),
-            vocab_size=self.padded_vocab_size(tokenizer),
-            max_sequence_length=self.seq_length,
-            fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
-            parallel_output=self.parallel_output,
-            share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
-            position_embedding_type=self.position_embedding_type,
-            rotary_percent=self.rotary_percent,
-            rotary_base=self.rotary_base,
-            seq_len_interpolation_factor=self.seq_len_interpolation_factor,
-            scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
             pre_process=parallel_state.is_pipeline_first_stage() if pre_process is None else pre_process,
             post_process=parallel_state.is_pipeline_last_stage() if post_process is None else post_process,
+            **self._model_arguments(tokenizer),
         )
         model = fusing_where_possible(build)
         self._finish_logits(model, tokenizer)
@@ -178,44 +169,24 @@ class BaseMambaConfig130M(SSMConfig):
     share_embeddings_and_output_weights: bool = True
 
 
-@configurable
-@dataclass
-class BaseMambaConfig370M(BaseMambaConfig130M):
+class BaseMambaConfig370M(
+    BaseMambaConfig130M, hybrid_override_pattern="M" * 48, num_layers=48, hidden_size=1024, ffn_hidden_size=1024
+):
     """0.37 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
 
-    hybrid_override_pattern: Optional[str] = "M" * 48
-    num_layers: int = 48
-    hidden_size: int = 1024
-    ffn_hidden_size: Optional[int] = 1024
 
-
-@configurable
-@dataclass
-class BaseMambaConfig780M(BaseMambaConfig370M):
+class BaseMambaConfig780M(BaseMambaConfig370M, hidden_size=1536, ffn_hidden_size=1536):
     """0.78 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
 
-    hidden_size: int = 1536
-    ffn_hidden_size: Optional[int] = 1536
 
-
-@configurable
-@dataclass
-class BaseMambaConfig1_3B(BaseMambaConfig370M):
+class BaseMambaConfig1_3B(BaseMambaConfig370M, hidden_size=2048, ffn_hidden_size=2048):
     """1.34 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
 
-    hidden_size: int = 2048
-    ffn_hidden_size: Optional[int] = 2048
 
-
-@configurable
-@dataclass
-class BaseMambaConfig2_7B(BaseMambaConfig130M):
+class BaseMambaConfig2_7B(
+    BaseMambaConfig130M, hybrid_override_pattern="M" * 64, num_layers=64, hidden_size=2560, ffn_hidden_size=2560
+):
     """2.70 B parameters with the 50,288-token vocabulary, the embedding counted once (tied)."""
-
-    hybrid_override_pattern: Optional[str] = "M" * 64
-    num_layers: int = 64
-    hidden_size: int = 2560
-    ffn_hidden_size: Optional[int] = 2560
 
 
 @configurable
@@ -265,81 +236,73 @@ class NemotronHConfigBase(SSMConfig):
     is_hybrid_model: bool = True
 
 
-@configurable
-@dataclass
-class NemotronHConfig8B(NemotronHConfigBase):
+class NemotronHConfig8B(
+    NemotronHConfigBase,
+    hybrid_override_pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    num_layers=52,
+    hidden_size=4096,
+    mamba_state_dim=128,
+    ffn_hidden_size=21504,
+    num_attention_heads=32,
+):
     """8.1 B parameters."""
 
-    hybrid_override_pattern: Optional[str] = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
-    num_layers: int = 52
-    hidden_size: int = 4096
-    mamba_state_dim: int = 128
-    ffn_hidden_size: Optional[int] = 21504
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class NemotronHConfig4B(NemotronHConfig8B):
+class NemotronHConfig4B(
+    NemotronHConfig8B,
+    hidden_size=3072,
+    mamba_num_heads=112,
+    kv_channels=128,
+    ffn_hidden_size=12288,
+    use_mamba_mem_eff_path=False,
+):
     """4.5 B parameters: 8B pruned in width."""
 
-    hidden_size: int = 3072
-    mamba_num_heads: Optional[int] = 112
-    kv_channels: Optional[int] = 128
-    ffn_hidden_size: Optional[int] = 12288
-    use_mamba_mem_eff_path: bool = False
 
-
-@configurable
-@dataclass
-class NemotronHConfig47B(NemotronHConfigBase):
+class NemotronHConfig47B(
+    NemotronHConfigBase,
+    hybrid_override_pattern="M-M-M-M-M-M-M-M-M*-M-M-M-M-M-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-M-M---MM---M-M*-M-M-M-M-M-",
+    num_layers=98,
+    hidden_size=8192,
+    mamba_state_dim=256,
+    ffn_hidden_size=30720,
+    num_attention_heads=64,
+):
     """46.8 B parameters: 56B pruned in depth and width."""
 
-    hybrid_override_pattern: Optional[str] = (
-        "M-M-M-M-M-M-M-M-M*-M-M-M-M-M-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-M-M---MM---M-M*-M-M-M-M-M-"
-    )
-    num_layers: int = 98
-    hidden_size: int = 8192
-    mamba_state_dim: int = 256
-    ffn_hidden_size: Optional[int] = 30720
-    num_attention_heads: int = 64
 
-
-@configurable
-@dataclass
-class NemotronHConfig56B(NemotronHConfig47B):
+class NemotronHConfig56B(
+    NemotronHConfig47B,
+    hybrid_override_pattern="M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-",
+    num_layers=118,
+    ffn_hidden_size=32768,
+):
     """56.3 B parameters."""
 
-    hybrid_override_pattern: Optional[str] = "M-M-M-M*-" + "M-M-M-M-M*-" * 9 + "M-M-M-M-M-"
-    num_layers: int = 118
-    ffn_hidden_size: Optional[int] = 32768
 
-
-@configurable
-@dataclass
-class NemotronNano12Bv2(NemotronHConfigBase):
+class NemotronNano12Bv2(
+    NemotronHConfigBase,
+    hybrid_override_pattern="M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-",
+    num_layers=62,
+    hidden_size=5120,
+    mamba_num_heads=128,
+    kv_channels=128,
+    mamba_state_dim=128,
+    ffn_hidden_size=20480,
+    num_attention_heads=40,
+    mamba_head_dim=80,
+):
     """12.3 B parameters."""
 
-    hybrid_override_pattern: Optional[str] = "M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-"
-    num_layers: int = 62
-    hidden_size: int = 5120
-    mamba_num_heads: Optional[int] = 128
-    kv_channels: Optional[int] = 128
-    mamba_state_dim: int = 128
-    ffn_hidden_size: Optional[int] = 20480
-    num_attention_heads: int = 40
-    mamba_head_dim: int = 80
 
-
-@configurable
-@dataclass
-class NemotronNano9Bv2(NemotronNano12Bv2):
+class NemotronNano9Bv2(
+    NemotronNano12Bv2,
+    hybrid_override_pattern="M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    num_layers=56,
+    hidden_size=4480,
+    ffn_hidden_size=15680,
+):
     """8.9 B parameters: 12B pruned in depth and width."""
-
-    hybrid_override_pattern: Optional[str] = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
-    num_layers: int = 56
-    hidden_size: int = 4480
-    ffn_hidden_size: Optional[int] = 15680
 
 
 class Nemotron3Nano30B_A3B(

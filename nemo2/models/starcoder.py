@@ -38,16 +38,15 @@ class StarcoderConfig(GPTConfig):
     bias_dropout_fusion: bool = True
 
 
-@configurable
-@dataclass
-class StarcoderConfig15B(StarcoderConfig):
+class StarcoderConfig15B(
+    StarcoderConfig,
+    num_layers=40,
+    hidden_size=6144,
+    ffn_hidden_size=24576,
+    num_attention_heads=48,
+    init_method_std=0.02,
+):
     """15.5 B parameters with the 49,152-token vocabulary, the embedding counted once (tied)."""
-
-    num_layers: int = 40
-    hidden_size: int = 6144
-    ffn_hidden_size: Optional[int] = 24576
-    num_attention_heads: int = 48
-    init_method_std: float = 0.02
 
 
 @configurable
@@ -76,48 +75,46 @@ class Starcoder2Config(GPTConfig):
     bias_dropout_fusion: bool = True
 
 
-@configurable
-@dataclass
-class Starcoder2Config3B(Starcoder2Config):
+class Starcoder2Config3B(
+    Starcoder2Config,
+    num_layers=30,
+    hidden_size=3072,
+    ffn_hidden_size=12288,
+    num_query_groups=2,
+    num_attention_heads=24,
+    init_method_std=0.018042,
+    share_embeddings_and_output_weights=True,
+):
     """3.03 B parameters with the 49,152-token vocabulary, the embedding counted once (tied)."""
 
-    num_layers: int = 30
-    hidden_size: int = 3072
-    ffn_hidden_size: Optional[int] = 12288
-    num_query_groups: Optional[int] = 2
-    num_attention_heads: int = 24
-    init_method_std: float = 0.018042
     rotary_base: float = 999999.4420358813
-    share_embeddings_and_output_weights: bool = True
 
 
-@configurable
-@dataclass
-class Starcoder2Config7B(Starcoder2Config):
+class Starcoder2Config7B(
+    Starcoder2Config,
+    num_layers=32,
+    hidden_size=4608,
+    ffn_hidden_size=18432,
+    num_query_groups=4,
+    num_attention_heads=36,
+    init_method_std=0.018042,
+    rotary_base=1_000_000,
+    share_embeddings_and_output_weights=True,
+):
     """7.17 B parameters with the 49,152-token vocabulary, the embedding counted once (tied)."""
 
-    num_layers: int = 32
-    hidden_size: int = 4608
-    ffn_hidden_size: Optional[int] = 18432
-    num_query_groups: Optional[int] = 4
-    num_attention_heads: int = 36
-    init_method_std: float = 0.018042
-    rotary_base: int = 1_000_000
-    share_embeddings_and_output_weights: bool = True
 
-
-@configurable
-@dataclass
-class Starcoder2Config15B(Starcoder2Config):
+class Starcoder2Config15B(
+    Starcoder2Config,
+    num_layers=40,
+    hidden_size=6144,
+    ffn_hidden_size=24576,
+    num_query_groups=4,
+    num_attention_heads=48,
+    init_method_std=0.01275,
+    rotary_base=100_000,
+):
     """16.0 B parameters with the 49,152-token vocabulary."""
-
-    num_layers: int = 40
-    hidden_size: int = 6144
-    ffn_hidden_size: Optional[int] = 24576
-    num_query_groups: Optional[int] = 4
-    num_attention_heads: int = 48
-    init_method_std: float = 0.01275
-    rotary_base: int = 100_000
 
 
 @configurable
