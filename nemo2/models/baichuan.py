@@ -14,6 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder, gated_feed_forward
+from nemo2.models.conversion.pieces import fused_qkv, one
+from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -61,3 +65,42 @@ def _forward_normalised(
     layer: Any, forward: Callable[..., Any], hidden: Tensor, weight: Optional[Tensor] = None, **kwargs: Any
 ) -> Any:
     return forward(hidden, weight=F.normalize(layer.weight if weight is None else weight), **kwargs)
+
+
+# Every head has its own key and value, hidden_size / num_attention_heads wide.
+_FIELDS = without(decoder_fields(), "num_key_value_heads", "head_dim")
+_ONLY = {"model_type": "baichuan", "hidden_act": "silu"}
+
+
+def _rows(config: Baichuan2Config) -> list[Row]:
+    attention = [
+        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
+        *linear("self_attention.linear_qkv.", fused_qkv("self_attn.W_pack.")),
+        *linear("self_attention.linear_proj.", one("self_attn.o_proj.")),
+    ]
+    return decoder(config, [*attention, *gated_feed_forward()])
+
+
+def _config(hf: Config) -> Baichuan2Config:
+    if "max_position_embeddings" not in hf:
+        raise refusal(
+            hf,
+            "model_max_length",
+            "a config.json without max_position_embeddings is that of Baichuan 2 13B, whose ALiBi nemo2 doesn't support",
+        )
+    return Baichuan2Config(**read(hf, _FIELDS, only=_ONLY))
+
+
+def _hf_config(ours: Baichuan2Config) -> dict[str, Any]:
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), "model_max_length": ours.seq_length}, _config)
+
+
+BAICHUAN = Conversion(
+    architectures=("BaichuanForCausalLM",),
+    model=Baichuan2Model,
+    configs=(Baichuan2Config,),
+    rows=_rows,
+    config=_config,
+    hf_config=_hf_config,
+    ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+)

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.deepseek import REPEATED, beside_experts, check_routing, further_predictions
-from nemo2.models.conversion.llama import attention
-from nemo2.models.conversion.qwen3 import rows_with_experts
+from nemo2.models.conversion.decoder import attention, decoder_conversion
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig
+from nemo2.models.deepseek import REPEATED, beside_experts, check_routing, further_predictions
 from nemo2.models.gpt import GPTModel
+from nemo2.models.qwen3 import rows_with_experts
 
 
 @configurable

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Optional
 from megatron.core.transformer import ModuleSpec
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.llama import biases, rows, unbiased
+from nemo2.models.conversion.decoder import biases, decoder_conversion, rows, unbiased
 from nemo2.models.conversion.settings import Field, decoder_fields, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gemma import multiply

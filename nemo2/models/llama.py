@@ -11,6 +11,10 @@ from typing import Any, Optional
 from torch import Tensor
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import biases, rows, unbiased
+from nemo2.models.conversion.positions import KINDS, Rope, positions, positions_of, rope_fields, rope_of, scaled
+from nemo2.models.conversion.settings import NEEDED, Config, decoder_fields, read, said, written
+from nemo2.models.conversion.table import Conversion
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -196,3 +200,52 @@ def scale_rotary_frequencies(
     else:
         kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
     return frequencies * (kept + (1.0 - kept) / scale_factor)
+
+
+_FIELDS = decoder_fields()
+_ONLY = {"model_type": "llama", "hidden_act": "silu"}
+SCALING: dict[str, tuple[str, Any]] = {
+    "factor": ("scale_factor", NEEDED),
+    "low_freq_factor": ("low_freq_factor", NEEDED),
+    "high_freq_factor": ("high_freq_factor", NEEDED),
+    "original_max_position_embeddings": ("old_context_len", NEEDED),
+}
+
+
+def _config(hf: Config) -> LlamaConfig:
+    rope = rope_of(hf, kinds=(*KINDS, "llama3"))
+    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf)}
+    fields |= own_positions(hf, rope, longest=fields["seq_length"])
+    return (Llama31Config if rope.kind == "llama3" else LlamaConfig)(**fields)
+
+
+def _hf_config(ours: LlamaConfig) -> dict[str, Any]:
+    bias = ours.add_bias_linear
+    hf = {**written(ours, _FIELDS, only=_ONLY), "attention_bias": bias, "mlp_bias": bias, **own_positions_of(ours)}
+    return said(ours, hf, _config)
+
+
+def own_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
+    """nemo2's rotary settings, including those of Llama 3.1's scaling."""
+    found = positions(hf, rope, longest=longest)
+    return found | scaled(hf, rope, SCALING) if rope.kind == "llama3" else found
+
+
+def own_positions_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `own_positions`."""
+    if isinstance(ours, Llama31Config):
+        scaling = {theirs: getattr(ours, name) for theirs, (name, _) in SCALING.items()}
+        return rope_fields(ours.rotary_base, kind="llama3", **scaling)
+    return positions_of(ours)
+
+
+LLAMA = Conversion(
+    architectures=("LlamaForCausalLM",),
+    model=LlamaModel,
+    configs=(LlamaConfig,),
+    rows=rows,
+    config=_config,
+    hf_config=_hf_config,
+    unbiased=unbiased,
+    ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+)

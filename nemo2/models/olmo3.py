@@ -4,7 +4,6 @@
 Sources: arXiv:2512.13961; config.json of allenai/Olmo-3-1025-7B and Olmo-3-1125-32B.
 """
 
-from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
@@ -17,6 +16,7 @@ from nemo2.models.conversion.settings import (
     Config,
     decoder_fields,
     layer_types,
+    overlaid,
     pattern_of,
     refusal,
     size_of,
@@ -86,7 +86,7 @@ def _flat(hf: Config) -> Config:
     if near.get("rope_type", "default") != "default" or near["rope_theta"] != far["rope_theta"]:
         reason = "nemo2's model has one rotary base, and stretches positions in layers without a window only"
         raise refusal(hf, "rope_parameters", reason)
-    return ChainMap({"rope_parameters": far}, hf)  # pyright: ignore[reportArgumentType]  # of two types
+    return overlaid(hf, rope_parameters=far)
 
 
 def _ours(hf: Config) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.qwen3 import rows_with_experts
 from nemo2.models.conversion.settings import Field, decoder_fields, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
+from nemo2.models.qwen3 import rows_with_experts
 
 
 @configurable

@@ -19,15 +19,14 @@ from nemo2.parallel.norm_names import module_of_key
 
 @functools.cache
 def families() -> tuple[Conversion, ...]:
-    """Every `Conversion` of a module of ``nemo2.models`` or ``nemo2.models.conversion``, so that a family's file is enough.
-    A family with several has the one that exports use first."""
-    found: dict[int, Conversion] = {}
-    for package in ("nemo2.models.conversion", "nemo2.models"):
-        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            if not module.ispkg:
-                values = vars(importlib.import_module(f"{package}.{module.name}")).values()
-                found |= {id(value): value for value in values if isinstance(value, Conversion)}
-    return tuple(found.values())
+    """Every `Conversion` of a module of ``nemo2.models``, so that a family's file is enough. A family with several has the one
+    that exports use first."""
+    conversions: dict[int, Conversion] = {}
+    for module in pkgutil.iter_modules(importlib.import_module("nemo2.models").__path__):
+        if not module.ispkg:
+            values = vars(importlib.import_module(f"nemo2.models.{module.name}")).values()
+            conversions |= {id(value): value for value in values if isinstance(value, Conversion)}
+    return tuple(conversions.values())
 
 
 def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:

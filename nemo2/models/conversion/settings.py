@@ -10,6 +10,7 @@ lost.
 """
 
 import json
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -87,6 +88,11 @@ def text_config(hf: Config) -> Config:
         raise refusal(hf, "text_config", "it must be an object with the fields of the text model")
     shared = {name: hf[name] for name in ("architectures", "tie_word_embeddings") if name in hf}
     return {**shared, **hf["text_config"]}
+
+
+def overlaid(hf: Config, **fields: Any) -> Config:
+    """config.json with other values of some fields. It is no copy, so `families` still sees which fields are read."""
+    return ChainMap(fields, hf)  # pyright: ignore[reportArgumentType]  # a mapping that is only read
 
 
 def must_be(hf: Config, name: str, *values: Any) -> None:

@@ -21,7 +21,7 @@ the config (`shapes`), so a row has no numbers. Whether layers are stacked under
 from the config, as in Megatron-Core. Padding of the vocabulary is added and removed automatically.
 
 A `Conversion` consists of the table, the family's names in ``config.json``, and the conversion of its settings in both
-directions. ``families.py`` lists all.
+directions. ``families.py`` finds all.
 """
 
 import copy
@@ -52,6 +52,14 @@ class Row:
     """The number to add to the layer's number in the file's names, if the file counts differently."""
     dtype: Optional[torch.dtype] = None
     """The dtype that this tensor keeps, whatever dtype the model is converted to. None: the model's dtype."""
+
+
+IN_VISION_MODEL: dict[str, Any] = {
+    "ignored": ("*vision_tower.*", "*vision_model.*", "*multi_modal_projector.*"),
+    "prefixes": ("", "language_model."),
+    "renamed": (("model.language_model.", "model."),),
+}
+"""The fields of a `Conversion` whose model may be the text part of a file with a vision model."""
 
 
 def linear(key: str, operation: Operation, *, bias: bool = False, **more: Any) -> list[Row]:
