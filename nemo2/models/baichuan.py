@@ -28,7 +28,6 @@ class Baichuan2Config(DecoderConfig):
     """Settings that all Baichuan 2 models share."""
 
     seq_length: int = 4096
-    init_method_std: float = 0.02
     layernorm_epsilon: float = 1e-6
     normalize_output_layer: bool = True
     """Divide each row of the output layer's weight by its length before use (arXiv:2309.10305, section 2.4). The

@@ -26,7 +26,6 @@ class ChatGLMConfig(DecoderConfig):
     ffn_hidden_size: Optional[int] = 13696
     num_attention_heads: int = 32
     num_query_groups: Optional[int] = 2
-    init_method_std: float = 0.02
     add_qkv_bias: bool = True
     rotary_percent: float = 0.5
     rotary_interleaved: bool = True

@@ -162,7 +162,6 @@ class DeepSeekV3Config(
     make_vocab_size_divisible_by=1280,
     moe_router_score_function="sigmoid",
     moe_router_enable_expert_bias=True,
-    moe_router_bias_update_rate=1e-3,
 ):
     """671.0 B parameters with the 129,280-token vocabulary, 37 B of them used per token."""
 

@@ -21,7 +21,6 @@ class ERNIE45Config(DecoderConfig):
     """Settings that all dense sizes of ERNIE 4.5 share."""
 
     seq_length: int = 131072
-    layernorm_epsilon: float = 1e-5
     rotary_base: int = 500_000
     rotary_interleaved: bool = True
     vocab_size: Optional[int] = 103424

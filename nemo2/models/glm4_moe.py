@@ -27,7 +27,6 @@ class GLM4MoEConfig(DecoderConfig):
     rotary_base: int = 1_000_000
     rotary_percent: float = 0.5
     vocab_size: Optional[int] = 151552
-    layernorm_epsilon: float = 1e-5
     add_qkv_bias: bool = True
     num_attention_heads: int = 96
     num_query_groups: Optional[int] = 8
@@ -36,7 +35,6 @@ class GLM4MoEConfig(DecoderConfig):
     moe_router_topk: int = 8
     moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
     moe_router_enable_expert_bias: bool = True
-    moe_router_bias_update_rate: float = 1e-3
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
     moe_router_load_balancing_type: Union[str, list[str]] = "seq_aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-4

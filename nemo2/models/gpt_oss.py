@@ -45,7 +45,6 @@ class GPTOSSConfig(GPTConfig):
     kv_channels: Optional[int] = 64
     normalization: str = "RMSNorm"
     gated_linear_unit: bool = True
-    add_bias_linear: bool = True
     share_embeddings_and_output_weights: bool = False
     vocab_size: Optional[int] = 201088
     hidden_dropout: float = 0.0
@@ -62,7 +61,6 @@ class GPTOSSConfig(GPTConfig):
     yarn_mscale_all_dim: Optional[float] = None
     yarn_correction_range_round_to_int: bool = False
     moe_router_topk: int = 4
-    moe_router_pre_softmax: bool = False
     moe_grouped_gemm: bool = True
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
     moe_permute_fusion: bool = True

@@ -38,7 +38,6 @@ class GraniteConfig(DecoderConfig):
     seq_length: int = 131072
     rotary_base: int = 10_000_000
     vocab_size: Optional[int] = 49152
-    layernorm_epsilon: float = 1e-5
     share_embeddings_and_output_weights: bool = True
     num_query_groups: Optional[int] = 8
     embedding_multiplier: float = 12.0

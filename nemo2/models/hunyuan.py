@@ -38,7 +38,6 @@ class HunyuanConfig(DecoderConfig):
     """Settings that all dense sizes of Hunyuan share."""
 
     seq_length: int = 262144
-    layernorm_epsilon: float = 1e-5
     kv_channels: Optional[int] = 128
     qk_layernorm: bool = True
     rope_stretching: Optional[Stretching] = field(

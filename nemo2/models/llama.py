@@ -26,7 +26,6 @@ class LlamaConfig(DecoderConfig):
 
     seq_length: int = 4096
     bias_activation_fusion: bool = True
-    masked_softmax_fusion: bool = True
     persist_layer_norm: bool = True
     bias_dropout_fusion: bool = True
     apply_rope_fusion: bool = True
@@ -89,8 +88,6 @@ class Llama3Config(LlamaConfig):
     rotary_base: int = 500_000
     num_query_groups: Optional[int] = 8
     init_method_std: float = 0.01
-    layernorm_epsilon: float = 1.0e-05
-    rotary_percent: float = 1.0
 
 
 class Llama3Config8B(Llama3Config, num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32):

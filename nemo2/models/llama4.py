@@ -62,8 +62,6 @@ def llama4_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec
 class Llama4Config(Llama3Config):
     """Settings that Scout and Maverick share."""
 
-    rotary_base: int = 500_000
-    seq_length: int = 8192
     num_layers: int = 48
     hidden_size: int = 5120
     ffn_hidden_size: Optional[int] = 16384
@@ -95,13 +93,11 @@ class Llama4Config(Llama3Config):
     moe_shared_expert_intermediate_size: Optional[int] = 8192
     moe_ffn_hidden_size: Optional[int] = 8192
     moe_router_topk: int = 1
-    moe_router_pre_softmax: bool = False
     moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = None
     moe_apply_probs_on_input: bool = True
     moe_shared_expert_overlap: bool = True
-    moe_permute_fusion: bool = False
     transformer_layer_spec: Any = llama4_layer_spec
 
     def customize_model(self, model: Any) -> None:

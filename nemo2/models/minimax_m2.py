@@ -37,9 +37,7 @@ class MiniMaxM2Config(DecoderConfig):
     moe_router_topk: int = 8
     moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
     moe_router_enable_expert_bias: bool = True
-    moe_router_bias_update_rate: float = 1e-3
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
     moe_grouped_gemm: bool = True
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"

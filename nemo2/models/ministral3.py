@@ -28,7 +28,6 @@ class Ministral3Config(DecoderConfig):
     deciding_fields: ClassVar[tuple[str, ...]] = ("query_growth",)
 
     seq_length: int = 262144
-    layernorm_epsilon: float = 1e-5
     num_attention_heads: int = 32
     num_query_groups: Optional[int] = 8
     kv_channels: Optional[int] = 128

@@ -33,8 +33,6 @@ class MistralConfig7B(DecoderConfig):
     num_query_groups: Optional[int] = 8
     ffn_hidden_size: Optional[int] = 14336
     seq_length: int = 32768
-    init_method_std: float = 0.02
-    layernorm_epsilon: float = 1e-5
     window_size: Optional[tuple[int, int]] = (4095, 0)
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
     cp_comm_type: Optional[Union[str, list[str]]] = "a2a"

@@ -31,12 +31,7 @@ class MixtralConfig(DecoderConfig):
     seq_length: int = 4096
     num_moe_experts: Optional[int] = 8
     moe_aux_loss_coeff: Union[float, list[float]] = 0.01
-    moe_router_topk: int = 2
-    moe_router_pre_softmax: bool = False
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
-    init_method_std: float = 0.02
-    layernorm_epsilon: float = 1e-5
     rotary_base: int = 1_000_000
     apply_rope_fusion: bool = True
     bias_activation_fusion: bool = True

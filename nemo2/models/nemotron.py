@@ -25,7 +25,6 @@ from nemo2.models.gpt import GPTConfig, GPTModel
 class NemotronConfig(GPTConfig):
     """Settings that all Nemotron models share; the default sizes are those of 4B."""
 
-    normalization: str = "LayerNorm"
     layernorm_zero_centered_gamma: bool = True
     activation_func: Callable = squared_relu
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
@@ -34,9 +33,7 @@ class NemotronConfig(GPTConfig):
     add_bias_linear: bool = False
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
-    masked_softmax_fusion: bool = True
     persist_layer_norm: bool = True
-    cross_entropy_loss_fusion: bool = True
     apply_rope_fusion: bool = True
     num_layers: int = 32
     seq_length: int = 4096

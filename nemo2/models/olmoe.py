@@ -21,14 +21,12 @@ class OLMoEConfig(DecoderConfig):
     """Settings that all sizes of OLMoE share. The weights of a token's experts aren't divided by their sum."""
 
     seq_length: int = 4096
-    layernorm_epsilon: float = 1e-5
     vocab_size: Optional[int] = 50304
     qk_layernorm: bool = True
     qk_layernorm_over_heads: bool = True
     num_moe_experts: Optional[int] = 64
     moe_router_topk: int = 8
     moe_router_pre_softmax: bool = True
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-2
     moe_z_loss_coeff: Optional[float] = 1e-3
     moe_grouped_gemm: bool = True

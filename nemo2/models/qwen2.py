@@ -32,7 +32,6 @@ class Qwen2Config(DecoderConfig):
 
     add_qkv_bias: bool = True
     seq_length: int = 4096
-    init_method_std: float = 0.02
     vocab_size: Optional[int] = 151936
     layernorm_epsilon: float = 1e-6
     rotary_base: int = 1_000_000

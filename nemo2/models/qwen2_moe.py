@@ -23,7 +23,6 @@ from nemo2.models.qwen3 import expert_layers, expert_layers_of, rows_with_expert
 class Qwen2MoEConfig(Qwen2Config):
     """Settings that both sizes share. The weights of a token's experts aren't divided by their sum."""
 
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
     moe_router_pre_softmax: bool = True
     moe_shared_expert_gate: bool = True

@@ -44,10 +44,8 @@ class Qwen3MoEConfig(Qwen3Config):
     """Settings that the sizes with experts share: 128 experts in every layer, eight per token."""
 
     num_moe_experts: Optional[int] = 128
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
     moe_router_topk: int = 8
-    moe_router_pre_softmax: bool = False
     moe_grouped_gemm: bool = True
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
     moe_permute_fusion: bool = True

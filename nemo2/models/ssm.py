@@ -88,15 +88,11 @@ class SSMConfig(GPTConfig):
     seq_length: int = 8192
     # Mixers need no position embedding.
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "none"
-    gated_linear_unit: bool = False
     normalization: str = "RMSNorm"
     add_bias_linear: bool = False
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
-    layernorm_epsilon: float = 1e-5
-    deallocate_pipeline_outputs: bool = True
     bias_dropout_fusion: bool = True
-    cross_entropy_loss_fusion: bool = True
     mamba_stack_spec: Union[ModuleSpec, Callable[..., ModuleSpec]] = default_stack_spec
     """The layers: a spec, or a function that returns one. The function receives this config if it takes an argument."""
 
@@ -233,13 +229,9 @@ class NemotronHConfigBase(SSMConfig):
     tokenizer_library, tokenizer_name = "tiktoken", "TiktokenTokenizer"
     mapping_type = "nvidia-hybrid-nemotronh"
 
-    seq_length: int = 8192
-    mamba_head_dim: int = 64
     num_query_groups: Optional[int] = 8
     activation_func: Callable = squared_relu
-    masked_softmax_fusion: bool = True
     persist_layer_norm: bool = True
-    attention_softmax_in_fp32: bool = False
     vocab_size: Optional[int] = 131072
     first_last_layers_bf16: bool = True
     is_hybrid_model: bool = True
@@ -250,7 +242,6 @@ class NemotronHConfig8B(
     hybrid_override_pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
     num_layers=52,
     hidden_size=4096,
-    mamba_state_dim=128,
     ffn_hidden_size=21504,
     num_attention_heads=32,
 ):
@@ -296,7 +287,6 @@ class NemotronNano12Bv2(
     hidden_size=5120,
     mamba_num_heads=128,
     kv_channels=128,
-    mamba_state_dim=128,
     ffn_hidden_size=20480,
     num_attention_heads=40,
     mamba_head_dim=80,
@@ -321,11 +311,9 @@ class Nemotron3Nano30B_A3B(
     hidden_size=2688,
     mamba_num_heads=64,
     kv_channels=128,
-    mamba_state_dim=128,
     ffn_hidden_size=1856,
     num_attention_heads=32,
     num_query_groups=2,
-    mamba_head_dim=64,
     num_moe_experts=128,
     moe_ffn_hidden_size=1856,
     moe_shared_expert_intermediate_size=3712,

@@ -37,16 +37,13 @@ from nemo2.models.gpt3 import conv_fields, conv_rows, gelu_in, gelu_of
 class StarcoderConfig(GPTConfig):
     """StarCoder: learned positions, one key-value head for all queries."""
 
-    normalization: str = "LayerNorm"
     # With the fusion below, Megatron-Core computes the tanh approximation, as the released models do.
     activation_func: Callable = F.gelu
-    add_bias_linear: bool = True
     seq_length: int = 8192
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "learned_absolute"
     hidden_dropout: float = 0.2
     attention_dropout: float = 0.2
     init_method_std: float = 0.01
-    layernorm_epsilon: float = 1e-5
     # NeMo 2.0 unties it, which adds 0.3 B parameters to the released 15.5 B.
     share_embeddings_and_output_weights: bool = True
     num_query_groups: Optional[int] = 1
@@ -71,13 +68,10 @@ class StarcoderConfig15B(
 class Starcoder2Config(GPTConfig):
     """StarCoder 2: rotary positions; a token attends to itself and the 4,095 before it (arXiv:2402.19173, section 6.1)."""
 
-    normalization: str = "LayerNorm"
     # With the fusion below, the tanh approximation, as in StarCoder.
     activation_func: Callable = F.gelu
-    add_bias_linear: bool = True
     seq_length: int = 16384
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
-    rotary_percent: float = 1.0
     # NeMo 2.0 has no window, and so differs from the 4,097th token on.
     window_size: Optional[tuple[int, int]] = (4095, 0)
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
@@ -85,7 +79,6 @@ class Starcoder2Config(GPTConfig):
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     init_method_std: float = 0.01
-    layernorm_epsilon: float = 1e-5
     share_embeddings_and_output_weights: bool = False
     attention_softmax_in_fp32: bool = True
     bias_activation_fusion: bool = True
