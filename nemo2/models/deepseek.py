@@ -273,14 +273,14 @@ def _experts(config: Any) -> list[Row]:
 
 def beside_experts(config: Any) -> list[Row]:
     """The bias of the router and the shared experts, under names that GLM-4.5 shares."""
-    found: list[Row] = []
+    rows: list[Row] = []
     shared = "mlp.shared_experts."
     if config.moe_router_enable_expert_bias:
-        found.append(Row("mlp.router.expert_bias", one("mlp.gate.e_score_correction_bias"), dtype=torch.float32))
+        rows.append(Row("mlp.router.expert_bias", one("mlp.gate.e_score_correction_bias"), dtype=torch.float32))
     if config.moe_shared_expert_intermediate_size:
-        found += linear(f"{shared}linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj."))
-        found += linear(f"{shared}linear_fc2.", one(f"{shared}down_proj."))
-    return found
+        rows += linear(f"{shared}linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj."))
+        rows += linear(f"{shared}linear_fc2.", one(f"{shared}down_proj."))
+    return rows
 
 
 def further_predictions(config: Any, attention: list[Row]) -> list[Row]:

@@ -120,8 +120,8 @@ def _config(hf: Config) -> GPTConfig126M:
 
 
 def _hf_config(ours: GPTConfig126M) -> dict[str, Any]:
-    told = {"activation_function": gelu_in(ours, "gelu_new"), "embd_pdrop": ours.hidden_dropout}
-    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **told}, _config)
+    others = {"activation_function": gelu_in(ours, "gelu_new"), "embd_pdrop": ours.hidden_dropout}
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **others}, _config)
 
 
 _GELU = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}

@@ -193,10 +193,10 @@ def scale_rotary_frequencies(
     """
     turns = old_context_len * frequencies / (2 * math.pi)
     if high_freq_factor == low_freq_factor:
-        kept = (turns >= low_freq_factor).to(frequencies.dtype)
+        unscaled = (turns >= low_freq_factor).to(frequencies.dtype)
     else:
-        kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
-    return frequencies * (kept + (1.0 - kept) / scale_factor)
+        unscaled = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
+    return frequencies * (unscaled + (1.0 - unscaled) / scale_factor)
 
 
 _FIELDS = decoder_fields()
@@ -224,8 +224,8 @@ def _hf_config(ours: LlamaConfig) -> dict[str, Any]:
 
 def own_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
     """nemo2's rotary settings, including those of Llama 3.1's scaling."""
-    found = positions(hf, rope, longest=longest)
-    return found | scaled(hf, rope, SCALING) if rope.kind == "llama3" else found
+    settings = positions(hf, rope, longest=longest)
+    return settings | scaled(hf, rope, SCALING) if rope.kind == "llama3" else settings
 
 
 def own_positions_of(ours: Any) -> dict[str, Any]:

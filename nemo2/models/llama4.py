@@ -257,21 +257,21 @@ def _experts() -> list[Row]:
 
 
 def _config(hf: Config) -> Llama4Config:
-    told = text_config(hf)
-    fields = read(told, _FIELDS, only=_ONLY)
+    text = text_config(hf)
+    fields = read(text, _FIELDS, only=_ONLY)
     layers = fields["num_layers"]
-    rope = rope_of(told, theta=500_000.0, kinds=("default", "llama3"))
-    scaling = {"rope_scaling": rope.kind == "llama3", **(scaled(told, rope, _SCALING) if rope.kind == "llama3" else {})}
-    rotated = told.get("no_rope_layers") or [
-        int((n + 1) % told.get("no_rope_layer_interval", 4) != 0) for n in range(layers)
+    rope = rope_of(text, theta=500_000.0, kinds=("default", "llama3"))
+    scaling = {"rope_scaling": rope.kind == "llama3", **(scaled(text, rope, _SCALING) if rope.kind == "llama3" else {})}
+    rotated = text.get("no_rope_layers") or [
+        int((n + 1) % text.get("no_rope_layer_interval", 4) != 0) for n in range(layers)
     ]
-    types = told.get("layer_types")
+    types = text.get("layer_types")
     if types and types != ["chunked_attention" if flag else "full_attention" for flag in rotated]:
         raise refusal(
-            told, "layer_types", "nemo2's layers attend in chunks exactly if they rotate positions (no_rope_layers)"
+            text, "layer_types", "nemo2's layers attend in chunks exactly if they rotate positions (no_rope_layers)"
         )
-    step = told.get("interleave_moe_layer_step", 1)
-    experts_in = told.get("moe_layers")
+    step = text.get("interleave_moe_layer_step", 1)
+    experts_in = text.get("moe_layers")
     experts_in = list(range(step - 1, layers, step)) if experts_in is None else experts_in
     return Llama4Config(
         **fields,
@@ -280,16 +280,16 @@ def _config(hf: Config) -> Llama4Config:
         moe_layer_freq=[int(n in experts_in) for n in range(layers)] if len(experts_in) < layers else 1,
         moe_shared_expert_intermediate_size=fields["moe_ffn_hidden_size"],
         no_rope_freq=[int(not flag) for flag in rotated],
-        attention_chunk_size=told.get("attention_chunk_size", 8192),
+        attention_chunk_size=text.get("attention_chunk_size", 8192),
         # max_position_embeddings is a limit for inference, not the length of training sequences.
-        seq_length=min(told.get("max_position_embeddings", 131072), 8192),
-        attn_temperature_tuning=bool(told.get("attn_temperature_tuning", True)),
+        seq_length=min(text.get("max_position_embeddings", 131072), 8192),
+        attn_temperature_tuning=bool(text.get("attn_temperature_tuning", True)),
     )
 
 
 def _hf_config(ours: Llama4Config) -> dict[str, Any]:
-    told = meaning(ours)
-    rotated = [int(not flag) for flag in told["without_positions"] or [0] * ours.num_layers]
+    settings = meaning(ours)
+    rotated = [int(not flag) for flag in settings["without_positions"] or [0] * ours.num_layers]
     scaling = {theirs: getattr(ours, name) for theirs, (name, _) in _SCALING.items()}
     hf = {
         **written(ours, _FIELDS, only=_ONLY),
@@ -298,7 +298,7 @@ def _hf_config(ours: Llama4Config) -> dict[str, Any]:
         "attn_temperature_tuning": ours.attn_temperature_tuning,
         "no_rope_layers": rotated,
         "layer_types": ["chunked_attention" if flag else "full_attention" for flag in rotated],
-        "moe_layers": [layer for layer, experts in enumerate(told["experts_in"] or []) if experts],
+        "moe_layers": [layer for layer, experts in enumerate(settings["experts_in"] or []) if experts],
         **(
             rope_fields(ours.rotary_base, kind="llama3", **scaling)
             if ours.rope_scaling

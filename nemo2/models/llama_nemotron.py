@@ -129,14 +129,14 @@ def _config(hf: Config) -> Any:
         raise refusal(hf, "block_configs", "it must have one block for each of num_hidden_layers")
     fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf)}
     fields |= own_positions(hf, rope, longest=fields["seq_length"])
-    kept = [{part: _block(hf, part, block[part]) for part in _KNOWN} for block in blocks]
-    groups = [block["attention"]["n_heads_in_group"] for block in kept if not block["attention"]["no_op"]]
+    supported = [{part: _block(hf, part, block[part]) for part in _KNOWN} for block in blocks]
+    groups = [block["attention"]["n_heads_in_group"] for block in supported if not block["attention"]["no_op"]]
     if not groups:
         raise refusal(hf, "block_configs", "at least one block needs attention")
     return Llama33NemotronSuper49BConfig(
         **fields,
         num_query_groups=fields["num_attention_heads"] // groups[0],
-        heterogeneous_layers_config_encoded_json=json.dumps({"block_configs": kept}),
+        heterogeneous_layers_config_encoded_json=json.dumps({"block_configs": supported}),
     )
 
 
@@ -188,12 +188,12 @@ def _blocks(ours: Any) -> list[dict[str, Any]]:
     return [{"attention": attention_of(block), "ffn": feed_forward_of(block)} for block in blocks]
 
 
-def _block(hf: Config, part: str, told: Config) -> dict[str, Any]:
+def _block(hf: Config, part: str, fields: Config) -> dict[str, Any]:
     """The settings of a block's attention or feed-forward that nemo2's layers support."""
-    strange = {name: value for name, value in told.items() if value and name not in _KNOWN[part]}
+    strange = {name: value for name, value in fields.items() if value and name not in _KNOWN[part]}
     if strange:
         raise refusal(hf, "block_configs", f"nemo2's blocks don't support {strange} in {part}")
-    return {name: told.get(name) for name in _KNOWN[part]} | {"no_op": bool(told.get("no_op"))}
+    return {name: fields.get(name) for name in _KNOWN[part]} | {"no_op": bool(fields.get("no_op"))}
 
 
 LLAMA_NEMOTRON = Conversion(

@@ -17,6 +17,7 @@ from nemo2.models.conversion.settings import (
     Config,
     Field,
     decoder_fields,
+    overlaid,
     read,
     said,
     size_of,
@@ -111,15 +112,16 @@ def _rows(config: Phi3Config) -> list[Row]:
 
 def _config(hf: Config) -> Phi3Config:
     fields = read(hf, _FIELDS, only=_ONLY)
-    told = {**hf, _LENGTH: hf.get(_LENGTH, 4096)}
+    renamed: dict[str, Any] = {_LENGTH: hf.get(_LENGTH, 4096)}
     for name in ("rope_scaling", "rope_parameters"):  # the first releases have other names for longrope
         if (hf.get(name) or {}).get("type", (hf.get(name) or {}).get("rope_type")) in ("su", "yarn"):
-            told[name] = {**hf[name], "rope_type": "longrope"}
-    rope = rope_of(told, kinds=("default", "longrope"))
+            renamed[name] = {**hf[name], "rope_type": "longrope"}
+    named = overlaid(hf, **renamed)
+    rope = rope_of(named, kinds=("default", "longrope"))
     window = window_of(hf.get("sliding_window"))
     return Phi3Config(
         **fields,
-        **partial_positions(told, rope, longest=fields["seq_length"]),
+        **partial_positions(named, rope, longest=fields["seq_length"]),
         rotary_percent=rope.partial,
         window_size=window,
         cp_comm_type=None if window is None else "a2a",
@@ -139,11 +141,15 @@ def _hf_config(ours: Phi3Config) -> dict[str, Any]:
 def _as_released(hf: dict[str, Any]) -> dict[str, Any]:
     """``hf`` with only the released models' fields of the scaling, because transformers 4 rejects other fields. If the factor
     isn't the ratio of both lengths, ``hf`` is unchanged."""
-    told = hf.get("rope_scaling")
-    if told is None or "attention_factor" in told or told["factor"] != hf["max_position_embeddings"] / hf[_LENGTH]:
+    scaling = hf.get("rope_scaling")
+    if (
+        scaling is None
+        or "attention_factor" in scaling
+        or scaling["factor"] != hf["max_position_embeddings"] / hf[_LENGTH]
+    ):
         return hf
-    kept = {name: told[name] for name in ("rope_type", "short_factor", "long_factor")}
-    return {**hf, "rope_scaling": {"type": kept.pop("rope_type"), **kept}}
+    released = {name: scaling[name] for name in ("rope_type", "short_factor", "long_factor")}
+    return {**hf, "rope_scaling": {"type": released.pop("rope_type"), **released}}
 
 
 PHI3 = Conversion(

@@ -527,16 +527,16 @@ def _heads(ours: SSMConfig) -> int:
 
 
 def _pattern(hf: Config) -> str:
-    told = hf.get("hybrid_override_pattern")
-    if told is None:
+    pattern = hf.get("hybrid_override_pattern")
+    if pattern is None:
         kinds = hf.get("layers_block_type") or hf.get("layer_types") or []
-        told = "".join(_KINDS.get(kind, "?") for kind in kinds)
+        pattern = "".join(_KINDS.get(kind, "?") for kind in kinds)
         field = "layers_block_type"
     else:
         field = "hybrid_override_pattern"
-    if not told or set(told) - set(_LETTERS):
+    if not pattern or set(pattern) - set(_LETTERS):
         raise refusal(hf, field, "the layers of nemo2's hybrids are mixers, attention, feed-forward blocks and experts")
-    return told
+    return pattern
 
 
 def _any_step(hf: Config) -> None:

@@ -151,10 +151,10 @@ class Conversion:
         """``config``, with the fields of ``biased`` on. If they are off, a copy."""
         if all(getattr(config, name) for name in self.biased):
             return config
-        found = copy.copy(config)
+        biased = copy.copy(config)
         for name in self.biased:
-            setattr(found, name, True)
-        return found
+            setattr(biased, name, True)
+        return biased
 
     def name_in_table(self, name: str, prefix: str) -> str:
         """The name in the table of a tensor of a file whose names have the prefix ``prefix``."""
@@ -283,7 +283,7 @@ def stacks_layers(config: Any) -> bool:
 
 def released_shapes(entries: Iterable[Entry]) -> dict[str, Shape]:
     """The shapes of the file's tensors that these entries are made of, by name."""
-    found: dict[str, Shape] = {}
+    shapes_by_name: dict[str, Shape] = {}
     for entry in entries:
         for piece in entry.pieces:
             if piece.name is None:
@@ -291,6 +291,6 @@ def released_shapes(entries: Iterable[Entry]) -> dict[str, Shape]:
             rows, inner = range(piece.start, piece.stop, piece.step)[-1] + 1, entry.own_shape[1:]
             shape = (inner[0], rows) if piece.transposed else (rows, *inner)
             shape = shape if piece.at is None else (entry.shape[len(entry.at) - 1], *shape)
-            known = found.get(piece.name, shape)
-            found[piece.name] = tuple(max(one, other) for one, other in zip(shape, known, strict=True))
-    return found
+            before = shapes_by_name.get(piece.name, shape)
+            shapes_by_name[piece.name] = tuple(max(one, other) for one, other in zip(shape, before, strict=True))
+    return shapes_by_name
