@@ -18,7 +18,7 @@ from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gemma import multiply
 from nemo2.models.gpt import GPTModel, default_layer_spec
 from nemo2.models.layers.post_norm import with_multiplier
-from nemo2.models.layers.softcap import LogitDivisor
+from nemo2.models.layers.softcap import divide_logits
 from nemo2.models.layers.spec import exchanged, row_parallel_linears
 
 
@@ -54,7 +54,7 @@ class GraniteConfig(DecoderConfig):
         if model.pre_process:
             model.embedding.register_forward_hook(partial(multiply, self.embedding_multiplier))
         if hasattr(model, "output_layer"):
-            model.output_layer.register_forward_hook(LogitDivisor(self.logits_scaling), prepend=True)
+            divide_logits(model.output_layer, self.logits_scaling)
 
 
 class Granite3Config2B(GraniteConfig, num_layers=40, hidden_size=2048, num_attention_heads=32, ffn_hidden_size=8192):
