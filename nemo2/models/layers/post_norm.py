@@ -38,7 +38,7 @@ def with_post_norm(linear: type) -> Any:
 
     class WithPostNorm(_Finished, linear):
         def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any):
-            super().__init__(input_size, output_size, config=config, **kwargs)
+            super().__init__(input_size, output_size, config=config, **kwargs)  # pyright: ignore[reportCallIssue]
             self.post_layernorm = TorchNorm(config, output_size, eps=config.layernorm_epsilon)
 
         def finish(self, output: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def with_multiplier(linear: type) -> Any:
 
     class WithMultiplier(_Finished, linear):
         def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any):
-            super().__init__(input_size, output_size, config=config, **kwargs)
+            super().__init__(input_size, output_size, config=config, **kwargs)  # pyright: ignore[reportCallIssue]
             self.multiplier = config.residual_multiplier
 
         def finish(self, output: Tensor) -> Tensor:
