@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Optional, Self
 
 from nemo2.config.capture import configurable
@@ -189,8 +188,8 @@ class PretrainRecipe:
             experts = _or(expert_model_parallelism, layout.ep), _or(expert_tensor_parallelism, layout.etp)
             if experts != (1, None):
                 strategy.expert_model_parallel_size, strategy.expert_tensor_parallel_size = experts
-            _set(strategy, self.strategy)
-            _set_given(
+            set_fields(strategy, self.strategy)
+            _set_arguments(
                 strategy,
                 account_for_embedding_in_pipeline_split=account_for_embedding_in_pipeline_split,
                 account_for_loss_in_pipeline_split=account_for_loss_in_pipeline_split,
@@ -207,10 +206,10 @@ class PretrainRecipe:
                 strategy=strategy,
                 **self.trainer_settings,
             )
-        _set(strategy, {k: v for k, v in STRATEGY_SETTINGS.items() if k not in self.strategy})
-        _set(trainer, {k: v for k, v in TRAINER_SETTINGS.items() if k not in self.trainer_settings})
-        _set_given(strategy, ckpt_async_save=ckpt_async_save)
-        _set_given(
+        set_fields(strategy, {k: v for k, v in STRATEGY_SETTINGS.items() if k not in self.strategy})
+        set_fields(trainer, {k: v for k, v in TRAINER_SETTINGS.items() if k not in self.trainer_settings})
+        _set_arguments(strategy, ckpt_async_save=ckpt_async_save)
+        _set_arguments(
             trainer,
             accumulate_grad_batches=accumulate_grad_batches,
             limit_test_batches=limit_test_batches,
@@ -243,7 +242,7 @@ class PretrainRecipe:
 
         with self._as_stated():
             saves = Config(ModelCheckpoint, dirpath=dir, save_optim_on_train_end=True, **self.checkpoint)
-        _set_given(saves, every_n_train_steps=every, save_top_k=save_top_k)
+        _set_arguments(saves, every_n_train_steps=every, save_top_k=save_top_k)
         return saves
 
     @configurable
@@ -269,7 +268,8 @@ class PretrainRecipe:
             name=name,
             performance_mode=performance_mode,
             fn=fn,
-            trainer={"num_nodes": num_nodes, "num_gpus_per_node": num_gpus_per_node},
+            num_nodes=num_nodes,
+            num_gpus_per_node=num_gpus_per_node,
         )
 
     @configurable
@@ -287,7 +287,8 @@ class PretrainRecipe:
             name=name,
             performance_mode=True,
             fn=fn,
-            trainer={"num_nodes": num_nodes, "num_gpus_per_node": num_gpus_per_node},
+            num_nodes=num_nodes,
+            num_gpus_per_node=num_gpus_per_node,
         )
 
     def _assemble(
@@ -297,34 +298,32 @@ class PretrainRecipe:
         name: str,
         performance_mode: bool,
         fn: Optional[Callable[..., Any]],
-        trainer: Mapping[str, Any],
-        data: Mapping[str, Any] = MappingProxyType({}),
-        optimizer: Mapping[str, Any] = MappingProxyType({}),
-        checkpoint: Mapping[str, Any] = MappingProxyType({}),
+        **arguments: Any,
     ) -> "_typed.Pretraining[Any, Any]":
-        """The recipe. The last four arguments hold the caller's values by the parameter names of `trainer`, the data
-        module, the optimizer's factory and ``ModelCheckpoint``. ``AS_STATED`` in them selects the recipe's fact."""
+        """The recipe. ``arguments`` are the caller's for the data module, the optimizer's factory and ``ModelCheckpoint``, under
+        the names of `_DATA`, `_OPTIMIZER` and `_CHECKPOINT`. All others are `trainer`'s."""
         from nemo2.config import Config, Partial
         from nemo2.llm.api import pretrain
         from nemo2.recipes.log.default import default_log, default_resume, tensorboard_logger
         from nemo2.recipes.optim.adam import distributed_fused_adam_with_cosine_annealing
 
+        data, optimizer, checkpoint = (_take(arguments, names) for names in (_DATA, _OPTIMIZER, _CHECKPOINT))
         log = default_log(dir=dir, name=name, tensorboard_logger=tensorboard_logger(name=name))
         with self._as_stated():
-            _set(log.ckpt, {**self.checkpoint, **_given(checkpoint)})
+            set_fields(log.ckpt, {**self.checkpoint, **checkpoint})
             sizes = {
                 "seq_length": self.seq_length,
                 "global_batch_size": self.global_batch_size,
                 "micro_batch_size": self.micro_batch_size,
             }
-            module = Config(load(self.data_class), **{**sizes, **copy.deepcopy(dict(self.data)), **_given(data)})
-            schedule = {"max_lr": self.max_lr, **self.optimizer, **_given(optimizer)}
+            module = Config(load(self.data_class), **{**sizes, **copy.deepcopy(dict(self.data)), **data})
+            schedule = {"max_lr": self.max_lr, **self.optimizer, **optimizer}
             optim = distributed_fused_adam_with_cosine_annealing(**schedule)
-            _set(optim.config, self.optimizer_config)
+            set_fields(optim.config, self.optimizer_config)
         recipe: Any = Partial(
             fn or pretrain,
             model=self.model(),
-            trainer=self.trainer(**trainer, callbacks=self._own_callbacks()),
+            trainer=self.trainer(**arguments, callbacks=self._own_callbacks()),
             data=module,
             log=log,
             optim=optim,
@@ -373,7 +372,7 @@ STRATEGY_SETTINGS: Mapping[str, Any] = {"ckpt_async_save": True, "ckpt_parallel_
 """Strategy settings of all pre-training recipes. Source: NeMo 2.0's recipes."""
 
 
-def _set(node: Any, values: Mapping[str, Any]) -> None:
+def set_fields(node: Any, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         setattr(node, name, value)
 
@@ -417,16 +416,26 @@ _MACHINERY = [str(Path(__file__).with_name(name)) for name in ("_assembler.py", 
 _MACHINERY += [dataclasses.__file__, "<string>"]  # the constructors that dataclasses write
 
 
-def _or(given: Any, stated: Any) -> Any:
-    return stated if given is AS_STATED else given
+def _or(argument: Any, stated: Any) -> Any:
+    return stated if argument is AS_STATED else argument
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not AS_STATED}
+def _set_arguments(node: Any, **arguments: Any) -> None:
+    set_fields(node, {name: value for name, value in arguments.items() if value is not AS_STATED})
 
 
-def _set_given(node: Any, **values: Any) -> None:
-    _set(node, _given(values))
+_DATA = {name: name for name in ("seq_length", "global_batch_size", "micro_batch_size", "tokenizer")}
+_DATA |= {"gbs": "global_batch_size", "mbs": "micro_batch_size"}
+_OPTIMIZER = {name: name for name in ("warmup_steps", "constant_steps", "min_lr", "max_lr")}
+_OPTIMIZER |= {"gradient_clip_val": "clip_grad"}
+_CHECKPOINT = {"save_top_k": "save_top_k"}
+"""Arguments of factories, each with the field or parameter that it sets."""
+
+
+def _take(arguments: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Remove these arguments, and return those that aren't ``AS_STATED`` under the names of what they set."""
+    taken = {names[name]: arguments.pop(name) for name in names if name in arguments}
+    return {name: value for name, value in taken.items() if value is not AS_STATED}
 
 
 def load(path: str, beside: str = "") -> Any:

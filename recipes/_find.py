@@ -42,13 +42,13 @@ def _found(name: str) -> Any:
 
     if _own.is_path(name):
         return _own.load_path(name)
-    found, _ = _own.sources()
-    if name not in found:
+    own, _ = _own.sources()
+    if name not in own:
         from nemo2.errors import ConfigError
         from nemo2.names import did_you_mean
 
         file = Path(f"{name}.py")
         here = f" There is a file {file} in this folder. To use it, write ./{file}." if file.is_file() else ""
-        hint = did_you_mean(name, [*shipped, *found])
+        hint = did_you_mean(name, [*shipped, *own])
         raise ConfigError(f"There is no recipe {name!r}{hint} Run `nemo2 list` for all names.{here}")
-    return found[name].load()
+    return own[name].load()

@@ -16,7 +16,7 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import Layout
-from nemo2.recipes._assembler import PretrainRecipe, as_stated, caller, load, refuse_what_does_not_divide
+from nemo2.recipes._assembler import PretrainRecipe, as_stated, caller, load, refuse_what_does_not_divide, set_fields
 
 if TYPE_CHECKING:
     import nemo2.recipes._typed as _typed
@@ -133,7 +133,7 @@ class FinetuneRecipe:
         with self._as_stated():
             if rows := self.vocabulary or self.of.vocabulary:
                 model.config.vocab_size = rows
-            _set(model.config, copy.deepcopy(dict(self.config)))
+            set_fields(model.config, copy.deepcopy(dict(self.config)))
         return model
 
     @configurable
@@ -219,9 +219,9 @@ class FinetuneRecipe:
             recipe.optim.config.lr = 5e-6
             return
         recipe.peft = (lora if scheme == "lora" else dora)()
-        _set(recipe.peft, copy.deepcopy(dict(self.peft)))
-        _set(recipe.model.config, self.frozen_model)
-        _set(recipe.optim.config, self.frozen_optimizer)
+        set_fields(recipe.peft, copy.deepcopy(dict(self.peft)))
+        set_fields(recipe.model.config, self.frozen_model)
+        set_fields(recipe.optim.config, self.frozen_optimizer)
 
     def _as_stated(self) -> AbstractContextManager[None]:
         return as_stated(self._stated_at, self.name)  # pyright: ignore[reportAttributeAccessIssue]
@@ -248,15 +248,10 @@ def _lay_out(strategy: Any, on: On) -> None:
     strategy.sequence_parallel = on.sp
     if (on.ep, on.etp) != (1, None):
         strategy.expert_model_parallel_size, strategy.expert_tensor_parallel_size = on.ep, on.etp
-    _set(strategy, on.strategy)
+    set_fields(strategy, on.strategy)
 
 
 def _called(fn: Callable[..., Any], recipe: Any) -> Any:
     from nemo2.config import Partial
 
     return Partial(fn, **{name: getattr(recipe, name) for name in recipe.__arguments__})
-
-
-def _set(node: Any, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(node, name, value)

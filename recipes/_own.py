@@ -95,7 +95,9 @@ class OwnRecipe:
 
     def _call(self, name: str, args: Any, kwargs: Any) -> Any:
         holders = (self.home, self.RECIPE, self.FINETUNE)
-        function = next((found for holder in holders if (found := getattr(holder, name, None)) is not None), None)
+        function = next(
+            (candidate for holder in holders if (candidate := getattr(holder, name, None)) is not None), None
+        )
         if function is None:
             facts = "FINETUNE" if name == "finetune_recipe" else "RECIPE"
             raise ConfigError(f"{self.origin} defines neither {name}() nor {facts} with that function.")
@@ -126,19 +128,19 @@ def sources() -> tuple[dict[str, Source], list[str]]:
     A shipped recipe's name always means the shipped recipe. Among others of the same name, the first in
     ``$NEMO2_RECIPES`` counts, then the first package.
     """
-    found: dict[str, Source] = {}
+    by_name: dict[str, Source] = {}
     problems: list[str] = []
     for source in (*_from_variable(problems), *_from_packages()):
         if source.name in names():
             problems.append(f"{source.origin}: {source.name!r} is the name of a shipped recipe. Choose another name.")
-        elif source.name in found:
+        elif source.name in by_name:
             problems.append(
-                f"{source.origin}: {source.name!r} is already the name of {found[source.name].origin}. Choose another "
+                f"{source.origin}: {source.name!r} is already the name of {by_name[source.name].origin}. Choose another "
                 "name."
             )
         else:
-            found[source.name] = source
-    return found, problems
+            by_name[source.name] = source
+    return by_name, problems
 
 
 def trusted_modules() -> list[str]:
@@ -201,14 +203,14 @@ def _recipe(module: ModuleType, name: Optional[str], *, origin: str) -> OwnRecip
     home: Any = module
     if name is not None:
         if not hasattr(module, name):
-            public = [known for known in vars(module) if not known.startswith("_")]
+            public = [one for one in vars(module) if not one.startswith("_")]
             raise ConfigError(f"{origin}: {module.__name__} has no {name!r}{did_you_mean(name, public)}")
         home = _Named(getattr(module, name))
     facts = getattr(home, "RECIPE", None)
     if facts is not None and not isinstance(facts, PretrainRecipe):
         raise ConfigError(f"{origin}: RECIPE is a {type(facts).__name__}, but must be a PretrainRecipe.")
-    known = ("pretrain_recipe", "finetune_recipe")
-    if facts is None and not any(callable(getattr(home, function, None)) for function in known):
+    functions = ("pretrain_recipe", "finetune_recipe")
+    if facts is None and not any(callable(getattr(home, function, None)) for function in functions):
         raise ConfigError(
             f"{origin} is not a recipe: it has neither RECIPE (a PretrainRecipe) nor a function pretrain_recipe()."
         )

@@ -112,8 +112,8 @@ def experts_by_tensor(recipe: Any) -> Any:
 def _add(recipe: Any, callback: type, **arguments: Any) -> Any:
     from nemo2.config import Config
 
-    known = list(recipe.trainer.callbacks or [])
-    if not any(isinstance(one, callback) for one in known):
-        known.append(Config(callback, **arguments))
-    recipe.trainer.callbacks = known
+    callbacks = list(recipe.trainer.callbacks or [])
+    if not any(isinstance(one, callback) for one in callbacks):
+        callbacks.append(Config(callback, **arguments))
+    recipe.trainer.callbacks = callbacks
     return recipe

@@ -62,42 +62,7 @@ class KeywordRecipe(PretrainRecipe):
         Raises:
             ConfigError: another precision, or ``performance_mode`` of a recipe that has none.
         """
-        return self._assemble(
-            dir=dir,
-            name=name,
-            performance_mode=performance_mode,
-            fn=fn,
-            trainer={
-                "tensor_parallelism": tensor_parallelism,
-                "pipeline_parallelism": pipeline_parallelism,
-                "pipeline_parallelism_type": pipeline_parallelism_type,
-                "virtual_pipeline_parallelism": virtual_pipeline_parallelism,
-                "context_parallelism": context_parallelism,
-                "sequence_parallelism": sequence_parallelism,
-                "expert_parallelism": expert_parallelism,
-                "precision": precision,
-                "num_nodes": num_nodes,
-                "num_gpus_per_node": num_gpus_per_node,
-                "max_steps": max_steps,
-                "accumulate_grad_batches": accumulate_grad_batches,
-                "limit_test_batches": limit_test_batches,
-                "limit_val_batches": limit_val_batches,
-                "log_every_n_steps": log_every_n_steps,
-                "val_check_interval": val_check_interval,
-            },
-            data={
-                "seq_length": seq_length,
-                "global_batch_size": global_batch_size,
-                "micro_batch_size": micro_batch_size,
-            },
-            optimizer={
-                "warmup_steps": warmup_steps,
-                "constant_steps": constant_steps,
-                "min_lr": min_lr,
-                "max_lr": max_lr,
-                "clip_grad": gradient_clip_val,
-            },
-        )
+        return self._assemble(**_arguments(locals()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,30 +128,11 @@ class HybridRecipe(PretrainRecipe):
         Raises:
             ConfigError: both tokenizers are given, or ``performance_mode`` of a recipe that has none.
         """
-        tokenizer = {}
-        if tokenizer_model is not None or vocab_file is not None:
-            tokenizer = {"tokenizer": self.tokenizer(tokenizer_model, vocab_file)}
-        return self._assemble(
-            dir=dir,
-            name=name,
-            performance_mode=performance_mode,
-            fn=fn,
-            trainer={
-                "tensor_parallelism": tensor_parallelism,
-                "sequence_parallelism": sequence_parallelism,
-                "pipeline_parallelism": pipeline_parallelism,
-                "num_nodes": num_nodes,
-                "num_gpus_per_node": num_gpus_per_node,
-                "max_steps": max_steps,
-                "val_check_interval": val_check_interval,
-                "limit_test_batches": limit_test_batches,
-                "limit_val_batches": limit_val_batches,
-                "log_every_n_steps": log_every_n_steps,
-                "ckpt_async_save": ckpt_async_save,
-            },
-            data={"seq_length": seq_length, "global_batch_size": gbs, "micro_batch_size": mbs, **tokenizer},
-            checkpoint={"save_top_k": save_top_k},
-        )
+        arguments = _arguments(locals())
+        tokenizer = arguments.pop("tokenizer_model"), arguments.pop("vocab_file")
+        if tokenizer != (None, None):
+            arguments["tokenizer"] = self.tokenizer(*tokenizer)
+        return self._assemble(**arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,35 +208,19 @@ class HybridFinetune(FinetuneRecipe):
         Raises:
             ConfigError: another scheme, both tokenizers are given, or ``performance_mode`` of a recipe that has none.
         """
+        arguments = _arguments(locals())
         from nemo2.config import Config, Partial
         from nemo2.data.finetuning.published import SquadDataModule
         from nemo2.llm.api import finetune
         from nemo2.recipes.finetune_default import nemo_resume
         from nemo2.recipes.optim.adam import distributed_fused_adam_with_cosine_annealing
 
-        scheme = known_scheme(peft_scheme, self.schemes)
-        parts: Any = self.of.pretrain_recipe(
-            dir=dir,
-            name=name,
-            tokenizer_model=tokenizer_model,
-            vocab_file=vocab_file,
-            num_nodes=num_nodes,
-            num_gpus_per_node=num_gpus_per_node,
-            tensor_parallelism=_first(tensor_parallelism, tensor_model_parallel_size),
-            sequence_parallelism=sequence_parallelism,
-            pipeline_parallelism=_first(pipeline_parallelism, pipeline_model_parallel_size),
-            max_steps=max_steps,
-            val_check_interval=val_check_interval,
-            limit_test_batches=limit_test_batches,
-            limit_val_batches=limit_val_batches,
-            log_every_n_steps=log_every_n_steps,
-            save_top_k=save_top_k,
-            ckpt_async_save=ckpt_async_save,
-            seq_length=seq_length,
-            gbs=gbs,
-            mbs=mbs,
-            performance_mode=performance_mode,
-        )
+        scheme = known_scheme(arguments.pop("peft_scheme"), self.schemes)
+        del arguments["resume_path"], arguments["fn"]
+        for name, second in _SECOND_NAMES.items():
+            value = arguments.pop(second)
+            arguments[name] = value if arguments[name] is AS_STATED else arguments[name]
+        parts: Any = self.of.pretrain_recipe(**arguments)
         model: Any = self.model()
         if tokenizer_model is not None or vocab_file is not None:
             model.tokenizer = self.of.tokenizer(tokenizer_model, vocab_file)
@@ -310,5 +240,12 @@ class HybridFinetune(FinetuneRecipe):
         return recipe
 
 
-def _first(*given: Any) -> Any:
-    return next((value for value in given if value is not AS_STATED), AS_STATED)
+_SECOND_NAMES = {
+    "tensor_parallelism": "tensor_model_parallel_size",
+    "pipeline_parallelism": "pipeline_model_parallel_size",
+}
+
+
+def _arguments(local_variables: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a method, from its local variables at its first line."""
+    return {name: value for name, value in local_variables.items() if name != "self"}

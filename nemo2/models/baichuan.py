@@ -11,10 +11,13 @@ from functools import partial
 from typing import Any, Optional
 
 import torch.nn.functional as F
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder, gated_feed_forward
+from nemo2.models.conversion.pieces import fused_qkv, one
+from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -25,36 +28,22 @@ class Baichuan2Config(DecoderConfig):
     """Settings that all Baichuan 2 models share."""
 
     seq_length: int = 4096
-    init_method_std: float = 0.02
     layernorm_epsilon: float = 1e-6
     normalize_output_layer: bool = True
     """Divide each row of the output layer's weight by its length before use (arXiv:2309.10305, section 2.4). The
     gradient includes the division. NeMo 2.0 leaves it out and is therefore a different model. False: use the rows
     unchanged."""
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         if self.normalize_output_layer and model.post_process:
             with_rows_of_length_one(model.output_layer)
-        return model
 
 
-@configurable
-@dataclass
-class Baichuan2Config7B(Baichuan2Config):
+class Baichuan2Config7B(
+    Baichuan2Config, num_layers=32, hidden_size=4096, num_attention_heads=32, num_query_groups=32, ffn_hidden_size=11008
+):
     """7.51 B parameters with the 125,696-token vocabulary."""
-
-    num_layers: int = 32
-    hidden_size: int = 4096
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = 32
-    ffn_hidden_size: Optional[int] = 11008
 
 
 @configurable
@@ -75,3 +64,42 @@ def _forward_normalised(
     layer: Any, forward: Callable[..., Any], hidden: Tensor, weight: Optional[Tensor] = None, **kwargs: Any
 ) -> Any:
     return forward(hidden, weight=F.normalize(layer.weight if weight is None else weight), **kwargs)
+
+
+# Every head has its own key and value, hidden_size / num_attention_heads wide.
+_FIELDS = without(decoder_fields(), "num_key_value_heads", "head_dim")
+_ONLY = {"model_type": "baichuan", "hidden_act": "silu"}
+
+
+def _rows(config: Baichuan2Config) -> list[Row]:
+    attention = [
+        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
+        *linear("self_attention.linear_qkv.", fused_qkv("self_attn.W_pack.")),
+        *linear("self_attention.linear_proj.", one("self_attn.o_proj.")),
+    ]
+    return decoder(config, [*attention, *gated_feed_forward()])
+
+
+def _config(hf: Config) -> Baichuan2Config:
+    if "max_position_embeddings" not in hf:
+        raise refusal(
+            hf,
+            "model_max_length",
+            "a config.json without max_position_embeddings is that of Baichuan 2 13B, whose ALiBi nemo2 doesn't support",
+        )
+    return Baichuan2Config(**read(hf, _FIELDS, only=_ONLY))
+
+
+def _hf_config(ours: Baichuan2Config) -> dict[str, Any]:
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), "model_max_length": ours.seq_length}, _config)
+
+
+BAICHUAN = Conversion(
+    architectures=("BaichuanForCausalLM",),
+    model=Baichuan2Model,
+    configs=(Baichuan2Config,),
+    rows=_rows,
+    config=_config,
+    hf_config=_hf_config,
+    ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+)

@@ -5,9 +5,13 @@ Source: config.json and modeling_chatglm.py of THUDM/chatglm2-6b and chatglm3-6b
 """
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, output_layer
+from nemo2.models.conversion.pieces import fused_qkv, one
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, said, written
+from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -22,7 +26,6 @@ class ChatGLMConfig(DecoderConfig):
     ffn_hidden_size: Optional[int] = 13696
     num_attention_heads: int = 32
     num_query_groups: Optional[int] = 2
-    init_method_std: float = 0.02
     add_qkv_bias: bool = True
     rotary_percent: float = 0.5
     rotary_interleaved: bool = True
@@ -30,20 +33,12 @@ class ChatGLMConfig(DecoderConfig):
     make_vocab_size_divisible_by: int = 65024
 
 
-@configurable
-@dataclass
-class ChatGLM2Config6B(ChatGLMConfig):
+class ChatGLM2Config6B(ChatGLMConfig, seq_length=32768):
     """ChatGLM 2: 32,768 tokens of context."""
 
-    seq_length: int = 32768
 
-
-@configurable
-@dataclass
-class ChatGLM3Config6B(ChatGLMConfig):
+class ChatGLM3Config6B(ChatGLMConfig, seq_length=8192):
     """ChatGLM 3: 8,192 tokens of context."""
-
-    seq_length: int = 8192
 
 
 @configurable
@@ -51,3 +46,88 @@ class ChatGLMModel(GPTModel):
     """The LightningModule of ChatGLM; see `GPTModel`."""
 
     default_config = ChatGLMConfig
+
+
+_FIELDS = [
+    Field("padded_vocab_size", "vocab_size"),
+    Field("num_layers", "num_layers"),
+    Field("hidden_size", "hidden_size"),
+    Field("ffn_hidden_size", "ffn_hidden_size"),
+    Field("num_attention_heads", "num_attention_heads"),
+    Field("multi_query_group_num", "num_query_groups", 2),
+    Field("kv_channels", "kv_channels", 128),
+    Field("seq_length", "seq_length", 2048),
+    Field("layernorm_epsilon", "layernorm_epsilon", 1e-5),
+    Field("hidden_dropout", "hidden_dropout", 0.0),
+    Field("attention_dropout", "attention_dropout", 0.0),
+    Field("tie_word_embeddings", "share_embeddings_and_output_weights", False),
+]
+_ONLY = {
+    "model_type": "chatglm",
+    "add_bias_linear": False,
+    "add_qkv_bias": True,
+    "apply_residual_connection_post_layernorm": False,
+    "multi_query_attention": True,
+    "original_rope": True,
+    "post_layer_norm": True,
+    "rmsnorm": True,
+    "pre_seq_len": None,
+}
+
+
+def _rows(config: ChatGLMConfig) -> list[Row]:
+    layer = [
+        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
+        *linear("self_attention.linear_qkv.", fused_qkv("self_attention.query_key_value."), bias=True),
+        *linear("self_attention.linear_proj.", one("self_attention.dense.")),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.linear_fc1.", one("mlp.dense_h_to_4h.")),
+        *linear("mlp.linear_fc2.", one("mlp.dense_4h_to_h.")),
+    ]
+    return [
+        Row("embedding.word_embeddings.weight", one("transformer.embedding.word_embeddings.weight")),
+        *under("decoder.layers.*.", "transformer.encoder.layers.*.", layer),
+        Row("decoder.final_layernorm.weight", one("transformer.encoder.final_layernorm.weight")),
+        *output_layer(config, "transformer.output_layer.weight"),
+    ]
+
+
+def _rows_glm(config: ChatGLMConfig) -> list[Row]:
+    layer = [
+        *attention(config),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.linear_fc1.", one("mlp.gate_up_proj.")),
+        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+    ]
+    return decoder(config, layer)
+
+
+def _config(hf: Config) -> ChatGLMConfig:
+    """nemo2's configuration of a released ChatGLM. Models for longer sequences multiply the rotary base by ``rope_ratio``."""
+    return ChatGLMConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=int(10_000 * hf.get("rope_ratio", 1)))
+
+
+def _hf_config(ours: ChatGLMConfig) -> dict[str, Any]:
+    ratio = ours.rotary_base / 10_000
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), "rope_ratio": ratio}, _config)
+
+
+GLM = decoder_conversion(
+    "GlmForCausalLM",
+    ChatGLMModel,
+    ChatGLMConfig,
+    rows=_rows_glm,
+    fields=decoder_fields(num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, rms_norm_eps=1.5625e-07),
+    only={"model_type": "glm", "hidden_act": "silu", "attention_bias": True},
+    partial=0.5,
+)
+
+CHATGLM = Conversion(
+    architectures=("ChatGLMModel", "ChatGLMForConditionalGeneration"),
+    model=ChatGLMModel,
+    configs=(ChatGLMConfig,),
+    rows=_rows,
+    config=_config,
+    hf_config=_hf_config,
+    ignored=("transformer.rotary_pos_emb.inv_freq",),
+)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Optional
 
 import torch.nn.functional as F
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.gpt import GPTConfig
-from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
+from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching, rotary_embedding
 
 
 @configurable
@@ -44,23 +43,23 @@ class DecoderConfig(GPTConfig):
 
     def _beside_stretching(self) -> list[str]:
         """The settings that contradict stretched positions, each with its fix, as ends of a sentence."""
-        found = []
+        conflicts = []
         for name in ("seq_len_interpolation_factor", "scale_factor", "rope_scaling_factor"):
             if (value := getattr(self, name, None)) is not None:
-                found.append(
+                conflicts.append(
                     f"and {name}={value} both change rotary frequencies: keep only one, in a model class that has only one"
                 )
         if self.position_embedding_type != "rope":
-            found.append(
+            conflicts.append(
                 f'needs rotary positions, but position_embedding_type="{self.position_embedding_type}": set '
                 'position_embedding_type="rope"'
             )
         if self.apply_rope_fusion and self.yarn_mscale:
-            found.append(
+            conflicts.append(
                 f"scales queries and keys by {self.yarn_mscale + 1:.6g}, which the kernel of apply_rope_fusion=True doesn't do: "
                 "set apply_rope_fusion=False"
             )
-        return found
+        return conflicts
 
     # Megatron-Core's attention multiplies rotated channels by (1 + m ln(s) / 10) / (1 + n ln(s) / 10). The next three
     # properties are s, m and n.
@@ -76,22 +75,9 @@ class DecoderConfig(GPTConfig):
     def yarn_mscale_all_dim(self) -> float:
         return 0.0
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         if self.rope_stretching is not None:
-            settings: Any = self
-            model.rotary_pos_emb = StretchedRotaryEmbedding(
-                self.rope_stretching,
-                kv_channels=settings.kv_channels,
-                rotary_percent=settings.rotary_percent,
-                rotary_base=settings.rotary_base,
-                rotary_interleaved=settings.rotary_interleaved,
-                use_cpu_initialization=settings.use_cpu_initialization,
+            model.rotary_pos_emb = rotary_embedding(
+                self, kind=StretchedRotaryEmbedding, stretching=self.rope_stretching, rotary_base=self.rotary_base
             )
-        return model

@@ -102,11 +102,11 @@ def logits_of_stage(core: Any, tokens: Tensor, context: Any = None) -> Optional[
         hidden = torch.empty(share, batch, config.hidden_size, dtype=dtype, device=tokens.device)
         torch.distributed.recv(hidden, parallel_state.get_pipeline_model_parallel_prev_rank(), group=group)
         core.set_input_tensor(hidden)
-    found = core(tokens, positions, None, inference_context=context, runtime_gather_output=True)
+    output = core(tokens, positions, None, inference_context=context, runtime_gather_output=True)
     if parallel_state.is_pipeline_last_stage():
-        return found
+        return output
     following = parallel_state.get_pipeline_model_parallel_next_rank()
-    torch.distributed.send(found.to(dtype).contiguous(), following, group=group)
+    torch.distributed.send(output.to(dtype).contiguous(), following, group=group)
     return None
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.llama import rows
+from nemo2.models.conversion.decoder import decoder_conversion, rows
 from nemo2.models.conversion.settings import Field, decoder_fields
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
@@ -22,7 +21,6 @@ class ERNIE45Config(DecoderConfig):
     """Settings that all dense sizes of ERNIE 4.5 share."""
 
     seq_length: int = 131072
-    layernorm_epsilon: float = 1e-5
     rotary_base: int = 500_000
     rotary_interleaved: bool = True
     vocab_size: Optional[int] = 103424

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.transformer.utils import openai_gelu
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion, rows
+from nemo2.models.conversion.settings import Config, decoder_fields, overlaid
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -31,41 +32,22 @@ class GemmaConfig(DecoderConfig):
     # NeMo 2.0 leaves Megatron-Core's 1e-5.
     layernorm_epsilon: float = 1e-6
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         if model.pre_process:
             model.embedding.register_forward_hook(partial(multiply, self.hidden_size**0.5))
-        return model
 
 
-@configurable
-@dataclass
-class GemmaConfig2B(GemmaConfig):
+class GemmaConfig2B(
+    GemmaConfig, num_layers=18, hidden_size=2048, num_attention_heads=8, num_query_groups=1, ffn_hidden_size=16384
+):
     """2.51 B parameters with the 256,000-token vocabulary; one key-value head for all queries."""
 
-    num_layers: int = 18
-    hidden_size: int = 2048
-    num_attention_heads: int = 8
-    num_query_groups: Optional[int] = 1
-    ffn_hidden_size: Optional[int] = 16384
 
-
-@configurable
-@dataclass
-class GemmaConfig7B(GemmaConfig):
+class GemmaConfig7B(
+    GemmaConfig, num_layers=28, hidden_size=3072, num_attention_heads=16, num_query_groups=16, ffn_hidden_size=24576
+):
     """8.54 B parameters with the 256,000-token vocabulary."""
-
-    num_layers: int = 28
-    hidden_size: int = 3072
-    num_attention_heads: int = 16
-    num_query_groups: Optional[int] = 16
-    ffn_hidden_size: Optional[int] = 24576
 
 
 @configurable
@@ -89,3 +71,24 @@ def multiply(factor: float, module: nn.Module, inputs: Any, embedded: Tensor) ->
     """The embedding's output times a factor. As in the released weights, the factor is rounded to the tensor's
     dtype."""
     return embedded * embedded.new_tensor(factor)
+
+
+GEMMA_DEFAULTS: dict[str, Any] = {"head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+"""Defaults of transformers' classes that all generations of Gemma share."""
+TANH = "gelu_pytorch_tanh"
+
+
+def _flat(hf: Config) -> Config:
+    return overlaid(hf, hidden_act=hf.get("hidden_activation") or hf.get("hidden_act", TANH))
+
+
+GEMMA = decoder_conversion(
+    "GemmaForCausalLM",
+    GemmaModel,
+    GemmaConfig,
+    rows=rows,
+    fields=decoder_fields(num_key_value_heads=16, **GEMMA_DEFAULTS),
+    only={"model_type": "gemma", "hidden_act": TANH, "attention_bias": False},
+    theirs=lambda ours: {"hidden_activation": TANH},
+    flat=_flat,
+)

@@ -6,10 +6,24 @@ Sources: arXiv:2408.00118, tables 1 and 2 and section 2; the released config.jso
 """
 
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.gemma import GemmaConfig
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion
+from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.settings import (
+    FULL,
+    SLIDING,
+    Config,
+    Field,
+    decoder_fields,
+    layer_types,
+    pattern_of,
+    size_of,
+    window_of,
+)
+from nemo2.models.conversion.table import Row, linear, norm
+from nemo2.models.gemma import GEMMA_DEFAULTS, TANH, GemmaConfig
 from nemo2.models.gpt import GPTModel
 
 
@@ -38,46 +52,81 @@ class Gemma2Config(GemmaConfig):
         super().__post_init__()
 
 
-@configurable
-@dataclass
-class Gemma2Config2B(Gemma2Config):
+class Gemma2Config2B(
+    Gemma2Config,
+    num_layers=26,
+    hidden_size=2304,
+    num_attention_heads=8,
+    num_query_groups=4,
+    ffn_hidden_size=9216,
+    query_pre_attn_scalar=256,
+):
     """2.61 B parameters."""
 
-    num_layers: int = 26
-    hidden_size: int = 2304
-    num_attention_heads: int = 8
-    num_query_groups: Optional[int] = 4
-    ffn_hidden_size: Optional[int] = 9216
-    query_pre_attn_scalar: int = 256
 
-
-@configurable
-@dataclass
-class Gemma2Config9B(Gemma2Config):
+class Gemma2Config9B(
+    Gemma2Config,
+    num_layers=42,
+    hidden_size=3584,
+    num_attention_heads=16,
+    num_query_groups=8,
+    ffn_hidden_size=14336,
+    query_pre_attn_scalar=256,
+):
     """9.24 B parameters."""
 
-    num_layers: int = 42
-    hidden_size: int = 3584
-    num_attention_heads: int = 16
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 14336
-    query_pre_attn_scalar: int = 256
 
-
-@configurable
-@dataclass
-class Gemma2Config27B(Gemma2Config):
+class Gemma2Config27B(
+    Gemma2Config,
+    num_layers=46,
+    hidden_size=4608,
+    num_attention_heads=32,
+    kv_channels=128,
+    num_query_groups=16,
+    ffn_hidden_size=36864,
+    query_pre_attn_scalar=144,
+):
     """27.2 B parameters."""
-
-    num_layers: int = 46
-    hidden_size: int = 4608
-    num_attention_heads: int = 32
-    kv_channels: Optional[int] = 128
-    num_query_groups: Optional[int] = 16
-    ffn_hidden_size: Optional[int] = 36864
-    query_pre_attn_scalar: int = 144
 
 
 @configurable
 class Gemma2Model(GPTModel):
     """The LightningModule of Gemma 2; see `GPTModel`."""
+
+
+def rows_with_norms_behind(config: GemmaConfig) -> list[Row]:
+    layer = [
+        *attention(config),
+        *norm("self_attention.linear_proj.post_layernorm.", one("post_attention_layernorm.")),
+        *norm("mlp.linear_fc1.layer_norm_", one("pre_feedforward_layernorm.")),
+        *linear("mlp.linear_fc1.", cat("mlp.gate_proj.", "mlp.up_proj.")),
+        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+        *norm("mlp.linear_fc2.post_layernorm.", one("post_feedforward_layernorm.")),
+    ]
+    return decoder(config, layer)
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    types = hf.get("layer_types") or [FULL if layer % 2 else SLIDING for layer in range(hf["num_hidden_layers"])]
+    return {"window_size": window_of(hf.get("sliding_window", 4096)), "window_attn_skip_freq": pattern_of(hf, types)}
+
+
+def _theirs(ours: Gemma2Config) -> dict[str, Any]:
+    return {"sliding_window": size_of(ours.window_size), "layer_types": layer_types(ours)}
+
+
+GEMMA2 = decoder_conversion(
+    "Gemma2ForCausalLM",
+    Gemma2Model,
+    Gemma2Config,
+    rows=rows_with_norms_behind,
+    fields=[
+        *decoder_fields(num_key_value_heads=4, **GEMMA_DEFAULTS),
+        Field("query_pre_attn_scalar", "query_pre_attn_scalar", 256),
+        Field("attn_logit_softcapping", "attn_logit_softcapping", 50.0),
+        Field("final_logit_softcapping", "final_logit_softcapping", 30.0),
+    ],
+    only={"model_type": "gemma2", "hidden_activation": TANH, "attention_bias": False},
+    ours=_ours,
+    theirs=_theirs,
+)

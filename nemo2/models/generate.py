@@ -161,23 +161,25 @@ def read_prompts(
     if isinstance(prompts, str) or not prompts:
         raise ConfigError("prompts must be a list with at least one prompt.")
     begin = [_first_token(tokenizer)] if add_bos else []
-    found = []
+    records = []
     for place, prompt in enumerate(prompts, start=1):
-        told = "The prompt" if len(prompts) == 1 else f"Prompt {place} of {len(prompts)}"
+        subject = "The prompt" if len(prompts) == 1 else f"Prompt {place} of {len(prompts)}"
         ids = list(tokenizer.text_to_ids(prompt) if isinstance(prompt, str) else prompt)
         if not begin + ids:
-            raise ConfigError(f"{told} has no tokens, and generation needs at least one: write at least one character.")
+            raise ConfigError(
+                f"{subject} has no tokens, and generation needs at least one: write at least one character."
+            )
         if max_sequence_length is not None and len(begin + ids) >= max_sequence_length:
             raise ConfigError(
-                f"{told} has {len(begin + ids)} tokens, and a prompt and its continuation may have {max_sequence_length} tokens "
-                f"together. Shorten the prompt to at most {max_sequence_length - 1} tokens."
+                f"{subject} has {len(begin + ids)} tokens, and a prompt and its continuation may have "
+                f"{max_sequence_length} tokens together. Shorten the prompt to at most {max_sequence_length - 1} tokens."
             )
         if strange := [token for token in ids if not 0 <= token < tokenizer.vocab_size]:
             raise ConfigError(
-                f"{told} has the token id {strange[0]}, but the tokenizer's ids range from 0 to {tokenizer.vocab_size - 1}."
+                f"{subject} has the token id {strange[0]}, but the tokenizer's ids range from 0 to {tokenizer.vocab_size - 1}."
             )
-        found.append(begin + ids)
-    return found
+        records.append(begin + ids)
+    return records
 
 
 def _continue(
@@ -210,8 +212,8 @@ def _write(row: _Row, tokenizer: Any, stop: Sequence[str], tell: Callable[[str],
     if row.goes_on and not stop and tell is None:
         return  # the text is needed only at the end
     text = tokenizer.ids_to_text(row.new[:-1] if row.finished else row.new)
-    if found := [text.index(word) for word in stop if word in text]:
-        text, row.finished = text[: min(found)], True
+    if positions := [text.index(word) for word in stop if word in text]:
+        text, row.finished = text[: min(positions)], True
     if row.goes_on:  # hold back what may begin a stop word or a character
         held = max((len(word) for word in stop), default=1) - 1
         text = text.rstrip(_UNFINISHED_LETTER)[: max(0, len(text) - held)]

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.deepseek import REPEATED, beside_experts, check_routing, further_predictions
-from nemo2.models.conversion.llama import attention
-from nemo2.models.conversion.qwen3 import rows_with_experts
+from nemo2.models.conversion.decoder import attention, decoder_conversion
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig
+from nemo2.models.deepseek import REPEATED, beside_experts, check_routing, further_predictions
 from nemo2.models.gpt import GPTModel
+from nemo2.models.qwen3 import rows_with_experts
 
 
 @configurable
@@ -28,7 +27,6 @@ class GLM4MoEConfig(DecoderConfig):
     rotary_base: int = 1_000_000
     rotary_percent: float = 0.5
     vocab_size: Optional[int] = 151552
-    layernorm_epsilon: float = 1e-5
     add_qkv_bias: bool = True
     num_attention_heads: int = 96
     num_query_groups: Optional[int] = 8
@@ -37,7 +35,6 @@ class GLM4MoEConfig(DecoderConfig):
     moe_router_topk: int = 8
     moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
     moe_router_enable_expert_bias: bool = True
-    moe_router_bias_update_rate: float = 1e-3
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
     moe_router_load_balancing_type: Union[str, list[str]] = "seq_aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-4

@@ -41,6 +41,12 @@ from nemo2.parallel.loss import MaskedTokenLossReduction
 from nemo2.parallel.megatron_parallel import MegatronStep
 from nemo2.parallel.module_functions import FNMixin
 
+_MODEL_ARGUMENTS = (
+    "fp16_lm_cross_entropy", "parallel_output", "share_embeddings_and_output_weights", "position_embedding_type",
+    "rotary_percent", "rotary_base", "seq_len_interpolation_factor", "scatter_embedding_sequence_parallel",
+)  # fmt: skip
+"""The fields that are arguments of Megatron-Core's models under the same name."""
+
 
 def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
     """The layers for this machine: Transformer Engine's on a GPU with Transformer Engine, plain PyTorch layers
@@ -231,20 +237,11 @@ class GPTConfig(TransformerConfig):
             MegatronGPTModel,
             self,
             transformer_layer_spec=layers,
-            vocab_size=self.padded_vocab_size(tokenizer),
-            max_sequence_length=self.seq_length,
             pre_process=pre_process,
             post_process=post_process,
-            fp16_lm_cross_entropy=self.fp16_lm_cross_entropy,
-            parallel_output=self.parallel_output,
-            share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
-            position_embedding_type=self.position_embedding_type,
-            rotary_percent=self.rotary_percent,
-            rotary_base=self.rotary_base,
-            seq_len_interpolation_factor=self.seq_len_interpolation_factor,
-            scatter_embedding_sequence_parallel=self.scatter_embedding_sequence_parallel,
             mtp_block_spec=mtp_block_spec(self, layers, vp_stage=vp_stage),
             vp_stage=vp_stage,
+            **self._model_arguments(tokenizer),
         )
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
             model = fusing_where_possible(build)
@@ -252,7 +249,20 @@ class GPTConfig(TransformerConfig):
         weigh_further_losses(model)
         leave_out_padding(model)
         answer_without_labels(model)
+        self.customize_model(model)
         return model
+
+    def customize_model(self, model: Any) -> None:
+        """Change a chunk that `configure_model` has built, where a family differs from Megatron-Core's ``GPTModel``. A family
+        that overrides it calls its parent's first."""
+
+    def _model_arguments(self, tokenizer: Any) -> dict[str, Any]:
+        """The arguments that Megatron-Core's GPTs and hybrids share."""
+        return {
+            "vocab_size": self.padded_vocab_size(tokenizer),
+            "max_sequence_length": self.seq_length,
+            **{name: getattr(self, name) for name in _MODEL_ARGUMENTS},
+        }
 
     def _finish_logits(self, model: Any, tokenizer: Any) -> None:
         """Cap and mask the logits of a chunk with an output layer before anything reads them."""

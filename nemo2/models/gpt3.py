@@ -5,10 +5,13 @@ Sources: arXiv:2005.14165, table 2.1 (126M, 175B); NeMo's ``launcher`` configura
 """
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.gpt import GPTConfig
+from nemo2.models.conversion.pieces import Operation, fused_qkv, one
+from nemo2.models.conversion.settings import Config, Field, read, refusal, said, written
+from nemo2.models.conversion.table import Conversion, Row, norm, under
+from nemo2.models.gpt import GPTConfig, GPTModel
 
 
 @configurable
@@ -26,59 +29,126 @@ class GPTConfig126M(GPTConfig):
     use_transformer_engine_full_layer_spec: bool = True
 
 
-@configurable
-@dataclass
-class GPTConfig5B(GPTConfig126M):
+class GPTConfig5B(GPTConfig126M, num_layers=24, hidden_size=4096, ffn_hidden_size=16384, num_attention_heads=32):
     """5.1 B parameters with a vocabulary of 51,200."""
 
-    num_layers: int = 24
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 16384
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class GPTConfig7B(GPTConfig126M):
+class GPTConfig7B(GPTConfig126M, num_layers=32, hidden_size=4096, ffn_hidden_size=10880, num_attention_heads=32):
     """5.2 B parameters with a vocabulary of 51,200: the width of a gated 7B, without the gate."""
 
-    num_layers: int = 32
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 10880
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class GPTConfig20B(GPTConfig126M):
+class GPTConfig20B(GPTConfig126M, num_layers=44, hidden_size=6144, ffn_hidden_size=24576, num_attention_heads=48):
     """20.3 B parameters with a vocabulary of 51,200."""
 
-    num_layers: int = 44
-    hidden_size: int = 6144
-    ffn_hidden_size: Optional[int] = 24576
-    num_attention_heads: int = 48
 
-
-@configurable
-@dataclass
-class GPTConfig40B(GPTConfig126M):
+class GPTConfig40B(GPTConfig126M, num_layers=48, hidden_size=8192, ffn_hidden_size=32768, num_attention_heads=64):
     """39.1 B parameters with a vocabulary of 51,200."""
 
-    num_layers: int = 48
-    hidden_size: int = 8192
-    ffn_hidden_size: Optional[int] = 32768
-    num_attention_heads: int = 64
 
-
-@configurable
-@dataclass
-class GPTConfig175B(GPTConfig126M):
+class GPTConfig175B(
+    GPTConfig126M,
+    num_layers=96,
+    hidden_size=12288,
+    ffn_hidden_size=49152,
+    num_attention_heads=96,
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    layernorm_zero_centered_gamma=True,
+):
     """174.6 B parameters with a vocabulary of 51,200."""
 
-    num_layers: int = 96
-    hidden_size: int = 12288
-    ffn_hidden_size: Optional[int] = 49152
-    num_attention_heads: int = 96
-    hidden_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    layernorm_zero_centered_gamma: bool = True
+
+def conv_fields() -> list[Field]:
+    """The fields under GPT-2's names, which StarCoder 1 shares. In both models the output layer is tied to the embedding."""
+    return [
+        Field("vocab_size", "vocab_size"),
+        Field("n_positions", "seq_length"),
+        Field("n_embd", "hidden_size"),
+        Field("n_layer", "num_layers"),
+        Field("n_head", "num_attention_heads"),
+        Field("n_inner", "ffn_hidden_size", None),
+        Field("resid_pdrop", "hidden_dropout", 0.1),
+        Field("attn_pdrop", "attention_dropout", 0.1),
+        Field("layer_norm_epsilon", "layernorm_epsilon", 1e-5),
+        Field("initializer_range", "init_method_std", 0.02),
+    ]
+
+
+_FIELDS = conv_fields()
+_ONLY = {
+    "model_type": "gpt2",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+
+
+def _rows(config: GPTConfig126M) -> list[Row]:
+    """GPT-2's linear layers are stored [in, out]."""
+    qkv = fused_qkv("attn.c_attn.weight", transposed=True), fused_qkv("attn.c_attn.bias")
+    return conv_rows(*qkv, transposed=True, bias=config.add_bias_linear)
+
+
+def conv_rows(qkv: Operation, qkv_bias: Operation, *, transposed: bool, bias: bool) -> list[Row]:
+    """A whole model under GPT-2's names, which StarCoder 1 shares."""
+    biases = [
+        Row("self_attention.linear_qkv.bias", qkv_bias),
+        Row("self_attention.linear_proj.bias", one("attn.c_proj.bias")),
+        Row("mlp.linear_fc1.bias", one("mlp.c_fc.bias")),
+        Row("mlp.linear_fc2.bias", one("mlp.c_proj.bias")),
+    ]
+    layer = [
+        *norm("self_attention.linear_qkv.layer_norm_", one("ln_1."), bias=True),
+        Row("self_attention.linear_qkv.weight", qkv),
+        Row("self_attention.linear_proj.weight", one("attn.c_proj.weight", transposed=transposed)),
+        *norm("mlp.linear_fc1.layer_norm_", one("ln_2."), bias=True),
+        Row("mlp.linear_fc1.weight", one("mlp.c_fc.weight", transposed=transposed)),
+        Row("mlp.linear_fc2.weight", one("mlp.c_proj.weight", transposed=transposed)),
+        *(biases if bias else []),
+    ]
+    return [
+        Row("embedding.word_embeddings.weight", one("wte.weight")),
+        Row("embedding.position_embeddings.weight", one("wpe.weight")),
+        *under("decoder.layers.*.", "h.*.", layer),
+        *norm("decoder.final_layernorm.", one("ln_f."), bias=True),
+    ]
+
+
+def _config(hf: Config) -> GPTConfig126M:
+    return GPTConfig126M(**read(hf, _FIELDS, only=_ONLY), **gelu_of(hf, default="gelu_new"))
+
+
+def _hf_config(ours: GPTConfig126M) -> dict[str, Any]:
+    others = {"activation_function": gelu_in(ours, "gelu_new"), "embd_pdrop": ours.hidden_dropout}
+    return said(ours, {**written(ours, _FIELDS, only=_ONLY), **others}, _config)
+
+
+_GELU = {"gelu": False, "gelu_new": True, "gelu_pytorch_tanh": True}
+
+
+def gelu_of(hf: Config, *, default: str) -> dict[str, Any]:
+    """nemo2's settings for ``activation_function``. Megatron-Core's GELU that is fused with the bias is the tanh
+    approximation, which has two names in config.json."""
+    activation = hf.get("activation_function", default)
+    if activation not in _GELU:
+        raise refusal(hf, "activation_function", f"nemo2's model supports {', '.join(map(repr, _GELU))}")
+    return {"bias_activation_fusion": _GELU[activation]}
+
+
+def gelu_in(ours: GPTConfig, approximation: str) -> str:
+    """The inverse of `gelu_of`. ``approximation`` is the family's name for the tanh approximation."""
+    return approximation if ours.bias_activation_fusion else "gelu"
+
+
+GPT2 = Conversion(
+    architectures=("GPT2LMHeadModel",),
+    model=GPTModel,
+    configs=(GPTConfig126M,),
+    rows=_rows,
+    config=_config,
+    hf_config=_hf_config,
+    biased=("add_bias_linear",),
+    ignored=("*.attn.bias", "*.attn.masked_bias"),
+    prefixes=("transformer.", ""),
+)

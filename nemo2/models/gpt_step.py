@@ -69,16 +69,16 @@ def gpt_data_step(dataloader_iter: Iterator[Any], use_mtp: bool = False) -> dict
             "Return these keys from the dataset, or define your own `data_step` on the model."
         )
     device = get_backend().device
-    kept = {
+    batch_of_stage = {
         key: batch[key].to(device, non_blocking=True)
         if (needed or key in OPTIONAL_KEYS) and batch.get(key) is not None
         else None
         for key, needed in keep.items()
     }
     if batch.get("cu_seqlens") is not None:
-        kept |= {key: batch[key] for key in PACKING_KEYS if batch.get(key) is not None}
-        kept["packed_seq_params"] = get_packed_seq_params(kept)
-    share = get_batch_on_this_context_parallel_rank(kept)
+        batch_of_stage |= {key: batch[key] for key in PACKING_KEYS if batch.get(key) is not None}
+        batch_of_stage["packed_seq_params"] = get_packed_seq_params(batch_of_stage)
+    share = get_batch_on_this_context_parallel_rank(batch_of_stage)
     return {key: value for key, value in share.items() if key not in PACKING_KEYS}
 
 

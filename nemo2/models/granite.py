@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Optional
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.transformer import ModuleSpec
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.llama import biases, rows, unbiased
+from nemo2.models.conversion.decoder import biases, decoder_conversion, rows, unbiased
 from nemo2.models.conversion.settings import Field, decoder_fields, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gemma import multiply
 from nemo2.models.gpt import GPTModel, default_layer_spec
 from nemo2.models.layers.post_norm import with_multiplier
-from nemo2.models.layers.softcap import LogitDivisor
+from nemo2.models.layers.softcap import divide_logits
 from nemo2.models.layers.spec import exchanged, row_parallel_linears
 
 
@@ -40,7 +38,6 @@ class GraniteConfig(DecoderConfig):
     seq_length: int = 131072
     rotary_base: int = 10_000_000
     vocab_size: Optional[int] = 49152
-    layernorm_epsilon: float = 1e-5
     share_embeddings_and_output_weights: bool = True
     num_query_groups: Optional[int] = 8
     embedding_multiplier: float = 12.0
@@ -52,19 +49,12 @@ class GraniteConfig(DecoderConfig):
     softmax_scale: Optional[float] = 0.015625
     transformer_layer_spec: Any = granite_layer_spec
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         if model.pre_process:
             model.embedding.register_forward_hook(partial(multiply, self.embedding_multiplier))
         if hasattr(model, "output_layer"):
-            model.output_layer.register_forward_hook(LogitDivisor(self.logits_scaling), prepend=True)
-        return model
+            divide_logits(model.output_layer, self.logits_scaling)
 
 
 class Granite3Config2B(GraniteConfig, num_layers=40, hidden_size=2048, num_attention_heads=32, ffn_hidden_size=8192):

@@ -6,19 +6,16 @@ Sources: transformers' ``HunYuanDenseV1Config``; config.json of tencent/Hunyuan-
 """
 
 import copy
-from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.transformer import ModuleSpec
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.llama import attention, decoder, gated_feed_forward
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
 from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.positions import positions_of, rope_fields
-from nemo2.models.conversion.settings import Config, decoder_fields
+from nemo2.models.conversion.settings import Config, decoder_fields, overlaid
 from nemo2.models.conversion.table import Row, norm
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel, default_layer_spec
@@ -41,7 +38,6 @@ class HunyuanConfig(DecoderConfig):
     """Settings that all dense sizes of Hunyuan share."""
 
     seq_length: int = 262144
-    layernorm_epsilon: float = 1e-5
     kv_channels: Optional[int] = 128
     qk_layernorm: bool = True
     rope_stretching: Optional[Stretching] = field(
@@ -51,17 +47,10 @@ class HunyuanConfig(DecoderConfig):
     share_embeddings_and_output_weights: bool = True
     transformer_layer_spec: Any = hunyuan_layer_spec
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         for layer in model.decoder.layers:
             normalize_after_rotation(layer.self_attention)
-        return model
 
 
 class HunyuanConfig500M(
@@ -110,11 +99,11 @@ def rows(config: HunyuanConfig) -> list[Row]:
 
 def _flat(hf: Config) -> Config:
     """The release calls the raised base "dynamic". Its file has other numbers beside ``alpha``, which have no effect."""
-    told = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    if told.get("rope_type", told.get("type")) != "dynamic" or not told.get("alpha"):
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) != "dynamic" or not rope.get("alpha"):
         return hf
-    plain = {"rope_theta": told.get("rope_theta", hf.get("rope_theta", 10_000.0))}
-    return ChainMap({"rope_parameters": plain, "rope_scaling": None, "alpha": told["alpha"]}, hf)  # pyright: ignore[reportArgumentType]  # of two types
+    plain = {"rope_theta": rope.get("rope_theta", hf.get("rope_theta", 10_000.0))}
+    return overlaid(hf, rope_parameters=plain, rope_scaling=None, alpha=rope["alpha"])
 
 
 def _ours(hf: Config) -> dict[str, Any]:
@@ -128,8 +117,8 @@ def _theirs(ours: HunyuanConfig) -> dict[str, Any]:
     stretching = ours.rope_stretching
     if not isinstance(stretching, RaisedBase):
         return positions_of(ours)
-    told = {"max_position_embeddings": stretching.original_length}
-    return told | rope_fields(ours.rotary_base, kind="dynamic", factor=1.0, alpha=float(stretching.factor))
+    longest = {"max_position_embeddings": stretching.original_length}
+    return longest | rope_fields(ours.rotary_base, kind="dynamic", factor=1.0, alpha=float(stretching.factor))
 
 
 HUNYUAN = decoder_conversion(

@@ -8,10 +8,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from torch import Tensor
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import biases, rows, unbiased
+from nemo2.models.conversion.positions import KINDS, Rope, positions, positions_of, rope_fields, rope_of, scaled
+from nemo2.models.conversion.settings import NEEDED, Config, decoder_fields, read, said, written
+from nemo2.models.conversion.table import Conversion
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -23,80 +26,50 @@ class LlamaConfig(DecoderConfig):
 
     seq_length: int = 4096
     bias_activation_fusion: bool = True
-    masked_softmax_fusion: bool = True
     persist_layer_norm: bool = True
     bias_dropout_fusion: bool = True
     apply_rope_fusion: bool = True
 
 
 # Llama 2: arXiv:2307.09288, table 1 and appendix A.2.1; widths from the released params.json files.
-@configurable
-@dataclass
-class Llama2Config7B(LlamaConfig):
+class Llama2Config7B(
+    LlamaConfig, num_layers=32, hidden_size=4096, num_attention_heads=32, num_query_groups=32, ffn_hidden_size=11008
+):
     """6.74 B parameters with the 32,000-token vocabulary."""
 
-    num_layers: int = 32
-    hidden_size: int = 4096
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = 32
-    ffn_hidden_size: Optional[int] = 11008
 
-
-@configurable
-@dataclass
-class Llama2Config13B(LlamaConfig):
+class Llama2Config13B(
+    LlamaConfig, num_layers=40, hidden_size=5120, num_attention_heads=40, num_query_groups=40, ffn_hidden_size=13824
+):
     """13.02 B parameters with the 32,000-token vocabulary."""
 
-    num_layers: int = 40
-    hidden_size: int = 5120
-    num_attention_heads: int = 40
-    num_query_groups: Optional[int] = 40
-    ffn_hidden_size: Optional[int] = 13824
 
-
-@configurable
-@dataclass
-class Llama2Config70B(LlamaConfig):
+class Llama2Config70B(
+    LlamaConfig, num_layers=80, hidden_size=8192, num_attention_heads=64, num_query_groups=8, ffn_hidden_size=28672
+):
     """68.98 B parameters with the 32,000-token vocabulary; grouped-query attention."""
-
-    num_layers: int = 80
-    hidden_size: int = 8192
-    num_attention_heads: int = 64
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 28672
 
 
 # Code Llama: arXiv:2308.12950; Llama 2, trained further with a rotary base of a million.
-@configurable
-@dataclass
-class CodeLlamaConfig7B(Llama2Config7B):
+class CodeLlamaConfig7B(Llama2Config7B, rotary_base=1_000_000, seq_length=16384):
     """6.74 B parameters with the 32,016-token vocabulary."""
 
-    rotary_base: int = 1_000_000
-    seq_length: int = 16384
 
-
-@configurable
-@dataclass
-class CodeLlamaConfig13B(Llama2Config13B):
+class CodeLlamaConfig13B(Llama2Config13B, rotary_base=1_000_000, seq_length=16384):
     """13.02 B parameters with the 32,016-token vocabulary."""
 
-    rotary_base: int = 1_000_000
-    seq_length: int = 16384
 
-
-@configurable
-@dataclass
-class CodeLlamaConfig34B(LlamaConfig):
+class CodeLlamaConfig34B(
+    LlamaConfig,
+    num_layers=48,
+    hidden_size=8192,
+    num_attention_heads=64,
+    num_query_groups=8,
+    ffn_hidden_size=22016,
+    rotary_base=1_000_000,
+    seq_length=16384,
+):
     """33.7 B parameters with the 32,000-token vocabulary; grouped-query attention."""
-
-    num_layers: int = 48
-    hidden_size: int = 8192
-    num_attention_heads: int = 64
-    num_query_groups: Optional[int] = 8
-    ffn_hidden_size: Optional[int] = 22016
-    rotary_base: int = 1_000_000
-    seq_length: int = 16384
 
 
 @configurable
@@ -115,31 +88,21 @@ class Llama3Config(LlamaConfig):
     rotary_base: int = 500_000
     num_query_groups: Optional[int] = 8
     init_method_std: float = 0.01
-    layernorm_epsilon: float = 1.0e-05
-    rotary_percent: float = 1.0
 
 
-@configurable
-@dataclass
-class Llama3Config8B(Llama3Config):
+class Llama3Config8B(Llama3Config, num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32):
     """8.03 B parameters with the 128,256-token vocabulary."""
 
-    num_layers: int = 32
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 14336
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class Llama3Config70B(Llama3Config):
+class Llama3Config70B(
+    Llama3Config,
+    num_layers=80,
+    hidden_size=8192,
+    ffn_hidden_size=28672,
+    num_attention_heads=64,
+    init_method_std=0.008944,
+):
     """70.6 B parameters with the 128,256-token vocabulary."""
-
-    num_layers: int = 80
-    hidden_size: int = 8192
-    ffn_hidden_size: Optional[int] = 28672
-    num_attention_heads: int = 64
-    init_method_std: float = 0.008944
 
 
 @configurable
@@ -157,14 +120,8 @@ class Llama31Config(Llama3Config):
     old_context_len: int = 8192
     init_method_std: float = 0.02
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         # Megatron-Core's `rope_scaling` fixes three of the four numbers.
         model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(
             model.rotary_pos_emb.inv_freq,
@@ -173,67 +130,45 @@ class Llama31Config(Llama3Config):
             high_freq_factor=self.high_freq_factor,
             old_context_len=self.old_context_len,
         )
-        return model
 
 
-@configurable
-@dataclass
-class Llama31Config8B(Llama31Config):
+class Llama31Config8B(Llama31Config, num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32):
     """8.03 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
 
-    num_layers: int = 32
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 14336
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class Llama31Config70B(Llama31Config):
+class Llama31Config70B(Llama31Config, num_layers=80, hidden_size=8192, ffn_hidden_size=28672, num_attention_heads=64):
     """70.6 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
 
-    num_layers: int = 80
-    hidden_size: int = 8192
-    ffn_hidden_size: Optional[int] = 28672
-    num_attention_heads: int = 64
 
-
-@configurable
-@dataclass
-class Llama31Config405B(Llama31Config):
+class Llama31Config405B(
+    Llama31Config, num_layers=126, hidden_size=16384, ffn_hidden_size=53248, num_attention_heads=128
+):
     """405.9 B parameters with the 128,256-token vocabulary, 131,072 tokens of context."""
-
-    num_layers: int = 126
-    hidden_size: int = 16384
-    ffn_hidden_size: Optional[int] = 53248
-    num_attention_heads: int = 128
 
 
 # Llama 3.2: the model cards of meta-llama/Llama-3.2-1B and -3B; tied embeddings, rotary scale 32.
-@configurable
-@dataclass
-class Llama32Config1B(Llama31Config):
+class Llama32Config1B(
+    Llama31Config,
+    scale_factor=32.0,
+    share_embeddings_and_output_weights=True,
+    num_layers=16,
+    hidden_size=2048,
+    ffn_hidden_size=8192,
+    num_attention_heads=32,
+):
     """1.24 B parameters with the 128,256-token vocabulary, counted once (tied)."""
 
-    scale_factor: float = 32.0
-    share_embeddings_and_output_weights: bool = True
-    num_layers: int = 16
-    hidden_size: int = 2048
-    ffn_hidden_size: Optional[int] = 8192
-    num_attention_heads: int = 32
 
-
-@configurable
-@dataclass
-class Llama32Config3B(Llama31Config):
+class Llama32Config3B(
+    Llama31Config,
+    scale_factor=32.0,
+    share_embeddings_and_output_weights=True,
+    num_layers=28,
+    hidden_size=3072,
+    ffn_hidden_size=8192,
+    num_attention_heads=24,
+):
     """3.21 B parameters with the 128,256-token vocabulary, counted once (tied)."""
-
-    scale_factor: float = 32.0
-    share_embeddings_and_output_weights: bool = True
-    num_layers: int = 28
-    hidden_size: int = 3072
-    ffn_hidden_size: Optional[int] = 8192
-    num_attention_heads: int = 24
 
 
 @configurable
@@ -258,7 +193,56 @@ def scale_rotary_frequencies(
     """
     turns = old_context_len * frequencies / (2 * math.pi)
     if high_freq_factor == low_freq_factor:
-        kept = (turns >= low_freq_factor).to(frequencies.dtype)
+        unscaled = (turns >= low_freq_factor).to(frequencies.dtype)
     else:
-        kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
-    return frequencies * (kept + (1.0 - kept) / scale_factor)
+        unscaled = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
+    return frequencies * (unscaled + (1.0 - unscaled) / scale_factor)
+
+
+_FIELDS = decoder_fields()
+_ONLY = {"model_type": "llama", "hidden_act": "silu"}
+SCALING: dict[str, tuple[str, Any]] = {
+    "factor": ("scale_factor", NEEDED),
+    "low_freq_factor": ("low_freq_factor", NEEDED),
+    "high_freq_factor": ("high_freq_factor", NEEDED),
+    "original_max_position_embeddings": ("old_context_len", NEEDED),
+}
+
+
+def _config(hf: Config) -> LlamaConfig:
+    rope = rope_of(hf, kinds=(*KINDS, "llama3"))
+    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf)}
+    fields |= own_positions(hf, rope, longest=fields["seq_length"])
+    return (Llama31Config if rope.kind == "llama3" else LlamaConfig)(**fields)
+
+
+def _hf_config(ours: LlamaConfig) -> dict[str, Any]:
+    bias = ours.add_bias_linear
+    hf = {**written(ours, _FIELDS, only=_ONLY), "attention_bias": bias, "mlp_bias": bias, **own_positions_of(ours)}
+    return said(ours, hf, _config)
+
+
+def own_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
+    """nemo2's rotary settings, including those of Llama 3.1's scaling."""
+    settings = positions(hf, rope, longest=longest)
+    return settings | scaled(hf, rope, SCALING) if rope.kind == "llama3" else settings
+
+
+def own_positions_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `own_positions`."""
+    if isinstance(ours, Llama31Config):
+        scaling = {theirs: getattr(ours, name) for theirs, (name, _) in SCALING.items()}
+        return rope_fields(ours.rotary_base, kind="llama3", **scaling)
+    return positions_of(ours)
+
+
+LLAMA = Conversion(
+    architectures=("LlamaForCausalLM",),
+    model=LlamaModel,
+    configs=(LlamaConfig,),
+    rows=rows,
+    config=_config,
+    hf_config=_hf_config,
+    unbiased=unbiased,
+    ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+)

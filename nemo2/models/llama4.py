@@ -9,13 +9,12 @@ included.
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Optional, Union
 
 import torch
 import torch.nn.functional as F
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.identity_op import IdentityOp
@@ -24,9 +23,25 @@ from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
+from nemo2.models.conversion.decoder import attention, decoder, dense_or_experts
+from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.positions import rope_fields, rope_of, scaled
+from nemo2.models.conversion.settings import (
+    Config,
+    Field,
+    decoder_fields,
+    meaning,
+    read,
+    refusal,
+    said,
+    text_config,
+    without,
+    written,
+)
+from nemo2.models.conversion.table import IN_VISION_MODEL, Conversion, Row, linear, norm
 from nemo2.models.gpt import default_layer_spec
 from nemo2.models.layers.queries import sharpen_far_queries
-from nemo2.models.llama import Llama3Config, scale_rotary_frequencies
+from nemo2.models.llama import SCALING, Llama3Config, LlamaModel, scale_rotary_frequencies
 
 
 def llama4_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -47,8 +62,6 @@ def llama4_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec
 class Llama4Config(Llama3Config):
     """Settings that Scout and Maverick share."""
 
-    rotary_base: int = 500_000
-    seq_length: int = 8192
     num_layers: int = 48
     hidden_size: int = 5120
     ffn_hidden_size: Optional[int] = 16384
@@ -80,23 +93,15 @@ class Llama4Config(Llama3Config):
     moe_shared_expert_intermediate_size: Optional[int] = 8192
     moe_ffn_hidden_size: Optional[int] = 8192
     moe_router_topk: int = 1
-    moe_router_pre_softmax: bool = False
     moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = None
     moe_apply_probs_on_input: bool = True
     moe_shared_expert_overlap: bool = True
-    moe_permute_fusion: bool = False
     transformer_layer_spec: Any = llama4_layer_spec
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        """Build this rank's chunk. Parameters and result are those of the parent's method.
+    def customize_model(self, model: Any) -> None:
+        """Scale rotary frequencies, and let layers attend in chunks or sharpen far queries.
 
         Raises:
             ConfigError: sequences longer than a chunk are split over context-parallel ranks.
@@ -108,7 +113,7 @@ class Llama4Config(Llama3Config):
                 f"a chunk, but context_parallel_size={cp} shards sequences. Set context_parallel_size=1, or "
                 "attention_chunk_size=None for full attention."
             )
-        model = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+        super().customize_model(model)
         if self.rope_scaling:
             model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(
                 model.rotary_pos_emb.inv_freq,
@@ -118,34 +123,27 @@ class Llama4Config(Llama3Config):
                 old_context_len=self.old_context_len,
             )
         skips: Any = self.no_rope_freq or [0] * self.num_layers
-        layers: Any = model.decoder.layers
-        for layer in layers:
+        for layer in model.decoder.layers:
             core_attention = layer.self_attention.core_attention
             if skips[layer.layer_number - 1]:
                 if self.attn_temperature_tuning:
                     sharpen_far_queries(core_attention, floor=self.floor_scale, factor=self.attn_scale, first=1)
             elif chunk is not None and cp == 1:
                 attend_in_chunks(core_attention, chunk)
-        return model
 
 
-@configurable
-@dataclass
-class Llama4Experts16Config(Llama4Config):
+class Llama4Experts16Config(Llama4Config, num_moe_experts=16):
     """Scout: 107.8 B parameters without the vision tower, 17 B of them used per token; experts in every layer."""
 
-    num_moe_experts: Optional[int] = 16
 
-
-@configurable
-@dataclass
-class Llama4Experts128Config(Llama4Config):
+class Llama4Experts128Config(
+    Llama4Config,
+    num_moe_experts=128,
+    rope_scaling=False,
+    moe_layer_freq=[0, 1] * 24,
+    qk_l2_norm=False,
+):
     """Maverick: 400.7 B parameters without the vision tower, 17 B of them used per token; experts in every other layer."""
-
-    num_moe_experts: Optional[int] = 128
-    rope_scaling: bool = False
-    moe_layer_freq: Union[int, list[int]] = field(default_factory=lambda: [0, 1] * 24)
-    qk_l2_norm: bool = False
 
 
 def attend_in_chunks(core_attention: nn.Module, chunk: int) -> None:
@@ -213,3 +211,109 @@ def _packed_in_chunks(packed: PackedSeqParams, chunk: int) -> PackedSeqParams:
     if padded is not None:
         ends |= {"cu_seqlens_q_padded": cut["padded"], "cu_seqlens_kv_padded": cut["padded"]}
     return replace(packed, **ends, max_seqlen_q=longest, max_seqlen_kv=longest)
+
+
+_FIELDS = [
+    *without(
+        decoder_fields(num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5),
+        "intermediate_size",
+        "max_position_embeddings",
+    ),
+    Field("intermediate_size", "moe_ffn_hidden_size", 8192),
+    Field("intermediate_size_mlp", "ffn_hidden_size", 16384),
+    Field("num_local_experts", "num_moe_experts", 16),
+    Field("use_qk_norm", "qk_l2_norm", True),
+    Field("floor_scale", "floor_scale", 8192),
+    Field("attn_scale", "attn_scale", 0.1),
+]
+_ONLY = {"model_type": "llama4_text", "hidden_act": "silu", "attention_bias": False, "num_experts_per_tok": 1}
+_SCALING = {theirs: (ours.replace("scale_factor", "rope_scaling_factor"), d) for theirs, (ours, d) in SCALING.items()}
+
+
+def _rows(config: Llama4Config) -> list[Row]:
+    layers = dense_or_experts(config, dense=_feed_forward(), experts=_experts())
+    return decoder(config, [*attention(config), *layers])
+
+
+def _feed_forward() -> list[Row]:
+    return [
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.linear_fc1.", cat("feed_forward.gate_proj.", "feed_forward.up_proj.")),
+        *linear("mlp.linear_fc2.", one("feed_forward.down_proj.")),
+    ]
+
+
+def _experts() -> list[Row]:
+    """Experts are stacked and stored [in, out]."""
+    stacked, shared = "feed_forward.experts.", "feed_forward.shared_expert."
+    return [
+        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
+        Row("mlp.router.weight", one("feed_forward.router.weight")),
+        Row("mlp.experts.experts.linear_fc1.weight", one(f"{stacked}gate_up_proj", stacked=True, transposed=True)),
+        Row("mlp.experts.experts.linear_fc2.weight", one(f"{stacked}down_proj", stacked=True, transposed=True)),
+        *linear("mlp.shared_experts.linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj.")),
+        *linear("mlp.shared_experts.linear_fc2.", one(f"{shared}down_proj.")),
+    ]
+
+
+def _config(hf: Config) -> Llama4Config:
+    text = text_config(hf)
+    fields = read(text, _FIELDS, only=_ONLY)
+    layers = fields["num_layers"]
+    rope = rope_of(text, theta=500_000.0, kinds=("default", "llama3"))
+    scaling = {"rope_scaling": rope.kind == "llama3", **(scaled(text, rope, _SCALING) if rope.kind == "llama3" else {})}
+    rotated = text.get("no_rope_layers") or [
+        int((n + 1) % text.get("no_rope_layer_interval", 4) != 0) for n in range(layers)
+    ]
+    types = text.get("layer_types")
+    if types and types != ["chunked_attention" if flag else "full_attention" for flag in rotated]:
+        raise refusal(
+            text, "layer_types", "nemo2's layers attend in chunks exactly if they rotate positions (no_rope_layers)"
+        )
+    step = text.get("interleave_moe_layer_step", 1)
+    experts_in = text.get("moe_layers")
+    experts_in = list(range(step - 1, layers, step)) if experts_in is None else experts_in
+    return Llama4Config(
+        **fields,
+        **scaling,
+        rotary_base=rope.theta,
+        moe_layer_freq=[int(n in experts_in) for n in range(layers)] if len(experts_in) < layers else 1,
+        moe_shared_expert_intermediate_size=fields["moe_ffn_hidden_size"],
+        no_rope_freq=[int(not flag) for flag in rotated],
+        attention_chunk_size=text.get("attention_chunk_size", 8192),
+        # max_position_embeddings is a limit for inference, not the length of training sequences.
+        seq_length=min(text.get("max_position_embeddings", 131072), 8192),
+        attn_temperature_tuning=bool(text.get("attn_temperature_tuning", True)),
+    )
+
+
+def _hf_config(ours: Llama4Config) -> dict[str, Any]:
+    settings = meaning(ours)
+    rotated = [int(not flag) for flag in settings["without_positions"] or [0] * ours.num_layers]
+    scaling = {theirs: getattr(ours, name) for theirs, (name, _) in _SCALING.items()}
+    hf = {
+        **written(ours, _FIELDS, only=_ONLY),
+        "max_position_embeddings": ours.seq_length,
+        "attention_chunk_size": ours.attention_chunk_size,
+        "attn_temperature_tuning": ours.attn_temperature_tuning,
+        "no_rope_layers": rotated,
+        "layer_types": ["chunked_attention" if flag else "full_attention" for flag in rotated],
+        "moe_layers": [layer for layer, experts in enumerate(settings["experts_in"] or []) if experts],
+        **(
+            rope_fields(ours.rotary_base, kind="llama3", **scaling)
+            if ours.rope_scaling
+            else rope_fields(ours.rotary_base)
+        ),
+    }
+    return said(ours, hf, _config)
+
+
+LLAMA4 = Conversion(
+    architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+    model=LlamaModel,
+    configs=(Llama4Config,),
+    rows=_rows,
+    config=_config,
+    hf_config=_hf_config,
+    **IN_VISION_MODEL,
+)

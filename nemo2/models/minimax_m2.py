@@ -11,13 +11,13 @@ from typing import Any, Literal, Optional, Union
 import torch
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion import mixtral
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.settings import Config, Field, decoder_fields
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
+from nemo2.models.mixtral import rows
 
 
 @configurable
@@ -37,9 +37,7 @@ class MiniMaxM2Config(DecoderConfig):
     moe_router_topk: int = 8
     moe_router_score_function: Literal["softmax", "sigmoid"] = "sigmoid"
     moe_router_enable_expert_bias: bool = True
-    moe_router_bias_update_rate: float = 1e-3
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
     moe_grouped_gemm: bool = True
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
@@ -59,7 +57,7 @@ class MiniMaxM2Model(GPTModel):
 
 def _rows(config: MiniMaxM2Config) -> list[Row]:
     bias = one("model.layers.*.block_sparse_moe.e_score_correction_bias")
-    return [*mixtral.rows(config), Row("decoder.layers.*.mlp.router.expert_bias", bias, dtype=torch.float32)]
+    return [*rows(config), Row("decoder.layers.*.mlp.router.expert_bias", bias, dtype=torch.float32)]
 
 
 def _rotated(hf: Config) -> dict[str, Any]:

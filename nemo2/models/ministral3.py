@@ -6,18 +6,14 @@ mistralai/Ministral-3-8B-Base-2512; the config.json files of Ministral-3-3B-Base
 ``ministral3_provider.py``. The vision tower is not included.
 """
 
-from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Optional
 
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
-
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.llama import rows
-from nemo2.models.conversion.mistral import MISTRAL
+from nemo2.models.conversion.decoder import decoder_conversion, rows
 from nemo2.models.conversion.positions import positions_of
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, refusal, text_config
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, overlaid, refusal, text_config
+from nemo2.models.conversion.table import IN_VISION_MODEL
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 from nemo2.models.layers.queries import sharpen_far_queries
@@ -32,7 +28,6 @@ class Ministral3Config(DecoderConfig):
     deciding_fields: ClassVar[tuple[str, ...]] = ("query_growth",)
 
     seq_length: int = 262144
-    layernorm_epsilon: float = 1e-5
     num_attention_heads: int = 32
     num_query_groups: Optional[int] = 8
     kv_channels: Optional[int] = 128
@@ -44,14 +39,8 @@ class Ministral3Config(DecoderConfig):
     query_growth: float = 0.1
     """Multiply the query at position p by 1 + ``query_growth`` ln(1 + floor(p / ``rope_stretching.original_length``))."""
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         if self.rope_stretching is not None:
             for layer in model.decoder.layers:
                 sharpen_far_queries(
@@ -59,7 +48,6 @@ class Ministral3Config(DecoderConfig):
                     floor=self.rope_stretching.original_length,
                     factor=self.query_growth,
                 )
-        return model
 
 
 class Ministral3Config3B(
@@ -94,12 +82,12 @@ _GROWTH = "llama_4_scaling_beta"
 
 def _flat(released: Config) -> Config:
     hf = text_config(released)
-    told = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or _ROPE)
-    told.pop("max_position_embeddings", None)  # repeats the field outside
-    growth = told.pop(_GROWTH, None)
-    if told.get("rope_type", told.get("type")) != "yarn" or growth is None:
+    rope = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or _ROPE)
+    rope.pop("max_position_embeddings", None)  # repeats the field outside
+    growth = rope.pop(_GROWTH, None)
+    if rope.get("rope_type", rope.get("type")) != "yarn" or growth is None:
         raise refusal(hf, "rope_parameters", f"nemo2's model supports only the kind 'yarn' with {_GROWTH}")
-    return ChainMap({"rope_parameters": told, "rope_scaling": None, _GROWTH: growth}, hf)  # pyright: ignore[reportArgumentType]  # of two types
+    return overlaid(hf, **{"rope_parameters": rope, "rope_scaling": None, _GROWTH: growth})
 
 
 def _theirs(ours: Ministral3Config) -> dict[str, Any]:
@@ -124,7 +112,5 @@ MINISTRAL3 = decoder_conversion(
     flat=_flat,
     also=("Mistral3ForConditionalGeneration",),
     text_types=("ministral3",),
-    ignored=MISTRAL.ignored,
-    prefixes=MISTRAL.prefixes,
-    renamed=MISTRAL.renamed,
+    **IN_VISION_MODEL,
 )

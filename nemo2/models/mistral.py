@@ -6,9 +6,18 @@ Mistral-Nemo-Base-2407 and Mistral-Large-Instruct-2407.
 """
 
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder_conversion, rows
+from nemo2.models.conversion.settings import (
+    Config,
+    decoder_fields,
+    size_of,
+    text_config,
+    window_of,
+)
+from nemo2.models.conversion.table import IN_VISION_MODEL
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -24,36 +33,28 @@ class MistralConfig7B(DecoderConfig):
     num_query_groups: Optional[int] = 8
     ffn_hidden_size: Optional[int] = 14336
     seq_length: int = 32768
-    init_method_std: float = 0.02
-    layernorm_epsilon: float = 1e-5
     window_size: Optional[tuple[int, int]] = (4095, 0)
     # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
     cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
 
 
-@configurable
-@dataclass
-class MistralNeMoConfig12B(MistralConfig7B):
+class MistralNeMoConfig12B(
+    MistralConfig7B,
+    num_layers=40,
+    hidden_size=5120,
+    kv_channels=128,
+    seq_length=4096,
+    window_size=None,
+    cp_comm_type=None,
+    rotary_base=1_000_000,
+):
     """12.25 B parameters with the 131,072-token vocabulary; heads narrower than hidden_size / heads."""
 
-    num_layers: int = 40
-    hidden_size: int = 5120
-    kv_channels: Optional[int] = 128
-    seq_length: int = 4096
-    window_size: Optional[tuple[int, int]] = None
-    cp_comm_type: Optional[Union[str, list[str]]] = None
-    rotary_base: int = 1_000_000
 
-
-@configurable
-@dataclass
-class MistralNeMoConfig123B(MistralNeMoConfig12B):
+class MistralNeMoConfig123B(
+    MistralNeMoConfig12B, num_layers=88, hidden_size=12288, ffn_hidden_size=28672, num_attention_heads=96
+):
     """122.6 B parameters with the 32,768-token vocabulary (Mistral Large 2)."""
-
-    num_layers: int = 88
-    hidden_size: int = 12288
-    ffn_hidden_size: Optional[int] = 28672
-    num_attention_heads: int = 96
 
 
 @configurable
@@ -61,3 +62,23 @@ class MistralModel(GPTModel):
     """The LightningModule of Mistral; see `GPTModel`."""
 
     default_config = MistralConfig7B
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    window = window_of(hf.get("sliding_window", 4096))
+    return {"window_size": window, "cp_comm_type": None if window is None else "a2a"}
+
+
+MISTRAL = decoder_conversion(
+    "MistralForCausalLM",
+    MistralModel,
+    MistralConfig7B,
+    rows=rows,
+    fields=decoder_fields(num_key_value_heads=8, max_position_embeddings=131072),
+    only={"model_type": "mistral", "hidden_act": "silu"},
+    ours=_ours,
+    theirs=lambda ours: {"sliding_window": size_of(ours.window_size)},
+    flat=text_config,
+    also=("Mistral3ForConditionalGeneration",),
+    **IN_VISION_MODEL,
+)

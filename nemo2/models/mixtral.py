@@ -5,9 +5,13 @@ Sources: arXiv:2401.04088, table 1; the released config.json files of mistralai/
 """
 
 from dataclasses import dataclass
-from typing import Literal, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion
+from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.settings import Field, decoder_fields, size_of, window_of
+from nemo2.models.conversion.table import Row, linear, norm
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -27,12 +31,7 @@ class MixtralConfig(DecoderConfig):
     seq_length: int = 4096
     num_moe_experts: Optional[int] = 8
     moe_aux_loss_coeff: Union[float, list[float]] = 0.01
-    moe_router_topk: int = 2
-    moe_router_pre_softmax: bool = False
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
-    init_method_std: float = 0.02
-    layernorm_epsilon: float = 1e-5
     rotary_base: int = 1_000_000
     apply_rope_fusion: bool = True
     bias_activation_fusion: bool = True
@@ -40,13 +39,8 @@ class MixtralConfig(DecoderConfig):
     masked_softmax_fusion: bool = False
 
 
-@configurable
-@dataclass
-class MixtralConfig8x3B(MixtralConfig):
+class MixtralConfig8x3B(MixtralConfig, hidden_size=2560, ffn_hidden_size=8960):
     """18.3 B parameters with the 32,000-token vocabulary. NVIDIA's size for benchmarks; no weights exist."""
-
-    hidden_size: int = 2560
-    ffn_hidden_size: Optional[int] = 8960
 
 
 @configurable
@@ -55,15 +49,8 @@ class MixtralConfig8x7B(MixtralConfig):
     """46.7 B parameters with the 32,000-token vocabulary, 12.9 B of them used per token."""
 
 
-@configurable
-@dataclass
-class MixtralConfig8x22B(MixtralConfig):
+class MixtralConfig8x22B(MixtralConfig, num_layers=56, hidden_size=6144, num_attention_heads=48, ffn_hidden_size=16384):
     """140.6 B parameters with the 32,000-token vocabulary, 39 B of them used per token."""
-
-    num_layers: int = 56
-    hidden_size: int = 6144
-    num_attention_heads: int = 48
-    ffn_hidden_size: Optional[int] = 16384
 
 
 @configurable
@@ -71,3 +58,38 @@ class MixtralModel(GPTModel):
     """The LightningModule of Mixtral; see `GPTModel`."""
 
     default_config = MixtralConfig8x7B
+
+
+_FIELDS = [
+    *decoder_fields(num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5),
+    Field("max_position_embeddings", "max_position_embeddings", 131072),
+    Field("num_local_experts", "num_moe_experts", 8),
+    Field("num_experts_per_tok", "moe_router_topk", 2),
+    Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+]
+_ONLY = {"model_type": "mixtral", "hidden_act": "silu"}
+
+
+def rows(config: Any) -> list[Row]:
+    expert = "block_sparse_moe.experts.*."
+    layer = [
+        *attention(config),
+        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
+        Row("mlp.router.weight", one("block_sparse_moe.gate.weight")),
+        *linear("mlp.experts.experts.linear_fc1.", cat(f"{expert}w1.", f"{expert}w3.")),
+        *linear("mlp.experts.experts.linear_fc2.", one(f"{expert}w2.")),
+    ]
+    return decoder(config, layer)
+
+
+MIXTRAL = decoder_conversion(
+    "MixtralForCausalLM",
+    MixtralModel,
+    MixtralConfig,
+    rows=rows,
+    fields=_FIELDS,
+    only=_ONLY,
+    ours=lambda hf: {"window_size": window_of(hf.get("sliding_window"))},
+    theirs=lambda ours: {"sliding_window": size_of(ours.window_size)},
+    theta=1_000_000.0,
+)

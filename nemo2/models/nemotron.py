@@ -7,11 +7,16 @@ NeMo 2.0 for 22B and for initialisation.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Optional
+from typing import Any, Literal, Optional
 
 from megatron.core.activations import squared_relu
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import attention, decoder
+from nemo2.models.conversion.pieces import one
+from nemo2.models.conversion.positions import rope_fields, rope_of
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, said, without, written
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
@@ -20,7 +25,6 @@ from nemo2.models.gpt import GPTConfig, GPTModel
 class NemotronConfig(GPTConfig):
     """Settings that all Nemotron models share; the default sizes are those of 4B."""
 
-    normalization: str = "LayerNorm"
     layernorm_zero_centered_gamma: bool = True
     activation_func: Callable = squared_relu
     position_embedding_type: Literal["learned_absolute", "rope", "none"] = "rope"
@@ -29,9 +33,7 @@ class NemotronConfig(GPTConfig):
     add_bias_linear: bool = False
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
-    masked_softmax_fusion: bool = True
     persist_layer_norm: bool = True
-    cross_entropy_loss_fusion: bool = True
     apply_rope_fusion: bool = True
     num_layers: int = 32
     seq_length: int = 4096
@@ -49,55 +51,47 @@ class Nemotron3Config4B(NemotronConfig):
     """4.19 B parameters with the 256,000-token vocabulary (Minitron 4B)."""
 
 
-@configurable
-@dataclass
-class Nemotron3Config8B(NemotronConfig):
+class Nemotron3Config8B(
+    NemotronConfig,
+    hidden_size=4096,
+    ffn_hidden_size=16384,
+    num_attention_heads=32,
+    num_query_groups=None,
+    kv_channels=None,
+    init_method_std=0.01,
+):
     """8.54 B parameters with the 256,000-token vocabulary."""
 
-    hidden_size: int = 4096
-    ffn_hidden_size: Optional[int] = 16384
-    num_attention_heads: int = 32
-    num_query_groups: Optional[int] = None
-    kv_channels: Optional[int] = None
-    init_method_std: float = 0.01
 
-
-@configurable
-@dataclass
-class Nemotron3Config22B(NemotronConfig):
+class Nemotron3Config22B(
+    NemotronConfig,
+    num_layers=40,
+    hidden_size=6144,
+    ffn_hidden_size=24576,
+    num_attention_heads=48,
+    num_query_groups=None,
+    kv_channels=None,
+    init_method_std=0.008,
+):
     """21.3 B parameters with the 256,000-token vocabulary."""
 
-    num_layers: int = 40
-    hidden_size: int = 6144
-    ffn_hidden_size: Optional[int] = 24576
-    num_attention_heads: int = 48
-    num_query_groups: Optional[int] = None
-    kv_channels: Optional[int] = None
-    init_method_std: float = 0.008
 
-
-@configurable
-@dataclass
-class Nemotron4Config15B(NemotronConfig):
+class Nemotron4Config15B(
+    NemotronConfig, hidden_size=6144, ffn_hidden_size=24576, num_attention_heads=48, kv_channels=None
+):
     """15.6 B parameters with the 256,000-token vocabulary."""
 
-    hidden_size: int = 6144
-    ffn_hidden_size: Optional[int] = 24576
-    num_attention_heads: int = 48
-    kv_channels: Optional[int] = None
 
-
-@configurable
-@dataclass
-class Nemotron4Config340B(NemotronConfig):
+class Nemotron4Config340B(
+    NemotronConfig,
+    num_layers=96,
+    hidden_size=18432,
+    ffn_hidden_size=73728,
+    num_attention_heads=96,
+    kv_channels=None,
+    init_method_std=0.0063,
+):
     """341 B parameters with the 256,000-token vocabulary."""
-
-    num_layers: int = 96
-    hidden_size: int = 18432
-    ffn_hidden_size: Optional[int] = 73728
-    num_attention_heads: int = 96
-    kv_channels: Optional[int] = None
-    init_method_std: float = 0.0063
 
 
 @configurable
@@ -105,3 +99,44 @@ class NemotronModel(GPTModel):
     """The LightningModule of Nemotron; see `GPTModel`."""
 
     default_config = NemotronConfig
+
+
+_FIELDS = [
+    *without(decoder_fields(max_position_embeddings=4096, initializer_range=0.0134), "rms_norm_eps"),
+    Field("norm_eps", "layernorm_epsilon", 1e-5),
+]
+_ONLY = {"model_type": "nemotron", "hidden_act": "relu2", "attention_bias": False, "mlp_bias": False}
+
+
+def _rows(config: NemotronConfig) -> list[Row]:
+    layer = [
+        *attention(config, norm_bias=True),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm."), bias=True),
+        *linear("mlp.linear_fc1.", one("mlp.up_proj.")),
+        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+    ]
+    return decoder(config, layer, norm_bias=True)
+
+
+def _config(hf: Config) -> NemotronConfig:
+    rope = rope_of(hf, partial=hf.get("rope_percent", 0.5))
+    return NemotronConfig(**read(hf, _FIELDS, only=_ONLY), rotary_base=rope.theta, rotary_percent=rope.partial)
+
+
+def _hf_config(ours: NemotronConfig) -> dict[str, Any]:
+    hf = {
+        **written(ours, _FIELDS, only=_ONLY),
+        "num_key_value_heads": ours.num_query_groups or ours.num_attention_heads,
+        **rope_fields(ours.rotary_base, partial=ours.rotary_percent),
+    }
+    return said(ours, hf, _config)
+
+
+NEMOTRON = Conversion(
+    architectures=("NemotronForCausalLM",),
+    model=NemotronModel,
+    configs=(NemotronConfig,),
+    rows=_rows,
+    config=_config,
+    hf_config=_hf_config,
+)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.llama import attention, decoder, gated_feed_forward
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
 from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.settings import decoder_fields, without
 from nemo2.models.conversion.table import Row, norm

@@ -4,11 +4,8 @@
 Sources: arXiv:2512.13961; config.json of allenai/Olmo-3-1025-7B and Olmo-3-1125-32B.
 """
 
-from collections import ChainMap
 from dataclasses import dataclass, field
 from typing import Any, Optional, Union
-
-from megatron.core.models.gpt import GPTModel as MegatronGPTModel
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
@@ -19,6 +16,7 @@ from nemo2.models.conversion.settings import (
     Config,
     decoder_fields,
     layer_types,
+    overlaid,
     pattern_of,
     refusal,
     size_of,
@@ -26,15 +24,10 @@ from nemo2.models.conversion.settings import (
     without,
 )
 from nemo2.models.gpt import GPTModel
-from nemo2.models.layers.local_rotary import (
-    LocalAndGlobalRotary,
-    is_local,
-    local_rotary_layer_spec,
-    rotary_embedding,
-)
+from nemo2.models.layers.local_rotary import LocalAndGlobalRotary, is_local, local_rotary_layer_spec
 from nemo2.models.layers.queries import scale_queries
 from nemo2.models.olmo2 import OLMo2Config, rows
-from nemo2.models.rotary import Stretching, Yarn
+from nemo2.models.rotary import Stretching, Yarn, rotary_embedding
 
 
 @configurable
@@ -59,21 +52,14 @@ class OLMo3Config(OLMo2Config):
         """0: Megatron-Core's attention would scale queries and keys in all layers."""
         return 0.0
 
-    def configure_model(
-        self,
-        tokenizer: Any,
-        pre_process: Optional[bool] = None,
-        post_process: Optional[bool] = None,
-        vp_stage: Optional[int] = None,
-    ) -> MegatronGPTModel:
-        model: Any = super().configure_model(tokenizer, pre_process, post_process, vp_stage)
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
         local = rotary_embedding(self, rotary_base=self.rotary_base)
         model.rotary_pos_emb = LocalAndGlobalRotary(local_layers=local, global_layers=model.rotary_pos_emb)
         amplitude = 1.0 if self.rope_stretching is None else self.rope_stretching.amplitude
         for layer in model.decoder.layers:
             if not is_local(self, layer.layer_number):
                 scale_queries(layer.self_attention.core_attention, amplitude**2)
-        return model
 
 
 class OLMo3Config7B(OLMo3Config, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=11008):
@@ -100,7 +86,7 @@ def _flat(hf: Config) -> Config:
     if near.get("rope_type", "default") != "default" or near["rope_theta"] != far["rope_theta"]:
         reason = "nemo2's model has one rotary base, and stretches positions in layers without a window only"
         raise refusal(hf, "rope_parameters", reason)
-    return ChainMap({"rope_parameters": far}, hf)  # pyright: ignore[reportArgumentType]  # of two types
+    return overlaid(hf, rope_parameters=far)
 
 
 def _ours(hf: Config) -> dict[str, Any]:

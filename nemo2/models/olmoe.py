@@ -9,10 +9,10 @@ from typing import Any, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.qwen3 import rows_with_experts
 from nemo2.models.conversion.settings import Field, decoder_fields, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
+from nemo2.models.qwen3 import rows_with_experts
 
 
 @configurable
@@ -21,14 +21,12 @@ class OLMoEConfig(DecoderConfig):
     """Settings that all sizes of OLMoE share. The weights of a token's experts aren't divided by their sum."""
 
     seq_length: int = 4096
-    layernorm_epsilon: float = 1e-5
     vocab_size: Optional[int] = 50304
     qk_layernorm: bool = True
     qk_layernorm_over_heads: bool = True
     num_moe_experts: Optional[int] = 64
     moe_router_topk: int = 8
     moe_router_pre_softmax: bool = True
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-2
     moe_z_loss_coeff: Optional[float] = 1e-3
     moe_grouped_gemm: bool = True

@@ -177,25 +177,25 @@ class LatentAttention(Part):
     @functools.cached_property
     def linears(self) -> tuple[Linear, ...]:
         hidden, queries = self.hidden, self.query_width + self.heads * self.rope_dim
-        found = [Linear("linear_q_proj", hidden, queries)]
+        linears = [Linear("linear_q_proj", hidden, queries)]
         if self.query_rank:
-            found = [
+            linears = [
                 Linear("linear_q_down_proj", hidden, self.query_rank, "whole"),
                 Linear("linear_q_up_proj", self.query_rank, queries),
             ]
-        found += [
+        linears += [
             Linear("linear_kv_down_proj", hidden, self.latent + self.rope_dim, "whole"),
             Linear("linear_kv_up_proj", self.latent, self.kv_width),
             Linear("linear_proj", self.value_width, hidden, "row", bias=self.bias),
         ]
         if self.index_heads:
             indexer, width = "core_attention.indexer", self.index_heads * self.index_dim
-            found += [
+            linears += [
                 Linear(f"{indexer}.linear_wq_b", self.query_rank or hidden, width, "whole"),
                 Linear(f"{indexer}.linear_wk", hidden, self.index_dim, "whole"),
                 Linear(f"{indexer}.linear_weights_proj", hidden, self.index_heads, "whole"),
             ]
-        return tuple(found)
+        return tuple(linears)
 
     def mixing(self, keys: float) -> float:
         seen = min(keys, self.index_keys) if self.index_heads else keys

@@ -7,9 +7,25 @@ the model is the same up to 2,047 tokens, and another one beyond.
 """
 
 from dataclasses import dataclass
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder
+from nemo2.models.conversion.pieces import fused_qkv, one
+from nemo2.models.conversion.positions import partial_positions, positions_of, rope_of
+from nemo2.models.conversion.settings import (
+    Config,
+    Field,
+    decoder_fields,
+    overlaid,
+    read,
+    said,
+    size_of,
+    window_of,
+    without,
+    written,
+)
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -72,3 +88,75 @@ class Phi4MiniConfig3P8B(
 @configurable
 class Phi3Model(GPTModel):
     """The LightningModule of Phi-3; see `GPTModel`."""
+
+
+_FIELDS = [
+    *without(decoder_fields(max_position_embeddings=4096, rms_norm_eps=1e-5), "head_dim"),
+    Field("resid_pdrop", "hidden_dropout", 0.0),
+]
+_LENGTH = "original_max_position_embeddings"
+_ONLY = {"model_type": "phi3", "hidden_act": "silu", "embd_pdrop": 0.0}
+
+
+def _rows(config: Phi3Config) -> list[Row]:
+    layer = [
+        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
+        *linear("self_attention.linear_qkv.", fused_qkv("self_attn.qkv_proj.")),
+        *linear("self_attention.linear_proj.", one("self_attn.o_proj.")),
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.linear_fc1.", one("mlp.gate_up_proj.")),
+        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+    ]
+    return decoder(config, layer)
+
+
+def _config(hf: Config) -> Phi3Config:
+    fields = read(hf, _FIELDS, only=_ONLY)
+    renamed: dict[str, Any] = {_LENGTH: hf.get(_LENGTH, 4096)}
+    for name in ("rope_scaling", "rope_parameters"):  # the first releases have other names for longrope
+        if (hf.get(name) or {}).get("type", (hf.get(name) or {}).get("rope_type")) in ("su", "yarn"):
+            renamed[name] = {**hf[name], "rope_type": "longrope"}
+    named = overlaid(hf, **renamed)
+    rope = rope_of(named, kinds=("default", "longrope"))
+    window = window_of(hf.get("sliding_window"))
+    return Phi3Config(
+        **fields,
+        **partial_positions(named, rope, longest=fields["seq_length"]),
+        rotary_percent=rope.partial,
+        window_size=window,
+        cp_comm_type=None if window is None else "a2a",
+    )
+
+
+def _hf_config(ours: Phi3Config) -> dict[str, Any]:
+    hf = {
+        **written(ours, _FIELDS, only=_ONLY),
+        _LENGTH: ours.rope_stretching.original_length if ours.rope_stretching else ours.seq_length,
+        "sliding_window": size_of(ours.window_size),
+        **positions_of(ours, partial=ours.rotary_percent),
+    }
+    return said(ours, _as_released(hf), _config)
+
+
+def _as_released(hf: dict[str, Any]) -> dict[str, Any]:
+    """``hf`` with only the released models' fields of the scaling, because transformers 4 rejects other fields. If the factor
+    isn't the ratio of both lengths, ``hf`` is unchanged."""
+    scaling = hf.get("rope_scaling")
+    if (
+        scaling is None
+        or "attention_factor" in scaling
+        or scaling["factor"] != hf["max_position_embeddings"] / hf[_LENGTH]
+    ):
+        return hf
+    released = {name: scaling[name] for name in ("rope_type", "short_factor", "long_factor")}
+    return {**hf, "rope_scaling": {"type": released.pop("rope_type"), **released}}
+
+
+PHI3 = Conversion(
+    architectures=("Phi3ForCausalLM",),
+    model=Phi3Model,
+    configs=(Phi3Config,),
+    rows=_rows,
+    config=_config,
+    hf_config=_hf_config,
+)

@@ -11,11 +11,11 @@ from typing import Any, Literal, Optional, Union
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.qwen3 import expert_layers, expert_layers_of, rows_with_experts
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, without
 from nemo2.models.conversion.table import Row, linear
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config
+from nemo2.models.qwen3 import expert_layers, expert_layers_of, rows_with_experts
 
 
 @configurable
@@ -23,7 +23,6 @@ from nemo2.models.qwen2 import Qwen2Config
 class Qwen2MoEConfig(Qwen2Config):
     """Settings that both sizes share. The weights of a token's experts aren't divided by their sum."""
 
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
     moe_router_pre_softmax: bool = True
     moe_shared_expert_gate: bool = True

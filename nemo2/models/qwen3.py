@@ -4,12 +4,24 @@
 Sources: arXiv:2505.09388, tables 1 and 2; the released config.json files of Qwen/Qwen3-*.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Optional, Union
+from typing import Any, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import (
+    attention,
+    decoder,
+    decoder_conversion,
+    dense_or_experts,
+    gated_feed_forward,
+    rows,
+)
+from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning, overlaid
+from nemo2.models.conversion.table import Row, linear, norm
 from nemo2.models.gpt import GPTModel
-from nemo2.models.qwen2 import Qwen2Config
+from nemo2.models.qwen2 import Qwen2Config, windows, windows_of
 
 
 @configurable
@@ -32,10 +44,8 @@ class Qwen3MoEConfig(Qwen3Config):
     """Settings that the sizes with experts share: 128 experts in every layer, eight per token."""
 
     num_moe_experts: Optional[int] = 128
-    moe_router_load_balancing_type: Union[str, list[str]] = "aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
     moe_router_topk: int = 8
-    moe_router_pre_softmax: bool = False
     moe_grouped_gemm: bool = True
     moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
     moe_permute_fusion: bool = True
@@ -113,3 +123,89 @@ class Qwen3Config235B_A22B(
 @configurable
 class Qwen3Model(GPTModel):
     """The LightningModule of Qwen 3; see `GPTModel`."""
+
+
+_LONGEST = Field("max_position_embeddings", "max_position_embeddings", 32768)
+_ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False}
+
+
+def rows_with_experts(config: Any, further: Sequence[Row] = ()) -> list[Row]:
+    """A model with these attention layers, experts in some layers and a feed-forward in the others. ``further`` are rows of the
+    layers with experts."""
+    layers = dense_or_experts(config, dense=gated_feed_forward(), experts=[*experts(), *further])
+    return decoder(config, [*attention(config), *layers])
+
+
+def experts() -> list[Row]:
+    """A layer's norm, router and experts, under names that DeepSeek shares."""
+    expert = "mlp.experts.*."
+    return [
+        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
+        Row("mlp.router.weight", one("mlp.gate.weight")),
+        *linear("mlp.experts.experts.linear_fc1.", cat(f"{expert}gate_proj.", f"{expert}up_proj.")),
+        *linear("mlp.experts.experts.linear_fc2.", one(f"{expert}down_proj.")),
+    ]
+
+
+def expert_layers(hf: Config) -> dict[str, Any]:
+    """nemo2's setting for the layers without experts, which Qwen 2's models of experts name as well."""
+    dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)
+    experts_in = [int(n not in dense and (n + 1) % step == 0) for n in range(hf["num_hidden_layers"])]
+    return {"moe_layer_freq": 1 if all(experts_in) else experts_in}
+
+
+def expert_layers_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `expert_layers`."""
+    dense = [layer for layer, experts in enumerate(meaning(ours)["experts_in"]) if not experts]
+    return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+
+
+QWEN3 = decoder_conversion(
+    "Qwen3ForCausalLM",
+    Qwen3Model,
+    Qwen3Config,
+    rows=rows,
+    fields=[*decoder_fields(num_key_value_heads=32, head_dim=128, max_position_embeddings=32768), _LONGEST],
+    only=_ONLY,
+    ours=windows,
+    theirs=windows_of,
+)
+
+
+def _named_as_before(hf: Config) -> Config:
+    """transformers 5 writes the number of experts under Mixtral's name."""
+    renamed = "num_local_experts" in hf and "num_experts" not in hf
+    return overlaid(hf, num_experts=hf["num_local_experts"]) if renamed else hf
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    return {
+        # Whatever else config.json says, transformers' class has the window in all layers or in none.
+        **windows(overlaid(hf, max_window_layers=0, layer_types=None)),
+        "moe_router_pre_softmax": not hf.get("norm_topk_prob", False),
+        **expert_layers(hf),
+    }
+
+
+def _theirs(ours: Qwen3MoEConfig) -> dict[str, Any]:
+    return {**windows_of(ours), "norm_topk_prob": not ours.moe_router_pre_softmax, **expert_layers_of(ours)}
+
+
+QWEN3_MOE = decoder_conversion(
+    "Qwen3MoeForCausalLM",
+    Qwen3Model,
+    Qwen3MoEConfig,
+    rows=rows_with_experts,
+    fields=[
+        *decoder_fields(num_key_value_heads=4, max_position_embeddings=32768),
+        _LONGEST,
+        Field("moe_intermediate_size", "moe_ffn_hidden_size", 768),
+        Field("num_experts", "num_moe_experts", 128),
+        Field("num_experts_per_tok", "moe_router_topk", 8),
+        Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+    ],
+    only=_ONLY | {"model_type": "qwen3_moe"},
+    ours=_ours,
+    theirs=_theirs,
+    flat=_named_as_before,
+)

@@ -13,6 +13,7 @@ Formulas and defaults are those of transformers' ``modeling_rope_utils.py``. Lin
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -173,10 +174,23 @@ class Yarn(Stretching):
         return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
 
+def rotary_embedding(
+    config: Any, *, kind: Callable[..., RotaryEmbedding] = RotaryEmbedding, **settings: Any
+) -> RotaryEmbedding:
+    """A rotary embedding with the config's channels. ``kind`` is its class, and ``settings`` are its other arguments."""
+    return kind(
+        kv_channels=config.kv_channels,
+        rotary_percent=config.rotary_percent,
+        rotary_interleaved=config.rotary_interleaved,
+        use_cpu_initialization=config.use_cpu_initialization,
+        **settings,
+    )
+
+
 class StretchedRotaryEmbedding(RotaryEmbedding):
     """Megatron-Core's rotary embedding, with the frequencies of a `Stretching`."""
 
-    def __init__(self, stretching: Stretching, *, rotary_base: float, **settings: Any) -> None:
+    def __init__(self, *, stretching: Stretching, rotary_base: float, **settings: Any) -> None:
         super().__init__(rotary_base=rotary_base, **settings)  # pyright: ignore[reportArgumentType]  # a float does as well
         self.stretching, self.rotary_base = stretching, rotary_base
 
@@ -186,14 +200,14 @@ class StretchedRotaryEmbedding(RotaryEmbedding):
         length = offset + max_seq_len
         return torch.outer(positions, self.stretching.frequencies(self.inv_freq, base=self.rotary_base, length=length))
 
-    def get_rotary_seq_len(self, inference_context: Any, transformer: Any, given: Any, *rest: Any, **more: Any) -> int:
+    def get_rotary_seq_len(self, inference_context: Any, transformer: Any, hidden: Any, *rest: Any, **more: Any) -> int:
         """Megatron-Core's value, but with a cache the current length. Megatron-Core's own is the capacity of the
         cache."""
-        length = super().get_rotary_seq_len(inference_context, transformer, given, *rest, **more)
+        length = super().get_rotary_seq_len(inference_context, transformer, hidden, *rest, **more)
         if inference_context is None:
             return length
-        given = given if transformer.input_tensor is None else transformer.input_tensor
-        alike = self.stretching.longest_alike(inference_context.sequence_len_offset + given.size(0))
+        hidden = hidden if transformer.input_tensor is None else transformer.input_tensor
+        alike = self.stretching.longest_alike(inference_context.sequence_len_offset + hidden.size(0))
         return length if alike is None else min(alike, length)
 
 

@@ -79,9 +79,9 @@ def _scored(core: Any, batch: Sequence[Pair], vocab_size: int, most: int) -> Ite
     width = -(-max(len(row) - 1 for row in rows) // tp) * tp  # attention is causal: padding behind changes nothing
     tokens = torch.tensor([row[:-1] + [0] * (width - len(row) + 1) for row in rows], device=get_backend().device)
     logits = logits_of_stage(core, tokens)
-    found = None if logits is None else torch.stack(list(_columns(logits[..., :vocab_size], batch, rows)))
+    columns = None if logits is None else torch.stack(list(_columns(logits[..., :vocab_size], batch, rows)))
     widest = max(len(continuation) for _, continuation in batch)
-    for (_, continuation), row in zip(batch, from_last_stage(found, (len(batch), widest, 2)).cpu(), strict=True):
+    for (_, continuation), row in zip(batch, from_last_stage(columns, (len(batch), widest, 2)).cpu(), strict=True):
         log_probs, likeliest = row[: len(continuation)].T
         yield Score(log_probs.tolist(), bool(likeliest.all()))
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.llama import rows
+from nemo2.models.conversion.decoder import decoder_conversion, rows
 from nemo2.models.conversion.settings import Field, decoder_fields
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.llama import rows
+from nemo2.models.conversion.decoder import decoder_conversion, rows
 from nemo2.models.conversion.settings import Config, decoder_fields, meaning, without
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel

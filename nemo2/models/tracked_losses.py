@@ -48,15 +48,15 @@ def report_tracked_losses(config: Any, *, microbatches: int) -> dict[str, float]
     names = [*routers, *further]
     if not names or not microbatches:
         return {}
-    found: dict[str, torch.Tensor] = {}
+    losses: dict[str, torch.Tensor] = {}
     if routers:
-        _report_routers(config, routers, 1 / microbatches, found)
+        _report_routers(config, routers, 1 / microbatches, losses)
     if further:
         # A function of the class, without `staticmethod` in 0.16.
-        MTPLossLoggingHelper.track_mtp_metrics(1 / microbatches, 0, None, None, found)  # pyright: ignore[reportArgumentType]
-    found = {name.replace(" ", "_"): value for name, value in found.items()}
+        MTPLossLoggingHelper.track_mtp_metrics(1 / microbatches, 0, None, None, losses)  # pyright: ignore[reportArgumentType]
+    losses = {name.replace(" ", "_"): value for name, value in losses.items()}
     device = _device()
-    values = torch.stack([found[name].float() if name in found else torch.zeros((), device=device) for name in names])
+    values = torch.stack([losses[name].float() if name in losses else torch.zeros((), device=device) for name in names])
     # Stages without such layers know less of a loss than those that have them, and none is negative.
     group: Any = parallel_state.get_pipeline_model_parallel_group()
     if group.size() > 1:
@@ -81,7 +81,7 @@ def _router_names(config: Any) -> list[str]:
     return names + (["z_loss"] if config.moe_z_loss_coeff is not None else [])
 
 
-def _report_routers(config: Any, names: list[str], scale: float, found: dict[str, torch.Tensor]) -> None:
+def _report_routers(config: Any, names: list[str], scale: float, losses: dict[str, torch.Tensor]) -> None:
     mtp = config.mtp_num_layers or 0
     pattern = getattr(config, "hybrid_override_pattern", None)
     layers: dict[str, Any] = {"num_layers": config.num_layers, "moe_layer_freq": config.moe_layer_freq}
@@ -95,10 +95,10 @@ def _report_routers(config: Any, names: list[str], scale: float, found: dict[str
         tracker = get_moe_metrics_tracker()
         for name in names:
             tracker.ensure_initialized(name, size, device)
-        tracker.report(scale, 0, total_loss_dict=found, track_names=names, **layers)
+        tracker.report(scale, 0, total_loss_dict=losses, track_names=names, **layers)
         return
     entries = moe_utils.get_moe_layer_wise_logging_tracker()
     for name in names:
         nothing = {"values": torch.zeros(size, device=device), "reduce_group": None, "avg_group": None}
         entries.setdefault(name, {**nothing, "reduce_group_has_dp": False})
-    moe_utils.track_moe_metrics(scale, 0, total_loss_dict=found, track_names=names, **layers)
+    moe_utils.track_moe_metrics(scale, 0, total_loss_dict=losses, track_names=names, **layers)

@@ -58,8 +58,8 @@ def linear_layers(config: Any) -> Optional[dict[str, tuple[int, int]]]:
     if not isinstance(config, TransformerConfig):
         return None
     shape = shape_of(config)
-    found = {name: (linear.outputs, linear.inputs) for name, linear in shape.linears()}
-    return found if shape.tied else {**found, "output_layer": (shape.vocab or shape.hidden, shape.hidden)}
+    layers = {name: (linear.outputs, linear.inputs) for name, linear in shape.linears()}
+    return layers if shape.tied else {**layers, "output_layer": (shape.vocab or shape.hidden, shape.hidden)}
 
 
 def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
@@ -95,11 +95,11 @@ def pattern_problems(config: Any) -> Iterator[str]:
     if pattern is None:
         return
     try:
-        found = hybrid_pattern(config)
+        layers = hybrid_pattern(config)
     except ConfigError as error:
         yield str(error)
         return
-    decoder = found.decoder if found is not None else ""
+    decoder = layers.decoder if layers is not None else ""
     if len(decoder) != config.num_layers:
         yield (
             f"model.config.hybrid_override_pattern names {len(decoder)} layers, but "
@@ -149,11 +149,11 @@ def left_out_layers(config: Any) -> Optional[str]:
     ends = [config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage]
     if stages == 1 or "|" in (config.hybrid_override_pattern or ""):
         return None
-    given = [size for size in ends if size is not None]
-    between, layers = stages - len(given), config.num_layers - sum(given)
+    stated = [size for size in ends if size is not None]
+    between, layers = stages - len(stated), config.num_layers - sum(stated)
     if layers >= 0 and (layers % between == 0 if between else layers == 0):
         return None
-    beside = f" after the first and last stages' {given}" if given else ""
+    beside = f" after the first and last stages' {stated}" if stated else ""
     return (
         f"strategy.pipeline_model_parallel_size={stages}: model.config.num_layers={config.num_layers} leaves {layers} "
         f"layers for {between} stages{beside}, which cannot be split evenly. Set a pipeline-parallel size that "
@@ -161,8 +161,8 @@ def left_out_layers(config: Any) -> Optional[str]:
     )
 
 
-def _parsed(found: Any) -> tuple[str, tuple[str, ...]]:
-    return found.main_pattern or "", (found.mtp_pattern or "",) * found.mtp_num_depths
+def _parsed(pattern: Any) -> tuple[str, tuple[str, ...]]:
+    return pattern.main_pattern or "", (pattern.mtp_pattern or "",) * pattern.mtp_num_depths
 
 
 def _split(pattern: str) -> tuple[str, tuple[str, ...]]:

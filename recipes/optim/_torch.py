@@ -14,12 +14,12 @@ def flat(optimizer: Callable[..., Any], **settings: Any) -> Any:
     return Config(PytorchOptimizerModule, optimizer_fn=Partial(optimizer, **settings))
 
 
-def annealed(made: Any, *, max_lr: float, min_lr: Optional[float], warmup_steps: int, constant_steps: int) -> Any:
+def annealed(optim: Any, *, max_lr: float, min_lr: Optional[float], warmup_steps: int, constant_steps: int) -> Any:
     """``made`` with a linear warm-up and a cosine from ``max_lr`` down to ``min_lr`` (None: a tenth)."""
-    made.lr_scheduler = Config(
+    optim.lr_scheduler = Config(
         CosineAnnealingScheduler,
         warmup_steps=warmup_steps,
         constant_steps=constant_steps,
         min_lr=0.1 * max_lr if min_lr is None else min_lr,
     )
-    return made
+    return optim

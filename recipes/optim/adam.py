@@ -66,8 +66,8 @@ def pytorch_adam_with_cosine_annealing(
     foreach: bool = False,
 ) -> Config:
     """Torch's Adam: linear warm-up to ``max_lr``, then a cosine down to ``min_lr`` (None: a tenth)."""
-    made = pytorch_adam_with_flat_lr(max_lr, weight_decay, foreach)
-    return annealed(made, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
+    optim = pytorch_adam_with_flat_lr(max_lr, weight_decay, foreach)
+    return annealed(optim, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
 
 
 def pytorch_adam_with_flat_lr(lr: float = 1e-5, weight_decay: float = 0.01, foreach: bool = True) -> Config:
@@ -84,8 +84,8 @@ def te_adam_with_cosine_annealing(
 ) -> Config:
     """Transformer Engine's Adam, with fp32 copies of 16-bit parameters. Otherwise as
     `pytorch_adam_with_cosine_annealing`."""
-    made = te_adam_with_flat_lr(max_lr, weight_decay)
-    return annealed(made, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
+    optim = te_adam_with_flat_lr(max_lr, weight_decay)
+    return annealed(optim, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
 
 
 def te_adam_with_flat_lr(lr: float = 1e-5, weight_decay: float = 0.01) -> Config:

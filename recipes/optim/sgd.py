@@ -17,8 +17,8 @@ def pytorch_sgd_with_cosine_annealing(
     wd: float = 1e-4,
 ) -> Config:
     """Torch's SGD: linear warm-up to ``max_lr``, then a cosine down to ``min_lr`` (None: a tenth)."""
-    made = flat(SGD, lr=max_lr, weight_decay=wd)
-    return annealed(made, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
+    optim = flat(SGD, lr=max_lr, weight_decay=wd)
+    return annealed(optim, max_lr=max_lr, min_lr=min_lr, warmup_steps=warmup_steps, constant_steps=constant_steps)
 
 
 def pytorch_sgd_with_flat_lr(lr: float = 1e-5, wd: float = 1e-4) -> Config:

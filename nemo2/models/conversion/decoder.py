@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conversion of a decoder whose config.json has one field for each of nemo2's settings, rotary positions, and little
-else. A family names its fields, and the rest as two functions."""
+"""What the conversions of decoders share: the rows under the names that most families have, and the conversion of a decoder
+whose config.json has one field for each of nemo2's settings, rotary positions, and little else. A family names its fields, and
+the rest as two functions."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Optional
 
+from nemo2.models.conversion.pieces import cat, one, qkv
 from nemo2.models.conversion.positions import KINDS, partial_positions, positions, positions_of, rope_of
-from nemo2.models.conversion.settings import Config, Field, read, said, written
-from nemo2.models.conversion.table import Conversion, Row
+from nemo2.models.conversion.settings import Config, Field, meaning, read, said, written
+from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
+from nemo2.models.gpt import GPTConfig
 
 
 def decoder_conversion(
@@ -63,3 +67,65 @@ def decoder_conversion(
         hf_config=hf_config,
         **more,
     )
+
+
+def rows(config: GPTConfig) -> list[Row]:
+    return decoder(config, [*attention(config), *gated_feed_forward(bias=config.add_bias_linear)])
+
+
+def decoder(config: GPTConfig, layer: list[Row], *, norm_bias: bool = False) -> list[Row]:
+    """A whole model with these layers, under names that most families share."""
+    return [
+        Row("embedding.word_embeddings.weight", one("model.embed_tokens.weight")),
+        *under("decoder.layers.*.", "model.layers.*.", layer),
+        *norm("decoder.final_layernorm.", one("model.norm."), bias=norm_bias),
+        *output_layer(config, "lm_head.weight"),
+    ]
+
+
+def output_layer(config: GPTConfig, name: str) -> list[Row]:
+    """The output layer's row. Empty if the output layer is tied to the embedding."""
+    return [] if config.share_embeddings_and_output_weights else [Row("output_layer.weight", one(name))]
+
+
+def attention(config: GPTConfig, *, norm_bias: bool = False) -> list[Row]:
+    """A layer's norm and attention, under names that most families share."""
+    projections = qkv("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj.")
+    return [
+        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm."), bias=norm_bias),
+        *linear("self_attention.linear_qkv.", projections, bias=config.add_bias_linear or config.add_qkv_bias),
+        *linear("self_attention.linear_proj.", one("self_attn.o_proj."), bias=config.add_bias_linear),
+        *(norm("self_attention.q_layernorm.", one("self_attn.q_norm.")) if config.qk_layernorm else []),
+        *(norm("self_attention.k_layernorm.", one("self_attn.k_norm.")) if config.qk_layernorm else []),
+    ]
+
+
+def gated_feed_forward(*, bias: bool = False) -> list[Row]:
+    """A layer's second norm and gated feed-forward, under names that most families share."""
+    return [
+        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
+        *linear("mlp.linear_fc1.", cat("mlp.gate_proj.", "mlp.up_proj."), bias=bias),
+        *linear("mlp.linear_fc2.", one("mlp.down_proj."), bias=bias),
+    ]
+
+
+def dense_or_experts(config: Any, *, dense: list[Row], experts: list[Row]) -> list[Row]:
+    """``dense`` in the layers without experts, and ``experts`` in the layers with them."""
+    flags = meaning(config)["experts_in"]
+    without_experts = [layer for layer, has_experts in enumerate(flags) if not has_experts]
+    with_experts = [layer for layer, has_experts in enumerate(flags) if has_experts]
+    return [
+        *(replace(row, layers=without_experts) for row in dense),
+        *(replace(row, layers=with_experts) for row in experts),
+    ]
+
+
+def biases(hf: Config) -> dict[str, Any]:
+    """``add_bias_linear`` for Hugging Face's two fields. In nemo2 all linear layers have biases or none (`unbiased`)."""
+    return {"add_bias_linear": bool(hf.get("attention_bias") or hf.get("mlp_bias"))}
+
+
+def unbiased(hf: Config) -> list[str]:
+    """The names of biases that nemo2's layers have and the file lacks, if config.json sets only one of the two fields."""
+    parts = {"attention_bias": "self_attn", "mlp_bias": "mlp"}
+    return [f"model.layers.*.{part}.*.bias" for field, part in parts.items() if not hf.get(field)]

@@ -19,15 +19,14 @@ from nemo2.parallel.norm_names import module_of_key
 
 @functools.cache
 def families() -> tuple[Conversion, ...]:
-    """Every `Conversion` of a module of ``nemo2.models`` or ``nemo2.models.conversion``, so that a family's file is enough.
-    A family with several has the one that exports use first."""
-    found: dict[int, Conversion] = {}
-    for package in ("nemo2.models.conversion", "nemo2.models"):
-        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-            if not module.ispkg:
-                values = vars(importlib.import_module(f"{package}.{module.name}")).values()
-                found |= {id(value): value for value in values if isinstance(value, Conversion)}
-    return tuple(found.values())
+    """Every `Conversion` of a module of ``nemo2.models``, so that a family's file is enough. A family with several has the one
+    that exports use first."""
+    conversions: dict[int, Conversion] = {}
+    for module in pkgutil.iter_modules(importlib.import_module("nemo2.models").__path__):
+        if not module.ispkg:
+            values = vars(importlib.import_module(f"nemo2.models.{module.name}")).values()
+            conversions |= {id(value): value for value in values if isinstance(value, Conversion)}
+    return tuple(conversions.values())
 
 
 def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
@@ -40,13 +39,13 @@ def conversion_of(config: Any, architectures: Sequence[str] = ()) -> Conversion:
         ConfigError: no family has the configuration.
     """
     for kind in type(config).__mro__:
-        found = [family for family in families() if kind in family.configs]
-        if found:
-            return next((family for family in found if set(architectures) & set(family.architectures)), found[0])
-    known = sorted(kind.__name__ for family in families() for kind in family.configs)
+        matches = [family for family in families() if kind in family.configs]
+        if matches:
+            return next((family for family in matches if set(architectures) & set(family.architectures)), matches[0])
+    names = sorted(kind.__name__ for family in families() for kind in family.configs)
     raise ConfigError(
         f"model.config={type(config).__name__}: nemo2 has no conversion between this model and Hugging Face. Conversions exist "
-        f"for {', '.join(known)} and their subclasses."
+        f"for {', '.join(names)} and their subclasses."
     )
 
 
@@ -61,8 +60,8 @@ def conversion_for(released: Mapping[str, Any], *, file: str | Path = "config.js
         raise ConfigError(
             f'{file} has architectures={names!r}: it must be a list of names, for example ["LlamaForCausalLM"].'
         )
-    if (found := conversion_named(released)) is not None:
-        return found
+    if (conversion := conversion_named(released)) is not None:
+        return conversion
     if not names:
         raise ConfigError(
             f'{file} has no architectures, which names the kind of model: add it, for example "architectures": '
@@ -99,12 +98,12 @@ _NOT_OF_THE_MODEL = re.compile(
 )
 
 
-def _read_by(family: Conversion, told: Mapping[str, Any]) -> tuple[set[str], list[str]]:
+def _read_by(family: Conversion, config_json: Mapping[str, Any]) -> tuple[set[str], list[str]]:
     """The fields that a family reads of a config.json, and those of them whose values it refuses."""
     read: set[str] = set()
     refused: list[str] = []
     while True:
-        fields = _Fields({name: value for name, value in told.items() if name not in refused})
+        fields = _Fields({name: value for name, value in config_json.items() if name not in refused})
         try:
             family.config(fields)
             return read | fields.read, refused
@@ -118,21 +117,27 @@ def _read_by(family: Conversion, told: Mapping[str, Any]) -> tuple[set[str], lis
 
 def _nearest(released: Mapping[str, Any]) -> str:
     """The family whose settings are most of this config.json's, and the fields that the family doesn't have."""
-    told = {name: value for name, value in text_config(released).items() if name not in ("model_type", "architectures")}
-    own = {name for name, value in told.items() if value not in (None, False) and not _NOT_OF_THE_MODEL.search(name)}
-    found: list[tuple[tuple[int, int], str, list[str], list[str]]] = []
+    config_json = {
+        name: value for name, value in text_config(released).items() if name not in ("model_type", "architectures")
+    }
+    own = {
+        name for name, value in config_json.items() if value not in (None, False) and not _NOT_OF_THE_MODEL.search(name)
+    }
+    candidates: list[tuple[tuple[int, int], str, list[str], list[str]]] = []
     for family in families():
-        read, refused = _read_by(family, told)
+        read, refused = _read_by(family, config_json)
         others = sorted(own - read - {*refused})
-        apart = len(others) + len(refused), len(read - told.keys())
-        found.append((apart, family.architectures[0], others, [f"{name}={told[name]!r}" for name in refused]))
-    _, name, others, values = min(found)
+        apart = len(others) + len(refused), len(read - config_json.keys())
+        candidates.append(
+            (apart, family.architectures[0], others, [f"{name}={config_json[name]!r}" for name in refused])
+        )
+    _, name, others, values = min(candidates)
     differences = [f"it lacks the field{'s'[: len(others) - 1]} {', '.join(others)}"] if others else []
     differences += [f"it doesn't support {', '.join(values)}"] if values else []
-    known = (
+    sentence = (
         " and ".join(differences) or "it has all of the fields, so the layers differ where config.json doesn't say so"
     )
-    return f"The nearest family is {name}: {known}."
+    return f"The nearest family is {name}: {sentence}."
 
 
 def _did_you_mean(name: str) -> str:
@@ -154,8 +159,8 @@ def conversion_named(released: Mapping[str, Any]) -> Optional[Conversion]:
     for name in released.get("architectures") or []:
         of_the_name = [family for family in families() if name in family.architectures]
         own = [family for family in of_the_name if kind in family.text_types]
-        if found := own or [family for family in of_the_name if not family.text_types]:
-            return found[0]
+        if matches := own or [family for family in of_the_name if not family.text_types]:
+            return matches[0]
     return None
 
 
@@ -166,9 +171,9 @@ def modules_with_weights(config: Any) -> Optional[list[str]]:
         rows = conversion_of(config).rows(config)
     except ConfigError:
         return None
-    found = []
+    modules = []
     for row in rows:
         layers = range(config.num_layers) if row.layers is None else row.layers
         keys = [row.key.replace("*", str(layer), 1) for layer in layers] if "*" in row.key else [row.key]
-        found += [module_of_key(key) for key in keys]
-    return list(dict.fromkeys(found))
+        modules += [module_of_key(key) for key in keys]
+    return list(dict.fromkeys(modules))

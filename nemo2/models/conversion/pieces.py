@@ -79,12 +79,12 @@ class Operation:
             ValueError: the pieces and the tensor have different numbers of rows, which is a mistake in a table.
         """
         names = tuple(_filled_in(name, place) for name in self.names)
-        found = tuple(piece for piece in self.cut(names, place) if piece.rows)
+        pieces = tuple(piece for piece in self.cut(names, place) if piece.rows)
         if self.normalised:
-            found = tuple(replace(piece, normalised=True) for piece in found)
-        if (there := sum(piece.rows for piece in found)) != place.rows:
+            pieces = tuple(replace(piece, normalised=True) for piece in pieces)
+        if (there := sum(piece.rows for piece in pieces)) != place.rows:
             raise ValueError(f"{', '.join(names)}: the pieces have {there} rows, and the tensor has {place.rows}")
-        return found
+        return pieces
 
 
 def one(name: str, *, transposed: bool = False, stacked: bool = False) -> Operation:
@@ -120,8 +120,8 @@ def fused_qkv(name: str, *, transposed: bool = False) -> Operation:
 
     def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
         queries, keys = place.heads * place.head_dim, place.groups * place.head_dim
-        found = _by_group(place, (names[0], 0), (names[0], queries), (names[0], queries + keys))
-        return tuple(replace(piece, transposed=transposed) for piece in found)
+        pieces = _by_group(place, (names[0], 0), (names[0], queries), (names[0], queries + keys))
+        return tuple(replace(piece, transposed=transposed) for piece in pieces)
 
     return Operation((name,), cut)
 

@@ -57,16 +57,16 @@ def rope_of(hf: Config, *, theta: float = 10_000.0, partial: float = 1.0, kinds:
     Raises:
         ConfigError: nemo2's model doesn't support the kind of scaling.
     """
-    told = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
-    kind = told.pop("rope_type", told.get("type", "default"))
-    told.pop("type", None)
+    parameters = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
+    kind = parameters.pop("rope_type", parameters.get("type", "default"))
+    parameters.pop("type", None)
     if kind not in kinds:
         raise refusal(hf, _field(hf), f"nemo2's model supports the kinds {', '.join(map(repr, kinds))}, not {kind!r}")
-    base = told.pop("rope_theta", hf.get("rope_theta", theta))
-    share = told.pop("partial_rotary_factor", hf.get("partial_rotary_factor", partial))
+    base = parameters.pop("rope_theta", hf.get("rope_theta", theta))
+    share = parameters.pop("partial_rotary_factor", hf.get("partial_rotary_factor", partial))
     if kind in ("llama3", "yarn", "longrope") and hf.get(_LENGTH) is not None:
-        told[_LENGTH] = hf[_LENGTH]  # takes precedence in transformers
-    return Rope(theta=_whole(base), kind=kind, scaling=told, partial=share)
+        parameters[_LENGTH] = hf[_LENGTH]  # takes precedence in transformers
+    return Rope(theta=_whole(base), kind=kind, scaling=parameters, partial=share)
 
 
 def scaled(hf: Config, rope: Rope, names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def scaled(hf: Config, rope: Rope, names: Mapping[str, tuple[str, Any]]) -> dict
     for name, value in rope.scaling.items():
         if name not in names and value is not None:
             raise refusal(hf, _field(hf), f"nemo2 has no setting for {name}")
-    found = {}
+    settings = {}
     for theirs, (ours, default) in names.items():
         value = rope.scaling.get(theirs)
         if value is None and default is NEEDED:
             raise ConfigError(f"config.json's rotary scaling ({rope.kind}) has no {theirs}: add it.")
-        found[ours] = default if value is None else value
-    return found
+        settings[ours] = default if value is None else value
+    return settings
 
 
 def rope_fields(
@@ -92,10 +92,10 @@ def rope_fields(
 ) -> dict[str, Any]:
     """The fields of rotary positions in both notations: that of transformers 4, vLLM and others, and that of transformers
     5."""
-    told: dict[str, Any] = {"rope_type": kind, **scaling}
-    fields: dict[str, Any] = {"rope_theta": float(theta), "rope_parameters": {"rope_theta": float(theta), **told}}
+    parameters: dict[str, Any] = {"rope_type": kind, **scaling}
+    fields: dict[str, Any] = {"rope_theta": float(theta), "rope_parameters": {"rope_theta": float(theta), **parameters}}
     if kind != "default":
-        fields["rope_scaling"] = told
+        fields["rope_scaling"] = parameters
     if partial is not None:
         fields["partial_rotary_factor"] = fields["rope_parameters"]["partial_rotary_factor"] = partial
     return fields
@@ -115,15 +115,15 @@ def positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
 
 def partial_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
     """`positions` for a family that may rotate a part of a head's channels. The result doesn't include ``rotary_percent``."""
-    found: dict[str, Any] = {"rotary_base": rope.theta}
+    settings: dict[str, Any] = {"rotary_base": rope.theta}
     if rope.kind == "linear":
-        return found | scaled(hf, rope, {"factor": ("seq_len_interpolation_factor", NEEDED)})
+        return settings | scaled(hf, rope, {"factor": ("seq_len_interpolation_factor", NEEDED)})
     stretching = _stretching(hf, rope, longest)
     if stretching is None:
-        return found
+        return settings
     # Transformer Engine's fused kernel doesn't scale queries and keys by the amplitude.
     unfused = {} if stretching.amplitude == 1 else {"apply_rope_fusion": False}
-    return found | unfused | {"rope_stretching": stretching}
+    return settings | unfused | {"rope_stretching": stretching}
 
 
 def _stretching(hf: Config, rope: Rope, longest: int) -> Optional[Stretching]:
@@ -131,17 +131,17 @@ def _stretching(hf: Config, rope: Rope, longest: int) -> Optional[Stretching]:
         return DynamicNTK(original_length=longest, **scaled(hf, rope, {"factor": ("factor", NEEDED)}))
     if rope.kind not in ("yarn", "longrope"):
         return None
-    told = scaled(hf, rope, _YARN if rope.kind == "yarn" else _LONG)
-    told["original_length"] = told["original_length"] or longest
+    settings = scaled(hf, rope, _YARN if rope.kind == "yarn" else _LONG)
+    settings["original_length"] = settings["original_length"] or longest
     # Both classes of transformers use the ratio if no factor is given, and don't shrink.
-    told["factor"] = told["factor"] or max(1.0, longest / told["original_length"])
+    settings["factor"] = settings["factor"] or max(1.0, longest / settings["original_length"])
     if rope.kind == "longrope":
-        return LongRope(**told)
-    mscales = told.pop("mscale"), told.pop("mscale_all_dim")
-    if told["attention_factor"] is None and all(mscales):
-        wanted, on_all = (1 + 0.1 * scale * math.log(told["factor"]) for scale in mscales)
-        told["attention_factor"] = wanted / on_all
-    return Yarn(**told)
+        return LongRope(**settings)
+    mscales = settings.pop("mscale"), settings.pop("mscale_all_dim")
+    if settings["attention_factor"] is None and all(mscales):
+        wanted, on_all = (1 + 0.1 * scale * math.log(settings["factor"]) for scale in mscales)
+        settings["attention_factor"] = wanted / on_all
+    return Yarn(**settings)
 
 
 def positions_of(ours: Any, *, partial: Optional[float] = None) -> dict[str, Any]:
@@ -151,14 +151,16 @@ def positions_of(ours: Any, *, partial: Optional[float] = None) -> dict[str, Any
         if ours.seq_len_interpolation_factor is None:
             return rope_fields(ours.rotary_base, partial=partial)
         return rope_fields(ours.rotary_base, partial=partial, kind="linear", factor=ours.seq_len_interpolation_factor)
-    told: dict[str, Any] = {"factor": float(stretching.factor)}
+    parameters: dict[str, Any] = {"factor": float(stretching.factor)}
     if isinstance(stretching, DynamicNTK):
         beside = {"max_position_embeddings": stretching.original_length}
-        return {**rope_fields(ours.rotary_base, kind="dynamic", partial=partial, **told), **beside}
+        return {**rope_fields(ours.rotary_base, kind="dynamic", partial=partial, **parameters), **beside}
     kind, names = ("yarn", _YARN) if isinstance(stretching, Yarn) else ("longrope", _LONG)
-    told |= {theirs: getattr(stretching, name) for theirs, (name, _) in names.items() if hasattr(stretching, name)}
-    told = {name: value for name, value in told.items() if value is not None}
-    return rope_fields(ours.rotary_base, kind=kind, partial=partial, **told)
+    parameters |= {
+        theirs: getattr(stretching, name) for theirs, (name, _) in names.items() if hasattr(stretching, name)
+    }
+    parameters = {name: value for name, value in parameters.items() if value is not None}
+    return rope_fields(ours.rotary_base, kind=kind, partial=partial, **parameters)
 
 
 def _field(hf: Config) -> str:

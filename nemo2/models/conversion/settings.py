@@ -10,6 +10,7 @@ lost.
 """
 
 import json
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -37,8 +38,8 @@ class Field:
 def decoder_fields(**defaults: Any) -> list[Field]:
     """The fields that most decoders since Llama have. ``defaults`` are those of transformers' class that differ from
     Llama's."""
-    known = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-    known |= {"max_position_embeddings": 2048, "initializer_range": 0.02, "attention_dropout": 0.0} | defaults
+    values = {"num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+    values |= {"max_position_embeddings": 2048, "initializer_range": 0.02, "attention_dropout": 0.0} | defaults
     names = {
         "vocab_size": "vocab_size",
         "num_hidden_layers": "num_layers",
@@ -53,7 +54,7 @@ def decoder_fields(**defaults: Any) -> list[Field]:
         "attention_dropout": "attention_dropout",
         "tie_word_embeddings": "share_embeddings_and_output_weights",
     }
-    return [Field(theirs, ours, known.get(theirs, NEEDED)) for theirs, ours in names.items()]
+    return [Field(theirs, ours, values.get(theirs, NEEDED)) for theirs, ours in names.items()]
 
 
 def without(fields: Iterable[Field], *theirs: str) -> list[Field]:
@@ -71,12 +72,12 @@ def read(hf: Config, fields: Iterable[Field], *, only: Config | None = None) -> 
     """
     for name, value in (only or {}).items():
         must_be(hf, name, value)
-    found = {}
+    settings = {}
     for field in fields:
         if hf.get(field.theirs) is None and field.default is NEEDED:
             raise ConfigError(f"config.json has no {field.theirs}, which this architecture requires: add it.")
-        found[field.ours] = hf.get(field.theirs, field.default)
-    return found
+        settings[field.ours] = hf.get(field.theirs, field.default)
+    return settings
 
 
 def text_config(hf: Config) -> Config:
@@ -87,6 +88,11 @@ def text_config(hf: Config) -> Config:
         raise refusal(hf, "text_config", "it must be an object with the fields of the text model")
     shared = {name: hf[name] for name in ("architectures", "tie_word_embeddings") if name in hf}
     return {**shared, **hf["text_config"]}
+
+
+def overlaid(hf: Config, **fields: Any) -> Config:
+    """config.json with other values of some fields. It is no copy, so `families` still sees which fields are read."""
+    return ChainMap(fields, hf)  # pyright: ignore[reportArgumentType]  # a mapping that is only read
 
 
 def must_be(hf: Config, name: str, *values: Any) -> None:
@@ -114,8 +120,10 @@ def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -
     tokens = dict.fromkeys(SPECIAL_TOKENS)
     values = {field: getattr(ours, field.ours) for field in fields}
     # transformers 5 rejects an integer in place of a float.
-    told = {f.theirs: float(v) if isinstance(f.default, float) and v is not None else v for f, v in values.items()}
-    return {**tokens, **(only or {}), **told}
+    json_values = {
+        f.theirs: float(v) if isinstance(f.default, float) and v is not None else v for f, v in values.items()
+    }
+    return {**tokens, **(only or {}), **json_values}
 
 
 # Windows
@@ -193,40 +201,40 @@ _DECIDES = (
 
 def meaning(ours: Any) -> dict[str, Any]:
     """The settings that decide what a model computes, in a form that doesn't depend on their notation."""
-    told = {name: getattr(ours, name, None) for name in (*_DECIDES, *getattr(ours, "deciding_fields", ()))}
+    settings = {name: getattr(ours, name, None) for name in (*_DECIDES, *getattr(ours, "deciding_fields", ()))}
     heads = ours.num_attention_heads
-    told["num_query_groups"] = ours.num_query_groups or heads
-    told["rotary_base"] = _listed(getattr(ours, "rotary_base", None))
-    told["window"] = [size_of(ours.window_size) if windowed else None for windowed in windowed_layers(ours)]
-    told["softmax_scale"] = round((ours.softmax_scale or ours.kv_channels**-0.5) ** -2, 6)
-    told["without_positions"] = _flags(
+    settings["num_query_groups"] = ours.num_query_groups or heads
+    settings["rotary_base"] = _listed(getattr(ours, "rotary_base", None))
+    settings["window"] = [size_of(ours.window_size) if windowed else None for windowed in windowed_layers(ours)]
+    settings["softmax_scale"] = round((ours.softmax_scale or ours.kv_channels**-0.5) ** -2, 6)
+    settings["without_positions"] = _flags(
         getattr(ours, "no_rope_freq", None), ours.num_layers, every=lambda n, k: n % k == k - 1
     )
-    told["experts_in"] = _flags(
+    settings["experts_in"] = _flags(
         ours.moe_layer_freq if ours.num_moe_experts else None, ours.num_layers, every=lambda n, k: n % k == 0
     )
     if ours.activation_func is F.gelu and ours.add_bias_linear and not ours.gated_linear_unit:
         # The GELU that is fused with the bias is the tanh approximation.
-        told["activation_func"] = "tanh GELU" if ours.bias_activation_fusion else "GELU"
-    told["rope_scaling_factor"] = getattr(ours, "rope_scaling_factor", None)
+        settings["activation_func"] = "tanh GELU" if ours.bias_activation_fusion else "GELU"
+    settings["rope_scaling_factor"] = getattr(ours, "rope_scaling_factor", None)
     if getattr(ours, "rope_scaling", None) is False:
-        told |= dict.fromkeys(("rope_scaling_factor", "low_freq_factor", "high_freq_factor", "old_context_len"))
+        settings |= dict.fromkeys(("rope_scaling_factor", "low_freq_factor", "high_freq_factor", "old_context_len"))
     if ours.position_embedding_type == "none":
-        told |= dict.fromkeys(("rotary_base", "rotary_percent"))
+        settings |= dict.fromkeys(("rotary_base", "rotary_percent"))
     elif ours.position_embedding_type == "learned_absolute":
-        told |= {"rotary_base": None, "rotary_percent": None, "positions": ours.seq_length}
-    if told["hybrid_override_pattern"]:
-        told["mamba_num_heads"] = ours.mamba_num_heads or 2 * ours.hidden_size // ours.mamba_head_dim
+        settings |= {"rotary_base": None, "rotary_percent": None, "positions": ours.seq_length}
+    if settings["hybrid_override_pattern"]:
+        settings["mamba_num_heads"] = ours.mamba_num_heads or 2 * ours.hidden_size // ours.mamba_head_dim
     else:
-        told |= dict.fromkeys(("mamba_num_groups", "mamba_state_dim", "mamba_head_dim"))
-    if (told["moe_router_num_groups"] or 1) == 1:
-        told |= dict.fromkeys(("moe_router_num_groups", "moe_router_group_topk", "moe_router_group_score"))
+        settings |= dict.fromkeys(("mamba_num_groups", "mamba_state_dim", "mamba_head_dim"))
+    if (settings["moe_router_num_groups"] or 1) == 1:
+        settings |= dict.fromkeys(("moe_router_num_groups", "moe_router_group_topk", "moe_router_group_score"))
     if not ours.num_moe_experts:
-        told |= {name: None for name in told if name.startswith("moe_")}
+        settings |= {name: None for name in settings if name.startswith("moe_")}
     blocks = getattr(ours, "heterogeneous_layers_config_encoded_json", None)
     if blocks:  # have their own widths and groups
-        told |= {"blocks": json.loads(blocks)["block_configs"], "ffn_hidden_size": None, "num_query_groups": None}
-    return told
+        settings |= {"blocks": json.loads(blocks)["block_configs"], "ffn_hidden_size": None, "num_query_groups": None}
+    return settings
 
 
 def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:

@@ -104,7 +104,7 @@ def _mamba(config: Any) -> dict[str, Shape]:
     }
 
 
-def shape_of(key: str, known: dict[str, Shape]) -> Shape:
+def shape_of(key: str, shapes_by_key: dict[str, Shape]) -> Shape:
     """The shape of the tensor stored under ``key``, for one layer and one expert. A bias has the rows of its weight.
 
     Raises:
@@ -113,9 +113,9 @@ def shape_of(key: str, known: dict[str, Shape]) -> Shape:
     parts = key.split(".")
     for first in range(len(parts)):
         end = ".".join(parts[first:])
-        if end in known:
-            return known[end]
+        if end in shapes_by_key:
+            return shapes_by_key[end]
         weight = f"{end.removesuffix('bias')}weight"
-        if end.endswith("bias") and weight in known:
-            return known[weight][:1]
+        if end.endswith("bias") and weight in shapes_by_key:
+            return shapes_by_key[weight][:1]
     raise KeyError(key)

@@ -21,7 +21,7 @@ the config (`shapes`), so a row has no numbers. Whether layers are stacked under
 from the config, as in Megatron-Core. Padding of the vocabulary is added and removed automatically.
 
 A `Conversion` consists of the table, the family's names in ``config.json``, and the conversion of its settings in both
-directions. ``families.py`` lists all.
+directions. ``families.py`` finds all.
 """
 
 import copy
@@ -52,6 +52,14 @@ class Row:
     """The number to add to the layer's number in the file's names, if the file counts differently."""
     dtype: Optional[torch.dtype] = None
     """The dtype that this tensor keeps, whatever dtype the model is converted to. None: the model's dtype."""
+
+
+IN_VISION_MODEL: dict[str, Any] = {
+    "ignored": ("*vision_tower.*", "*vision_model.*", "*multi_modal_projector.*"),
+    "prefixes": ("", "language_model."),
+    "renamed": (("model.language_model.", "model."),),
+}
+"""The fields of a `Conversion` whose model may be the text part of a file with a vision model."""
 
 
 def linear(key: str, operation: Operation, *, bias: bool = False, **more: Any) -> list[Row]:
@@ -143,10 +151,10 @@ class Conversion:
         """``config``, with the fields of ``biased`` on. If they are off, a copy."""
         if all(getattr(config, name) for name in self.biased):
             return config
-        found = copy.copy(config)
+        biased = copy.copy(config)
         for name in self.biased:
-            setattr(found, name, True)
-        return found
+            setattr(biased, name, True)
+        return biased
 
     def name_in_table(self, name: str, prefix: str) -> str:
         """The name in the table of a tensor of a file whose names have the prefix ``prefix``."""
@@ -275,7 +283,7 @@ def stacks_layers(config: Any) -> bool:
 
 def released_shapes(entries: Iterable[Entry]) -> dict[str, Shape]:
     """The shapes of the file's tensors that these entries are made of, by name."""
-    found: dict[str, Shape] = {}
+    shapes_by_name: dict[str, Shape] = {}
     for entry in entries:
         for piece in entry.pieces:
             if piece.name is None:
@@ -283,6 +291,6 @@ def released_shapes(entries: Iterable[Entry]) -> dict[str, Shape]:
             rows, inner = range(piece.start, piece.stop, piece.step)[-1] + 1, entry.own_shape[1:]
             shape = (inner[0], rows) if piece.transposed else (rows, *inner)
             shape = shape if piece.at is None else (entry.shape[len(entry.at) - 1], *shape)
-            known = found.get(piece.name, shape)
-            found[piece.name] = tuple(max(one, other) for one, other in zip(shape, known, strict=True))
-    return found
+            before = shapes_by_name.get(piece.name, shape)
+            shapes_by_name[piece.name] = tuple(max(one, other) for one, other in zip(shape, before, strict=True))
+    return shapes_by_name

@@ -65,5 +65,5 @@ def _of_best_groups(scores: Tensor, num_groups: Optional[int], group_topk: Optio
     if not group_topk or not num_groups:
         return scores
     best = scores.unflatten(-1, (num_groups, -1)).amax(dim=-1)
-    kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, best.topk(group_topk, dim=-1).indices, True)
-    return scores.masked_fill(~kept.repeat_interleave(scores.size(-1) // num_groups, dim=-1), float("-inf"))
+    is_best = torch.zeros_like(best, dtype=torch.bool).scatter(1, best.topk(group_topk, dim=-1).indices, True)
+    return scores.masked_fill(~is_best.repeat_interleave(scores.size(-1) // num_groups, dim=-1), float("-inf"))

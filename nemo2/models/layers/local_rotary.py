@@ -27,17 +27,6 @@ def is_local(config: Any, layer_number: int) -> bool:
     return is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
 
 
-def rotary_embedding(config: Any, **settings: Any) -> RotaryEmbedding:
-    """Megatron-Core's rotary embedding with the config's channels."""
-    return RotaryEmbedding(
-        kv_channels=config.kv_channels,
-        rotary_percent=config.rotary_percent,
-        rotary_interleaved=config.rotary_interleaved,
-        use_cpu_initialization=config.use_cpu_initialization,
-        **settings,
-    )
-
-
 class LocalAndGlobalRotary(nn.Module):
     """The rotary angles of local and of global layers, ``[2, sequence, 1, 1, channels]``.
 

@@ -14,27 +14,35 @@ from torch import Tensor
 from nemo2.models.layers.norm import TorchNorm
 
 
+class _Finished:
+    """A row-parallel layer's output with its bias, which ``finish`` changes. It is reduced over the tensor-parallel ranks, so
+    each token's vector is whole."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return self.finished(*self.project(x))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Any]:
+        """The output before it is changed, and the bias that is to be added to it."""
+        return super().forward(x)  # pyright: ignore[reportAttributeAccessIssue]  # the linear layer's
+
+    def finished(self, output: Tensor, bias: Any) -> tuple[Tensor, None]:
+        return self.finish(output if bias is None else output + bias), None
+
+    def finish(self, output: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
 @functools.cache
 def with_post_norm(linear: type) -> Any:
-    """The row-parallel `linear` (Megatron-Core's or Transformer Engine's) with a norm of its output."""
+    """The row-parallel `linear` (Megatron-Core's or Transformer Engine's) with a norm of its output, the bias included."""
 
-    class WithPostNorm(linear):
-        """Its output is reduced over the tensor-parallel ranks, so each token's vector is whole when normalised."""
-
+    class WithPostNorm(_Finished, linear):
         def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any):
-            super().__init__(input_size, output_size, config=config, **kwargs)
+            super().__init__(input_size, output_size, config=config, **kwargs)  # pyright: ignore[reportCallIssue]
             self.post_layernorm = TorchNorm(config, output_size, eps=config.layernorm_epsilon)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, None]:
-            """The norm of the output, its bias included."""
-            return self.finished(*self.project(x))
-
-        def project(self, x: Tensor) -> tuple[Tensor, Any]:
-            """The output before the norm, and the bias that is to be added to it."""
-            return super().forward(x)
-
-        def finished(self, output: Tensor, bias: Any) -> tuple[Tensor, None]:
-            return self.post_layernorm(output if bias is None else output + bias), None
+        def finish(self, output: Tensor) -> Tensor:
+            return self.post_layernorm(output)
 
     WithPostNorm.__name__ = WithPostNorm.__qualname__ = f"{linear.__name__}WithPostNorm"
     return WithPostNorm
@@ -44,20 +52,13 @@ def with_post_norm(linear: type) -> Any:
 def with_multiplier(linear: type) -> Any:
     """The row-parallel `linear` with its output, the bias included, times ``config.residual_multiplier`` (Granite)."""
 
-    class WithMultiplier(linear):
+    class WithMultiplier(_Finished, linear):
         def __init__(self, input_size: int, output_size: int, *, config: Any, **kwargs: Any):
-            super().__init__(input_size, output_size, config=config, **kwargs)
+            super().__init__(input_size, output_size, config=config, **kwargs)  # pyright: ignore[reportCallIssue]
             self.multiplier = config.residual_multiplier
 
-        def forward(self, x: Tensor) -> tuple[Tensor, None]:
-            return self.finished(*self.project(x))
-
-        def project(self, x: Tensor) -> tuple[Tensor, Any]:
-            """The output before it is multiplied, and the bias that is to be added to it."""
-            return super().forward(x)
-
-        def finished(self, output: Tensor, bias: Any) -> tuple[Tensor, None]:
-            return (output if bias is None else output + bias) * self.multiplier, None
+        def finish(self, output: Tensor) -> Tensor:
+            return output * self.multiplier
 
     WithMultiplier.__name__ = WithMultiplier.__qualname__ = f"{linear.__name__}WithMultiplier"
     return WithMultiplier

@@ -1,35 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What follows the output layer: the soft cap of the logits (Gemma 2, arXiv:2408.00118, section 2), cap * tanh(logits / cap),
-or a divisor of the logits (Granite)."""
+or a divisor of the logits (Granite). The hooks are partial functions, which can be pickled, unlike closures."""
+
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-class LogitSoftcap:
-    """A forward hook of an output layer that returns `(logits, bias)`; picklable, unlike a closure."""
-
-    def __init__(self, cap: float):
-        self.cap = cap
-
-    def __call__(self, module: torch.nn.Module, args: tuple, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        del module, args
-        logits, *rest = output
-        return (self.cap * torch.tanh(logits / self.cap), *rest)
-
-
-def cap_logits(output_layer: torch.nn.Module, cap: float) -> None:
+def cap_logits(output_layer: nn.Module, cap: float) -> None:
     """Soft-cap what `output_layer` gives from now on. Elementwise, so logits may be split over the vocabulary."""
-    output_layer.register_forward_hook(LogitSoftcap(cap))
+    output_layer.register_forward_hook(partial(_cap, cap))
 
 
-class LogitDivisor:
-    """A forward hook like `LogitSoftcap`."""
+def divide_logits(output_layer: nn.Module, divisor: float) -> None:
+    """Divide what `output_layer` gives from now on, before its other hooks change it."""
+    output_layer.register_forward_hook(partial(_divide, divisor), prepend=True)
 
-    def __init__(self, divisor: float):
-        self.divisor = divisor
 
-    def __call__(self, module: torch.nn.Module, args: tuple, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        del module, args
-        logits, *rest = output
-        return (logits / self.divisor, *rest)
+def _cap(cap: float, module: nn.Module, args: tuple, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    logits, *rest = output
+    return (cap * torch.tanh(logits / cap), *rest)
+
+
+def _divide(divisor: float, module: nn.Module, args: tuple, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    logits, *rest = output
+    return (logits / divisor, *rest)

@@ -31,9 +31,9 @@ class PaddingMask:
         del module, args
         logits = output[0]
         gathered = logits.shape[-1] == self.rows
-        kept = max(0, self.tokens - (0 if gathered else self.first))
-        if kept < logits.shape[-1]:
-            logits.detach()[..., kept:] = torch.finfo(logits.dtype).min
+        num_tokens = max(0, self.tokens - (0 if gathered else self.first))
+        if num_tokens < logits.shape[-1]:
+            logits.detach()[..., num_tokens:] = torch.finfo(logits.dtype).min
 
 
 def mask_padding(output_layer: torch.nn.Module, tokens: int, rows: int) -> None:

@@ -153,6 +153,11 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
             "GraniteForCausalLM",
             "it doesn't support hidden_act='gelu'",
         ),
+        (
+            {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "query_scale": 2.0},
+            "GemmaForCausalLM",
+            "it lacks the field query_scale",
+        ),
     ],
 )
 def test_an_unknown_family_is_refused_with_the_nearest_and_what_differs(
@@ -171,8 +176,7 @@ def test_an_unknown_family_is_refused_with_the_nearest_and_what_differs(
 def test_blocks_in_megatron_core_s_form_are_exported_as_ratios_and_other_widths_refused() -> None:
     import json
 
-    from nemo2.models.conversion.llama_nemotron import LLAMA_NEMOTRON
-    from nemo2.models.llama_nemotron import Llama33NemotronSuper49BConfig
+    from nemo2.models.llama_nemotron import LLAMA_NEMOTRON, Llama33NemotronSuper49BConfig
 
     def blocks(width: int) -> list[dict[str, Any]]:
         attention = {"num_query_groups": 2}
