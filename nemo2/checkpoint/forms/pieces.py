@@ -19,7 +19,7 @@ from nemo2.checkpoint.forms.form import Form, paddings
 from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.optimizer_forms import into_pieces, refuse_nemo, scaler_of, set_steps, step_of, steps_done
 from nemo2.checkpoint.pieces import Piece, padded_to, stored_pieces
-from nemo2.checkpoint.random_state import random_state, say_they_start_anew
+from nemo2.checkpoint.random_state import own_random_state, random_states, say_they_start_anew
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
@@ -113,7 +113,7 @@ class PieceForm(Form):
         state: dict[str, Any] = {"pieces": self.pieces(optimizer=optimizer, part=self.part is not None)}
         state["objects"] = self.stored_objects() if self.part is None else {}
         if optimizer:
-            state["random_state"] = random_state().data
+            state["random_state"] = random_states()
             state["optimizer_extras"] = self.optimizer_extras()
         return state
 
@@ -171,10 +171,15 @@ class PieceForm(Form):
             self.tell_of_what_was_loaded({piece.key for piece in pieces})
         if optimizer:
             self.load_optimizer_extras(extras)
-        if not optimizer or manifest is None or manifest.layout != self.layout_record():
-            plain.pop("random_state", None)
-            if optimizer and self.owner.trainer.ckpt_path:
-                say_they_start_anew(path)
+        streams = plain.pop("random_state", None)
+        if optimizer and manifest is not None and manifest.layout == self.layout_record():
+            streams = None if streams is None else own_random_state(streams)
+        else:
+            streams = None
+        if streams is not None:
+            plain["random_state"] = streams
+        elif optimizer and self.owner.trainer.ckpt_path:
+            say_they_start_anew(path)
         return plain
 
     def _extras_in(self, plain: Mapping[str, Any], path: Path) -> dict[str, Any]:
