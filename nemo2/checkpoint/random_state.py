@@ -44,7 +44,8 @@ def random_states() -> dict[str, dict[str, Any]]:
     """The streams of all positions in the layout, by position. For checkpoints in which one rank writes all plain data.
     Every rank calls it."""
     own = random_state()
-    return dict(filter(None, ranks.gather(None if own.replica_id else (own.unique_key, own.data))))
+    states = ranks.gather({} if own.replica_id else {own.unique_key: own.data})
+    return {position: state for part in states for position, state in part.items()}
 
 
 def own_random_state(states: dict[str, Any]) -> Optional[dict[str, Any]]:
@@ -78,7 +79,7 @@ def load_random_state(state: dict[str, Any]) -> None:
     tracker.set_states(current | {name: _like(value, current.get(name)) for name, value in state["megatron"].items()})
 
 
-def say_they_start_anew(checkpoint: Path) -> None:
+def report_new_random_streams(checkpoint: Path) -> None:
     """Report once that a run that resumes, as in another layout, draws other random numbers."""
     rank_zero_info(
         f"{checkpoint} has no random streams for this layout. Parameters, moments, schedule and the position in the "

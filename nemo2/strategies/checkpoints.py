@@ -16,11 +16,10 @@ from nemo2 import ranks
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import inputs_of, settings_of
 from nemo2.checkpoint.context import write_context
-from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
 from nemo2.checkpoint.forms.form import Form
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import missing
+from nemo2.checkpoint.paths import digest_of, missing
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.optim.lr_scheduler import set_last_rates
@@ -264,7 +263,7 @@ class Checkpoints(SteppingStrategy):
             also=self.form.added_keys(),
             downloads=self.local_rank == 0,
         )
-        self.form.take_up_model()
+        self.form.finish_reading(model=True, optimizer=False)
         _log.info("Started from the weights of %s.", path)
 
     def digest_of(self, base: Optional[Union[str, Path]]) -> str:
