@@ -43,7 +43,7 @@ def random_state() -> ShardedObject:
 def random_states() -> dict[str, dict[str, Any]]:
     """The streams of all positions in the layout, by position. For checkpoints in which one rank writes all plain data.
     Every rank calls it."""
-    own = random_state()
+    own: Any = random_state()
     states = ranks.gather({} if own.replica_id else {own.unique_key: own.data})
     return {position: state for part in states for position, state in part.items()}
 

@@ -63,13 +63,14 @@ def full_modules(
 
 
 def _full_tensor(entry: Entry, released: Mapping[str, Tensor], base: Base) -> Tensor:
-    dtype = next(released[piece.name].dtype for piece in entry.pieces if piece.name in released)
+    parts = [released.get(piece.name or "") for piece in entry.pieces]
+    dtype = next(part.dtype for part in parts if part is not None)
     complete = all(piece.name is None or piece.name in released for piece in entry.pieces)
     tensor = torch.zeros(entry.own_shape, dtype=dtype) if complete else base.weights.values(entry).to(dtype)
     row = 0
-    for piece in entry.pieces:
-        if piece.name in released:
-            own = released[piece.name] if piece.at is None else released[piece.name][piece.at]
+    for piece, part in zip(entry.pieces, parts, strict=True):
+        if part is not None:
+            own = part if piece.at is None else part[piece.at]
             rows = (own.T if piece.transposed else own)[piece.start : piece.stop : piece.step]
             tensor[row : row + piece.rows] = rows
         row += piece.rows
