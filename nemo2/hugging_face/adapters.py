@@ -73,8 +73,6 @@ def export_adapter(
         CheckpointError: the checkpoint is missing or damaged, or has no adapters; or ``target`` exists.
         ConfigError: Hugging Face has no such model, or ``peft`` no such adapters.
     """
-    from safetensors.torch import save_file
-
     final = Path(target).expanduser()
     refuse_existing(final, overwrite=overwrite)
     source = Checkpoint.open(checkpoint).require_nemo2().require_complete()
@@ -102,8 +100,7 @@ def export_adapter(
         base = source.base if (source.base or "").startswith(HUGGING_FACE) else None
         described = _adapter_config(modules, method, base_model or (base or "").removeprefix(HUGGING_FACE))
         described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / ADAPTER_WEIGHTS)
-        write_json(temporary / ADAPTER_CONFIG, described)
+        _write_files(temporary, tensors, described)
         take_place(temporary, final)
     return final
 
@@ -255,6 +252,13 @@ def _tensors(modules: Mapping[str, _Released]) -> Iterator[tuple[str, Tensor]]:
                     "supports magnitudes for all rows or none. Merge (llm.peft.merge_lora) and export the model."
                 )
             yield f"{prefix}.lora_magnitude_vector", module.lengths
+
+
+def _write_files(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / ADAPTER_WEIGHTS)
+    write_json(folder / ADAPTER_CONFIG, described)
 
 
 def _adapter_config(modules: Mapping[str, _Released], method: LoRA, base_model: str) -> dict[str, Any]:
