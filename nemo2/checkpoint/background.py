@@ -237,9 +237,9 @@ class _Thread:
 
     def __init__(self, files: Sequence[tuple[Image, str]], record: str) -> None:
         self._answer: list[dict[str, Any]] = []
-        given = [(image.descriptor, path) for image, path in files]
+        targets = [(image.descriptor, path) for image, path in files]
         self._thread = threading.Thread(
-            target=lambda: self._answer.append(writer_process.write(given, record)), daemon=True, name="checkpoint"
+            target=lambda: self._answer.append(writer_process.write(targets, record)), daemon=True, name="checkpoint"
         )
         self._started = time.monotonic()
         self._thread.start()
@@ -286,10 +286,10 @@ class Saves:
         Raises:
             CheckpointError: on every rank, if some rank could not write.
         """
-        found = False
+        published = False
         while self._saves and self._finish_oldest(blocking=blocking):
-            found = True
-        return found
+            published = True
+        return published
 
     def end(self) -> None:
         """Publish the saves that all ranks have written, and discard the others, without communication."""
@@ -314,10 +314,10 @@ class Saves:
 
 def _anywhere(pending: bool, write: BackgroundWrite) -> bool:
     """Whether the save is pending on any rank. Rank 0 reports the problems of all ranks."""
-    told, write.warnings = write.warnings, []
-    flags = torch.tensor([pending, bool(told)], dtype=torch.int32, device=get_backend().device)
+    own, write.warnings = write.warnings, []
+    flags = torch.tensor([pending, bool(own)], dtype=torch.int32, device=get_backend().device)
     anywhere, trouble = map(bool, ranks.largest(flags).tolist())
     if trouble:
-        for words in (words for warnings in ranks.gather(told) for words in warnings):
+        for words in (words for warnings in ranks.gather(own) for words in warnings):
             rank_zero_info("warning: %s", words)
     return anywhere

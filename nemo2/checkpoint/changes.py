@@ -77,12 +77,12 @@ class Changes:
 
     def lines(self) -> Iterator[str]:
         """The differences as sentences, the most serious first."""
-        for kind, found in (
+        for kind, differences in (
             ("doesn't fit the checkpoint", self.unfit),
             ("changes the result", self.result),
             ("harmless", self.harmless),
         ):
-            yield from (f"{kind}: {line}" for line in found)
+            yield from (f"{kind}: {line}" for line in differences)
 
 
 def settings_of(trainer: Any) -> dict[str, Any]:
@@ -118,14 +118,11 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
 
     Parts that the checkpoint doesn't describe, or whose classes can't be imported here, aren't compared.
     """
-    found = Changes()
+    changes = Changes()
     manifest = read_manifest(checkpoint)
     before = manifest.settings if manifest is not None else {}
-    _compare_inputs(found, before.get(_INPUTS), getattr(trainer, "datamodule", None))
-    for name, value in settings_of(trainer).items():
-        if name in before and before[name] != value:
-            part = "tokenizer" if name.startswith("tokenizer_") else "trainer"
-            _sort(found, part, name, before[name], value)
+    _compare_inputs(changes, before.get(_INPUTS), getattr(trainer, "datamodule", None))
+    _compare_settings(changes, before, settings_of(trainer))
     for part, config in described_parts(trainer).items():
         try:
             differing = diff(load_context(checkpoint, part, build=False), config)
@@ -137,21 +134,28 @@ def changes_since(checkpoint: Path, trainer: Any) -> Changes:
         for change in differing:
             # Files are compared by content: those of the checkpoint are copies.
             if not _DECIDED_ELSEWHERE.search(change.path) and not (files and change.path in FIELDS):
-                _sort(found, part, change.path, change.old, change.new)
+                _sort(changes, part, change.path, change.old, change.new)
         if files:
-            _compare_files(found, copies, files)
-    return found
+            _compare_files(changes, copies, files)
+    return changes
 
 
-def _compare_inputs(found: Changes, before: Any, data: Any) -> None:
+def _compare_inputs(changes: Changes, before: Any, data: Any) -> None:
     """Compare the files of the run's data with the records in the checkpoint. Nobody has set the change, and the
     position in the data belongs to the earlier contents, so other contents of training data don't fit."""
     if not isinstance(before, dict) or not isinstance(data, MegatronDataModule):
         return
     for compared in data.compare_inputs(before):
         if compared.change is not None:
-            kind = found.unfit if compared.proven and compared.now.trains else found.result
+            kind = changes.unfit if compared.proven and compared.now.trains else changes.result
             kind.append(Difference("data", f"{compared.now.path} {compared.change}"))
+
+
+def _compare_settings(changes: Changes, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for name, value in now.items():
+        if name in before and before[name] != value:
+            part = "tokenizer" if name.startswith("tokenizer_") else "trainer"
+            _sort(changes, part, name, before[name], value)
 
 
 def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> list[Difference]:
@@ -162,12 +166,11 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> lis
         model_config: The settled configuration. None: it is unknown.
         tokenizer: The run's tokenizer. None: it has none, or it is unknown.
     """
-    found = Changes()
+    changes = Changes()
     manifest = read_manifest(checkpoint)
     before = manifest.settings if manifest is not None else {}
-    for name, value in tokenizer_settings(tokenizer).items() if tokenizer is not None else ():
-        if value and name in before and before[name] != value:
-            _sort(found, "tokenizer", name, before[name], value)
+    now = {} if tokenizer is None else tokenizer_settings(tokenizer)
+    _compare_settings(changes, before, {name: value for name, value in now.items() if value})
     try:
         stored = getattr(load_context(checkpoint, "model", build=False), "config", None)
         differing = diff(stored, described(model_config)) if None not in (stored, model_config) else []
@@ -175,8 +178,8 @@ def unfit_changes(checkpoint: Path, *, model_config: Any, tokenizer: Any) -> lis
         differing = []
     for change in differing:
         if not _DECIDED_ELSEWHERE.search(change.path):
-            _sort(found, "model", f"config.{change.path}", change.old, change.new)
-    return found.unfit
+            _sort(changes, "model", f"config.{change.path}", change.old, change.new)
+    return changes.unfit
 
 
 def misfit(checkpoint: Path, unfit: list[Difference]) -> str:
@@ -189,27 +192,27 @@ def misfit(checkpoint: Path, unfit: list[Difference]) -> str:
     )
 
 
-def _sort(found: Changes, part: str, path: str, old: Any, new: Any) -> None:
+def _sort(changes: Changes, part: str, path: str, old: Any, new: Any) -> None:
     difference = Difference(part, path, old, new)
     if part == "tokenizer" or (part == "model" and _SHAPES.search(path)):
-        found.unfit.append(difference)
+        changes.unfit.append(difference)
     elif _HARMLESS.search(path):
-        found.harmless.append(difference)
+        changes.harmless.append(difference)
     else:
-        found.result.append(difference)
+        changes.result.append(difference)
 
 
 def _shown(value: Any) -> Any:
     """A value as text. A function is shown by name, because its repr has an address, and a hash by its beginning."""
-    return _HASH.sub(lambda found: found[0][:8], str(getattr(value, "__name__", value)))
+    return _HASH.sub(lambda match: match[0][:8], str(getattr(value, "__name__", value)))
 
 
-def _compare_files(found: Changes, copies: Path, files: Mapping[str, Path]) -> None:
+def _compare_files(changes: Changes, copies: Path, files: Mapping[str, Path]) -> None:
     """Compare the files of a tokenizer, which may have moved, with the copies in the checkpoint."""
     for file in sorted(item for item in copies.iterdir() if item.is_file()):
         now = next(iter(files.values())) if len(files) == 1 else files.get(file.name)
         if now is None:
             gone = f"{file.name} no longer exists in {next(iter(files.values())).parent}"
-            found.unfit.append(Difference("tokenizer", gone))
+            changes.unfit.append(Difference("tokenizer", gone))
         elif sha256(now) != sha256(file):
-            found.unfit.append(Difference("tokenizer", f"{now} is not the file that the checkpoint was trained with"))
+            changes.unfit.append(Difference("tokenizer", f"{now} is not the file that the checkpoint was trained with"))

@@ -130,12 +130,12 @@ def describes(checkpoint: Path, part: Part) -> bool:
 
 def described_parts(trainer: Any) -> dict[Part, Any]:
     """The configs that `write_context` would write for ``trainer``, by part, without those that can't be described."""
-    found: dict[Part, Any] = {}
+    parts: dict[Part, Any] = {}
     for part, obj in _parts(trainer).items():
         if obj is not None:
             with contextlib.suppress(Exception):  # any error of a user's class
-                found[part] = described(obj, without=("optim", "tokenizer"))
-    return found
+                parts[part] = described(obj, without=("optim", "tokenizer"))
+    return parts
 
 
 def _parts(trainer: Any) -> dict[Part, Any]:
@@ -170,8 +170,8 @@ def described(obj: Any, *, without: Collection[str] = ()) -> Any:
         managed = _MANAGED | getattr(obj, "adjustments", {}).keys()
         for name in changed_since_made(obj, arguments):
             value = getattr(obj, name, None)
-            known = isinstance(value, _PLAIN) or captured_arguments(value) is not None
-            if name not in managed and name in parameter_names(type(obj)) and known:
+            is_describable = isinstance(value, _PLAIN) or captured_arguments(value) is not None
+            if name not in managed and name in parameter_names(type(obj)) and is_describable:
                 arguments[name] = value
     elif dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         arguments = {name: getattr(obj, name) for name in explicit_fields(obj)}
@@ -187,8 +187,8 @@ def _refuse_changed(directory: Path) -> None:
     if manifest is None:
         return
     names = [name for name in manifest.hashes if not is_loaded(name)]
-    if found := comparing(directory.parent, manifest, names)():
-        raise CheckpointError(f"{directory.parent} is damaged: {'; '.join(found[:5])}.")
+    if differing := comparing(directory.parent, manifest, names)():
+        raise CheckpointError(f"{directory.parent} is damaged: {'; '.join(differing[:5])}.")
 
 
 def _point_at_files(config: Any, directory: Path) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -32,6 +33,7 @@ from nemo2.errors import CheckpointError
 from nemo2.files import parse_json, read_bounded, why_not_inside
 from nemo2.files import sha256 as _sha256
 
+_log = logging.getLogger(__name__)
 WEIGHTS_PATH = "weights"
 CONTEXT_PATH = "context"
 MANIFEST = "manifest.json"
@@ -60,7 +62,7 @@ class Manifest:
     part_of: Optional[str] = None
     """The checkpoint with the rest of the model, if this checkpoint holds only a part. None: it holds all of it."""
     part_of_digest: str = ""
-    """The digest of the weights there (`nemo2.checkpoint.digests`). "": unknown."""
+    """The digest of the weights there (`nemo2.checkpoint.paths.digest_of`). "": unknown."""
     run: str = ""
     """The id of the run that saved it, see `lineage`. "": a version without ids saved it."""
     lineage: list[str] = field(default_factory=list)
@@ -106,11 +108,19 @@ def temporary_name(target: Path, attempt: Optional[str] = None) -> Path:
     return target.with_name(f"{_TEMPORARY}{attempt or uuid.uuid4().hex[:8]}-{target.name}")
 
 
-def publish(temporary: Path, target: Path, manifest: Manifest, hashes: Optional[Mapping[str, str]] = None) -> None:
+def publish(
+    temporary: Path,
+    target: Path,
+    manifest: Manifest,
+    hashes: Optional[Mapping[str, str]] = None,
+    *,
+    overwrite: bool = False,
+) -> None:
     """Write the manifest, flush all files to disk and rename the folder: the checkpoint then exists. One process calls
-    it.
+    it. An existing checkpoint of the same run is replaced, and a folder that is no checkpoint is set aside.
 
     Args:
+        overwrite: Replace whatever has this name.
         hashes: The SHA-256 of files whose writers have computed it, by path inside the checkpoint. Other files are read
             and hashed.
 
@@ -120,17 +130,18 @@ def publish(temporary: Path, target: Path, manifest: Manifest, hashes: Optional[
     manifest.files = {
         str(path.relative_to(temporary)): path.stat().st_size for path in sorted(temporary.rglob("*")) if path.is_file()
     }
-    known = hashes or {}
-    manifest.hashes = {name: known.get(name) or sha256(temporary / name) for name in manifest.files}
+    computed = hashes or {}
+    manifest.hashes = {name: computed.get(name) or sha256(temporary / name) for name in manifest.files}
     manifest.saved_at = time.time()
     write_manifest(temporary, manifest)
-    if manifest.run and target.exists():
+    if target.exists() and not overwrite:
         _make_way(target, manifest.run)
     take_place(temporary, target)
 
 
 def _make_way(target: Path, run: str) -> None:
-    """Leave ``target`` to be replaced if it is a checkpoint of ``run``, and set a damaged one aside.
+    """Leave ``target`` to be replaced if it is a checkpoint of ``run``, and set anything else aside. "": no run is known, as
+    of a checkpoint that the user's own code saves.
 
     Raises:
         CheckpointError: it is a checkpoint of another run.
@@ -140,8 +151,8 @@ def _make_way(target: Path, run: str) -> None:
     except CheckpointError:
         existing = None
     if existing is None:
-        set_aside(target)
-    elif existing.run not in ("", run):
+        _log.warning("%s was no finished checkpoint. It was renamed to %s.", target, set_aside(target).name)
+    elif run and existing.run not in ("", run):
         raise CheckpointError(
             f"{target} is a checkpoint of run {existing.run}, but this run is {run}. It was not replaced. For this run, "
             f"{new_name()}, log.version or log.explicit_log_dir."
@@ -151,10 +162,8 @@ def _make_way(target: Path, run: str) -> None:
 def take_place(temporary: Path, target: Path) -> None:
     """Flush a folder to disk and rename it to ``target``. An existing folder of that name is deleted afterwards. One
     process calls it."""
-    for file in temporary.rglob("*"):
-        if file.is_file():
-            _fsync(file)
-    _fsync(temporary)
+    for path in (*temporary.rglob("*"), temporary):  # a folder too: it holds the names of its files
+        _fsync(path)
     if target.exists():
         # The same step is saved again, for example after a resume from an earlier step. The old checkpoint is renamed
         # and deleted afterwards. Between the two renames it still counts, see `finished`.
@@ -221,8 +230,8 @@ def read_manifest(checkpoint: Path) -> Optional[Manifest]:
         data = parse_json(persistently(lambda: read_bounded(path, at_most=_MOST_MANIFEST, follow=False)))
         if data.get("digest") and data["digest"] != _digest(data):
             raise ValueError("its contents have changed since it was written (the digest differs)")
-        known = {name: data[name] for name in Manifest.__dataclass_fields__ if name in data}
-        manifest = Manifest(**known)
+        values = {name: data[name] for name in Manifest.__dataclass_fields__ if name in data}
+        manifest = Manifest(**values)
         _check_entries(manifest)
         return manifest
     except (FileNotFoundError, NotADirectoryError):
@@ -311,23 +320,23 @@ def set_aside(checkpoint: Path) -> Path:
 
 def unusable(directory: Path) -> dict[Path, str]:
     """Entries of ``directory`` that look like a checkpoint but aren't finished, with the reason."""
-    found = {}
+    reasons = {}
     for path in _entries(directory):
         if path.name.startswith("."):
             if path.name.startswith(_DAMAGED):
-                found[path] = "was damaged and has been set aside"
+                reasons[path] = "was damaged and has been set aside"
             continue
         try:
             if read_manifest(path) is None and (path / WEIGHTS_PATH).is_dir():
-                found[path] = f"{MANIFEST} is missing"
+                reasons[path] = f"{MANIFEST} is missing"
         except CheckpointError:
-            found[path] = f"{MANIFEST} cannot be read"
-    return found
+            reasons[path] = f"{MANIFEST} cannot be read"
+    return reasons
 
 
 def finished(directory: Path) -> list[tuple[Path, Manifest]]:
     """The finished checkpoints directly in ``directory``, oldest step first, without damaged ones."""
-    found = []
+    checkpoints = []
     for path in _entries(directory):
         if path.name.startswith(".") and not _orphaned(path):
             continue
@@ -336,8 +345,8 @@ def finished(directory: Path) -> list[tuple[Path, Manifest]]:
         except CheckpointError:
             continue
         if manifest is not None:
-            found.append((path, manifest))
-    return sorted(found, key=lambda item: (item[1].step, item[1].saved_at))
+            checkpoints.append((path, manifest))
+    return sorted(checkpoints, key=lambda item: (item[1].step, item[1].saved_at))
 
 
 def without_last(path: Path) -> Path:

@@ -68,8 +68,8 @@ def nemo_adapters(checkpoint: Path) -> Optional[str]:
     file = checkpoint / "weights" / "adapter_metadata.json"
     if not file.is_file():
         return None
-    told = read_json(file)
-    base = told.get("model_ckpt_path") if isinstance(told, dict) else None
+    metadata = read_json(file)
+    base = metadata.get("model_ckpt_path") if isinstance(metadata, dict) else None
     over = f" over the weights of {base}" if isinstance(base, str) else ""
     return (
         f"it contains only the adapters of a PEFT fine-tuning{over}. nemo2 reads adapters of Hugging Face's peft and "

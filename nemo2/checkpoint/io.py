@@ -400,9 +400,9 @@ class MegatronCheckpointIO(CheckpointIO):
         differing = self._comparing.pop(checkpoint, None)
         if differing is None:
             return
-        found = [problem for part in ranks.gather(differing()) for problem in part]
-        if found:
-            raise DamagedCheckpointError(_damaged(checkpoint, found))
+        faults = [problem for part in ranks.gather(differing()) for problem in part]
+        if faults:
+            raise DamagedCheckpointError(_damaged(checkpoint, faults))
         self._verified.add(checkpoint)
 
     def _refuse_code(self, checkpoint: Path, loaded: Any) -> None:
@@ -428,8 +428,8 @@ class MegatronCheckpointIO(CheckpointIO):
             DamagedCheckpointError: on every rank, if one failed and some file differs from what was written.
             CheckpointError: on every rank, if one failed.
         """
-        told = ranks.gather(None if error is None else reason_of(error))
-        failed = [f"on rank {rank}, {words}" for rank, words in enumerate(told) if words is not None]
+        errors = ranks.gather(None if error is None else reason_of(error))
+        failed = [f"on rank {rank}, {words}" for rank, words in enumerate(errors) if words is not None]
         if failed:
             self._compare(checkpoint)
             raise CheckpointError(failed[0]) from error
@@ -462,13 +462,13 @@ class MegatronCheckpointIO(CheckpointIO):
         # From 0.19 on Megatron-Core stores it in a shard, and hashing a large shard takes long.
         if not (weights / COMMON).is_file() and not all(ranks.gather(intact(weights, COMMON_OBJECT))):
             self._compare(checkpoint)
-        found, failure = {}, None
+        common, failure = {}, None
         try:
-            found = persistently(dist_checkpointing.load_common_state_dict, str(weights))
+            common = persistently(dist_checkpointing.load_common_state_dict, str(weights))
         except (Exception, CheckpointException) as error:
             failure = error
         self._all_have_read(checkpoint, failure)
-        return found
+        return common
 
     def read_whole(self, checkpoint: Path, read: Callable[[Path], _Read]) -> tuple[Path, _Read]:
         """Return ``checkpoint`` and the result of ``read`` for it. Every rank must call it.
@@ -484,7 +484,7 @@ class MegatronCheckpointIO(CheckpointIO):
         while True:
             try:
                 self.check(checkpoint)
-                found = read(checkpoint)
+                result = read(checkpoint)
             except DamagedCheckpointError as error:
                 if not self.fall_back:
                     raise
@@ -502,7 +502,7 @@ class MegatronCheckpointIO(CheckpointIO):
                         checkpoint,
                         "; ".join(lost[:3]),
                     )
-                return checkpoint, found
+                return checkpoint, result
 
     def _load_strategy(self, weights: str) -> Any:
         from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
@@ -538,17 +538,17 @@ def shares(manifest: Manifest, world_size: int) -> list[list[str]]:
     A rank hashes the files that its predecessor wrote, because it probably reads the same files and shares the page
     cache. The other files are distributed in turn, largest first.
     """
-    found: list[list[str]] = [[] for _ in range(world_size)]
+    by_rank: list[list[str]] = [[] for _ in range(world_size)]
     others = []
     for name in filter(_holds_tensors, manifest.hashes):
         writer = _WRITER.match(name)
         if writer and int(writer[1]) < world_size:
-            found[int(writer[1])].append(name)
+            by_rank[int(writer[1])].append(name)
         else:
             others.append(name)
     for number, name in enumerate(sorted(others, key=lambda name: -manifest.files.get(name, 0))):
-        found[number % world_size].append(name)
-    return found
+        by_rank[number % world_size].append(name)
+    return by_rank
 
 
 def _holds_tensors(name: str) -> bool:
@@ -569,9 +569,9 @@ def _refuse_unreadable(checkpoint: Path, *, hashes: bool) -> None:
         weights = weights_dir(checkpoint)
         if manifest is not None:
             small = [name for name in manifest.hashes if not _holds_tensors(name) and is_loaded(name)]
-            found = problems(checkpoint) or (comparing(checkpoint, manifest, small)() if hashes else [])
+            faults = problems(checkpoint) or (comparing(checkpoint, manifest, small)() if hashes else [])
         elif (weights / "metadata.json").exists():
-            found = [why] if (why := weights_problem(weights)) else []
+            faults = [why] if (why := weights_problem(weights)) else []
         else:
             raise DamagedCheckpointError(
                 f"{checkpoint} contains no Megatron-Core checkpoint (no metadata.json in this folder or its weights "
@@ -581,8 +581,8 @@ def _refuse_unreadable(checkpoint: Path, *, hashes: bool) -> None:
         raise SecurityError(f"{checkpoint} was not loaded. {error}") from error
     except CheckpointError as error:
         raise DamagedCheckpointError(str(error)) from error
-    if found:
-        raise DamagedCheckpointError(_damaged(checkpoint, found))
+    if faults:
+        raise DamagedCheckpointError(_damaged(checkpoint, faults))
 
 
 def _record(temporary: Path, rank: int) -> Path:
@@ -632,8 +632,8 @@ def _damage_in(error: BaseException) -> Optional[DamagedCheckpointError]:
     return error if isinstance(error, DamagedCheckpointError) else None
 
 
-def _damaged(checkpoint: Path, found: list[str]) -> str:
-    return f"{checkpoint} is damaged: {listed(found, 5, separator='; ')}. Resume from another checkpoint."
+def _damaged(checkpoint: Path, faults: list[str]) -> str:
+    return f"{checkpoint} is damaged: {listed(faults, 5, separator='; ')}. Resume from another checkpoint."
 
 
 def _before(checkpoint: Path) -> Optional[Path]:

@@ -72,13 +72,13 @@ class DirectoryLock:
             raise CheckpointError(
                 f"{self.directory / LOCK_FILE} {error}, and no run has created it. Remove it."
             ) from error
-        began, told = time.monotonic(), False
+        began, reported = time.monotonic(), False
         while not self._try(descriptor):
             holder = _read(descriptor)
             waited, owner = time.monotonic() - began, _describe(holder)
             ours = here().launch is not None and holder.get(_LAUNCH) == here().launch
-            if ours and not told and waited >= self.wait_seconds:
-                told = True
+            if ours and not reported and waited >= self.wait_seconds:
+                reported = True
                 _log.warning(
                     "An earlier start of this run still holds %s: %s. Waiting for it to end.", self.directory, owner
                 )

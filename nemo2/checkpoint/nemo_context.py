@@ -78,12 +78,12 @@ def _ours(node: Any) -> type:
             f"context/{MODEL_FILE} names {target!r}, but nemo2 looks up only NeMo's language models ({_PREFIX}...)."
         )
     name = target.rpartition(".")[2]
-    found = getattr(models, name) if name in models.__all__ else None
-    if not isinstance(found, type):
+    cls = getattr(models, name) if name in models.__all__ else None
+    if not isinstance(cls, type):
         raise CheckpointError(
             f"The checkpoint is of NeMo's {name}, which nemo2 does not have{did_you_mean(name, models.__all__)}"
         )
-    return found
+    return cls
 
 
 def _arguments(node: dict[str, Any], config: type) -> dict[str, Any]:
@@ -94,9 +94,9 @@ def _arguments(node: dict[str, Any], config: type) -> dict[str, Any]:
     from nemo2.precision import DtypeConfig
 
     managed = {item.name for kind in (ParallelismConfig, DtypeConfig) for item in fields(kind)}
-    known = {item.name for item in fields(config)}  # pyright: ignore[reportArgumentType]  (config classes are dataclasses)
+    names = {item.name for item in fields(config)}  # pyright: ignore[reportArgumentType]  (config classes are dataclasses)
     return {
         name: value
         for name, value in node.items()
-        if name in known - managed and isinstance(value, _PLAIN) and value is not None
+        if name in names - managed and isinstance(value, _PLAIN) and value is not None
     }

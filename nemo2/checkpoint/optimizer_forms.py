@@ -147,7 +147,8 @@ def with_step_of_all(state: Any) -> Any:
     and the checkpoint stores the unsharded values of one rank only. (State for the same layout only is stored for each
     rank: its groups are a ``ShardedObject`` per rank, and stay unchanged.)
     """
-    counted = ranks.gather((_counts_by_group(state), step_of(state)))
+    # Each group of parameters counts updates (fused optimizers), or there is one count for all.
+    counted = ranks.gather((any("step" in group for group in _groups(state)), step_of(state)))
     by_group = any(whether for whether, _ in counted)
     # The value is compared without conversion, because torch counts in a tensor.
     step = max((one for _, one in counted if one is not None), key=int, default=None)
@@ -217,13 +218,13 @@ def into_pieces(pieces: Sequence[Piece], stored: Collection[str]) -> list[Piece]
     `set_steps` sets them.
     """
     copies = [prefix for form, prefix in _MAIN_PARAMETER.items() if form != "plain"]
-    found = []
+    requests = []
     for piece in pieces:
         if piece.key.startswith(_STEP) and piece.key not in stored:
             continue
         key = next((prefix + piece.key for prefix in copies if prefix + piece.key in stored), piece.key)
-        found.append(replace(piece, key=key))
-    return found
+        requests.append(replace(piece, key=key))
+    return requests
 
 
 def steps_done(optimizers: Iterable[Any]) -> Optional[int]:
@@ -311,23 +312,10 @@ def _groups(state: Any) -> list[dict[str, Any]]:
     return [group for one in inner if isinstance(one, dict) for group in one["param_groups"]]
 
 
-def _counts_by_group(state: Any) -> bool:
-    """Whether each group of parameters counts updates, as in fused optimizers. Otherwise there is one count for all."""
-    return any("step" in group for group in _groups(state))
-
-
 def _inner(part: dict[str, Any]) -> dict[str, Any]:
     return part.get("optimizer", part)
 
 
 def _chain(state: Any) -> list[dict[str, Any]]:
-    return list(_parts(state))
-
-
-def _parts(state: Any) -> Iterator[dict[str, Any]]:
     """The optimizers of a chain, which are stored under their numbers. An optimizer outside a chain: only itself."""
-    numbered = [key for key in state if isinstance(key, int)]
-    if numbered:
-        yield from (state[key] for key in sorted(numbered))
-    else:
-        yield state
+    return [state[key] for key in sorted(key for key in state if isinstance(key, int))] or [state]

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the folder of the weights that a user names: a path, or as in NeMo 2.0 ``hf://`` and ``nemo://``."""
+"""Finds the folder of the weights that a user names: a path, or as in NeMo 2.0 ``hf://`` and ``nemo://``;
+and the digests by which adapters recognize the weights that they were trained on."""
 
 import contextlib
+import hashlib
 from pathlib import Path
 from typing import Optional
 
@@ -11,11 +13,14 @@ from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.data.home import models_home
 from nemo2.data.hub import asking_hub
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.files import update_with_samples
 
 HUGGING_FACE = "hf://"
 """The prefix of a folder of released weights (``hf:///folder``) or of a repository (``hf://organisation/name``)."""
 IMPORTED = "nemo://"
 """The prefix of the name of an imported model."""
+OF_RELEASE = "release:"
+"""The prefix of digests of released weights, which have no manifest with hashes."""
 _DOWNLOADED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """The files to download: weights, configuration and tokenizer, but no pickles and no code."""
 
@@ -107,3 +112,26 @@ def checkpoints_of_runs(folder: Path) -> list[Path]:
 def checkpoint_folders(folder: Path) -> list[Path]:
     """The folders in which checkpoints of ``folder`` can be: itself, or the directory of a run or of several runs."""
     return [folder, folder / "checkpoints", *sorted(folder.glob("*/checkpoints"))]
+
+
+def digest_of(path: str) -> str:
+    """The digest of the weights at ``path``. "": unknown, because they aren't on this machine or have no manifest.
+
+    Of a checkpoint: SHA-256 over the hashes of its tensors' files in its manifest. Two imports of the same release have
+    the same digest. Of released weights: SHA-256 over the name, the size and blocks of each safetensors file
+    (`nemo2.files.update_with_samples`). Training changes nearly all bytes of a file, so these blocks are enough. Reading
+    everything would take minutes.
+    """
+    if not path.startswith(HUGGING_FACE):
+        manifest = read_manifest(checkpoint_at(path))
+        hashes = {} if manifest is None else manifest.hashes
+        files = sorted(f"{name}:{value};" for name, value in hashes.items() if name.endswith(".distcp"))
+        return hashlib.sha256("".join(files).encode()).hexdigest() if files else ""
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(folder_of(path, local_files_only=True).glob("*.safetensors")):
+            digest.update(f"{file.name}:{file.stat().st_size};".encode())
+            update_with_samples(digest, file)
+    except (CheckpointError, ConfigError, OSError):
+        return ""
+    return OF_RELEASE + digest.hexdigest()

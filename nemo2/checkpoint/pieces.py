@@ -108,16 +108,16 @@ def stored_pieces(
 def padded_to(pieces: Sequence[Piece], rows: int) -> list[Piece]:
     """The requests for reading ``pieces`` from a checkpoint whose padded tensors have ``rows`` rows. Further rows of
     the pieces become zero, as in Megatron-Core."""
-    found = []
+    requests = []
     for piece in pieces:
         if piece.padded and piece.global_shape[0] != rows:
             there = max(0, min(len(piece.tensor), rows - piece.offset[0]))
             piece.tensor[there:].zero_()
             shape = (rows, *piece.global_shape[1:])
-            found += [replace(piece, tensor=piece.tensor[:there], global_shape=shape)] if there else []
+            requests += [replace(piece, tensor=piece.tensor[:there], global_shape=shape)] if there else []
         else:
-            found.append(piece)
-    return found
+            requests.append(piece)
+    return requests
 
 
 def save_pieces(

@@ -7,13 +7,15 @@ pipeline-parallel ranks and are equal on data-parallel replicas, so the streams 
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+from nemo2 import ranks
 
 
 def random_state() -> ShardedObject:
@@ -38,6 +40,23 @@ def random_state() -> ShardedObject:
     )
 
 
+def random_states() -> dict[str, dict[str, Any]]:
+    """The streams of all positions in the layout, by position. For checkpoints in which one rank writes all plain data.
+    Every rank calls it."""
+    own: Any = random_state()
+    states = ranks.gather({} if own.replica_id else {own.unique_key: own.data})
+    return {position: state for part in states for position, state in part.items()}
+
+
+def own_random_state(states: dict[str, Any]) -> Optional[dict[str, Any]]:
+    """This rank's streams in the result of `random_states`, from a run with the same layout. None: they aren't there.
+    Older versions stored the streams of rank 0 only, which are those of every rank in a layout without model parallelism."""
+    own = random_state()
+    if "python" in states:
+        return states if own.global_shape == (1, 1) else None
+    return states.get(own.unique_key)
+
+
 def load_random_state(state: dict[str, Any]) -> None:
     """Set the streams to what `random_state` saved. The streams of a GPU have another form than those of a CPU: they restart from
     the seed where the run goes on on the other kind of device."""
@@ -60,10 +79,10 @@ def load_random_state(state: dict[str, Any]) -> None:
     tracker.set_states(current | {name: _like(value, current.get(name)) for name, value in state["megatron"].items()})
 
 
-def say_they_start_anew(checkpoint: Path) -> None:
-    """Report once that a run that resumes in another layout draws other random numbers."""
+def report_new_random_streams(checkpoint: Path) -> None:
+    """Report once that a run that resumes, as in another layout, draws other random numbers."""
     rank_zero_info(
-        f"The layout has changed since {checkpoint} was saved. Parameters, moments, schedule and the position in the "
+        f"{checkpoint} has no random streams for this layout. Parameters, moments, schedule and the position in the "
         "data are restored. Random streams restart from the seed, so dropout differs from here on."
     )
 

@@ -64,6 +64,10 @@ class Stored:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
 
 Agree = Callable[[Optional[Exception]], None]
 """Called on every rank after it has read, with its error if it failed. Raises if any rank failed."""
@@ -108,31 +112,31 @@ class DirectReader(FileSystemReader):
         return done
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        found = self._find(plan.items)
+        located = self._find(plan.items)
         with ThreadPoolExecutor(_THREADS) as pool:
-            _Reads(planner, pool).run(found)
-        rest = [item for item, stored in found if stored is None]
+            _Reads(planner, pool).run(located)
+        rest = [item for item, stored in located if stored is None]
         if rest:
             super().read_data(LoadPlan(rest), planner).wait()
 
     def _find(self, items: list[ReadItem]) -> list[tuple[ReadItem, Optional[Stored]]]:
         """The position of each item. None: torch must unpack it."""
-        found = []
+        located = []
         by_file: dict[str, list[ReadItem]] = {}
         for item in items:
             by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
         for name, wanted in by_file.items():
-            found += persistently(self._find_in, name, wanted)
-        return found
+            located += persistently(self._find_in, name, wanted)
+        return located
 
     def _find_in(self, name: str, wanted: list[ReadItem]) -> list[tuple[ReadItem, Optional[Stored]]]:
-        found = []
+        located = []
         with open(os.path.join(self.path, name), "rb") as file:
             for item in sorted(wanted, key=lambda one: self.storage_data[one.storage_index].offset):
                 info = self.storage_data[item.storage_index]
                 plain = item.type == LoadItemType.TENSOR and not getattr(info, "transform_descriptors", None)
-                found.append((item, locate(file, info.offset, info.length) if plain else None))
-        return found
+                located.append((item, locate(file, info.offset, info.length) if plain else None))
+        return located
 
 
 def tensors_metadata(
@@ -164,8 +168,8 @@ class _Reads:
         self.ahead: list[tuple[Pending[Tensor], ReadItem, Tensor]] = []
         self.bytes_ahead = 0
 
-    def run(self, found: list[tuple[ReadItem, Optional[Stored]]]) -> None:
-        for item, stored in found:
+    def run(self, located: list[tuple[ReadItem, Optional[Stored]]]) -> None:
+        for item, stored in located:
             if stored is not None:
                 self._start(item, stored)
         self._copy()
@@ -226,9 +230,9 @@ def intact(weights: Path, name: str) -> bool:
     """Whether the archive of the object ``name`` equals what was written, by its CRC-32, which detects every flipped
     bit. Costs nothing beside the hash of its file."""
     metadata = read_metadata(weights)
-    found = [info for index, info in metadata.storage_data.items() if index.fqn == name]
+    places = [info for index, info in metadata.storage_data.items() if index.fqn == name]
     try:
-        for info in found:
+        for info in places:
             with open(weights / info.relative_path, "rb") as file:
                 part: Any = _Part(file, info.offset, info.length)
                 with zipfile.ZipFile(part) as archive:
@@ -236,7 +240,7 @@ def intact(weights: Path, name: str) -> bool:
                         return False
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError):
         return False
-    return bool(found)
+    return bool(places)
 
 
 def locate(file: Any, offset: int, length: int) -> Optional[Stored]:
@@ -256,9 +260,8 @@ def locate(file: Any, offset: int, length: int) -> Optional[Stored]:
     if not isinstance(described, _Described):
         return None
     shape, dtype = described.shape, described.dtype
-    if described.stride != _row_by_row(shape) or data.file_size != math.prod(shape) * dtype.itemsize:
-        return None
-    return Stored(file=file.name, place=_place(file, offset, data), dtype=dtype, shape=shape)
+    stored = Stored(file=file.name, place=_place(file, offset, data), dtype=dtype, shape=shape)
+    return stored if described.stride == _row_by_row(shape) and data.file_size == stored.num_bytes else None
 
 
 def _place(file: Any, offset: int, entry: zipfile.ZipInfo) -> int:

@@ -115,12 +115,12 @@ def refuse_another_tokenizer(checkpoint: Path, tokenizer: Any) -> None:
     """
     manifest = read_manifest(checkpoint)
     trained = {} if manifest is None else manifest.settings.get("tokenizer_identity", {})
-    found = tokenizer_identity(tokenizer) if trained else {}
-    apart = [name for name in found if trained.get(name, found[name]) != found[name]]
+    identity = tokenizer_identity(tokenizer) if trained else {}
+    apart = [name for name in identity if trained.get(name, identity[name]) != identity[name]]
     if apart:
-        told = ", ".join(f"{name} {found[name]:.16} in place of {trained[name]:.16}" for name in apart)
+        differences = ", ".join(f"{name} {identity[name]:.16} in place of {trained[name]:.16}" for name in apart)
         raise CheckpointError(
-            f"{tokenizer!r} is not the tokenizer that the model of {checkpoint} was trained with ({told}), so its ids "
+            f"{tokenizer!r} is not the tokenizer that the model of {checkpoint} was trained with ({differences}), so its ids "
             "stand for other words. Restore the files that this name stood for in the Hugging Face cache. To avoid "
             "this problem, give the tokenizer as a folder, which travels with the checkpoint, or give a name with a "
             "revision."

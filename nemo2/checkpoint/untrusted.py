@@ -15,7 +15,7 @@ import os
 import pathlib
 import pickle
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -265,20 +265,21 @@ def _load_metadata(file: Any) -> Any:
                 f"{_METADATA} names the file {name!r}, which {why}, but nemo2 reads a checkpoint from its own folder "
                 "only."
             )
-    return _under_our_names(metadata)
+    return renamed(metadata, renamed_norms(getattr(metadata, "state_dict_metadata", None) or {}))
 
 
-def _under_our_names(metadata: Any) -> Any:
-    renamed = renamed_norms(getattr(metadata, "state_dict_metadata", None) or {})
-    if not renamed:
+def renamed(metadata: Any, names: Mapping[str, str]) -> Any:
+    """The metadata with other names of tensors, by their names in the files."""
+    if not names:
         return metadata
-    names = {renamed.get(name, name): entry for name, entry in metadata.state_dict_metadata.items()}
-    places = {
-        replace(index, fqn=renamed[index.fqn]) if index.fqn in renamed else index: info
-        for index, info in (metadata.storage_data or {}).items()
-    }
-    metadata.state_dict_metadata, metadata.storage_data = names, places
-    return metadata
+    return replace(
+        metadata,
+        state_dict_metadata={names.get(name, name): entry for name, entry in metadata.state_dict_metadata.items()},
+        storage_data={
+            replace(index, fqn=names.get(index.fqn, index.fqn)): info
+            for index, info in (metadata.storage_data or {}).items()
+        },
+    )
 
 
 def _what_is_named(error: BaseException) -> str:

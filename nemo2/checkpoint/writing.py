@@ -15,7 +15,7 @@ import functools
 import inspect
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
@@ -51,7 +51,6 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.report: Optional[Report] = None
-        self._transforms: list[Any] = []
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -59,7 +58,7 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
 
     def copy_state(self, request: Any) -> list[tuple[Image, str]]:
         """Copy the state that Megatron-Core's ``request``, planned by this strategy, writes. Returns this rank's files
-        in memory with their paths, for `BackgroundWrite`.
+        in memory with their paths, for `BackgroundWrite`. On a GPU one tensor at a time is copied to the host's memory.
 
         A lack of memory is reported through `Report`, not raised, because the other ranks wait for this rank's outcome.
         """
@@ -71,7 +70,53 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
                 request.async_fn(*arguments)
             return []
         get_backend().synchronize()  # each copying thread has its own stream
-        return self.report.put_together(self._transforms, request.async_fn_args[1])
+        buckets, images = request.async_fn_args[1], list[Image]()
+
+        def take_images() -> Iterator[Image]:
+            for _ in buckets:
+                images.append(Image.take())
+                yield images[-1]
+
+        def fill(bucket: Any, image: Image) -> tuple[list[Any], str]:
+            with image.filling() as stream:
+                return self._items(stream, bucket), ""
+
+        if not self.report.run(fill, buckets, take_images()):
+            for image in images:
+                image.give_back(keep=0)
+            return []
+        return [(image, path) for image, (path, _, _) in zip(images, buckets, strict=True)]
+
+    def write_files(self, rank: int, buckets: list[Any], report: "Report") -> None:
+        """Write the files of this rank to the disk. Never raises.
+
+        Args:
+            rank: Not used, but part of Megatron-Core's signature.
+            buckets: Megatron-Core's ``(path, name, (bytes, tensors))`` for each file.
+            report: Receives the outcome.
+        """
+        del rank
+        paths = [path for path, _, _ in buckets]
+        report.run(
+            functools.partial(persistently, self._write), buckets, describe=lambda words: with_reason(words, paths)
+        )
+
+    def _write(self, bucket: Any) -> tuple[list[Any], str]:
+        """Write one file to the disk. Returns Megatron-Core's record of it, and its SHA-256."""
+        with open(bucket[0], "wb") as stream:
+            items = self._items(stream, bucket)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return items, sha256(bucket[0])
+
+    def _items(self, stream: Any, bucket: Any) -> list[Any]:
+        """The contents of a file in the order of Megatron-Core's own writer, each with its position."""
+        _, name, (plain, tensors) = bucket
+        # One tensor at a time, so that the host's memory never holds a GPU's whole state twice.
+        here = ((item, tensor.to("cpu")) for item, tensor in tensors)
+        write_item = functools.partial(filesystem_async._write_item, *self._transforms, stream)
+        with without_crc():
+            return [write_item(value, item, name, **_FORMAT) for item, value in chain(plain, here)]
 
     def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any, *rest: Any) -> Any:
         request = super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret, *rest)
@@ -81,8 +126,7 @@ class WatchedSaveStrategy(TorchDistSaveShardedStrategy):
         self.report = writer.results_queue = Report()
         self._transforms = [writer.transforms] if hasattr(writer, "transforms") else []
         rank, buckets, _ = request.async_fn_args
-        function = functools.partial(write_files, self._transforms)
-        return request._replace(async_fn=function, async_fn_args=[rank, buckets, self.report])
+        return request._replace(async_fn=self.write_files, async_fn_args=[rank, buckets, self.report])
 
 
 class Report:
@@ -92,57 +136,32 @@ class Report:
         self.hashes: dict[str, str] = {}
         self._results: Any = RuntimeError("the files of this rank were not written")
 
-    def put(self, results: Any, hashes: dict[str, str]) -> None:
-        self._results, self.hashes = results, hashes
-
     def get_nowait(self) -> Any:
         return self._results
 
-    def put_together(self, transforms: list[Any], buckets: list[Any]) -> list[tuple[Image, str]]:
-        """The files of Megatron-Core's buckets in memory, with their paths. `get_nowait` then reports their contents.
-        On a GPU one tensor at a time is copied to the host's memory."""
-        images: list[Image] = []
+    def run(
+        self,
+        write: Callable[..., tuple[list[Any], str]],
+        buckets: list[Any],
+        *targets: Iterable[Any],
+        describe: Callable[[str], str] = str,
+    ) -> bool:
+        """Call ``write`` for each of Megatron-Core's buckets in a thread of its own, and keep the records and the
+        SHA-256 that it returns. Returns whether all succeeded. Never raises, because the other ranks wait for the outcome.
 
-        def fill(image: Image, bucket: Any) -> list[Any]:
-            with image.filling() as stream:
-                return _items(transforms, stream, bucket)
-
+        Args:
+            targets: Further arguments of ``write`` for each bucket.
+            describe: Completes the words of an error.
+        """
         try:
-            images.extend(Image.take() for _ in buckets)
             with ThreadPoolExecutor(max_workers=max(1, len(buckets))) as pool:
-                self.put(dict(enumerate(pool.map(fill, images, buckets))), {})
+                written = list(pool.map(write, buckets, *targets))
         except BaseException as error:
-            for image in images:
-                image.give_back(keep=0)
-            self.put(RuntimeError(" ".join(str(error).split()) or repr(error)), {})
-            return []
-        return [(image, path) for image, (path, _, _) in zip(images, buckets, strict=True)]
-
-
-def write_files(transforms: list[Any], rank: int, buckets: list[Any], report: Report) -> None:
-    """Write Megatron-Core's buckets, each in a thread, and report the outcome. Never raises, because the other ranks
-    wait for the outcome.
-
-    Args:
-        transforms: Megatron-Core's transforms for each write.
-        rank: Not used, but part of Megatron-Core's signature.
-        buckets: ``(path, name, (bytes, tensors))`` for each file.
-        report: Receives ``{index: results}`` or an exception, and the hashes.
-    """
-    del rank
-
-    def write(bucket: Any) -> tuple[list[Any], str]:
-        return _write(transforms, bucket), sha256(bucket[0])
-
-    try:
-        with ThreadPoolExecutor(max_workers=max(1, len(buckets))) as pool:
-            written = list(pool.map(functools.partial(persistently, write), buckets))
-    except BaseException as error:
-        words = " ".join(str(error).split()) or repr(error)
-        report.put(RuntimeError(with_reason(words, [path for path, _, _ in buckets])), {})
-        return
-    hashes = {name: digest for (_, name, _), (_, digest) in zip(buckets, written, strict=True)}
-    report.put({index: results for index, (results, _) in enumerate(written)}, hashes)
+            self._results = RuntimeError(describe(" ".join(str(error).split()) or repr(error)))
+            return False
+        self._results = {index: items for index, (items, _) in enumerate(written)}
+        self.hashes = {name: digest for (_, name, _), (_, digest) in zip(buckets, written, strict=True)}
+        return True
 
 
 @contextmanager
@@ -167,11 +186,11 @@ def planning() -> Iterator[None]:
 
 class _Planner(torch_strategies.MCoreSavePlanner):
     def resolve_data(self, write_item: Any) -> Any:
-        found = super().resolve_data(write_item)
-        return alone(found) if isinstance(found, torch.Tensor) else found
+        data = super().resolve_data(write_item)
+        return in_own_storage(data) if isinstance(data, torch.Tensor) else data
 
 
-def alone(tensor: torch.Tensor) -> torch.Tensor:
+def in_own_storage(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor with a storage of its exact size, which can be written without its surroundings. A
     tensor with gaps, or on a GPU, is returned unchanged."""
     tensor = tensor.detach()
@@ -181,25 +200,6 @@ def alone(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     octets = torch.from_numpy(tensor.reshape(-1).view(torch.uint8).numpy())
     return octets.view(tensor.dtype).view(tensor.shape)
-
-
-def _write(transforms: list[Any], bucket: Any) -> list[Any]:
-    """Write one file to the disk, and return Megatron-Core's record of it."""
-    with open(bucket[0], "wb") as stream:
-        written = _items(transforms, stream, bucket)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return written
-
-
-def _items(transforms: list[Any], stream: Any, bucket: Any) -> list[Any]:
-    """The contents of a file in the order of Megatron-Core's own writer, each with its position."""
-    _, name, (plain, tensors) = bucket
-    # One tensor at a time, so that the host's memory never holds a GPU's whole state twice.
-    here = ((item, tensor.to("cpu")) for item, tensor in tensors)
-    write_item: Any = filesystem_async._write_item
-    with without_crc():
-        return [write_item(*transforms, stream, value, item, name, **_FORMAT) for item, value in chain(plain, here)]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def is_checkpoint(source: str) -> bool:
     path = Path(source).expanduser()
     if not path.is_dir() or latest(path) is not None or source in recipes.names():
         return False
-    from nemo2.checkpoint.identify import kind_at
+    from nemo2.hugging_face.identify import kind_at
 
     try:
         kind_at(path)
@@ -31,7 +31,7 @@ def is_checkpoint(source: str) -> bool:
 def identified(path: str, *, verify: bool) -> Result:
     """What the checkpoint of nemo2, NeMo 2.0, Megatron-LM or Hugging Face at ``path`` is. Exit code 2: it isn't
     complete."""
-    from nemo2.checkpoint.identify import identify
+    from nemo2.hugging_face.identify import identify
 
     checkpoint = identify(checkpoint_called(path), verify=verify)
     data = dataclasses.asdict(checkpoint) | {"path": str(checkpoint.path)}

@@ -20,8 +20,6 @@ from megatron.core.transformer.enums import AttnBackend
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import nemo_adapters, refuse_links
-from nemo2.checkpoint.identify import kind_at
-from nemo2.checkpoint.nemo_tree import Call, Named, read_io_json, read_model_yaml
 from nemo2.config import Config, Partial
 from nemo2.config.aliases import aliases_of, gone, parameter_names
 from nemo2.config.policy import NAMES_THAT_ARE_IMPORTED, SWITCHES_THAT_RUN_CODE, RecipePolicy
@@ -29,6 +27,8 @@ from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.files import why_not_inside
 from nemo2.from_nemo.names import find
+from nemo2.from_nemo.nemo_tree import Call, Named, read_io_json, read_model_yaml
+from nemo2.hugging_face.identify import kind_at
 from nemo2.llm.api import finetune, pretrain
 from nemo2.names import did_you_mean
 from nemo2.parallel.layout import ParallelismConfig

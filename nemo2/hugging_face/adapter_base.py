@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import fiddle as fdl
-from torch import Tensor
 
 from nemo2.advice import advice
 from nemo2.checkpoint.paths import HUGGING_FACE
@@ -15,7 +14,7 @@ from nemo2.errors import CheckpointError
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.tensor_source import TensorSource
-from nemo2.models.conversion.table import Conversion, Entry
+from nemo2.models.conversion.table import Conversion
 from nemo2.names import listed
 
 _T = TypeVar("_T")
@@ -39,14 +38,6 @@ class Base:
     def conversion(self) -> Conversion:
         return self.weights.conversion
 
-    def values(self, entry: Entry) -> Tensor:
-        """The whole tensor of an entry."""
-        return self.weights.values(entry)
-
-    def lengths(self, entry: Entry) -> Tensor:
-        """The norm of each row of a weight, in fp32."""
-        return self.values(entry).float().norm(dim=1)
-
 
 def named_base(settings: Mapping[str, Any], folder: Path) -> str:
     name = settings.get("base_model_name_or_path")
@@ -66,19 +57,19 @@ def open_base(path: str) -> Base:
     return Base(checkpoint.source, model, checkpoint.tokenizer(), checkpoint.tensors(model.config))
 
 
-def named_as_in_table(given: Mapping[str, _T], conversion: Conversion, known: Collection[str]) -> dict[str, _T]:
-    """``given``, keyed by names in a file, with the names of the family's table as keys.
+def named_as_in_table(by_name: Mapping[str, _T], conversion: Conversion, names: Collection[str]) -> dict[str, _T]:
+    """``by_name``, keyed by names in a file, with the names of the family's table as keys.
 
     Raises:
-        CheckpointError: some names aren't in ``known``.
+        CheckpointError: some names aren't in ``names``.
     """
     for prefix in conversion.prefixes:
-        named = {conversion.name_in_table(name, prefix): one for name, one in given.items()}
-        if named.keys() & known:
+        named = {conversion.name_in_table(name, prefix): one for name, one in by_name.items()}
+        if named.keys() & names:
             break
     else:
-        named = dict(given)
-    if strange := sorted(name.rstrip(".") for name in named.keys() - set(known)):
+        named = dict(by_name)
+    if strange := sorted(name.rstrip(".") for name in named.keys() - set(names)):
         raise CheckpointError(
             f"The adapter changes {listed(strange, 5)}, which the "
             f"base, a {conversion.architectures[0]}, does not have. Use the base that it was trained on "

@@ -95,10 +95,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
         SecurityError: the file leads out of the folder.
     """
     settings = read_object(folder, ADAPTER_CONFIG)
-    known = _READ | _SAID_BY_THE_TENSORS | _OF_NO_CONSEQUENCE
+    fields = _READ | _SAID_BY_THE_TENSORS | _OF_NO_CONSEQUENCE
     for name, value in settings.items():
         taken = _TAKEN.get(name)
-        if name not in known and (value not in taken if taken else value):
+        if name not in fields and (value not in taken if taken else value):
             allowed = " or ".join(map(repr, taken)) if taken else "left unset"
             raise ConfigError(
                 f"{folder / ADAPTER_CONFIG}: nemo2's LoRA and DoRA do not support {name}={value!r}; it must be "
@@ -132,7 +132,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> dict[str, Adapter]:
-    found: dict[str, dict[str, Tensor]] = {}
+    modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
         if match is None:
@@ -141,11 +141,11 @@ def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folde
                 "modules_to_save, and nemo2's adapters support nothing else. Merge the adapter in peft, and import "
                 "the model."
             )
-        found.setdefault(match["module"], {})[match["kind"]] = tensor
-    if not found:
+        modules.setdefault(match["module"], {})[match["kind"]] = tensor
+    if not modules:
         raise CheckpointError(f"{folder / ADAPTER_WEIGHTS} contains no LoRA factors.")
     wanted = {"lora_A", "lora_B"} | ({"lora_magnitude_vector"} if settings.get("use_dora") else set())
-    for module, parts in found.items():
+    for module, parts in modules.items():
         if parts.keys() != wanted:
             off = ", ".join(sorted(parts.keys() ^ wanted))
             dora = settings.get("use_dora", False)
@@ -153,7 +153,7 @@ def _by_module(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], folde
                 f"{folder / ADAPTER_WEIGHTS}: {module} {'lacks' if wanted - parts.keys() else 'has'} {off}, and "
                 f"{ADAPTER_CONFIG} says use_dora={dora}: the files don't belong together."
             )
-    return {module: _adapter(module, parts, settings, folder) for module, parts in found.items()}
+    return {module: _adapter(module, parts, settings, folder) for module, parts in modules.items()}
 
 
 def _adapter(module: str, parts: Mapping[str, Tensor], settings: Mapping[str, Any], folder: Path) -> Adapter:

@@ -25,7 +25,7 @@ from nemo2.advice import advice
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_base import Base, named_as_in_table, named_base, open_base
 from nemo2.hugging_face.adapter_files import Adapter, read_adapters, read_settings
-from nemo2.hugging_face.adapter_full import FullModules
+from nemo2.hugging_face.adapter_full import full_modules
 from nemo2.hugging_face.adapter_rows import (
     Rows,
     each_once,
@@ -84,13 +84,21 @@ def import_adapter(
     base = open_base(base_model or named_base(settings, folder))
     adapters, whole = read_adapters(folder, settings)
     entries = list(base.conversion.entries(base.config, vocab_rows=base.config.vocab_size or 1))
-    made = _translated(adapters, base, entries, folder, dora=bool(settings.get("use_dora")))
-    full = FullModules(base, entries, whole, tied=bool(settings.get("ensure_weight_tying")), folder=folder)
-    method = made.method(dropout=settings.get("lora_dropout") or 0.0, config=base.config, modules_to_save=full.names)
+    translated = _translated(adapters, base, entries, folder, dora=bool(settings.get("use_dora")))
+    full, modules_to_save = full_modules(
+        base, entries, whole, tied=bool(settings.get("ensure_weight_tying")), folder=folder
+    )
+    method = translated.kind(
+        target_modules=_targets(translated.rows, base.config, apart=issubclass(translated.kind, CanonicalLoRA)),
+        dim=translated.rank,
+        alpha=translated.scale * translated.rank,
+        dropout=settings.get("lora_dropout") or 0.0,
+        modules_to_save=modules_to_save,
+    )
     method.refuse_unknown_targets(linear_layers(base.config))
     base.model.model_transform = method
     return write_checkpoint(
-        _AdapterTensors(folder, base.conversion, base.config, made.tensors(method), full.tensors),
+        _AdapterTensors(folder, base.conversion, base.config, translated.tensors(method), full),
         target,
         tokenizer=base.tokenizer,
         dtype=dtype,
@@ -112,7 +120,7 @@ class _Target(NamedTuple):
 
 
 @dataclass
-class _Made:
+class _Translated:
     """nemo2's adapters, and the released adapters that they consist of."""
 
     kind: type[LoRA]
@@ -133,45 +141,36 @@ class _Made:
     def rank(self) -> int:
         return max(sum(self.adapters[name].first.shape[0] for name in self.of(target)) for target in self.rows)
 
-    def method(self, *, dropout: float, config: Any, modules_to_save: list[str]) -> LoRA:
-        return self.kind(
-            target_modules=_targets(self.rows, config, apart=issubclass(self.kind, CanonicalLoRA)),
-            dim=self.rank,
-            alpha=self.scale * self.rank,
-            dropout=dropout,
-            modules_to_save=modules_to_save,
-        )
-
     def tensors(self, method: LoRA) -> dict[str, Tensor]:
         """The adapters' tensors by the keys of nemo2's checkpoints."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for target, sections in self.rows.items():
             key = f"{target.module}.adapter.{target.part}{'.' if target.part else ''}"
             chosen = [self.adapters[name] for name in self.of(target)]
             first = torch.cat([one.first for one in chosen])
-            found[f"{key}linear_in.weight"] = torch.nn.functional.pad(first, (0, 0, 0, method.dim - len(first)))
+            tensors[f"{key}linear_in.weight"] = torch.nn.functional.pad(first, (0, 0, 0, method.dim - len(first)))
             for rows in sections:
-                found[f"{key}linear_out.weight{rows.section}"] = self._second(rows, self.of(target), method.dim)
+                tensors[f"{key}linear_out.weight{rows.section}"] = self._second(rows, self.of(target), method.dim)
                 if (lengths := self.lengths.get((target, rows.section))) is not None:
-                    found[f"{key}magnitude.weight{rows.section}"] = lengths
-        return found
+                    tensors[f"{key}magnitude.weight{rows.section}"] = lengths
+        return tensors
 
     def _second(self, rows: Rows, names: list[str], rank: int) -> Tensor:
         dtype = self.adapters[names[0]].second.dtype
-        made = torch.zeros(len(rows.row), rank, dtype=dtype)
+        factor = torch.zeros(len(rows.row), rank, dtype=dtype)
         column = 0
         for name in names:
             one = self.adapters[name]
             mine = rows.of(name)
             columns = slice(column, column := column + one.first.shape[0])
             values = one.second[rows.row[mine]]
-            made[mine, columns] = values if one.scale == self.scale else (values * (one.scale / self.scale)).to(dtype)
-        return made
+            factor[mine, columns] = values if one.scale == self.scale else (values * (one.scale / self.scale)).to(dtype)
+        return factor
 
 
 def _translated(
     adapters: Mapping[str, Adapter], base: Base, entries: Sequence[Entry], folder: Path, *, dora: bool
-) -> _Made:
+) -> _Translated:
     named = _named_as_in_table(adapters, base.conversion, entries)
     _refuse_other_sizes(named, entries, folder)
     modules: dict[str, list[Rows]] = {}
@@ -196,23 +195,25 @@ def _translated(
             "adapter, but in nemo2 all experts of a layer have one, or none. Merge the adapter in peft, and import "
             "the model."
         )
-    made = _Made(kind, dict(_cut(modules, named, base.config, apart=apart)), named)
+    translated = _Translated(kind, dict(_cut(modules, named, base.config, apart=apart)), named)
     if dora:
-        made.lengths = {
-            (target, rows.section): _lengths(rows, named, base) for target, found in made.rows.items() for rows in found
+        translated.lengths = {
+            (target, rows.section): _lengths(rows, named, base)
+            for target, sections in translated.rows.items()
+            for rows in sections
         }
-    return made
+    return translated
 
 
 def _named_as_in_table(
     adapters: Mapping[str, Adapter], conversion: Conversion, entries: Iterable[Entry]
 ) -> dict[str, Adapter]:
     """The adapters, keyed by the released modules' names in the family's table."""
-    known = {_name(piece) for entry in entries for piece in entry.pieces}
-    found = named_as_in_table(
-        {f"{name}.": one for name, one in adapters.items()}, conversion, {f"{name}." for name in known}
+    names = {_name(piece) for entry in entries for piece in entry.pieces}
+    by_name = named_as_in_table(
+        {f"{name}.": one for name, one in adapters.items()}, conversion, {f"{name}." for name in names}
     )
-    return {name.rstrip("."): one for name, one in found.items()}
+    return {name.rstrip("."): one for name, one in by_name.items()}
 
 
 def _refuse_other_sizes(adapters: Mapping[str, Adapter], entries: Iterable[Entry], folder: Path) -> None:
@@ -248,22 +249,26 @@ def _cut(
 
 def _lengths(rows: Rows, adapters: Mapping[str, Adapter], base: Base) -> Tensor:
     """DoRA's trained magnitudes. For rows without an adapter: the norms of the base model's rows."""
-    given = {name: adapters[name].lengths for name in rows.distinct_modules if name in adapters}
-    dtype = next(one.dtype for one in given.values() if one is not None)
-    whole = len(given) == len(rows.distinct_modules)
-    found = torch.empty(len(rows.row), dtype=dtype) if whole else base.lengths(rows.entry).to(dtype)
-    for name, lengths in given.items():
+    trained = {name: adapters[name].lengths for name in rows.distinct_modules if name in adapters}
+    dtype = next(one.dtype for one in trained.values() if one is not None)
+    whole = len(trained) == len(rows.distinct_modules)
+    magnitudes = (
+        torch.empty(len(rows.row), dtype=dtype)
+        if whole
+        else base.weights.values(rows.entry).float().norm(dim=1).to(dtype)
+    )
+    for name, lengths in trained.items():
         if lengths is not None:
-            found[rows.of(name)] = lengths[rows.row[rows.of(name)]]
-    return found
+            magnitudes[rows.of(name)] = lengths[rows.row[rows.of(name)]]
+    return magnitudes
 
 
 def _targets(rows: Iterable[_Target], config: Any, *, apart: bool) -> list[str]:
     """The names for ``target_modules``, short if all layers of that name are included."""
     layers = [(_linear_name(target.module), target.part) for target in rows]
     lasts = (name.rpartition(".")[2] for name in linear_layers(config) or {})
-    known = (part for last in lasts for part in (PARTS.get(last, (last,)) if apart else (last,)))
-    return short_names((f"{name.rpartition('.')[0]}.{part}" if part else name for name, part in layers), known)
+    names = (part for last in lasts for part in (PARTS.get(last, (last,)) if apart else (last,)))
+    return short_names((f"{name.rpartition('.')[0]}.{part}" if part else name for name, part in layers), names)
 
 
 def _name(piece: Piece) -> str:
@@ -290,12 +295,12 @@ class _AdapterTensors:
 
     @cached_property
     def _by_entry(self) -> dict[Entry, Tensor]:
-        found = {}
+        by_entry = {}
         for name, tensor in self.tensors.items():
             key, at = stored_module(name)
             experts = (self.config.num_moe_experts,) if at else ()
-            found[Entry(key=key, shape=(*experts, *tensor.shape), at=at, pieces=())] = tensor
-        return found | dict(self.full)
+            by_entry[Entry(key=key, shape=(*experts, *tensor.shape), at=at, pieces=())] = tensor
+        return by_entry | dict(self.full)
 
     def dtype_of(self, entry: Entry) -> torch.dtype:
         return self.values(entry).dtype

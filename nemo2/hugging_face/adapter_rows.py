@@ -39,8 +39,8 @@ class Rows:
     @property
     def distinct_modules(self) -> list[str]:
         """The released modules to which these rows belong, each once."""
-        found = dict.fromkeys(self.modules[index] for index in self.piece.unique().tolist())
-        return [name for name in found if name is not None]
+        modules = dict.fromkeys(self.modules[index] for index in self.piece.unique().tolist())
+        return [name for name in modules if name is not None]
 
     def of(self, module: str) -> Tensor:
         """For each row, whether it belongs to this released module."""
@@ -106,12 +106,12 @@ def each_once(sections: Iterable[Rows]) -> list[str]:
     return list(dict.fromkeys(name for rows in sections for name in rows.distinct_modules))
 
 
-def short_names(modules: Iterable[str], known: Iterable[str]) -> list[str]:
+def short_names(modules: Iterable[str], all_names: Iterable[str]) -> list[str]:
     """The names for ``target_modules`` or ``modules_to_save``: the last part of a name, if ``modules`` has all layers of
-    that name. ``known``: the last part of the name of each layer of the model."""
+    that name. ``all_names``: the last part of the name of each layer of the model."""
     modules = list(dict.fromkeys(modules))
-    there, found = Counter(known), Counter(name.rpartition(".")[2] for name in modules)
-    short = {last for last, count in found.items() if there[last] == count}
+    all_counts, counts = Counter(all_names), Counter(name.rpartition(".")[2] for name in modules)
+    short = {last for last, count in counts.items() if all_counts[last] == count}
     return sorted(short) + sorted(name for name in modules if name.rpartition(".")[2] not in short)
 
 

@@ -9,7 +9,6 @@ takes several of them (Phi-3's ``qkv_proj``), its rank is their sum: ``[B_q 0; 0
 full are written as in the release, and are named in ``modules_to_save``.
 """
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from nemo2.hugging_face.adapter_rows import (
 )
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import new_folder, refuse_existing
+from nemo2.hugging_face.safetensors_files import write_json
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.pieces import Piece
@@ -87,8 +87,8 @@ def export_adapter(
     stored = StoredTensors(weights_dir(source.path))
     entries = list(conversion_of(model.config).entries(model.config, vocab_rows=model.config.vocab_size or 1))
     whole = _whole(stored, entries)
-    found = _collected(stored, besides={stored_apart(entry)[0] for entry in entries})
-    modules = _released(found, model.config, entries)
+    adapters = _collected(stored, besides={stored_apart(entry)[0] for entry in entries})
+    modules = _released(adapters, model.config, entries)
     tensors = {f"base_model.model.{name}": tensor for name, tensor in whole.items()} | dict(_tensors(modules))
     tensors = {name: (tensor if dtype is None else tensor.to(dtype)) for name, tensor in tensors.items()}
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -145,32 +145,32 @@ class _Released:
 
 def _whole(stored: StoredTensors, entries: Sequence[Entry]) -> dict[str, Tensor]:
     """The modules trained in full, as released tensors."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     shapes = released_shapes(entries)
     for entry in entries:
         if stored.find(entry) is None:
             continue
-        values, row = stored.part(entry, 0, entry.own_shape[0]), 0
+        values, row = stored.values(entry), 0
         for piece in entry.pieces:
             mine, row = values[row : row + piece.rows], row + piece.rows
             if piece.name is None:  # rows that only pad the vocabulary
                 continue
-            if piece.name not in found:
-                found[piece.name] = torch.full(shapes[piece.name], math.nan, dtype=values.dtype)
-            released = found[piece.name] if piece.at is None else found[piece.name][piece.at]
+            if piece.name not in tensors:
+                tensors[piece.name] = torch.full(shapes[piece.name], math.nan, dtype=values.dtype)
+            released = tensors[piece.name] if piece.at is None else tensors[piece.name][piece.at]
             (released.T if piece.transposed else released)[piece.start : piece.stop : piece.step] = mine
-    if some := sorted(name for name, tensor in found.items() if bool(tensor.isnan().any())):
+    if some := sorted(name for name, tensor in tensors.items() if bool(tensor.isnan().any())):
         raise ConfigError(
             f"{some[0]} is one tensor in the release, but peft.modules_to_save trains only a part of it, and peft "
             "saves all of a tensor or nothing. Name the modules of all its parts, or merge (llm.peft.merge_lora) and "
             "export the model."
         )
-    return found
+    return tensors
 
 
 def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, dict[str, _AdapterPart]]:
     """The adapters by module and part ("": the whole layer). ``besides``: keys that belong to the model itself."""
-    found: dict[str, dict[str, _AdapterPart]] = {}
+    adapters: dict[str, dict[str, _AdapterPart]] = {}
     for key, about in stored.tensors.items():
         if key in besides:
             continue
@@ -179,23 +179,23 @@ def _collected(stored: StoredTensors, *, besides: Collection[str]) -> dict[str, 
         part, _, name = match["rest"].rpartition(".")
         for module, at in of_each_expert(match["module"], about.size[0]):
             entry = Entry(key=key, shape=tuple(about.size), at=at, pieces=())
-            part_tensors = found.setdefault(module, {}).setdefault(part, {})
-            part_tensors[name + (match["section"] or "")] = stored.part(entry, 0, entry.own_shape[0])
-    return found
+            part_tensors = adapters.setdefault(module, {}).setdefault(part, {})
+            part_tensors[name + (match["section"] or "")] = stored.values(entry)
+    return adapters
 
 
 def _released(
-    found: Mapping[str, Mapping[str, _AdapterPart]], config: Any, entries: Sequence[Entry]
+    adapters: Mapping[str, Mapping[str, _AdapterPart]], config: Any, entries: Sequence[Entry]
 ) -> dict[str, _Released]:
     modules: dict[str, _Released] = {}
     shapes = released_shapes(entries)
     met = set()
     for entry in entries:
         module, _ = module_of(entry)
-        if module in found:
+        if module in adapters:
             met.add(module)
-            _distribute(rows_of(entry), found[module], modules, shapes, config)
-    if left := found.keys() - met:
+            _distribute(rows_of(entry), adapters[module], modules, shapes, config)
+    if left := adapters.keys() - met:
         names = ", ".join(sorted(left)[:5])
         raise ConfigError(
             f"{type(config).__name__}: adapters of {names} do not belong to any tensor of its Hugging Face model."
@@ -258,7 +258,7 @@ def _write_files(folder: Path, tensors: Mapping[str, Tensor], described: Mapping
     from safetensors.torch import save_file
 
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / ADAPTER_WEIGHTS)
-    (folder / ADAPTER_CONFIG).write_text(json.dumps(described, indent=2) + "\n")
+    write_json(folder / ADAPTER_CONFIG, described)
 
 
 def _adapter_config(modules: Mapping[str, _Released], method: LoRA, base_model: str) -> dict[str, Any]:

@@ -15,19 +15,18 @@ import fiddle as fdl
 
 from nemo2.advice import advice
 from nemo2.checkpoint.context import describes, load_context
-from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, read_manifest
 from nemo2.checkpoint.foreign_files import nemo_adapters
-from nemo2.checkpoint.identify import Kind, identify, kind_at
 from nemo2.checkpoint.nemo_context import load_nemo_model
-from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, folder_of
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, digest_of, folder_of
 from nemo2.checkpoint.tokenizers import read_tokenizer
 from nemo2.config import Config
 from nemo2.config.requested import explicit_fields
 from nemo2.config.tree import as_config
 from nemo2.errors import CheckpointError, ConfigError
+from nemo2.hugging_face.identify import Kind, identify, kind_at
 from nemo2.hugging_face.released import open_released
-from nemo2.hugging_face.stored import open_stored
+from nemo2.hugging_face.stored import StoredWeights
 from nemo2.hugging_face.tensor_source import TensorSource
 from nemo2.names import listed
 
@@ -87,7 +86,7 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the weights (`nemo2.checkpoint.digests`). "": unknown."""
+        """A digest of the weights (`digest_of`). "": unknown."""
         return digest_of(self.source)
 
     def require_nemo2(self) -> Self:
@@ -230,7 +229,7 @@ class Checkpoint:
         self.require_complete()
         described = config if config is not None else self.config()
         rows_are_known = self.is_nemo2 or self.tokenizer() is not None
-        return open_stored(self.path, described, rows_are_known=rows_are_known)
+        return StoredWeights(self.path, described, rows_are_known=rows_are_known)
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -7,7 +7,6 @@ group is built.
 """
 
 import copy
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +19,13 @@ from torch import Tensor
 
 from nemo2.advice import advice
 from nemo2.checkpoint.context import load_release
-from nemo2.checkpoint.directory import Manifest, comparing, take_place
+from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, comparing, take_place
 from nemo2.checkpoint.io import weights_dir
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import new_folder
-from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards
-from nemo2.hugging_face.stored import StoredTensors, refuse_what_does_not_fit, vocabulary_rows
+from nemo2.hugging_face.safetensors_files import CONFIG, INDEX, SHARD_BYTES, plan_shards, write_json
+from nemo2.hugging_face.stored import StoredTensors, refuse_misfits, vocabulary_rows
 from nemo2.hugging_face.streams import Computed, Planned, Stretch, Zeros, merged, progress_bar, write_files
 from nemo2.models.conversion.families import conversion_named, conversion_of
 from nemo2.models.conversion.pieces import Piece
@@ -90,14 +89,17 @@ def export_weights(
     absent = (entry for entry in entries if entry.key.endswith(".bias") and stored.find(entry) is None)
     lacked = () if config is own else tuple(absent)
     entries = tuple(entry for entry in entries if entry not in lacked)
-    refuse_what_does_not_fit(source, entries, stored)
+    refuse_misfits(source, entries, stored)
     prefix = conversion.prefixes[0]
     tensors = [replace(one, name=prefix + one.name) for one in _tensors(entries, lacked, stored, dtype)]
     shards, index = plan_shards([(one.name, one.dtype, one.shape) for one in tensors], shard_bytes=shard_bytes)
     final = Path(target).expanduser()
     total = sum(shard.size for shard in shards)
     with new_folder(final, total, overwrite=overwrite) as temporary:
-        differing = _compared(source, manifest) if verify else list
+        differing: Callable[[], list[str]] = list
+        if verify and manifest is not None:
+            names = [name for name in manifest.hashes if name.startswith(f"{WEIGHTS_PATH}/")]
+            differing = comparing(source, manifest, names)
         by_name = {tensor.name: tensor for tensor in tensors}
         planned = [
             Planned(
@@ -109,12 +111,12 @@ def export_weights(
         with progress_bar(f"Exporting {source.name}", total, show=show_progress) as advance:
             write_files(planned, advance=advance)
         if index is not None:
-            _write_json(temporary / INDEX, index)
-        _write_json(temporary / CONFIG, _hf_config(conversion, config, tensors, released, load_release(source)))
+            write_json(temporary / INDEX, index)
+        write_json(temporary / CONFIG, _hf_config(conversion, config, tensors, released, load_release(source)))
         if beside is not None:
             beside(temporary)
-        if found := differing():
-            raise CheckpointError(f"{source} is damaged: {'; '.join(found[:5])}. Nothing was exported.")
+        if faults := differing():
+            raise CheckpointError(f"{source} is damaged: {'; '.join(faults[:5])}. Nothing was exported.")
         take_place(temporary, final)
     return final
 
@@ -166,10 +168,10 @@ class _Tensor:
         parts: dict[Optional[int], list[_Source]] = {}
         for source in self.sources:
             parts.setdefault(source.piece.at, []).append(source)
-        found: list[Stretch] = []
+        stretches: list[Stretch] = []
         for at in sorted(parts, key=lambda one: one or 0):
-            found += self._part(sorted(parts[at], key=lambda one: (one.piece.start, one.piece.step)))
-        return merged(found)
+            stretches += self._part(sorted(parts[at], key=lambda one: (one.piece.start, one.piece.step)))
+        return merged(stretches)
 
     def _part(self, sources: list[_Source]) -> list[Stretch]:
         """The bytes of the whole tensor, or of one slice along its first axis."""
@@ -183,13 +185,13 @@ class _Tensor:
             return [
                 stretch
                 for one in sources
-                for stretch in self.stored.stretches(one.entry, one.row, one.row + one.piece.rows, self.dtype)
+                for stretch in self.stored.stretches(one.entry, self.dtype, one.row, one.row + one.piece.rows)
             ]
 
         def blocks() -> Iterator[Tensor]:
             whole = torch.empty(shape, dtype=self.dtype)
             for one in sources:
-                piece, part = one.piece, self.stored.part(one.entry, one.row, one.row + one.piece.rows)
+                piece, part = one.piece, self.stored.values(one.entry, one.row, one.row + one.piece.rows)
                 target = whole.transpose(0, 1) if piece.transposed else whole
                 target[piece.start : piece.stop : piece.step] = part
             yield whole
@@ -210,10 +212,10 @@ def _tensors(
             row += piece.rows
     for name, shape in released_shapes(entries).items():
         kinds = [one.entry.dtype or dtype or stored.dtype_of(one.entry) for one in sources[name]]
-        found = kinds[0]
+        promoted = kinds[0]
         for kind in kinds[1:]:
-            found = torch.promote_types(found, kind)
-        yield _Tensor(name=name, shape=shape, dtype=found, sources=tuple(sources[name]), stored=stored)
+            promoted = torch.promote_types(promoted, kind)
+        yield _Tensor(name=name, shape=shape, dtype=promoted, sources=tuple(sources[name]), stored=stored)
     usual = dtype or stored.dtype_of(entries[0])
     for name, shape in released_shapes(lacked).items():
         yield _Tensor(name=name, shape=shape, dtype=usual, sources=(), stored=stored)
@@ -239,13 +241,3 @@ def _hf_config(
     # Transformers reads "torch_dtype" up to version 4, and "dtype" from 5 on.
     names = [name for name in ("dtype", "torch_dtype") if name in described] or ["dtype", "torch_dtype"]
     return {**described, **dict.fromkeys(names, dtype)}
-
-
-def _compared(checkpoint: Path, manifest: Optional[Manifest]) -> Callable[[], list[str]]:
-    """Start to compare the weights' files with their hashes. Returns a function that waits for the result."""
-    names = [name for name in manifest.hashes if name.startswith("weights/")] if manifest is not None else []
-    return comparing(checkpoint, manifest, names) if manifest is not None and names else list
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -7,11 +7,11 @@ holes in the file). `nemo2.checkpoint.reading` finds the positions of these byte
 released files.
 """
 
+import math
 import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -30,13 +30,13 @@ from torch.distributed.checkpoint.metadata import (
 from nemo2.advice import advice
 from nemo2.checkpoint.changes import tokenizer_settings
 from nemo2.checkpoint.context import write_parts
-from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
+from nemo2.checkpoint.paths import digest_of
 from nemo2.checkpoint.reading import locate
 from nemo2.checkpoint.untrusted import COMMON
 from nemo2.checkpoint.writing import without_crc
 from nemo2.errors import CheckpointError
-from nemo2.hugging_face.streams import Planned, Stretch, There, progress_bar, refuse_full_disk, write_files
+from nemo2.hugging_face.streams import Planned, Stretch, There, grouped, progress_bar, refuse_full_disk, write_files
 from nemo2.hugging_face.tensor_source import TensorSource
 from nemo2.models.conversion.table import Entry
 
@@ -100,7 +100,8 @@ def write_checkpoint(
             settings=tokenizer_settings(tokenizer),
             versions=versions(),
         )
-        publish(temporary, final, manifest, {f"{WEIGHTS_PATH}/{path.name}": value for path, value in hashes.items()})
+        by_path = {f"{WEIGHTS_PATH}/{path.name}": value for path, value in hashes.items()}
+        publish(temporary, final, manifest, by_path, overwrite=overwrite)
     return final
 
 
@@ -130,17 +131,13 @@ def new_folder(target: Path, num_bytes: int, *, overwrite: bool) -> Iterator[Pat
         yield temporary
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise CheckpointError(f"{target} can't be written: {reason}. The incomplete import was deleted.") from error
+        raise CheckpointError(f"{target} can't be written: {reason}. The incomplete folder was deleted.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Archive:
-    """The position of an entry's tensor."""
-
-    entry: Entry
-    info: _StorageInfo
+_Archive = tuple[Entry, _StorageInfo]
+"""An entry, and the position of its tensor."""
 
 
 class _Weights:
@@ -159,10 +156,10 @@ class _Weights:
         """Write all files. Returns the SHA-256 of the large ones."""
         archives: list[_Archive] = []
         planned = []
-        for number, group in enumerate(self._groups()):
+        for number, group in enumerate(grouped(self.released.entries, self._size, most=FILE_BYTES)):
             path = folder / f"__{number}_0.distcp"
-            found, file = self._frames(path, group)
-            archives += found
+            placed, file = self._frames(path, group)
+            archives += placed
             planned.append(file)
         hashes = write_files(planned, advance=advance, hashes=True)
         states = folder / f"__{len(planned)}_0.distcp"
@@ -173,21 +170,7 @@ class _Weights:
         return hashes
 
     def _size(self, entry: Entry) -> int:
-        size = self.dtypes[entry.key].itemsize
-        for length in entry.own_shape:
-            size *= length
-        return size
-
-    def _groups(self) -> Iterator[list[Entry]]:
-        group: list[Entry] = []
-        filled = 0
-        for entry in self.released.entries:
-            if group and filled + self._size(entry) > FILE_BYTES:
-                yield group
-                group, filled = [], 0
-            group.append(entry)
-            filled += self._size(entry)
-        yield group
+        return self.dtypes[entry.key].itemsize * math.prod(entry.own_shape)
 
     def _frames(self, path: Path, entries: Sequence[Entry]) -> tuple[list[_Archive], Planned]:
         """Write the archives of a file without their tensors' bytes. Returns their positions, and the plan for the
@@ -199,27 +182,26 @@ class _Weights:
                 # The tensor's memory is never touched, so no memory is used.
                 stacked = (1,) * len(entry.at)
                 torch.save(torch.empty((*stacked, *entry.own_shape), dtype=self.dtypes[entry.key]), file)
-                archives.append(_Archive(entry=entry, info=_info(path, first, file.tell() - first)))
+                archives.append((entry, _info(path, first, file.tell() - first)))
         stretches: list[Stretch] = []
         end = 0
         with open(path, "rb") as file:
-            for archive in archives:
-                stored = locate(file, archive.info.offset, archive.info.length)
+            for entry, info in archives:
+                stored = locate(file, info.offset, info.length)
                 assert stored is not None
                 stretches.append(There(stored.place - end))
-                stretches += self.released.stretches(archive.entry, stored.dtype)
-                end = stored.place + self._size(archive.entry)
+                stretches += self.released.stretches(entry, stored.dtype)
+                end = stored.place + self._size(entry)
         stretches.append(There(path.stat().st_size - end))
         return archives, Planned(path=path, stretches=stretches)
 
     def _metadata(self, archives: Iterable[_Archive], state: _StorageInfo) -> Metadata:
         tensors: dict[str, Any] = {}
         places: dict[MetadataIndex, _StorageInfo] = {}
-        for archive in archives:
-            entry = archive.entry
+        for entry, info in archives:
             offsets = torch.Size((*entry.at, *(0 for _ in entry.own_shape)))
             sizes = torch.Size((*(1 for _ in entry.at), *entry.own_shape))
-            known = tensors.setdefault(
+            metadata = tensors.setdefault(
                 entry.key,
                 TensorStorageMetadata(
                     properties=TensorProperties(dtype=self.dtypes[entry.key]),
@@ -227,8 +209,8 @@ class _Weights:
                     chunks=[],
                 ),
             )
-            places[MetadataIndex(entry.key, offsets, len(known.chunks))] = archive.info
-            known.chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
+            places[MetadataIndex(entry.key, offsets, len(metadata.chunks))] = info
+            metadata.chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
             for name in _extra_states(entry) if self.extra_states else ():
                 tensors[name] = BytesStorageMetadata()
                 places[MetadataIndex(name)] = state

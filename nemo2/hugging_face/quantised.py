@@ -101,17 +101,17 @@ class Packed:
 def sources(tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Source]:
     """The tensors of a release by their names in an unquantised release. Tensors in other quantised formats stay as
     they are."""
-    found: dict[str, Source] = {}
+    by_name: dict[str, Source] = {}
     block = (config.get("quantization_config") or {}).get("weight_block_size")
     for name, stored in tensors.items():
         base = name.removesuffix("_blocks")
         if name.endswith("_blocks") and f"{base}_scales" in tensors:
-            found[base] = Packed(stored, tensors[f"{base}_scales"])
+            by_name[base] = Packed(stored, tensors[f"{base}_scales"])
         elif stored.dtype == torch.float8_e4m3fn and f"{name}_scale_inv" in tensors and block:
-            found[name] = ScaledBlocks(stored, tensors[f"{name}_scale_inv"], (int(block[0]), int(block[1])))
+            by_name[name] = ScaledBlocks(stored, tensors[f"{name}_scale_inv"], (int(block[0]), int(block[1])))
         elif not _belongs_to_another(name, tensors):
-            found[name] = Plain(stored)
-    return found
+            by_name[name] = Plain(stored)
+    return by_name
 
 
 def _belongs_to_another(name: str, tensors: Mapping[str, Stored]) -> bool:
@@ -124,10 +124,7 @@ def _belongs_to_another(name: str, tensors: Mapping[str, Stored]) -> bool:
 
 def mapped(stored: Stored) -> Tensor:
     """The tensor as a view of its file. Only accessed parts are read. The view must not be written to."""
-    count = stored.dtype.itemsize
-    for size in stored.shape:
-        count *= size
-    if not count:
+    if not (count := stored.num_bytes):
         return torch.empty(stored.shape, dtype=stored.dtype)
     begin = stored.place - stored.place % mmap.ALLOCATIONGRANULARITY
     with open(stored.file, "rb") as file:

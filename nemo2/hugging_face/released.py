@@ -3,6 +3,7 @@
 
 import fnmatch
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,12 +56,12 @@ class Released:
 
     def dtype_of(self, entry: Entry) -> torch.dtype:
         """The dtype in the file. For several pieces, the dtype that can represent them all."""
-        found: Optional[torch.dtype] = None
+        promoted: Optional[torch.dtype] = None
         for piece in entry.pieces:
             if piece.name is not None:
                 dtype = self.tensors[piece.name].dtype
-                found = dtype if found is None else torch.promote_types(found, dtype)
-        return entry.dtype or found or next(iter(self.tensors.values())).dtype
+                promoted = dtype if promoted is None else torch.promote_types(promoted, dtype)
+        return entry.dtype or promoted or next(iter(self.tensors.values())).dtype
 
     def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
         """The bytes of an entry's tensor in this dtype, row by row."""
@@ -81,9 +82,7 @@ class Released:
             first += piece.rows
 
     def _stretches(self, entry: Entry, piece: Piece, dtype: torch.dtype) -> Iterator[Stretch]:
-        row_bytes = dtype.itemsize
-        for size in entry.own_shape[1:]:
-            row_bytes *= size
+        row_bytes = dtype.itemsize * math.prod(entry.own_shape[1:])
         if piece.name is None:
             yield Zeros(piece.rows * row_bytes)
             return
@@ -136,8 +135,16 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
         else conversion_of(config, hf_config.get("architectures") or ())
     )
     files = sources(open_folder(folder), hf_config)
+    if config is not None:
+        _refuse_another_family(folder, hf_config, conversion, config)
+    theirs: Any = None  # what config.json describes, if nemo2 has such a model
+    try:
+        theirs = described(conversion, hf_config)
+    except ConfigError:
+        if config is None:
+            raise
     if config is None:
-        ours: Any = described(conversion, hf_config)
+        ours = theirs
         if ours.mtp_num_layers and not _has_further_predictions(files, conversion, ours):
             _log.warning(
                 "%s lacks the %d multi-token prediction layers that config.json names. nemo2 reads the model without "
@@ -147,16 +154,14 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
             )
             ours.mtp_num_layers = None
         config = ours
-    else:
-        _refuse_another_family(folder, hf_config, conversion, config)
     tensors = _named_as_in_table(files, conversion, config)
-    contradictions = _contradictions(conversion, hf_config, config)
+    contradictions = "" if theirs is None else _contradictions(config, theirs)
     tensors = _without_copy_of_embedding(folder, tensors, conversion, config, contradictions)
     entries = tuple(_entries(folder, conversion, config, tensors))
-    entries = tuple(_with_zeros(folder, conversion, hf_config, entries, tensors))
+    entries = tuple(_with_zeros(folder, conversion, hf_config, theirs, entries, tensors))
     wanted = released_shapes(entries)
     tensors = _without_zeros(folder, wanted, tensors)
-    _refuse_what_does_not_fit(folder, conversion, wanted, tensors, contradictions)
+    _refuse_misfits(folder, conversion, wanted, tensors, contradictions)
     _refuse_other_dtypes(folder, wanted, tensors, hf_config)
     return Released(
         folder=folder, hf_config=hf_config, conversion=conversion, config=config, tensors=tensors, entries=entries
@@ -208,12 +213,8 @@ def _refuse_another_family(folder: Path, hf_config: Mapping[str, Any], ours: Con
         )
 
 
-def _contradictions(conversion: Conversion, hf_config: Mapping[str, Any], config: Any) -> str:
-    """The settings of nemo2's configuration that config.json contradicts, with both values. "": none, or unknown."""
-    try:
-        theirs = described(conversion, hf_config)
-    except ConfigError:
-        return ""
+def _contradictions(config: Any, theirs: Any) -> str:
+    """The settings of nemo2's configuration that config.json contradicts, with both values. "": none."""
     return ", ".join(
         f"model.config.{name}={own!r} where config.json says {their!r}"
         for name, (own, their) in sorted(differences(config, theirs).items())
@@ -279,6 +280,7 @@ def _with_zeros(
     folder: Path,
     conversion: Conversion,
     hf_config: Mapping[str, Any],
+    theirs: Any,
     entries: Sequence[Entry],
     tensors: Mapping[str, Source],
 ) -> Iterator[Entry]:
@@ -286,21 +288,13 @@ def _with_zeros(
     wanted = {name for name in released_shapes(entries) if name.endswith(".bias") and name not in tensors}
     lacked = {name for pattern in conversion.unbiased(hf_config) for name in fnmatch.filter(wanted, pattern)}
     if wanted - lacked:
-        lacked |= wanted - _of_the_release(conversion, hf_config)
+        released = set() if theirs is None else released_shapes(conversion.entries(theirs, vocab_rows=1)).keys()
+        lacked |= wanted - released
     if lacked:
         _log.warning("%s has no %s: the model's are zero.", folder, listed(sorted(lacked)))
     for entry in entries:
         pieces = (replace(piece, name=None) if piece.name in lacked else piece for piece in entry.pieces)
         yield replace(entry, pieces=tuple(pieces))
-
-
-def _of_the_release(conversion: Conversion, hf_config: Mapping[str, Any]) -> set[str]:
-    """The names of the tensors of the model that config.json describes. Empty: it describes none of nemo2's models."""
-    try:
-        own = described(conversion, hf_config)
-    except ConfigError:
-        return set()
-    return set(released_shapes(conversion.entries(own, vocab_rows=1)))
 
 
 def _without_zeros(folder: Path, wanted: Mapping[str, Shape], tensors: dict[str, Source]) -> dict[str, Source]:
@@ -324,7 +318,7 @@ def _without_zeros(folder: Path, wanted: Mapping[str, Shape], tensors: dict[str,
     return {name: source for name, source in tensors.items() if name not in extra}
 
 
-def _refuse_what_does_not_fit(
+def _refuse_misfits(
     folder: Path,
     conversion: Conversion,
     wanted: Mapping[str, Shape],

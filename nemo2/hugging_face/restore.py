@@ -73,13 +73,13 @@ def _fill(target: torch.Tensor, released: Released, entry: Entry, rows: slice, c
 
 def _by_key(entries: Iterable[Entry]) -> dict[str, dict[tuple[int, ...], Entry]]:
     """The entries by key, for stacked and for separate layers, and by their indices on the stacked axes."""
-    found: dict[str, dict[tuple[int, ...], Entry]] = {}
+    by_key: dict[str, dict[tuple[int, ...], Entry]] = {}
     for entry in entries:
-        found.setdefault(entry.key, {})[entry.at] = entry
+        by_key.setdefault(entry.key, {})[entry.at] = entry
         own = key_by_layer(entry.key, entry.at, bool(entry.at))
         if own != entry.key:
-            found.setdefault(own, {})[entry.at[1:]] = entry
-    return found
+            by_key.setdefault(own, {})[entry.at[1:]] = entry
+    return by_key
 
 
 def _problems(

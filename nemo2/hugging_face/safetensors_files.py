@@ -9,6 +9,7 @@ neighbors. Source of the format: https://github.com/huggingface/safetensors, "Fo
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 import torch
 
 from nemo2.checkpoint.foreign_files import read_json, refuse_outside
-from nemo2.checkpoint.identify import conversion_of_pickles
 from nemo2.checkpoint.reading import Stored
 from nemo2.errors import CheckpointError
 from nemo2.files import UnusableFile, open_regular, parse_json
+from nemo2.hugging_face.streams import grouped
 from nemo2.names import listed
 
 SINGLE = "model.safetensors"
@@ -29,7 +30,7 @@ CONFIG = "config.json"
 SHARD_BYTES = 5_000_000_000
 """Hugging Face's limit for a file. A larger tensor has its own file."""
 _MOST_HEADER = 100_000_000
-_MOST_INDEX = 256 << 20
+MOST_INDEX = 256 << 20
 _NAMES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -65,19 +66,19 @@ def open_folder(folder: Path) -> dict[str, Stored]:
             f"{folder}: {INDEX} names {listed(lost)}, but {'this file is' if len(lost) == 1 else 'these files are'} "
             "missing. The download is incomplete. Download it again."
         )
-    found: dict[str, Stored] = {}
+    tensors: dict[str, Stored] = {}
     for name in files:
         for tensor, stored in read_header(folder / name).items():
-            if tensor in found:
+            if tensor in tensors:
                 raise CheckpointError(
-                    f"{folder}: {tensor} is in two files, {Path(found[tensor].file).name} and {name}."
+                    f"{folder}: {tensor} is in two files, {Path(tensors[tensor].file).name} and {name}."
                 )
-            found[tensor] = stored
-    if absent := sorted((named or {}).keys() - found.keys()):
+            tensors[tensor] = stored
+    if absent := sorted((named or {}).keys() - tensors.keys()):
         raise CheckpointError(
             f"{folder}: {listed(absent)} {'is' if len(absent) == 1 else 'are'} in no file, although {INDEX} says so."
         )
-    return found
+    return tensors
 
 
 def read_header(path: Path) -> dict[str, Stored]:
@@ -94,28 +95,40 @@ def read_header(path: Path) -> dict[str, Stored]:
                 raise ValueError(f"its header would have {length} bytes, but the file has {size}")
             header = parse_json(file.read(length))
             header.pop("__metadata__", None)
-            found = {name: _stored(path, 8 + length, name, entry) for name, entry in header.items()}
+            tensors = {name: _stored(path, 8 + length, name, entry) for name, entry in header.items()}
     except UnusableFile as error:
         raise CheckpointError(f"{path} {error}, but weights must be in regular files.") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a safetensors file: {' '.join(str(error).split())[:300]}.") from error
     end = 8 + length
-    for name, stored in sorted(found.items(), key=lambda item: item[1].place):
+    for name, stored in sorted(tensors.items(), key=lambda item: item[1].place):
         if stored.place != end:
             raise CheckpointError(
                 f"{path} is not a safetensors file: {name} starts at byte {stored.place} instead of {end}."
             )
-        end += num_bytes(stored)
+        end += stored.num_bytes
     if size != end:
         raise CheckpointError(
             f"{path} has {size} bytes, but its tensors need {end}, so the file was "
             f"{'cut off' if size < end else 'changed'}. Download or copy it again."
         )
-    return found
+    return tensors
 
 
-def num_bytes(stored: Stored) -> int:
-    return math.prod(stored.shape) * stored.dtype.itemsize
+def conversion_of_pickles(folder: Path) -> str:
+    """The command that converts pickled weights to safetensors with transformers."""
+    new = folder.with_name(f"{folder.name}-safetensors")
+    program = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"M.from_pretrained({str(folder)!r}, dtype='auto').save_pretrained({str(new)!r}); "
+        f"T.from_pretrained({str(folder)!r}).save_pretrained({str(new)!r})"
+    )
+    return f"python -c {shlex.quote(program)}"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file as Hugging Face's libraries do."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +145,7 @@ def plan_shards(
     tensors: Sequence[tuple[str, torch.dtype, tuple[int, ...]]], *, shard_bytes: int = SHARD_BYTES
 ) -> tuple[list[Shard], dict[str, Any] | None]:
     """The files for these tensors, in this order, and their index. The index is None for a single file."""
-    groups: list[list[tuple[str, torch.dtype, tuple[int, ...]]]] = [[]]
-    filled = 0
-    for tensor in tensors:
-        size = math.prod(tensor[2]) * tensor[1].itemsize
-        if groups[-1] and filled + size > shard_bytes:
-            groups.append([])
-            filled = 0
-        groups[-1].append(tensor)
-        filled += size
+    groups = list(grouped(tensors, lambda one: math.prod(one[2]) * one[1].itemsize, most=shard_bytes))
     count = len(groups)
     names = [SINGLE] if count == 1 else [f"model-{n + 1:05d}-of-{count:05d}.safetensors" for n in range(count)]
     shards = [_shard(name, group) for name, group in zip(names, groups, strict=True)]
@@ -175,7 +180,7 @@ def _named_in_index(folder: Path) -> dict[str, str] | None:
     if not os.path.lexists(folder / INDEX):
         return None
     refuse_outside(folder, INDEX)
-    index = read_json(folder / INDEX, at_most=_MOST_INDEX)
+    index = read_json(folder / INDEX, at_most=MOST_INDEX)
     named = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
         raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files.")
@@ -207,6 +212,6 @@ def _stored(path: Path, begin: int, name: str, entry: dict[str, Any]) -> Stored:
     if not all(isinstance(number, int) and number >= 0 for number in (first, last, *shape)):
         raise ValueError(f"{name} has shape {entry['shape']!r} at {entry['data_offsets']!r}")
     stored = Stored(file=str(path), place=begin + first, dtype=_NAMES[entry["dtype"]], shape=shape)
-    if last - first != num_bytes(stored):
-        raise ValueError(f"{name} has {last - first} bytes, and its shape {list(shape)} needs {num_bytes(stored)}")
+    if last - first != stored.num_bytes:
+        raise ValueError(f"{name} has {last - first} bytes, and its shape {list(shape)} needs {stored.num_bytes}")
     return stored

@@ -9,7 +9,7 @@ import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 
 from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.reading import Stored, locate, read_part
-from nemo2.checkpoint.untrusted import read_metadata
+from nemo2.checkpoint.untrusted import read_metadata, renamed
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
 from nemo2.hugging_face.tensor_source import misfits
@@ -37,7 +37,7 @@ class _Chunk(NamedTuple):
     sizes: tuple[int, ...]
 
 
-class _Found(NamedTuple):
+class _Position(NamedTuple):
     """The position of an entry: its key, and its indices on the stacked axes."""
 
     key: str
@@ -55,81 +55,83 @@ class StoredTensors:
             for key, value in self._metadata.state_dict_metadata.items()
             if isinstance(value, TensorStorageMetadata) and not key.startswith("optimizer.")
         }
-        self._chunks: dict[_Found, list[_Chunk]] = {}
+        self._chunks: dict[_Position, list[_Chunk]] = {}
         self._indexed: set[str] = set()
         self._located: dict[_Chunk, Stored] = {}
         self._lock = threading.Lock()
 
-    def find(self, entry: Entry) -> Optional[_Found]:
+    def find(self, entry: Entry) -> Optional[_Position]:
         """The position of an entry. None: the checkpoint lacks it."""
         if entry.key in self.tensors:
-            return _Found(entry.key, entry.at)
+            return _Position(entry.key, entry.at)
         own = key_by_layer(entry.key, entry.at, bool(entry.at))
         if own != entry.key and own in self.tensors:
-            return _Found(own, entry.at[1:])
+            return _Position(own, entry.at[1:])
         return None
 
     def shape_of(self, entry: Entry) -> Optional[tuple[int, ...]]:
         """The shape of one layer's or one expert's tensor."""
-        found = self.find(entry)
-        return None if found is None else tuple(self.tensors[found.key].size)[len(found.at) :]
+        position = self.find(entry)
+        return None if position is None else tuple(self.tensors[position.key].size)[len(position.at) :]
 
     def dtype_of(self, entry: Entry) -> torch.dtype:
-        found = self.find(entry)
-        assert found is not None
-        return self.tensors[found.key].properties.dtype
+        position = self.find(entry)
+        assert position is not None
+        return self.tensors[position.key].properties.dtype
 
-    def stretches(self, entry: Entry, first: int, last: int, dtype: torch.dtype) -> list[Stretch]:
-        """The bytes of rows ``first`` to ``last`` of an entry's tensor, in this dtype."""
-        found = self.find(entry)
-        assert found is not None
+    def stretches(self, entry: Entry, dtype: torch.dtype, first: int = 0, last: Optional[int] = None) -> list[Stretch]:
+        """The bytes of rows ``first`` to ``last`` of an entry's tensor, in this dtype. None: the last one."""
+        last = entry.own_shape[0] if last is None else last
+        position = self.find(entry)
+        assert position is not None
         shape = entry.own_shape
-        copies = list(self._whole_rows(found, first, last)) if dtype == self.dtype_of(entry) else []
+        copies = list(self._whole_rows(position, first, last)) if dtype == self.dtype_of(entry) else []
         if copies and sum(copy.length for copy in copies) == (last - first) * _row_bytes(shape, dtype):
             return merged(copies)
         step = max(1, _BLOCK_BYTES // max(1, _row_bytes(shape, dtype)))
 
         def blocks() -> Iterator[Tensor]:
             for row in range(first, last, step):
-                yield self.part(entry, row, min(last, row + step)).to(dtype)
+                yield self.values(entry, row, min(last, row + step)).to(dtype)
 
         return [Computed((last - first) * _row_bytes(shape, dtype), blocks)]
 
-    def part(self, entry: Entry, first: int, last: int) -> Tensor:
-        """Rows ``first`` to ``last`` of an entry's tensor, in memory.
+    def values(self, entry: Entry, first: int = 0, last: Optional[int] = None) -> Tensor:
+        """Rows ``first`` to ``last`` of an entry's tensor, in memory. None: the last one.
 
         Raises:
             CheckpointError: no file has some of the rows.
         """
-        found = self.find(entry)
-        assert found is not None
+        last = entry.own_shape[0] if last is None else last
+        position = self.find(entry)
+        assert position is not None
         shape = entry.own_shape
         wanted = torch.empty((last - first, *shape[1:]), dtype=self.dtype_of(entry))
         filled = 0
-        for chunk in self._of(found):
-            place = self._overlap(found, chunk, first, last)
+        for chunk in self._of(position):
+            place = self._overlap(position, chunk, first, last)
             if place is None:
                 continue
             offsets, lengths, target = place
-            piece = read_part(self._stored(chunk), offsets, lengths)[(0,) * len(found.at)]
+            piece = read_part(self._stored(chunk), offsets, lengths)[(0,) * len(position.at)]
             wanted[tuple(slice(at, at + length) for at, length in target)] = piece
             filled += piece.numel()
         if filled != wanted.numel():
             raise CheckpointError(
-                f"{self.weights}: the files contain only {filled} of the {wanted.numel()} numbers of {found.key}. The "
+                f"{self.weights}: the files contain only {filled} of the {wanted.numel()} numbers of {position.key}. The "
                 "checkpoint is damaged."
             )
         return wanted
 
-    def _whole_rows(self, found: _Found, first: int, last: int) -> Iterator[Copy]:
-        for chunk in self._of(found):
-            place = self._overlap(found, chunk, first, last)
+    def _whole_rows(self, position: _Position, first: int, last: int) -> Iterator[Copy]:
+        for chunk in self._of(position):
+            place = self._overlap(position, chunk, first, last)
             if place is None:
                 continue
             offsets, lengths, _ = place
             stored = self._stored(chunk)
-            stacked = len(found.at)
-            if stored.shape[stacked + 1 :] != tuple(self.tensors[found.key].size)[stacked + 1 :]:
+            stacked = len(position.at)
+            if stored.shape[stacked + 1 :] != tuple(self.tensors[position.key].size)[stacked + 1 :]:
                 return
             strides = [math.prod(stored.shape[dim + 1 :]) for dim in range(len(stored.shape))]
             before = sum(at * stride for at, stride in zip(offsets, strides, strict=True))
@@ -137,11 +139,11 @@ class StoredTensors:
             yield Copy(stored.file, stored.place + before * size, math.prod(lengths) * size)
 
     def _overlap(
-        self, found: _Found, chunk: _Chunk, first: int, last: int
+        self, position: _Position, chunk: _Chunk, first: int, last: int
     ) -> Optional[tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]]:
         """The part of a chunk within these rows: its offsets and lengths, and (offset, length) in the rows, by axis."""
-        stacked = len(found.at)
-        before = tuple(at - offset for at, offset in zip(found.at, chunk.offsets, strict=False))
+        stacked = len(position.at)
+        before = tuple(at - offset for at, offset in zip(position.at, chunk.offsets, strict=False))
         own_offsets, own_sizes = chunk.offsets[stacked:], chunk.sizes[stacked:]
         start, stop = max(first, own_offsets[0]), min(last, own_offsets[0] + own_sizes[0])
         if start >= stop:
@@ -151,18 +153,18 @@ class StoredTensors:
         inner = list(zip(own_offsets[1:], own_sizes[1:], strict=True))
         return offsets, lengths, [(start - first, stop - start), *inner]
 
-    def _of(self, found: _Found) -> Sequence[_Chunk]:
+    def _of(self, position: _Position) -> Sequence[_Chunk]:
         """The chunks that overlap one layer and expert, ordered by row."""
         with self._lock:
-            if found.key not in self._indexed:
-                self._indexed.add(found.key)
-                seen = {(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in self.tensors[found.key].chunks}
+            if position.key not in self._indexed:
+                self._indexed.add(position.key)
+                seen = {(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in self.tensors[position.key].chunks}
                 for offsets, sizes in sorted(seen):
-                    chunk = _Chunk(found.key, offsets, sizes)
+                    chunk = _Chunk(position.key, offsets, sizes)
                     axes = [range(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True)]
-                    for at in itertools.product(*axes[: len(found.at)]):
-                        self._chunks.setdefault(_Found(found.key, at), []).append(chunk)
-            return self._chunks.get(found, [])
+                    for at in itertools.product(*axes[: len(position.at)]):
+                        self._chunks.setdefault(_Position(position.key, at), []).append(chunk)
+            return self._chunks.get(position, [])
 
     def _stored(self, chunk: _Chunk) -> Stored:
         with self._lock:
@@ -187,33 +189,12 @@ class StoredTensors:
         return {MetadataIndex(index.fqn, index.offset): info for index, info in self._metadata.storage_data.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredWeights:
-    """The tensors of a checkpoint as a `nemo2.hugging_face.tensor_source.TensorSource`."""
-
-    folder: Path
-    conversion: Conversion
-    config: Any
-    """nemo2's configuration of the model."""
-    entries: tuple[Entry, ...]
-    stored: StoredTensors
-
-    def dtype_of(self, entry: Entry) -> torch.dtype:
-        return self.stored.dtype_of(entry)
-
-    def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
-        """The bytes of an entry's tensor in this dtype, row by row."""
-        return self.stored.stretches(entry, 0, entry.own_shape[0], dtype)
-
-    def values(self, entry: Entry) -> Tensor:
-        """The whole tensor of an entry, in memory."""
-        return self.stored.part(entry, 0, entry.own_shape[0])
-
-
-def open_stored(checkpoint: Path, config: Any, *, rows_are_known: bool) -> StoredWeights:
-    """Open the weights of a ``torch_dist`` checkpoint of any layout. No tensor is read.
+class StoredWeights(StoredTensors):
+    """The weights of a ``torch_dist`` checkpoint of any layout as a `nemo2.hugging_face.tensor_source.TensorSource`. No
+    tensor is read.
 
     Args:
+        folder: The checkpoint.
         config: nemo2's configuration of the model.
         rows_are_known: Whether the configuration or a tokenizer tells which rows of the vocabulary are padding. False: a
             ``vocab_size`` of None becomes the number of stored rows.
@@ -222,14 +203,15 @@ def open_stored(checkpoint: Path, config: Any, *, rows_are_known: bool) -> Store
         CheckpointError: a file is missing or damaged, or the weights belong to another model.
         ConfigError: nemo2 has no conversion for the model.
     """
-    conversion = conversion_of(config)
-    stored = StoredTensors(weights_dir(checkpoint))
-    rows = vocabulary_rows(conversion, config, stored)
-    if config.vocab_size is None and not rows_are_known:
-        config = replace(config, vocab_size=rows)
-    entries = tuple(conversion.entries(config, vocab_rows=rows))
-    refuse_what_does_not_fit(checkpoint, entries, stored)
-    return StoredWeights(folder=checkpoint, conversion=conversion, config=config, entries=entries, stored=stored)
+
+    def __init__(self, folder: Path, config: Any, *, rows_are_known: bool) -> None:
+        super().__init__(weights_dir(folder))
+        self.folder, self.conversion = folder, conversion_of(config)
+        rows = vocabulary_rows(self.conversion, config, self)
+        unknown = config.vocab_size is None and not rows_are_known
+        self.config = replace(config, vocab_size=rows) if unknown else config
+        self.entries = tuple(self.conversion.entries(self.config, vocab_rows=rows))
+        refuse_misfits(folder, self.entries, self)
 
 
 def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) -> int:
@@ -240,19 +222,19 @@ def vocabulary_rows(conversion: Conversion, config: Any, stored: StoredTensors) 
     return config.vocab_size or 1
 
 
-def refuse_what_does_not_fit(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
+def refuse_misfits(checkpoint: Path, entries: Sequence[Entry], stored: StoredTensors) -> None:
     missing = list(dict.fromkeys(entry.key for entry in entries if stored.find(entry) is None))
-    used = {found.key for entry in entries if (found := stored.find(entry)) is not None}
-    known = used | {entry.key for entry in entries}
-    extra = sorted(key for key in stored.tensors if key not in known)
+    used = {position.key for entry in entries if (position := stored.find(entry)) is not None}
+    keys = used | {entry.key for entry in entries}
+    extra = sorted(key for key in stored.tensors if key not in keys)
     other = [
         f"{entry.key} has shape {list(shape)} there, and {list(entry.own_shape)} by the configuration"
         for entry in entries
         if (shape := stored.shape_of(entry)) is not None and shape != entry.own_shape
     ]
-    if found := misfits(missing, extra, other, model="Hugging Face's model"):
+    if problems := misfits(missing, extra, other, model="Hugging Face's model"):
         raise CheckpointError(
-            f"{checkpoint} is not the model that its configuration describes: {'; '.join(found)}. Merge the "
+            f"{checkpoint} is not the model that its configuration describes: {'; '.join(problems)}. Merge the "
             "parameters of a model_transform into the model before you export it."
         )
 
@@ -263,14 +245,7 @@ def _named_as_ours(metadata: Any) -> Any:
     names = metadata.state_dict_metadata
     if any(name.startswith("module.") for name in names):
         return metadata
-
-    def ours(name: str) -> str:
-        return name if name.startswith("optimizer.") else f"module.{name}"
-
-    places = {replace(index, fqn=ours(index.fqn)): info for index, info in metadata.storage_data.items()}
-    return replace(
-        metadata, state_dict_metadata={ours(name): value for name, value in names.items()}, storage_data=places
-    )
+    return renamed(metadata, {name: f"module.{name}" for name in names if not name.startswith("optimizer.")})
 
 
 def _row_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
 import torch
 from torch import Tensor
 
+_Item = TypeVar("_Item")
 BLOCK = 8 << 20
 """The number of bytes that are read and written at a time."""
 _THREADS = 4
@@ -195,15 +196,29 @@ def _write_all(descriptor: int, block: memoryview, place: int) -> None:
 
 def merged(stretches: Iterable[Stretch]) -> list[Stretch]:
     """The stretches, with adjacent copies merged."""
-    found: list[Stretch] = []
+    result: list[Stretch] = []
     for stretch in stretches:
-        last = found[-1] if found else None
+        last = result[-1] if result else None
         end = (last.file, last.place + last.length) if isinstance(last, Copy) else None
         if isinstance(stretch, Copy) and isinstance(last, Copy) and (stretch.file, stretch.place) == end:
-            found[-1] = Copy(last.file, last.place, last.length + stretch.length)
+            result[-1] = Copy(last.file, last.place, last.length + stretch.length)
         else:
-            found.append(stretch)
-    return found
+            result.append(stretch)
+    return result
+
+
+def grouped(items: Iterable[_Item], size: Callable[[_Item], int], *, most: int) -> Iterator[list[_Item]]:
+    """The items in order, in groups of at most ``most`` bytes. A larger item has a group of its own; without items there
+    is one empty group."""
+    group: list[_Item] = []
+    filled = 0
+    for item in items:
+        if group and filled + size(item) > most:
+            yield group
+            group, filled = [], 0
+        group.append(item)
+        filled += size(item)
+    yield group
 
 
 @contextmanager

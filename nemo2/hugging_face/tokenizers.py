@@ -13,7 +13,7 @@ from nemo2.checkpoint.tokenizers import refuse_another_tokenizer
 from nemo2.data.tokenizer import AutoTokenizer, BPETokenizer, GPT2BPETokenizer
 from nemo2.data.tokenizer_files import files_of, tokenizer_files
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.hugging_face.safetensors_files import CONFIG
+from nemo2.hugging_face.safetensors_files import CONFIG, write_json
 
 _GENERATION = "generation_config.json"
 _TOKENIZER, _SETTINGS, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -71,26 +71,24 @@ def _complete(tokenizer: Any, folder: Path) -> None:
     if not changed and not alone:
         return
     tokens = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-    known = {name: token_id for name, token_id in tokens.items() if token_id is not None}
+    token_ids = {name: token_id for name, token_id in tokens.items() if token_id is not None}
     if alone and not (folder / _SETTINGS).exists():
-        named = {name: tokenizer.backend.id_to_token(token_id) for name, token_id in known.items()}
-        _write(folder / _SETTINGS, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
+        named = {name: tokenizer.backend.id_to_token(token_id) for name, token_id in token_ids.items()}
+        write_json(folder / _SETTINGS, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
     if changed:
-        _write(folder / _SETTINGS, {**_read(folder / _SETTINGS), **changed})
+        write_json(folder / _SETTINGS, {**_read(folder / _SETTINGS), **changed})
         if (folder / _MAP).exists():  # transformers 4 prefers it to the settings of older files
-            _write(folder / _MAP, {**_read(folder / _MAP), **changed})
+            write_json(folder / _MAP, {**_read(folder / _MAP), **changed})
     stored = _read(folder / _GENERATION)
-    ids: dict[str, Any] = {f"{name}_id": token_id for name, token_id in known.items() if name in changed or not stored}
+    ids: dict[str, Any] = {
+        f"{name}_id": token_id for name, token_id in token_ids.items() if name in changed or not stored
+    }
     ends = stored.get("eos_token_id")
     if isinstance(ends, list) and "eos_token_id" in ids:  # a chat model's turns may end otherwise than its texts
         ids["eos_token_id"] = [*ends, *{ids["eos_token_id"]}.difference(ends)]
     if ids:
-        _write(folder / _GENERATION, {**stored, **ids})
+        write_json(folder / _GENERATION, {**stored, **ids})
 
 
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
-
-
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")

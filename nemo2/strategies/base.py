@@ -36,11 +36,10 @@ from nemo2.backend.base import Backend
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import inputs_of, settings_of
 from nemo2.checkpoint.context import write_context
-from nemo2.checkpoint.digests import digest_of
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
 from nemo2.checkpoint.forms.form import Form
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import missing
+from nemo2.checkpoint.paths import digest_of, missing
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.config.notices import announce_machine_settings
 from nemo2.data.batch_sampler import EvalBatchSampler
@@ -855,7 +854,7 @@ class BaseStrategy(DDPStrategy):
             also=self.form.added_keys(),
             downloads=self.local_rank == 0,
         )
-        self.form.take_up_model()
+        self.form.finish_reading(model=True, optimizer=False)
         _log.info("Started from the weights of %s.", path)
 
     # -------------------------------------------------------------------------------------------------------- the end

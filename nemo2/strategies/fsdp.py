@@ -14,7 +14,7 @@ from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPr
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.forms.flat import FlatForm
+from nemo2.checkpoint.forms.dtensors import FlatForm
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings

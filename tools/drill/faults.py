@@ -83,10 +83,10 @@ def after_some_shards(victim: int, *, save: int = 2) -> Fault:
         from nemo2.checkpoint import writing
 
         files = [0]
-        original = writing._write
+        original = writing.WatchedSaveStrategy._write
 
-        def write(transforms: Any, bucket: Any) -> Any:
-            result = original(transforms, bucket)
+        def write(self: Any, bucket: Any) -> Any:
+            result = original(self, bucket)
             if "/.unfinished-" in bucket[0] and f"step={save * 3}" in bucket[0]:
                 files[0] += 1
                 if files[0] == 1:
@@ -94,7 +94,7 @@ def after_some_shards(victim: int, *, save: int = 2) -> Fault:
             return result
 
         if rank() == victim:
-            writing._write = write
+            writing.WatchedSaveStrategy._write = write
 
     return fault
 

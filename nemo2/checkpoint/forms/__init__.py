@@ -4,8 +4,7 @@
 Each strategy has a form (`nemo2.strategies.base`). A form is one file with a subclass of `form.Form`:
 
     megatron       Megatron-Core's sharded state
-    pieces         rows of parameters that are sharded over data-parallel ranks; the base of the three below
-    dtensors       for torch's ``fully_shard``
-    flat           for torch's FullyShardedDataParallel
+    pieces         rows of parameters that are sharded over data-parallel ranks; the base of the two below
+    dtensors       for torch's ``fully_shard`` and FullyShardedDataParallel
     megatron_fsdp  for Megatron-FSDP
 """

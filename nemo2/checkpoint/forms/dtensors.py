@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of parameters that torch's ``fully_shard`` has made DTensors."""
+"""Checkpoints of parameters that torch has sharded: with ``fully_shard`` or with FullyShardedDataParallel."""
 
 from typing import Any
 
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 from nemo2.checkpoint.forms.pieces import Held, PieceForm
 from nemo2.optim.sharded import ShardedOptimizer
 from nemo2.parallel.megatron_parallel import unwrap
+from nemo2.parallel.plain_chunk import PlainChunk
+from nemo2.parallel.sharded_state import states_may_be_unpickled
 from nemo2.parallel.stored_names import StoredChunk
 from nemo2.parallel.transform import tell_of_loaded_weights
 
@@ -18,13 +26,13 @@ class DTensorForm(PieceForm):
     chunk: StoredChunk
     """The stored form of the chunk, determined before sharding."""
 
-    def model_state(self) -> dict[str, Held]:
-        state = unwrap(self.parallel[0]).state_dict(keep_vars=True)
-        return {name: self._held(name, state[name]) for name in self.chunk.stored}
+    @property
+    def chunks(self) -> list[StoredChunk]:
+        return [self.chunk]
 
-    def _held(self, name: str, value: Any) -> Held:
-        chunk = self.chunk
-        return Held(chunk.stored[name], value, name=chunk.full_names[name], trained=name in chunk.trained)
+    def model_state(self) -> dict[str, Held]:
+        state = self.core.state_dict(keep_vars=True)
+        return {name: Held.of(self.chunk, name, state[name]) for name in self.chunk.stored}
 
     @property
     def optimizer(self) -> ShardedOptimizer:
@@ -44,18 +52,12 @@ class DTensorForm(PieceForm):
     def core(self) -> nn.Module:
         return unwrap(self.parallel[0])
 
-    def tell_of_what_was_loaded(self, keys: set[str]) -> None:
+    def report_loaded_keys(self, keys: set[str]) -> None:
         stored = self.chunk.stored
         tell_of_loaded_weights(self.core, (name for name in stored if any(rows.key in keys for rows in stored[name])))
 
     def make_optimizer_state(self) -> None:
         self.optimizer.make_state()
-
-    def stored_objects(self) -> dict[str, Any]:
-        return self.chunk.objects
-
-    def added_keys(self) -> frozenset[str]:
-        return self.chunk.added
 
     def layout_record(self) -> dict[str, Any]:
         layout = self.owner.layout
@@ -65,3 +67,41 @@ class DTensorForm(PieceForm):
             "cp": layout.cp,
             "world_size": self.num_ranks,
         }
+
+
+class FlatForm(DTensorForm):
+    """The form for parameters that torch's FullyShardedDataParallel has flattened into one vector per block. Torch returns
+    copies of them, which are written back after they are read."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._states: tuple[Any, Any] = ({}, {})
+
+    def model_state(self) -> dict[str, Held]:
+        state = get_model_state_dict(self._wrapped)
+        self._states = (state, self._states[1])
+        return self._named(state)
+
+    def optimizer_states(self) -> dict[str, Held]:
+        state = get_optimizer_state_dict(self._wrapped, self.optimizer.optimizer)
+        self._states = (self._states[0], state)
+        return self._named(state["state"])
+
+    def finish_reading(self, *, model: bool, optimizer: bool) -> None:
+        model_state, optimizer_state = self._states
+        if model:
+            with states_may_be_unpickled():  # the extra states are passed back to their layers
+                set_model_state_dict(self._wrapped, model_state)
+        if optimizer:
+            set_optimizer_state_dict(self._wrapped, self.optimizer.optimizer, optim_state_dict=optimizer_state)
+        self._states = ({}, {})
+
+    @property
+    def _wrapped(self) -> nn.Module:
+        inside: Any = self.parallel[0].module
+        return inside.module if isinstance(inside, PlainChunk) else inside
+
+    def _named(self, state: Any) -> dict[str, Held]:
+        prefix = "module." if isinstance(self.core, PlainChunk) else ""
+        named = {prefix + name: value for name, value in state.items()}
+        return {name: Held.of(self.chunk, name, value) for name, value in named.items() if name in self.chunk.stored}

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from nemo2 import ranks
 from nemo2.checkpoint.auto_resume import RestoreConfig
-from nemo2.checkpoint.digests import OF_RELEASE
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import HUGGING_FACE
+from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE
 from nemo2.checkpoint.pieces import Piece
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
@@ -190,8 +189,8 @@ class Form(ABC):
         """This rank's part of the model as pieces of stored tensors, to be filled in place."""
 
     @abstractmethod
-    def take_up_model(self) -> None:
-        """Update derived values after `model_pieces` have been filled."""
+    def finish_reading(self, *, model: bool, optimizer: bool) -> None:
+        """Take over what has been read into pieces, of the model or of the optimizer's state."""
 
     @property
     def lightning_loads_optimizer(self) -> bool:
@@ -254,9 +253,9 @@ class Form(ABC):
                 ``model_transform`` has added.
         """
         parts = ranks.gather((set(here), self.added_keys()))
-        known = set().union(*(keys for keys, _ in parts))
-        there = _whole((name.partition("/shard_")[0] for name in stored if name.startswith("module.")), known)
-        unknown = there - known
+        known_keys = set().union(*(keys for keys, _ in parts))
+        there = _whole((name.partition("/shard_")[0] for name in stored if name.startswith("module.")), known_keys)
+        unknown = there - known_keys
         missing = set().union(*(added for _, added in parts)) - there
         for names, fault in (
             (unknown, "has {} that this model does not have"),
@@ -302,6 +301,6 @@ def paddings(module: Any, manifest: Optional[Manifest]) -> set[int]:
     return {get_vocab_size(SimpleNamespace(tensor_model_parallel_size=tp), tokenizer.vocab_size, unit) for tp in sizes}
 
 
-def _whole(names: Iterable[str], known: Collection[str]) -> set[str]:
+def _whole(names: Iterable[str], keys: Collection[str]) -> set[str]:
     """The keys of stored tensors. A tensor that is stored in parts, as a Mamba mixer's, has their names behind its key."""
-    return {head if name not in known and (head := name.rpartition(".")[0]) in known else name for name in names}
+    return {head if name not in keys and (head := name.rpartition(".")[0]) in keys else name for name in names}

@@ -32,7 +32,7 @@ from nemo2.checkpoint.optimizer_forms import (
     without_empty_copies,
 )
 from nemo2.checkpoint.pieces import Piece
-from nemo2.checkpoint.random_state import random_state, say_they_start_anew
+from nemo2.checkpoint.random_state import random_state, report_new_random_streams
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
 from nemo2.names import listed
@@ -173,13 +173,13 @@ class MegatronForm(Form):
             if same_layout:
                 wanted["random_state"] = random_state()
             elif manifest is not None and self.owner.trainer.ckpt_path:
-                say_they_start_anew(path)
+                report_new_random_streams(path)
         reshaped = self._in_another_form(wanted, path)
         loaded = io.load_checkpoint(path, sharded_state_dict=wanted, strict=self.strictness)
         if "model" in wanted:
             loaded["model"] = self._chunks_in(loaded.get("model", {}), model_state)
         if model:
-            self._say_if_another_vocabulary(model_state, path)
+            self._warn_of_another_vocabulary(model_state, path)
         if reshaped is not None:
             loaded["optimizer"] = wanted["optimizer"] = reshaped
         for kind in ("model", "optimizer", "random_state"):
@@ -187,17 +187,17 @@ class MegatronForm(Form):
                 loaded.pop(kind, None)  # its plain data are loaded without being requested
         return loaded
 
-    def _chunks_in(self, loaded: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    def _chunks_in(self, loaded: dict[str, Any], requested: dict[str, Any]) -> dict[str, Any]:
         """``loaded`` in the form of this rank's chunks.
 
         For a writing chunk without a saved part, the checkpoint has an empty entry, which is loaded without being
         requested. For a chunk of this rank without a saved part, no entry is loaded.
         """
         if len(self.parallel.unwrapped) == 1:
-            return {name: value for name, value in loaded.items() if name in asked}
-        return {name: loaded.get(name, {}) for name in asked}
+            return {name: value for name, value in loaded.items() if name in requested}
+        return {name: loaded.get(name, {}) for name in requested}
 
-    def _say_if_another_vocabulary(self, model_state: dict[str, Any], path: Path) -> None:
+    def _warn_of_another_vocabulary(self, model_state: dict[str, Any], path: Path) -> None:
         """Report a difference in vocabulary size. Megatron-Core reads the existing rows, which is right for another
         padding of the same vocabulary."""
         padded = [value for value in nested_values(model_state) if getattr(value, "allow_shape_mismatch", False)]
@@ -279,9 +279,9 @@ class MegatronForm(Form):
             for leaf in tensors
         ]
 
-    def take_up_model(self) -> None:
-        for optimizer in self._optimizers[:1]:
-            optimizer.reload_model_params()
+    def finish_reading(self, *, model: bool, optimizer: bool) -> None:
+        for whole in self._optimizers[:1]:
+            whole.reload_model_params()
 
     # ------------------------------------------------------------------------------------------------------ torch optimizers
 

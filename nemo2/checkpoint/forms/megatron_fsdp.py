@@ -14,6 +14,7 @@ from nemo2.checkpoint.forms.pieces import Held, PieceForm
 from nemo2.checkpoint.optimizer_forms import torch_optimizers
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.parallel.fsdp import MegatronFSDPChunk
+from nemo2.parallel.stored_names import StoredChunk
 
 
 class MegatronFSDPForm(PieceForm):
@@ -23,18 +24,18 @@ class MegatronFSDPForm(PieceForm):
     def _chunks(self) -> list[MegatronFSDPChunk]:
         return cast(list[MegatronFSDPChunk], list(self.parallel))
 
+    @property
+    def chunks(self) -> list[StoredChunk]:
+        return [chunk.described for chunk in self._chunks]
+
     def model_state(self) -> dict[str, Held]:
         state: dict[str, Held] = {}
         for index, chunk in enumerate(self._chunks):
             held = chunk.main_parameters()
-            buffers = dict(cast(nn.Module, chunk.core).named_buffers())
-            described = chunk.described
-            for name, stored in described.stored.items():
-                full = {"name": described.full_names[name], "trained": name in described.trained}
-                if name in held:
-                    state[f"{index}.{name}"] = Held(stored, *held[name], **full)
-                elif name in buffers:
-                    state[f"{index}.{name}"] = Held(stored, buffers[name], **full)
+            buffers = {name: (buffer, None) for name, buffer in cast(nn.Module, chunk.core).named_buffers()}
+            for name in chunk.described.stored:
+                if values := held.get(name) or buffers.get(name):
+                    state[f"{index}.{name}"] = Held.of(chunk.described, name, *values)
         return state
 
     @property
@@ -56,13 +57,7 @@ class MegatronFSDPForm(PieceForm):
         for optimizer in getattr(whole, "chained_optimizers", [whole]):
             optimizer._init_optimizer_states_with_dummy_values()
 
-    def stored_objects(self) -> dict[str, Any]:
-        return {key: value for chunk in self._chunks for key, value in chunk.described.objects.items()}
-
-    def added_keys(self) -> frozenset[str]:
-        return frozenset(key for chunk in self._chunks for key in chunk.described.added)
-
-    def take_up(self, *, model: bool, optimizer: bool) -> None:
+    def finish_reading(self, *, model: bool, optimizer: bool) -> None:
         # Megatron-FSDP gathers the loaded tensors once, so tensors that are read first wait.
         if model and not self._reads_the_rest:
             for chunk in self._chunks:

@@ -19,11 +19,11 @@ from nemo2.checkpoint.forms.form import Form, paddings
 from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.optimizer_forms import into_pieces, refuse_nemo, scaler_of, set_steps, step_of, steps_done
 from nemo2.checkpoint.pieces import Piece, padded_to, stored_pieces
-from nemo2.checkpoint.random_state import random_state, say_they_start_anew
+from nemo2.checkpoint.random_state import own_random_state, random_states, report_new_random_streams
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
-from nemo2.parallel.stored_names import StoredRows, rows_by_layer
+from nemo2.parallel.stored_names import StoredChunk, StoredRows, rows_by_layer
 
 
 class Held(NamedTuple):
@@ -38,14 +38,24 @@ class Held(NamedTuple):
     """The name in the whole model."""
     trained: bool = True
 
+    @classmethod
+    def of(cls, chunk: StoredChunk, name: str, value: Any, first_row: Optional[int] = None) -> "Held":
+        """The parameter ``name`` of a chunk, or the optimizer's state of it."""
+        return cls(chunk.stored[name], value, first_row, chunk.full_names[name], name in chunk.trained)
+
 
 class PieceForm(Form):
     """Base class of forms with pieces, which `TorchCheckpointIO` writes. Subclasses know where parameters and states
     are."""
 
+    @property
+    @abstractmethod
+    def chunks(self) -> list[StoredChunk]:
+        """The stored form of this rank's chunks of the model, determined before sharding."""
+
     @abstractmethod
     def model_state(self) -> dict[str, Held]:
-        """Parameters and buffers of all chunks by name. The tensors are the model's, or `take_up` writes them back."""
+        """Parameters and buffers of all chunks by name. The tensors are the model's, or `finish_reading` writes them back."""
 
     @property
     @abstractmethod
@@ -85,22 +95,22 @@ class PieceForm(Form):
         if self.scaler is not None and extras.get("loss_scaler"):
             self.scaler.load_state_dict(extras["loss_scaler"])
 
-    @abstractmethod
     def stored_objects(self) -> dict[str, Any]:
         """Entries of the model that Megatron-Core stores beside tensors, by name."""
+        return {key: value for chunk in self.chunks for key, value in chunk.objects.items()}
 
-    def take_up(self, *, model: bool, optimizer: bool) -> None:
-        """Called after reading, for forms whose state isn't read in place."""
+    def added_keys(self) -> frozenset[str]:
+        return frozenset().union(*(chunk.added for chunk in self.chunks))
 
-    def tell_of_what_was_loaded(self, keys: set[str]) -> None:
+    def finish_reading(self, *, model: bool, optimizer: bool) -> None:
+        pass  # read in place
+
+    def report_loaded_keys(self, keys: set[str]) -> None:
         """Called after reading. Passes the keys that were loaded to modules of a transform that ask for them
         (`nemo2.parallel.transform`)."""
 
     def model_pieces(self) -> list[Piece]:
         return self.pieces(optimizer=False)
-
-    def take_up_model(self) -> None:
-        self.take_up(model=True, optimizer=False)
 
     @property
     def io(self) -> TorchCheckpointIO:
@@ -113,7 +123,7 @@ class PieceForm(Form):
         state: dict[str, Any] = {"pieces": self.pieces(optimizer=optimizer, part=self.part is not None)}
         state["objects"] = self.stored_objects() if self.part is None else {}
         if optimizer:
-            state["random_state"] = random_state().data
+            state["random_state"] = random_states()
             state["optimizer_extras"] = self.optimizer_extras()
         return state
 
@@ -166,15 +176,20 @@ class PieceForm(Form):
         for there in rows & paddings(self.owner.lightning_module, manifest):
             pieces = padded_to(pieces, there)
         self.io.load_into(pieces, path)
-        self.take_up(model=model, optimizer=optimizer)
+        self.finish_reading(model=model, optimizer=optimizer)
         if model:
-            self.tell_of_what_was_loaded({piece.key for piece in pieces})
+            self.report_loaded_keys({piece.key for piece in pieces})
         if optimizer:
             self.load_optimizer_extras(extras)
-        if not optimizer or manifest is None or manifest.layout != self.layout_record():
-            plain.pop("random_state", None)
-            if optimizer and self.owner.trainer.ckpt_path:
-                say_they_start_anew(path)
+        streams = plain.pop("random_state", None)
+        if optimizer and manifest is not None and manifest.layout == self.layout_record():
+            streams = None if streams is None else own_random_state(streams)
+        else:
+            streams = None
+        if streams is not None:
+            plain["random_state"] = streams
+        elif optimizer and self.owner.trainer.ckpt_path:
+            report_new_random_streams(path)
         return plain
 
     def _extras_in(self, plain: Mapping[str, Any], path: Path) -> dict[str, Any]:

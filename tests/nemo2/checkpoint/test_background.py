@@ -355,14 +355,14 @@ def test_a_run_whose_writers_are_stopped_and_killed_saves_every_step_and_says_so
 def test_a_view_is_written_from_its_place_and_without_what_lies_around_it(view):
     import torch
 
-    from nemo2.checkpoint.writing import alone
+    from nemo2.checkpoint.writing import in_own_storage
 
     given = view(torch.arange(100.0))
-    found = alone(given)
+    found = in_own_storage(given)
     assert torch.equal(found, given) and found.data_ptr() == given.data_ptr()
     assert found.untyped_storage().size() == found.numel() * found.itemsize
     for other in (torch.arange(100.0)[::2], torch.arange(4.0)[:0], torch.arange(4.0)):
-        assert alone(other).data_ptr() == other.data_ptr() and torch.equal(alone(other), other)
+        assert in_own_storage(other).data_ptr() == other.data_ptr() and torch.equal(in_own_storage(other), other)
 
 
 def planned_elsewhere(directory: str) -> tuple[int, int]:
@@ -371,13 +371,13 @@ def planned_elsewhere(directory: str) -> tuple[int, int]:
     from nemo2.checkpoint import writing
 
     taken: list[Any] = []
-    original = writing.Report.put_together
+    original = writing.WatchedSaveStrategy.copy_state
 
-    def put_together(self: Any, transforms: Any, buckets: Any) -> Any:
-        taken.extend(tensor for _, _, (_, tensors) in buckets for _, tensor in tensors)
-        return original(self, transforms, buckets)
+    def copy_state(self: Any, request: Any) -> Any:
+        taken.extend(tensor for _, _, (_, tensors) in request.async_fn_args[1] for _, tensor in tensors)
+        return original(self, request)
 
-    writing.Report.put_together = put_together
+    writing.WatchedSaveStrategy.copy_state = copy_state
     trainer = small_runs.build_trainer(max_steps=1, ckpt_async_save=True)
     trainer.fit(small_runs.build_llama(), small_runs.TokenData())
     trainer.save_checkpoint(Path(directory) / "step=1")

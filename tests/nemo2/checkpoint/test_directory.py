@@ -140,6 +140,15 @@ def test_a_checkpoint_of_another_run_keeps_its_name_and_an_unknown_folder_is_set
     assert (aside / "weights" / "part").read_text() == "again" and (target / "weights" / "part").read_text() == "whole"
 
 
+def test_a_folder_that_is_no_checkpoint_is_never_deleted_for_one(tmp_path):
+    """`trainer.save_checkpoint` takes any path, and has no run."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "notes.txt").write_text("mine")
+    saved(tmp_path / "results", 1)
+    [aside] = tmp_path.glob(".damaged-*")
+    assert (aside / "notes.txt").read_text() == "mine" and problems(tmp_path / "results") == []
+
+
 def test_a_kill_while_deleting_leaves_nothing_that_looks_like_a_checkpoint(tmp_path):
     sample = saved(tmp_path / "counting", 1)
     calls = calls_of(lambda: directory.remove(sample))

@@ -24,7 +24,7 @@ def there_and_back() -> list[float]:
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    from nemo2.checkpoint.forms.flat import FlatForm
+    from nemo2.checkpoint.forms.dtensors import FlatForm
 
     wrapped = FullyShardedDataParallel(Layer(2, 2), use_orig_params=True, device_id=torch.device("cpu"))
     form: Any = object.__new__(type("Form", (FlatForm,), {"_wrapped": wrapped}))
@@ -32,7 +32,7 @@ def there_and_back() -> list[float]:
     with torch.no_grad():
         getattr(state["weight"], "_local_tensor", state["weight"]).fill_(3.0)
     form._states = (state, {})
-    form.take_up(model=True, optimizer=False)
+    form.finish_reading(model=True, optimizer=False)
     assert "NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE" not in os.environ
     with FullyShardedDataParallel.summon_full_params(wrapped):
         return wrapped.module.weight.flatten().tolist()

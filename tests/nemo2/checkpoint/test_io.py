@@ -371,7 +371,7 @@ def beyond_a_limit_on_one_rank(directory: str) -> str:
     from nemo2.checkpoint import writing
     from nemo2.errors import SaveFailed
 
-    original = writing.write_files
+    original = writing.WatchedSaveStrategy.write_files
 
     def limited(*args: Any) -> None:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -381,7 +381,7 @@ def beyond_a_limit_on_one_rank(directory: str) -> str:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    with mock.patch.object(writing, "write_files", limited), pytest.raises(SaveFailed) as caught:
+    with mock.patch.object(writing.WatchedSaveStrategy, "write_files", limited), pytest.raises(SaveFailed) as caught:
         small_runs.fit(
             small_runs.build_llama(),
             max_steps=1,

@@ -63,3 +63,35 @@ def test_streams_of_another_kind_of_device_start_anew(monkeypatch: pytest.Monkey
     random_state.load_random_state(state)
     assert tracker.states["model-parallel-rng"].numel() == here
     assert torch.equal(torch.rand(1), expected)  # the other streams go on
+
+
+def streams_of_two_ranks() -> list[float]:
+    """What this rank draws after it has saved its streams, and after each way of loading them."""
+    from megatron.core import tensor_parallel
+
+    from nemo2.backend import get_backend
+    from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams
+    from nemo2.parallel.layout import Layout
+
+    get_backend().install()
+    initialize_model_parallel(Layout(tp=2))
+    seed_random_streams(7)
+
+    def drawn() -> float:
+        with tensor_parallel.get_cuda_rng_tracker().fork():
+            return torch.rand(1).item()
+
+    states = random_state.random_states()
+    draws = [drawn()]
+    own = random_state.own_random_state(states)
+    assert own is not None
+    random_state.load_random_state(own)
+    of_rank_0 = states["random_state/shard_0.0_1.2"]
+    return [*draws, drawn(), float(random_state.own_random_state(of_rank_0) is None)]
+
+
+def test_each_tensor_parallel_rank_continues_its_own_streams(run_on_ranks: Any) -> None:
+    """Not rank 0's, with which all of them would drop the same values."""
+    first, second = run_on_ranks(streams_of_two_ranks, 2)
+    assert first[0] == first[1] != second[1] == second[0]
+    assert first[2] == second[2] == 1.0

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 import nemo2 as nl
 from nemo2 import llm
 from nemo2.checkpoint.context import load_context
-from nemo2.checkpoint.identify import identify
 from nemo2.cli.app import app
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.hugging_face.checkpoint import Checkpoint
+from nemo2.hugging_face.identify import identify
 from support import resharding
-from tests.nemo2.checkpoint.test_identify import MODEL_YAML, torch_dist
+from tests.nemo2.hugging_face.test_identify import MODEL_YAML, torch_dist
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>{% endfor %}"
 SIZES = {

@@ -225,7 +225,7 @@ def test_the_command_that_converts_pickles_is_one(tmp_path: Path) -> None:
     """As `nemo2 show` says it, of a folder whose name needs quoting."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from nemo2.checkpoint.identify import identify
+    from nemo2.hugging_face.identify import identify
     from support.released_models import import_release
     from tests.nemo2.hugging_face.test_api import make_tokenizer
 
@@ -334,7 +334,7 @@ def test_a_disk_that_fills_up_half_way_leaves_nothing(tmp_path: Path, direction:
     with (
         mock.patch("os.pwrite", full(os.pwrite)),
         mock.patch("os.copy_file_range", full(os.copy_file_range)),
-        pytest.raises(CheckpointError, match="No space left on device.*The incomplete import was deleted"),
+        pytest.raises(CheckpointError, match="No space left on device.*The incomplete folder was deleted"),
     ):
         convert(begin, tmp_path / "target")
     assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -119,7 +119,7 @@ def test_an_imported_checkpoint_comes_back_from_an_export_of_it_the_same(
 
 
 def test_inspect_finds_an_imported_checkpoint_whole(begun: Begun) -> None:
-    from nemo2.checkpoint.identify import identify
+    from nemo2.hugging_face.identify import identify
 
     folder = begun.of("mixtral")["folder"]
     found = identify(folder / "imported", verify=True)

@@ -15,7 +15,6 @@ import torch
 from torch.distributed.checkpoint import save
 from typer.testing import CliRunner
 
-from nemo2.checkpoint.identify import identify
 from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.checkpoint.paths import missing
 from nemo2.checkpoint.untrusted import read_metadata
@@ -23,6 +22,7 @@ from nemo2.cli.app import app
 from nemo2.errors import CheckpointError, SecurityError
 from nemo2.from_nemo.recipe import recipe_of
 from nemo2.hugging_face.checkpoint import Checkpoint
+from nemo2.hugging_face.identify import identify
 from support import small_runs
 
 NAME = "llama--val_loss=2.53-step=20-consumed_samples=160-last"
@@ -173,7 +173,7 @@ def test_a_model_of_hugging_face_is_read_by_its_headers(tmp_path):
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     found = identify(tmp_path)
-    assert (found.kind, found.parameters, found.dtypes) == ("Hugging Face", 26, ["bf16"])
+    assert (found.kind, found.parameters, found.dtypes) == ("Hugging Face", 26, ["bfloat16"])
     assert found.problems == ["model-00002-of-00002.safetensors is missing"]
     os.truncate(tmp_path / "model-00001-of-00002.safetensors", 100)
     assert "are needed" in identify(tmp_path).problems[1] or "not a safetensors file" in identify(tmp_path).problems[1]

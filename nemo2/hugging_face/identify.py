@@ -5,10 +5,8 @@ No tensor is loaded and no code runs. Only names and sizes of files, JSON, and t
 ``.metadata`` are read (`untrusted.read_metadata`).
 """
 
-import json
 import math
 import re
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +16,6 @@ from nemo2.checkpoint.directory import (
     CONTEXT_PATH,
     MANIFEST,
     WEIGHTS_PATH,
-    Manifest,
     changed,
     missing_context,
     problems,
@@ -27,9 +24,13 @@ from nemo2.checkpoint.directory import (
     unusable,
 )
 from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, refuse_links
+from nemo2.checkpoint.nemo_context import describe, model_config
 from nemo2.checkpoint.paths import checkpoint_folders, checkpoints_of_runs
+from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
-from nemo2.files import open_regular, read_bounded
+from nemo2.files import read_bounded
+from nemo2.hugging_face.safetensors_files import MOST_INDEX, conversion_of_pickles, read_header
+from nemo2.models.conversion.families import conversion_for
 from nemo2.parallel.layout import SIZE_FIELDS
 
 Kind = Literal[
@@ -38,10 +39,6 @@ Kind = Literal[
 _TRACKER = "latest_checkpointed_iteration.txt"
 _BRIDGE = ("run_config.yaml", "train_state.pt", "latest_train_state.pt")
 _MOST_TRACKER = 1000
-_MOST_INDEX = 64 << 20
-_MOST_HEADER = 100_000_000
-"""The limit of safetensors itself."""
-_NO_COMMAND = "nemo2 cannot read this format"
 
 
 @dataclass
@@ -62,7 +59,7 @@ class Identified:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
-    """The next valid commands."""
+    """The next valid commands. Empty: it is incomplete."""
 
 
 def identify(path: Path | str, *, verify: bool = False) -> Identified:
@@ -77,16 +74,21 @@ def identify(path: Path | str, *, verify: bool = False) -> Identified:
         SecurityError: an entry leads out of its folder.
     """
     kind, folder, others = _find(Path(path).expanduser())
-    describe = _DESCRIBED[kind]
-    found = describe(folder, verify) if describe is _ours else describe(folder)
-    _measure(found)
+    identified = next(describe for name, _, describe in _FORMATS if name == kind)(folder)
+    if verify and kind == "nemo2" and not identified.problems:
+        identified.problems = changed(folder)
+        identified.notes.append(_what_was_compared(folder))
+    if identified.problems:
+        identified.commands = []
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    identified.files, identified.size_bytes = len(files), sum(file.stat().st_size for file in files)
     if others is not None:
-        found.notes.append(
+        identified.notes.append(
             f"the newest of {len(others) + 1} checkpoints in {path}" if others else f"the checkpoint in {path}"
         )
         for other, reason in unusable(folder.parent).items():
-            found.notes.append(f"not usable: {other} ({reason})")
-    return found
+            identified.notes.append(f"not usable: {other} ({reason})")
+    return identified
 
 
 def kind_at(path: Path | str) -> tuple[Kind, Path]:
@@ -105,33 +107,35 @@ def _find(path: Path) -> tuple[Kind, Path, Optional[list[Path]]]:
     if not path.is_dir():
         why = "is not a folder, but a checkpoint is a folder" if path.exists() else "does not exist"
         raise CheckpointError(f"{path} {why}. Give the path of a checkpoint, or a run's directory.")
-    for looks_like, kind in _FORMATS:
-        if looks_like(path):
+    for kind, matches, _ in _FORMATS:
+        if matches(path):
             if kind != "Hugging Face":  # the cache of huggingface_hub consists of links
                 refuse_links(path)
             return kind, path, None
-    inside = _inside(path)
-    if inside:
+    if inside := _inside(path):
         kind, folder, _ = _find(inside[0])
         return kind, folder, inside[1:]
-    raise CheckpointError(_not_one(path))
+    if lost := {**unusable(path), **unusable(path / "checkpoints")}:
+        listed = "; ".join(f"{folder} ({reason})" for folder, reason in lost.items())
+        raise CheckpointError(f"{path} contains no usable checkpoint: {listed}.")
+    raise CheckpointError(
+        f"{path} contains no checkpoint that nemo2 recognizes. nemo2 looks for {MANIFEST} (its own), "
+        f"weights/metadata.json (NeMo 2.0), metadata.json or mp_rank_* or {_TRACKER} (Megatron), and config.json (Hugging "
+        "Face). Give the path that the run printed when it saved, or the run's directory."
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ formats
 
 
-def _is_ours(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
-
-
-def _ours(path: Path, verify: bool) -> Identified:
+def _nemo2(path: Path) -> Identified:
     manifest = read_manifest(path)
     assert manifest is not None
     layout = {name: value for name, value in manifest.layout.items() if name != "world_size"}
     cuts = " ".join(
         f"{name}{value}" for name, value in layout.items() if isinstance(value, int) and value not in (0, 1, False)
     )
-    found = Identified(
+    identified = Identified(
         "nemo2",
         path,
         step=manifest.step,
@@ -141,26 +145,23 @@ def _ours(path: Path, verify: bool) -> Identified:
         versions=manifest.versions,
         problems=problems(path),
     )
-    if verify and not found.problems:
-        found.problems = changed(path)
-        found.notes.append(_what_was_compared(path, manifest))
-    found.notes += [f"context: {problem}" for problem in missing_context(path)]
-    if not found.problems:
-        _read_weights(found, path / WEIGHTS_PATH)
-    if not found.problems:
-        found.commands = [
-            f"nemo2 generate {path} --prompt TEXT",
-            f"nemo2 evaluate {path} --recipe RECIPE",
-            f"nemo2 export {path} --output FOLDER  # for Hugging Face's libraries",
-            f"nemo2 pretrain RECIPE resume.resume_from_path={path}  # resume this run"
-            if not manifest.weights_only
-            else f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights",
-        ]
-    return found
+    identified.notes += [f"context: {problem}" for problem in missing_context(path)]
+    if not identified.problems:
+        _read_weights(identified, path / WEIGHTS_PATH)
+    identified.commands = [
+        f"nemo2 generate {path} --prompt TEXT",
+        f"nemo2 evaluate {path} --recipe RECIPE",
+        f"nemo2 export {path} --output FOLDER  # for Hugging Face's libraries",
+        f"nemo2 pretrain RECIPE resume.resume_from_path={path}  # resume this run"
+        if not manifest.weights_only
+        else f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights",
+    ]
+    return identified
 
 
-def _what_was_compared(path: Path, manifest: Manifest) -> str:
-    if not manifest.hashes:
+def _what_was_compared(path: Path) -> str:
+    manifest = read_manifest(path)
+    if manifest is None or not manifest.hashes:
         return "the version that wrote it computed no hashes"
     of = "of weights/ and context/" if (path / CONTEXT_PATH).is_dir() else "of weights/"
     itself = (
@@ -175,42 +176,31 @@ def _is_torch_dist(path: Path) -> bool:
     return (path / "metadata.json").is_file() or (path / ".metadata").is_file()
 
 
-def _is_nemo(path: Path) -> bool:
-    return _is_torch_dist(path / WEIGHTS_PATH)
-
-
 def _nemo(path: Path) -> Identified:
-    found = Identified("NeMo 2.0", path, step=step_in_name(path))
-    _read_weights(found, path / WEIGHTS_PATH)
+    identified = Identified("NeMo 2.0", path, step=step_in_name(path))
+    _read_weights(identified, path / WEIGHTS_PATH)
     context = path / CONTEXT_PATH
     if not (context / "model.yaml").is_file():
-        found.notes.append("context/model.yaml is missing, so you must name a recipe for the model")
+        identified.notes.append("context/model.yaml is missing, so you must name a recipe for the model")
     else:
-        from nemo2.checkpoint.nemo_context import describe, model_config
-
-        found.layout = _sizes(model_config(path)) or found.layout
-        found.notes.append(describe(path))
+        identified.layout = _sizes(model_config(path)) or identified.layout
+        identified.notes.append(describe(path))
     if (adapters := nemo_adapters(path)) is not None:
-        found.notes.append(adapters)
-        found.commands = [f"nemo2 translate {path} --output recipe.py  # writes its run as a recipe"]
-    elif not found.problems:
+        identified.notes.append(adapters)
+        identified.commands = [f"nemo2 translate {path} --output recipe.py  # writes its run as a recipe"]
+    else:
+        translate = (
+            f"nemo2 translate {path} --output recipe.py  # writes its run as a recipe that starts from its weights"
+        )
         described = any((context / name).is_file() for name in ("io.json", "model.yaml"))
-        found.commands = [
-            *(
-                [
-                    (
-                        f"nemo2 translate {path} --output recipe.py  # writes its run as a recipe that starts from its "
-                        "weights"
-                    )
-                ]
-                * described
-            ),
+        identified.commands = [
+            *([translate] if described else []),
             f"nemo2 pretrain RECIPE resume.restore_config.path={path}  # start from its weights; RECIPE: a recipe of "
             "its model",
             f"nemo2 import {path} --output CHECKPOINT",
             f"nemo2 export {path} --output FOLDER  # for Hugging Face's libraries",
         ]
-    return found
+    return identified
 
 
 def _legacy(path: Path) -> Identified:
@@ -224,7 +214,7 @@ def _legacy(path: Path) -> Identified:
             "one file per rank, readable in its original layout only; Megatron-LM's tools/checkpoint converts it to "
             "torch_dist"
         ],
-        commands=[f"# {_NO_COMMAND}"],
+        commands=["# nemo2 cannot read this format"],
     )
 
 
@@ -238,32 +228,38 @@ def _is_bridge(path: Path) -> bool:
 
 def _megatron(path: Path) -> Identified:
     bridge = _is_bridge(path)
-    found = Identified("Megatron-Bridge" if bridge else "Megatron-LM", path, step=_iteration(path))
+    identified = Identified("Megatron-Bridge" if bridge else "Megatron-LM", path, step=_iteration(path))
     if bridge:
-        _read_run_config(found)
-    _read_weights(found, path)
-    found.notes.append("its names lack the 'module.' prefix that nemo2's names have, so its weights must be imported")
-    if not found.problems:
-        found.commands = [
-            f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: a recipe of its model",
-            f"nemo2 export {path} --recipe RECIPE --output FOLDER  # for Hugging Face's libraries",
-        ]
-    return found
+        _read_run_config(identified)
+    _read_weights(identified, path)
+    identified.notes.append(
+        "its names lack the 'module.' prefix that nemo2's names have, so its weights must be imported"
+    )
+    identified.commands = [
+        f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: a recipe of its model",
+        f"nemo2 export {path} --recipe RECIPE --output FOLDER  # for Hugging Face's libraries",
+    ]
+    return identified
 
 
-def _read_run_config(found: Identified) -> None:
+def _read_run_config(identified: Identified) -> None:
     """The layout in Megatron-Bridge's ``run_config.yaml``, and the class of its model."""
     file = next(
-        (folder / _BRIDGE[0] for folder in (found.path, found.path.parent) if (folder / _BRIDGE[0]).is_file()), None
+        (
+            folder / _BRIDGE[0]
+            for folder in (identified.path, identified.path.parent)
+            if (folder / _BRIDGE[0]).is_file()
+        ),
+        None,
     )
     if file is None:
         return
     try:
         model = read_yaml(file).get("model") or {}
-        found.layout = _sizes(model)
-        found.notes.append(f"model: {str(model.get('_target_', 'unknown')).rpartition('.')[2]}")
+        identified.layout = _sizes(model)
+        identified.notes.append(f"model: {str(model.get('_target_', 'unknown')).rpartition('.')[2]}")
     except (CheckpointError, AttributeError) as error:
-        found.notes.append(f"{file.name} cannot be read ({' '.join(str(error).split())[:80]})")
+        identified.notes.append(f"{file.name} cannot be read ({' '.join(str(error).split())[:80]})")
 
 
 def _sizes(config: dict[str, Any]) -> Optional[str]:
@@ -276,122 +272,94 @@ def _sizes(config: dict[str, Any]) -> Optional[str]:
 
 
 def _bare(path: Path) -> Identified:
-    found = Identified("torch_dist", path, step=step_in_name(path.parent) if path.name == WEIGHTS_PATH else None)
-    _read_weights(found, path)
+    identified = Identified("torch_dist", path, step=step_in_name(path.parent) if path.name == WEIGHTS_PATH else None)
+    _read_weights(identified, path)
     if path.name == WEIGHTS_PATH:
-        found.notes.append(f"the inside of {path.parent}")
-    if not found.problems:
-        found.commands = [f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: a recipe of its model"]
-    return found
-
-
-def conversion_of_pickles(folder: Path) -> str:
-    """The command that converts pickled weights to safetensors with transformers."""
-    new = folder.with_name(f"{folder.name}-safetensors")
-    program = (
-        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"M.from_pretrained({str(folder)!r}, dtype='auto').save_pretrained({str(new)!r}); "
-        f"T.from_pretrained({str(folder)!r}).save_pretrained({str(new)!r})"
-    )
-    return f"python -c {shlex.quote(program)}"
+        identified.notes.append(f"the inside of {path.parent}")
+    identified.commands = [f"nemo2 import {path} --recipe RECIPE --output CHECKPOINT  # RECIPE: a recipe of its model"]
+    return identified
 
 
 def _hugging_face(path: Path) -> Identified:
-    found = Identified("Hugging Face", path, weights_only=True)
+    identified = Identified("Hugging Face", path, weights_only=True)
     config: Any = {}
     try:
         config = read_json(path / "config.json")
-        found.notes.append(f"architecture {', '.join(config.get('architectures') or ['unknown'])}")
+        identified.notes.append(f"architecture {', '.join(config.get('architectures') or ['unknown'])}")
     except (CheckpointError, AttributeError, TypeError) as error:
-        found.problems.append(f"config.json cannot be read ({error})")
+        identified.problems.append(f"config.json cannot be read ({error})")
     for index in path.glob("*.index.json"):
         try:
-            named = sorted(set(read_json(index, at_most=_MOST_INDEX)["weight_map"].values()))
+            named = sorted(set(read_json(index, at_most=MOST_INDEX)["weight_map"].values()))
+            identified.problems += [f"{name} is missing" for name in named if not (path / name).is_file()]
         except (CheckpointError, KeyError, TypeError, AttributeError):
-            found.problems.append(f"{index.name} cannot be read")
+            identified.problems.append(f"{index.name} cannot be read")
+    files, sizes, dtypes = sorted(path.glob("*.safetensors")), list[int](), set[str]()
+    for file in files:
+        try:
+            tensors = read_header(file).values()
+        except CheckpointError as error:
+            identified.problems.append(str(error))
             continue
-        there = {file.name for file in path.iterdir() if file.is_file()}
-        found.problems += [f"{name} is missing" for name in named if name not in there]
-    found.parameters = 0
-    for file in path.glob("*.safetensors"):
-        _read_safetensors(found, file)
-    if not [*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")]:
-        found.parameters = None
-        found.problems.append("it contains no weights")
-    elif not list(path.glob("*.safetensors")):
-        found.parameters = None
-        found.notes.append("the weights are pickle files (.bin); if you trust them, convert them to safetensors")
-        found.commands = [conversion_of_pickles(path)]
-    found.notes.append("the weights of a model, without optimizer state")
-    if found.parameters is not None and not found.problems:
-        if (reason := _not_importable(config)) is not None:
-            found.notes.append(f"nemo2 cannot import it: {reason}")
+        sizes += [math.prod(tensor.shape) for tensor in tensors]
+        dtypes |= {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
+    if files:
+        identified.parameters, identified.dtypes = sum(sizes), sorted(dtypes)
+    elif list(path.glob("pytorch_model*.bin")):
+        identified.notes.append("the weights are pickle files (.bin); if you trust them, convert them to safetensors")
+        identified.commands = [conversion_of_pickles(path)]
+    else:
+        identified.problems.append("it contains no weights")
+    identified.notes.append("the weights of a model, without optimizer state")
+    if files and not identified.problems:
+        try:
+            conversion_for(config).config(config)
+        except Exception as error:  # a file that others wrote, for which an import has the exact error
+            identified.notes.append(f"nemo2 cannot import it: {' '.join(str(error).split())[:300]}")
         else:
-            found.commands = [
+            identified.commands = [
                 f"nemo2 finetune --from {path} --data SAMPLES",
                 f"nemo2 import {path} --output CHECKPOINT",
             ]
-    return found
+    return identified
 
 
-def _not_importable(config: Any) -> Optional[str]:
-    """The reason why nemo2 has no model for a config.json. None: it has one."""
-    from nemo2.models.conversion.families import conversion_for
-
-    try:
-        conversion_for(config).config(config)
-    except Exception as error:  # a file that others wrote, for which an import has the exact error
-        return " ".join(str(error).split())[:300]
-    return None
-
-
-_FORMATS: list[tuple[Callable[[Path], bool], Kind]] = [
-    (_is_ours, "nemo2"),
-    (_is_nemo, "NeMo 2.0"),
-    (lambda path: any(path.glob("mp_rank_*/model_*rng.pt")), "Megatron-LM (legacy)"),
-    (_is_bridge, "Megatron-Bridge"),
-    (_is_iteration, "Megatron-LM"),
-    (_is_torch_dist, "torch_dist"),
-    (lambda path: (path / "config.json").is_file(), "Hugging Face"),
+_FORMATS: list[tuple[Kind, Callable[[Path], bool], Callable[[Path], Identified]]] = [
+    ("nemo2", lambda path: (path / MANIFEST).is_file(), _nemo2),
+    ("NeMo 2.0", lambda path: _is_torch_dist(path / WEIGHTS_PATH), _nemo),
+    ("Megatron-LM (legacy)", lambda path: any(path.glob("mp_rank_*/model_*rng.pt")), _legacy),
+    ("Megatron-Bridge", _is_bridge, _megatron),
+    ("Megatron-LM", _is_iteration, _megatron),
+    ("torch_dist", _is_torch_dist, _bare),
+    ("Hugging Face", lambda path: (path / "config.json").is_file(), _hugging_face),
 ]
-_DESCRIBED: dict[Kind, Callable[..., Identified]] = {
-    "nemo2": _ours,
-    "NeMo 2.0": _nemo,
-    "Megatron-LM (legacy)": _legacy,
-    "Megatron-Bridge": _megatron,
-    "Megatron-LM": _megatron,
-    "torch_dist": _bare,
-    "Hugging Face": _hugging_face,
-}
 
 
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-def _read_weights(found: Identified, weights: Path) -> None:
+def _read_weights(identified: Identified, weights: Path) -> None:
     """Parameters, dtypes and completeness of a ``torch_dist`` folder. It is complete if every file that it names exists
     and is long enough."""
-    from nemo2.checkpoint.untrusted import read_metadata
-
     for name in (".metadata", "metadata.json"):
         if not (weights / name).is_file():
-            found.problems.append(f"{weights.name}/{name} is missing")
+            identified.problems.append(f"{weights.name}/{name} is missing")
     if not (weights / ".metadata").is_file():
         return
     try:
         metadata = read_metadata(weights)
     except CheckpointError as error:
-        found.problems.append(str(error))
+        identified.problems.append(str(error))
         return
     tensors = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "size")}
     model = {name: entry for name, entry in tensors.items() if not name.startswith("optimizer.")}
     # A tensor that layers of another kind store under a second name counts once.
     first = {index.fqn: (info.relative_path, info.offset) for index, info in (metadata.storage_data or {}).items()}
     once = {first.get(name, name): entry for name, entry in model.items()}
-    found.parameters = sum(math.prod(entry.size) for entry in once.values())
-    found.dtypes = sorted({str(entry.properties.dtype).removeprefix("torch.") for entry in model.values()})
-    if found.weights_only is None:
-        found.weights_only = len(model) == len(tensors)
+    identified.parameters = sum(math.prod(entry.size) for entry in once.values())
+    identified.dtypes = sorted({str(entry.properties.dtype).removeprefix("torch.") for entry in model.values()})
+    if identified.weights_only is None:
+        identified.weights_only = len(model) == len(tensors)
     needed: dict[str, int] = {}
     # `read_metadata` has checked that each name is a path inside the folder.
     for info in (metadata.storage_data or {}).values():
@@ -399,36 +367,14 @@ def _read_weights(found: Identified, weights: Path) -> None:
     for name, length in sorted(needed.items()):
         file = weights / name
         if not file.is_file():
-            found.problems.append(f"{weights.name}/{name} is missing")
+            identified.problems.append(f"{weights.name}/{name} is missing")
         elif file.stat().st_size < length:
-            found.problems.append(f"{weights.name}/{name} has {file.stat().st_size} bytes, but {length} are needed")
-    if found.layout is None:
+            identified.problems.append(
+                f"{weights.name}/{name} has {file.stat().st_size} bytes, but {length} are needed"
+            )
+    if identified.layout is None:
         writers = {match[1] for name in needed if (match := re.match(r"(?:\w*?)__(\d+)_", name))}
-        found.layout = f"written by {len(writers)} ranks" if writers else None
-
-
-def _read_safetensors(found: Identified, file: Path) -> None:
-    """The header of a safetensors file: 8 bytes of length, then JSON with each tensor's dtype, shape and place."""
-    try:
-        with open_regular(file) as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > min(file.stat().st_size, _MOST_HEADER):
-                raise ValueError("its header is longer than the file or than any valid header")
-            header: dict[str, Any] = json.loads(stream.read(length))
-        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
-        needed = 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        found.problems.append(f"{file.name} is not a safetensors file ({error})")
-        return
-    if file.stat().st_size < needed:
-        found.problems.append(f"{file.name} has {file.stat().st_size} bytes, but {needed} are needed")
-    found.parameters = (found.parameters or 0) + sum(math.prod(entry["shape"]) for entry in tensors)
-    found.dtypes = sorted({*found.dtypes, *(entry["dtype"].lower() for entry in tensors)})
-
-
-def _measure(found: Identified) -> None:
-    files = [file for file in found.path.rglob("*") if file.is_file()]
-    found.files, found.size_bytes = len(files), sum(file.stat().st_size for file in files)
+        identified.layout = f"written by {len(writers)} ranks" if writers else None
 
 
 def _inside(path: Path) -> list[Path]:
@@ -445,21 +391,9 @@ def _inside(path: Path) -> list[Path]:
         for where in checkpoint_folders(path)
         if where.is_dir()
         for folder in where.iterdir()
-        if folder.is_dir() and _is_nemo(folder)
+        if folder.is_dir() and _is_torch_dist(folder / WEIGHTS_PATH)
     )
     return sorted(theirs, key=lambda folder: (step_in_name(folder) or -1, folder.stat().st_mtime), reverse=True)
-
-
-def _not_one(path: Path) -> str:
-    lost = {**unusable(path), **unusable(path / "checkpoints")}
-    if lost:
-        listed = "; ".join(f"{folder} ({reason})" for folder, reason in lost.items())
-        return f"{path} contains no usable checkpoint: {listed}."
-    return (
-        f"{path} contains no checkpoint that nemo2 recognizes. nemo2 looks for {MANIFEST} (its own), "
-        f"weights/metadata.json (NeMo 2.0), metadata.json or mp_rank_* or {_TRACKER} (Megatron), and config.json (Hugging "
-        "Face). Give the path that the run printed when it saved, or the run's directory."
-    )
 
 
 def _iteration(path: Path) -> Optional[int]:
