@@ -14,8 +14,9 @@ from nemo2.trace.events import kind_of_group
 def communicate() -> list[dict[str, Any]]:
     from nemo2.trace.recorder import CommunicationRecorder
 
-    group = dist.new_group([0, 1], group_desc="DATA_PARALLEL_GROUP_WITH_CP")
-    pipeline = dist.new_group([0, 1], group_desc="PIPELINE_MODEL_PARALLEL_GROUP")
+    # gloo's, because a machine with GPUs gives its ranks NCCL, which has no collectives of CPU tensors.
+    group = dist.new_group([0, 1], backend="gloo", group_desc="DATA_PARALLEL_GROUP_WITH_CP")
+    pipeline = dist.new_group([0, 1], backend="gloo", group_desc="PIPELINE_MODEL_PARALLEL_GROUP")
     rank = dist.get_rank()
     with CommunicationRecorder() as recorder:
         x, y = torch.ones(1000), torch.empty(2000)
