@@ -2,6 +2,7 @@
 """``nemo2 doctor``: reports what is installed or missing, and what this machine can run."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from nemo2.cli.adapter import Result
@@ -21,23 +22,25 @@ def doctor() -> Result:
     findings = [*examine(), _left_behind()]
     text = report(findings, colours=is_terminal(sys.stdout))
     broken = any(finding.state == "broken" for finding in findings)
-    return Result([finding.as_dict() for finding in findings], text, int(broken))
+    return Result([asdict(finding) for finding in findings], text, int(broken))
 
 
 def _left_behind() -> Finding:
     """Folders of killed launches, whose processes could no longer delete them."""
     from nemo_run.config import get_nemorun_home
 
+    from nemo2.doctor.finding import checked
     from nemo2.doctor.machine import TOPIC
     from nemo2.launch.local import leftovers
 
     folder = Path(get_nemorun_home()) / "nemo2"
-    found = leftovers(folder) if folder.is_dir() else []
-    return Finding(
+    left = leftovers(folder) if folder.is_dir() else []
+    return checked(
+        not left,
+        otherwise="note",
         topic=TOPIC,
         name="leftovers",
-        state="note" if found else "ok",
-        value=f"{len(found)} directories of killed launches, in {folder}" if found else "none",
-        costs="they contain the recipes of these runs" if found else "",
-        fix="the next launch deletes them; resuming a run deletes its unfinished saves" if found else "",
+        value=f"{len(left)} directories of killed launches, in {folder}" if left else "none",
+        costs="they contain the recipes of these runs",
+        fix="the next launch deletes them; resuming a run deletes its unfinished saves",
     )

@@ -18,7 +18,7 @@ from typing import Any, Optional
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-from nemo2.trace.events import Span, kernel_kind
+from nemo2.trace.events import kernel_kind
 
 # torch 2.13 has renamed some methods and keeps their old names.
 _METHODS = {
@@ -66,7 +66,7 @@ class Communication:
 
 
 class CommunicationRecorder:
-    """A context that records this process's communication in `found`, in the order in which it starts.
+    """A context that records this process's communication in `communications`, in the order in which it starts.
 
     The wrappers cost some microseconds per call and change nothing else. Only one recorder can be active at a time.
 
@@ -77,7 +77,7 @@ class CommunicationRecorder:
     _active: Optional["CommunicationRecorder"] = None
 
     def __init__(self) -> None:
-        self.found: list[Communication] = []
+        self.communications: list[Communication] = []
         self._originals: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -99,30 +99,17 @@ class CommunicationRecorder:
         self._originals.clear()
         CommunicationRecorder._active = None
 
-    def spans(self) -> list[Span]:
-        """Finished events, in microseconds since the epoch."""
-        return [
-            Span(
-                kind=one.kind,
-                name=one.name,
-                start=one.issued / 1000,
-                end=one.done / 1000,
-                size_bytes=one.size_bytes,
-            )
-            for one in self.found
-            if one.done is not None
-        ]
-
     def _wrapped(self, name: str, original: Any) -> Any:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             entry = Communication(
                 name=_METHODS[name],
                 group=getattr(group, "group_desc", "") or "",
-                size_bytes=_bytes(args),
+                # A rank's input or output, whichever is larger.
+                size_bytes=max(map(_size, args), default=0),
                 issued=time.time_ns(),
             )
             with self._lock:
-                self.found.append(entry)
+                self.communications.append(entry)
             work = original(group, *args, **kwargs)
             entry.returned = time.time_ns()
             if work is None:
@@ -162,15 +149,6 @@ class _Watched:
         del future
         if self._entry.done is None:
             self._entry.done = time.time_ns()
-
-
-def _bytes(arguments: Any) -> int:
-    """The bytes of the largest tensor or list of tensors among the arguments: a rank's input or output, whichever is
-    larger."""
-    sizes = [0]
-    for argument in arguments:
-        sizes.append(_size(argument))
-    return max(sizes)
 
 
 def _size(value: Any) -> int:

@@ -32,7 +32,7 @@ def communicate() -> list[dict[str, Any]]:
         with pytest.raises(RuntimeError, match="active"), CommunicationRecorder():
             pass
     dist.all_reduce(x, group=group)
-    return [vars(one) | {"kind": one.kind} for one in recorder.found]
+    return [vars(one) | {"kind": one.kind} for one in recorder.communications]
 
 
 @pytest.mark.quick
