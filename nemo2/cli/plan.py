@@ -77,7 +77,7 @@ def plan(
     failures = Failures.of_llama3(
         save_seconds=save, restart_seconds=restart, **({"per_gpu_hour": 1 / mtbf} if mtbf else {})
     )
-    made = make(
+    prediction = make(
         recipe,
         name=name,
         gpus=kind,
@@ -86,7 +86,7 @@ def plan(
         failures=failures,
         headroom=headroom,
     )
-    return Result(made.to_dict(), render(made), int(not made.fits))
+    return Result(prediction.to_dict(), render(prediction), int(not prediction.fits))
 
 
 def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path]) -> Result:
@@ -98,12 +98,12 @@ def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, h
     from nemo2.settle import Machine, on
 
     subject = read_recipe(on(recipe, Machine.named(kind)), gpu(kind))
-    found = look(subject, limit=limit, headroom=headroom)
+    result = look(subject, limit=limit, headroom=headroom)
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
-    text = render_search(found, title=title)
+    text = render_search(result, title=title)
     if html is not None:
         from nemo2.planner.page import render_page
 
-        write_file(html, render_page(found, title=title))
+        write_file(html, render_page(result, title=title))
         text += f"\npage: {html}"
-    return Result(as_dict(found), text)
+    return Result(as_dict(result), text)

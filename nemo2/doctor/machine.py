@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from nemo2.columns import byte_size
 from nemo2.doctor.finding import Finding, State, checked
 
 TOPIC = "This machine"
@@ -31,7 +32,7 @@ def resources() -> Iterator[Finding]:
         import psutil
 
         memory = psutil.virtual_memory()
-        value = f"{_size(memory.available)} free of {_size(memory.total)}"
+        value = f"{byte_size(memory.available)} free of {byte_size(memory.total)}"
         yield Finding(topic=TOPIC, name="memory", state="ok", value=value)
     except ImportError:
         pass  # reported among the packages
@@ -42,7 +43,7 @@ def resources() -> Iterator[Finding]:
             otherwise="note",
             topic=TOPIC,
             name="shared memory",
-            value=f"{_size(free)} free in /dev/shm",
+            value=f"{byte_size(free)} free in /dev/shm",
             costs="data loader workers use it to pass batches, and die with a bus error when it is full",
             fix="start the container with --shm-size=8g or --ipc=host, or set data.num_workers=0",
         )
@@ -52,7 +53,7 @@ def resources() -> Iterator[Finding]:
         otherwise="note",
         topic=TOPIC,
         name="disk",
-        value=f"{_size(free)} free in the working directory",
+        value=f"{byte_size(free)} free in the working directory",
         costs="checkpoints take about 14 bytes per parameter",
         fix="log to a larger disk (--dir, log.log_dir)",
     )
@@ -91,7 +92,7 @@ def devices() -> Iterator[Finding]:
         have = (properties.major, properties.minor)
         formats = ["bf16" if have >= (8, 0) else "fp16"]
         formats += [name for name, recipe in _FORMATS.items() if what_is_lacking(recipe, capability=have) is None]
-        value = f"{properties.name}, {_size(properties.total_memory)}, {', '.join(formats)} ({build})"
+        value = f"{properties.name}, {byte_size(properties.total_memory)}, {', '.join(formats)} ({build})"
         yield Finding(topic=TOPIC, name=f"GPU {index}", state="ok", value=value)
 
 
@@ -191,11 +192,3 @@ def try_gloo(seconds: float = GLOO_SECONDS) -> str | None:
     worker.start()
     worker.join(seconds)
     return answer[0] if answer else f"no answer within {seconds:g} s"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

@@ -3,8 +3,9 @@
 
 from nemo2.config.overrides import in_shell
 from nemo2.gpus import GIB
-from nemo2.pictures import Canvas, Point, page, scatter_chart
-from nemo2.pictures.page import cards, figure, paragraph, section, table
+from nemo2.pictures.charts import Point, scatter_chart
+from nemo2.pictures.page import cards, figure, page, paragraph, section, table
+from nemo2.pictures.svg import Canvas
 from nemo2.planner.search import SearchResult
 from nemo2.planner.text import seconds
 
