@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nemo2.cli.adapter import Result
-from nemo2.doctor import Finding
+from nemo2.doctor import Finding, checked
 from nemo2.run_dir.terminal import is_terminal
 
 
@@ -29,7 +29,6 @@ def _left_behind() -> Finding:
     """Folders of killed launches, whose processes could no longer delete them."""
     from nemo_run.config import get_nemorun_home
 
-    from nemo2.doctor.finding import checked
     from nemo2.doctor.machine import TOPIC
     from nemo2.launch.local import leftovers
 

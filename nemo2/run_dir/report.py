@@ -115,10 +115,8 @@ def _charts(records: list[dict[str, Any]], marks: list[Mark]) -> str:
     ):
         points = by_step_done(series(records, name))
         if points:
-            noisy = name not in ("lr",)
-            lines = [Series(name="", points=points, smooth=noisy)]
-            chart = line_chart(title, lines, y_label=unit, width=520, marks=marks)
-            charts.append((title, chart, False))
+            line = Series(name="", points=points, smooth=name != "lr")
+            charts.append((title, line_chart(title, [line], y_label=unit, width=520, marks=marks), False))
     return figures([*charts, *_evaluation_charts(records)])
 
 

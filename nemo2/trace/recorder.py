@@ -21,27 +21,18 @@ from torch._C._distributed_c10d import ProcessGroup
 from nemo2.trace.events import kernel_kind
 
 # torch 2.13 has renamed some methods and keeps their old names.
-_METHODS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "allgather": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "_allgather_base": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "all_gather_single": "all_gather",
-    "all_gather_single_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_single_coalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast",
-    "send": "send",
-    "recv": "recv",
+_GATHERS = ("allgather_into_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced")
+_SCATTERS = ("reduce_scatter_tensor_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced")
+_NAMES = {
+    "all_reduce": ("allreduce", "allreduce_coalesced"),
+    "all_gather": ("allgather", "allgather_coalesced", "_allgather_base", *_GATHERS),
+    "reduce_scatter": ("reduce_scatter", "_reduce_scatter_base", *_SCATTERS),
+    "all_to_all": ("alltoall", "alltoall_base", "all_to_all_single"),
+    "broadcast": ("broadcast",),
+    "send": ("send",),
+    "recv": ("recv",),
 }
+_METHODS = {method: name for name, methods in _NAMES.items() for method in methods}
 
 
 @dataclass(eq=False)
