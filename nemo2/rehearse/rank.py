@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
-from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import combined_1f1b, schedules
