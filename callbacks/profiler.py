@@ -132,7 +132,7 @@ class PytorchProfilerCallback(pl.Callback):
         messages = []
         if self._recorder is not None:
             self._recorder.__exit__(None, None, None)
-            messages, self._recorder = self._recorder.found, None
+            messages, self._recorder = self._recorder.communications, None
         profiler.stop()
         folder = Path(self.trace_dir) if self.trace_dir is not None else directory_of(trainer) / TRACES
         folder.mkdir(parents=True, exist_ok=True)

@@ -104,3 +104,12 @@ def short_count(value: Optional[float]) -> str:
         if value >= limit:
             return f"{value / limit:.3g}{suffix}"
     return str(int(value))
+
+
+def byte_size(count: float) -> str:
+    """``1288490189`` bytes as ``1.2 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -2,10 +2,11 @@
 """``nemo2 doctor``: reports what is installed or missing, and what this machine can run."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from nemo2.cli.adapter import Result
-from nemo2.doctor import Finding
+from nemo2.doctor import Finding, checked
 from nemo2.run_dir.terminal import is_terminal
 
 
@@ -21,7 +22,7 @@ def doctor() -> Result:
     findings = [*examine(), _left_behind()]
     text = report(findings, colours=is_terminal(sys.stdout))
     broken = any(finding.state == "broken" for finding in findings)
-    return Result([finding.as_dict() for finding in findings], text, int(broken))
+    return Result([asdict(finding) for finding in findings], text, int(broken))
 
 
 def _left_behind() -> Finding:
@@ -32,12 +33,13 @@ def _left_behind() -> Finding:
     from nemo2.launch.local import leftovers
 
     folder = Path(get_nemorun_home()) / "nemo2"
-    leftover = leftovers(folder) if folder.is_dir() else []
-    return Finding(
+    left = leftovers(folder) if folder.is_dir() else []
+    return checked(
+        not left,
+        otherwise="note",
         topic=TOPIC,
         name="leftovers",
-        state="note" if leftover else "ok",
-        value=f"{len(leftover)} directories of killed launches, in {folder}" if leftover else "none",
-        costs="they contain the recipes of these runs" if leftover else "",
-        fix="the next launch deletes them; resuming a run deletes its unfinished saves" if leftover else "",
+        value=f"{len(left)} directories of killed launches, in {folder}" if left else "none",
+        costs="they contain the recipes of these runs",
+        fix="the next launch deletes them; resuming a run deletes its unfinished saves",
     )

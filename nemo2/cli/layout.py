@@ -51,15 +51,15 @@ def layout_of(
 def _one_rank(placement: object, rank: int) -> str:
     from nemo2.errors import ConfigError
     from nemo2.pictures.placement import describe_rank
-    from nemo2.pictures.ranks import GROUP_NAMES, Placement
+    from nemo2.pictures.ranks import Placement
     from nemo2.pictures.terminal import ranks_text
 
     assert isinstance(placement, Placement)
     if rank >= placement.world_size:
         raise ConfigError(f"--rank {rank}: must be 0 to {placement.world_size - 1}, the ranks of this layout.")
     lines = [describe_rank(placement, rank)]
-    for kind, words in GROUP_NAMES.items():
+    for kind, words in placement.kinds.items():
         group = placement.group_of(kind, rank)
-        if len(group) > 1 and (placement.num_experts or kind not in ("etp", "ep", "expert_dp")):
+        if len(group) > 1:
             lines.append(f"{words} group: {ranks_text(group)}")
     return "\n".join(lines)

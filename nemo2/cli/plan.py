@@ -72,7 +72,7 @@ def plan(
     failures = Failures.of_llama3(
         save_seconds=save, restart_seconds=restart, **({"per_gpu_hour": 1 / mtbf} if mtbf else {})
     )
-    predicted = make(
+    prediction = make(
         recipe,
         name=name,
         gpus=kind,
@@ -81,7 +81,7 @@ def plan(
         failures=failures,
         headroom=headroom,
     )
-    return Result(predicted.to_dict(), render(predicted), int(not predicted.fits))
+    return Result(prediction.to_dict(), render(prediction), int(not prediction.fits))
 
 
 def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path]) -> Result:
@@ -93,12 +93,12 @@ def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, h
     from nemo2.settle import Machine, on
 
     subject = read_recipe(on(recipe, Machine.named(kind)), gpu(kind))
-    candidates = look(subject, limit=limit, headroom=headroom)
+    result = look(subject, limit=limit, headroom=headroom)
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
-    text = render_search(candidates, title=title)
+    text = render_search(result, title=title)
     if html is not None:
         from nemo2.planner.page import render_page
 
-        write_file(html, render_page(candidates, title=title))
+        write_file(html, render_page(result, title=title))
         text += f"\npage: {html}"
-    return Result(as_dict(candidates), text)
+    return Result(as_dict(result), text)

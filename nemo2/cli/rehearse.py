@@ -12,7 +12,7 @@ from nemo2.cli.commands import not_with, only_with
 from nemo2.cli.flags import UNCHANGED, Html, RecipeOptions, kind_of, recipe_on
 from nemo2.cli.sources import Overrides, RecipeName
 from nemo2.files import write_file
-from nemo2.gpus import DEFAULT, HEADROOM
+from nemo2.gpus import DEFAULT, HEADROOM, gpu
 
 
 def rehearse(
@@ -65,24 +65,11 @@ def rehearse(
     text = render(result)
     if html is not None:
         from nemo2.rehearse.page import render_page
+        from nemo2.rehearse.step_timeline import Rates
 
-        write_file(html, render_page(result, _rates(result.gpu)))
+        write_file(html, render_page(result, Rates.of(gpu(result.gpu))))
         text += f"\npage: {html}"
     return Result(result.to_dict(), text, int(not result.verdict.fits))
-
-
-REACHED = 0.5
-"""The fraction of the data sheet's FLOP/s that the pipeline's picture assumes for matrix products."""
-
-
-def _rates(gpu: str) -> Any:
-    from nemo2.gpus import gpu as data_sheet
-    from nemo2.rehearse.step_timeline import Rates
-
-    sheet = data_sheet(gpu)
-    return Rates(
-        flops=REACHED * sheet.rate("bf16"), link=sheet.nvlink, network=sheet.network, gpus_per_node=sheet.domain
-    )
 
 
 def _train_tiny(recipe: Any, name: str, *, processes: int, steps: int, directory: Optional[Path]) -> Result:

@@ -6,7 +6,8 @@
 config prints an error.
 """
 
-from html import escape
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
@@ -19,12 +20,13 @@ from nemo2.config.walk import place_of
 _OPEN = 2
 """Levels that are expanded at first."""
 _LONGEST = 160
-_STYLE = (
-    "<style>.nemo2-tree{font:13px/1.5 ui-monospace,monospace;overflow-wrap:anywhere}"
-    ".nemo2-tree details,.nemo2-tree div{margin-left:1.2em}"
-    ".nemo2-tree>details,.nemo2-tree>div{margin-left:0}.nemo2-tree summary{cursor:pointer}"
-    ".nemo2-tree i{font-style:normal;opacity:.62}.nemo2-tree b{font-weight:600}</style>"
-)
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, FileSystemLoader
+
+    return Environment(autoescape=True, loader=FileSystemLoader(Path(__file__).parent)).get_template("tree.html")
 
 
 def html_tree(node: Any) -> str:
@@ -33,37 +35,29 @@ def html_tree(node: Any) -> str:
     A tooltip shows the line that set each value. A config that is used in two places is shown at the first, and the
     second refers to it.
     """
-    return f'{_STYLE}<div class="nemo2-tree">{_Tree().shown("", node, "", 0, "")}</div>'
+    first: dict[int, str] = {}
 
-
-class _Tree:
-    def __init__(self) -> None:
-        self.first: dict[int, str] = {}
-
-    def shown(self, label: str, value: Any, path: str, depth: int, who: str) -> str:
-        name = f"<b>{escape(label)}</b> " if label else ""
-        tip = f' title="{escape(who)}"' if who else ""
+    def branch(label: str, value: Any, path: str, tip: str) -> dict[str, Any]:
+        """``text`` and ``soft`` follow the label, and ``children`` are branches."""
+        if id(value) in first:
+            return {"label": label, "tip": tip, "soft": f"same as {first[id(value)]}"}
+        text, soft = "", ""
         if isinstance(value, fdl.Buildable):
-            if id(value) in self.first:
-                return f"<div{tip}>{name}<i>same as {escape(self.first[id(value)])}</i></div>"
-            self.first[id(value)] = path or "the recipe"
+            first[id(value)] = path or "the recipe"
             target = value.__fn_or_cls__
-            where = f" <i>{escape(getattr(target, '__module__', '') or '')}</i>"
-            head = f"{name}{escape(getattr(target, '__qualname__', str(target)))}{where}"
+            text, soft = getattr(target, "__qualname__", str(target)), getattr(target, "__module__", "")
         elif holds_configs(value):
-            head = f"{name}<i>{len(value)} of them</i>" if len(value) > 1 else name
+            soft = f"{len(value)} of them" if len(value) > 1 else ""
         else:
             text = shown_value(value)
-            text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
-            return f"<div{tip}>{name}{escape(text)}</div>"
-        inner = "".join(
-            self.shown(_label(step), child, f"{path}{step}".removeprefix("."), depth + 1, _who(value, step))
+            return {"label": label, "tip": tip, "text": text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."}
+        children = [
+            branch(_label(step), child, f"{path}{step}".removeprefix("."), _who(value, step))
             for step, child in effective_children(value, defaults=False)
-        )
-        if not inner:
-            return f"<div{tip}>{head}</div>"
-        opened = " open" if depth < _OPEN else ""
-        return f"<details{opened}><summary{tip}>{head}</summary>{inner}</details>"
+        ]
+        return {"label": label, "tip": tip, "text": text, "soft": soft, "children": children}
+
+    return _template().render(root=branch("", node, "", ""), levels=_OPEN)
 
 
 def _label(step: str) -> str:

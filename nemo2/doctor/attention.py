@@ -14,7 +14,7 @@ from typing import Any
 
 from nemo2.backend.cudnn import loaded_cudnn
 from nemo2.backend.extras import have_te
-from nemo2.doctor.finding import Finding
+from nemo2.doctor.finding import Finding, checked
 from nemo2.doctor.machine import TOPIC
 
 SECONDS = 180.0
@@ -41,16 +41,14 @@ def attention() -> Iterator[Finding]:
 def finding(answer: dict[str, Any]) -> Finding:
     """The finding of what the process answered: ``error``, and the files of ``cudnn`` that it had loaded."""
     error, files = answer["error"], answer["cudnn"]
-    if not error:
-        return Finding(topic=TOPIC, name="attention", state="ok", value="Transformer Engine's, forward and backward")
     fix = _UNFUSED
     if "RESHAPE_MODE" in error:
         fix = _NEWER
     elif len(files) > 1:
         fix = _ANOTHER
-    value = f"Transformer Engine's attention fails: {error}"
+    value = f"Transformer Engine's attention fails: {error}" if error else "Transformer Engine's, forward and backward"
     costs = f"two versions of cuDNN are loaded: {', '.join(files)}" if len(files) > 1 else "no model trains on this GPU"
-    return Finding(topic=TOPIC, name="attention", state="broken", value=value, costs=costs, fix=fix)
+    return checked(not error, topic=TOPIC, name="attention", value=value, costs=costs, fix=fix)
 
 
 def main() -> None:

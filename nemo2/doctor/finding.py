@@ -3,8 +3,8 @@
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from nemo2.columns import columns
 
@@ -39,8 +39,13 @@ class Finding:
         """The value, the consequence and the remedy, one line each."""
         return "\n".join(filter(None, (self.value, self.costs, self.fix and f"-> {self.fix}")))
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+
+def checked(ok: object, *, otherwise: State = "broken", costs: str = "", fix: str = "", **facts: str) -> Finding:
+    """A finding with the state ``otherwise``, its costs and its fix if something is not ``ok``.
+
+    ``facts`` are the topic, the name and the value.
+    """
+    return Finding(state="ok", **facts) if ok else Finding(state=otherwise, costs=costs, fix=fix, **facts)
 
 
 def report(findings: Iterable[Finding], *, colours: bool = False) -> str:

@@ -10,7 +10,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from nemo2.doctor.finding import Finding
+from nemo2.columns import byte_size
+from nemo2.doctor.finding import Finding, State, checked
 
 TOPIC = "This machine"
 LEAST_SHARED_MEMORY = 256 * 2**20
@@ -19,6 +20,8 @@ LEAST_DISK = 20 * 2**30
 """The recommended free bytes of the disk. A checkpoint takes 14 bytes per parameter (bf16 weights, fp32 main parameters
 and two moments), so 20 GiB hold a checkpoint of 1.5 billion parameters."""
 GLOO_SECONDS = 3.0
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""The CPU time that a container gets: ``150000 100000`` for 1.5 cores, ``max 100000`` for all."""
 
 _FORMATS = {"fp8": "delayed", "fp8 blockwise": "blockwise", "mxfp8": "mxfp8", "fp4": "nvfp4"}
 """The names of formats below 16 bits, and the recipe that needs each."""
@@ -26,39 +29,35 @@ _FORMATS = {"fp8": "delayed", "fp8 blockwise": "blockwise", "mxfp8": "mxfp8", "f
 
 def resources() -> Iterator[Finding]:
     """Cores, memory, shared memory and disk that a run may use."""
-    cores = usable_cores()
-    yield Finding(topic=TOPIC, name="CPU cores", state="ok", value=f"{cores:g}")
+    yield Finding(topic=TOPIC, name="CPU cores", state="ok", value=f"{usable_cores():g}")
     try:
         import psutil
 
         memory = psutil.virtual_memory()
-        yield Finding(
-            topic=TOPIC, name="memory", state="ok", value=f"{_size(memory.available)} free of {_size(memory.total)}"
-        )
+        value = f"{byte_size(memory.available)} free of {byte_size(memory.total)}"
+        yield Finding(topic=TOPIC, name="memory", state="ok", value=value)
     except ImportError:
         pass  # reported among the packages
     if Path("/dev/shm").is_dir():
         free = shutil.disk_usage("/dev/shm").free
-        small = free < LEAST_SHARED_MEMORY
-        yield Finding(
+        yield checked(
+            free >= LEAST_SHARED_MEMORY,
+            otherwise="note",
             topic=TOPIC,
             name="shared memory",
-            state="note" if small else "ok",
-            value=f"{_size(free)} free in /dev/shm",
-            costs="data loader workers use it to pass batches, and die with a bus error when it is full"
-            if small
-            else "",
-            fix="start the container with --shm-size=8g or --ipc=host, or set data.num_workers=0" if small else "",
+            value=f"{byte_size(free)} free in /dev/shm",
+            costs="data loader workers use it to pass batches, and die with a bus error when it is full",
+            fix="start the container with --shm-size=8g or --ipc=host, or set data.num_workers=0",
         )
     free = shutil.disk_usage(Path.cwd()).free
-    small = free < LEAST_DISK
-    yield Finding(
+    yield checked(
+        free >= LEAST_DISK,
+        otherwise="note",
         topic=TOPIC,
         name="disk",
-        state="note" if small else "ok",
-        value=f"{_size(free)} free in the working directory",
-        costs="checkpoints take about 14 bytes per parameter" if small else "",
-        fix="log to a larger disk (--dir, log.log_dir)" if small else "",
+        value=f"{byte_size(free)} free in the working directory",
+        costs="checkpoints take about 14 bytes per parameter",
+        fix="log to a larger disk (--dir, log.log_dir)",
     )
 
 
@@ -68,35 +67,25 @@ def devices() -> Iterator[Finding]:
 
     build = f"torch {torch.__version__}, {'CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'}"
     if not torch.cuda.is_available():
-        driver = shutil.which("nvidia-smi")
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        if driver and hidden:
-            costs, fix, state = (
-                "CUDA_VISIBLE_DEVICES hides the GPUs of this machine",
-                "unset CUDA_VISIBLE_DEVICES",
-                "note",
-            )
-        elif driver and torch.version.cuda is None:
-            costs, state = "this machine has an NVIDIA driver, but this torch is built for CPUs", "broken"
-            fix = "install torch from PyTorch's CUDA index (https://pytorch.org/get-started/locally)"
-        elif driver:
-            costs, state = (
-                "this machine has an NVIDIA driver, but torch can't use it: the driver may be older than torch's CUDA",
-                "broken",
-            )
-            fix = "nvidia-smi shows the driver's CUDA version; install a torch for this CUDA version or an older one"
-        else:
-            costs, fix, state = "", "", "ok"
+        state: State = "ok"
+        costs = fix = ""
+        if shutil.which("nvidia-smi") is not None:
+            state = "broken"
+            if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+                state, costs = "note", "CUDA_VISIBLE_DEVICES hides the GPUs of this machine"
+                fix = "unset CUDA_VISIBLE_DEVICES"
+            elif torch.version.cuda is None:
+                costs = "this machine has an NVIDIA driver, but this torch is built for CPUs"
+                fix = "install torch from PyTorch's CUDA index (https://pytorch.org/get-started/locally)"
+            else:
+                costs = "this machine has an NVIDIA driver, but torch can't use it: it may be older than torch's CUDA"
+                fix = "nvidia-smi shows the driver's CUDA version; install a torch for this version or an older one"
         yield Finding(topic=TOPIC, name="GPUs", state=state, value=f"none ({build})", costs=costs, fix=fix)
-        yield Finding(
-            topic=TOPIC,
-            name="can run",
-            state="ok",
-            value=(
-                f"up to {max(1, int(usable_cores()))} CPU processes over gloo at full speed: nemo2 pretrain llama_tiny "
-                "--devices 2"
-            ),
+        value = (
+            f"up to {max(1, int(usable_cores()))} CPU processes over gloo at full speed: nemo2 pretrain llama_tiny "
+            "--devices 2"
         )
+        yield Finding(topic=TOPIC, name="can run", state="ok", value=value)
         return
     from nemo2.precision import what_is_lacking
 
@@ -105,12 +94,8 @@ def devices() -> Iterator[Finding]:
         have = (properties.major, properties.minor)
         formats = ["bf16" if have >= (8, 0) else "fp16"]
         formats += [name for name, recipe in _FORMATS.items() if what_is_lacking(recipe, capability=have) is None]
-        yield Finding(
-            topic=TOPIC,
-            name=f"GPU {index}",
-            state="ok",
-            value=f"{properties.name}, {_size(properties.total_memory)}, {', '.join(formats)} ({build})",
-        )
+        value = f"{properties.name}, {byte_size(properties.total_memory)}, {', '.join(formats)} ({build})"
+        yield Finding(topic=TOPIC, name=f"GPU {index}", state="ok", value=value)
 
 
 def network() -> Iterator[Finding]:
@@ -118,49 +103,37 @@ def network() -> Iterator[Finding]:
     import torch.distributed as dist
 
     if not dist.is_available():
-        yield Finding(
-            topic=TOPIC,
-            name="torch.distributed",
-            state="broken",
-            value="not built in",
-            fix="install a torch with torch.distributed",
-        )
+        fix = "install a torch with torch.distributed"
+        yield Finding(topic=TOPIC, name="torch.distributed", state="broken", value="not built in", fix=fix)
         return
-    interface = os.environ.get("GLOO_SOCKET_IFNAME")
-    known = [name for _, name in socket.if_nameindex()]
-    if interface and interface.lstrip("^=").split(",")[0] not in known:
+    requested = os.environ.get("GLOO_SOCKET_IFNAME")
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if requested and requested.lstrip("^=").split(",")[0] not in interfaces:
         yield Finding(
             topic=TOPIC,
             name="GLOO_SOCKET_IFNAME",
             state="broken",
-            value=f"{interface}, but this machine has {', '.join(known)}",
+            value=f"{requested}, but this machine has {', '.join(interfaces)}",
             fix="unset GLOO_SOCKET_IFNAME, or set it to one of these interfaces",
         )
         return
     problem = try_gloo()
-    yield Finding(
+    yield checked(
+        problem is None,
         topic=TOPIC,
         name="gloo",
-        state="broken" if problem else "ok",
         value=problem or "works",
-        costs="CPU ranks communicate over gloo, and GPU ranks use it for checkpoints" if problem else "",
-        fix="export GLOO_SOCKET_IFNAME=lo (one machine), or the interface that reaches the other nodes"
-        if problem
-        else "",
+        costs="CPU ranks communicate over gloo, and GPU ranks use it for checkpoints",
+        fix="export GLOO_SOCKET_IFNAME=lo (one machine), or the interface that reaches the other nodes",
     )
     import torch
 
     if torch.cuda.is_available():
         from torch.cuda import nccl
 
-        there = dist.is_nccl_available()
-        yield Finding(
-            topic=TOPIC,
-            name="NCCL",
-            state="ok" if there else "broken",
-            value=".".join(map(str, nccl.version())) if there else "not built in",
-            fix="" if there else "install torch from PyTorch's CUDA index",
-        )
+        available = dist.is_nccl_available()
+        value = ".".join(map(str, nccl.version())) if available else "not built in"
+        yield checked(available, topic=TOPIC, name="NCCL", value=value, fix="install torch from PyTorch's CUDA index")
 
 
 def launchers() -> Iterator[Finding]:
@@ -171,25 +144,17 @@ def launchers() -> Iterator[Finding]:
         ("Kubernetes", "kubectl", "no Kubernetes executors on this machine"),
     ):
         path = shutil.which(program)
-        yield Finding(
-            topic="Launching",
-            name=name,
-            state="ok" if path else "absent",
-            value=path or f"no {program}",
-            costs="" if path else costs,
-        )
+        value = path or f"no {program}"
+        yield checked(path, otherwise="absent", topic="Launching", name=name, value=value, costs=costs)
     home = Path(os.environ.get("NEMORUN_HOME") or "~/.nemo_run").expanduser()
-    place = home
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    writable = os.access(place, os.W_OK | os.X_OK) and place.is_dir()
-    yield Finding(
+    existing = next(path for path in (home, *home.parents) if path.exists() or path == path.parent)
+    yield checked(
+        existing.is_dir() and os.access(existing, os.W_OK | os.X_OK),
         topic="Launching",
         name="NEMORUN_HOME",
-        state="ok" if writable else "broken",
         value=str(home),
-        costs="" if writable else "nemo-run keeps its experiments in this directory, which isn't writable",
-        fix="" if writable else "export NEMORUN_HOME=<a writable directory>",
+        costs="nemo-run keeps its experiments in this directory, which isn't writable",
+        fix="export NEMORUN_HOME=<a writable directory>",
     )
 
 
@@ -197,7 +162,7 @@ def usable_cores() -> float:
     """The number of cores that this process may use, by its affinity and the limit of its container (cgroup v2)."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = CPU_LIMIT.read_text().split()
         return cores if quota == "max" else min(cores, int(quota) / int(period))
     except (OSError, ValueError):
         return cores
@@ -229,11 +194,3 @@ def try_gloo(seconds: float = GLOO_SECONDS) -> str | None:
     worker.start()
     worker.join(seconds)
     return answer[0] if answer else f"no answer within {seconds:g} s"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

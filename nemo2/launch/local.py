@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo2.doctor.machine import usable_cores
 from nemo2.launch.import_path import own_folders, path_variables, requested_path, write_hook
 from nemo2.run_dir.environment import is_secret_name
 from nemo2.run_dir.parent_watchdog import is_running
@@ -45,7 +46,7 @@ def rank_variables(*, ranks: int, staging: Path, requested: Mapping[str, str]) -
         "PYTHONWARNINGS": ",".join([*filter(None, [os.environ.get("PYTHONWARNINGS")]), *_KNOWN_WARNINGS]),
     }
     if "OMP_NUM_THREADS" not in os.environ:
-        variables["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))
+        variables["OMP_NUM_THREADS"] = str(max(1, int(usable_cores() / ranks)))
     write_hook(staging)
     others = {name: value for name, value in requested.items() if name not in ("PATH", "PYTHONPATH")}
     if "PATH" in requested:
@@ -68,14 +69,6 @@ def command_path(staging: Path) -> str:
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
         script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     return os.pathsep.join([str(folder), str(beside)])
-
-
-def usable_cores() -> int:
-    """The number of cores that this process may use. A container or scheduler may limit it."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return os.cpu_count() or 1
 
 
 def split_secrets(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

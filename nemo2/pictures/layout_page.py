@@ -2,6 +2,7 @@
 """A recipe's layout as one picture, one page or JSON: ranks, layers, experts, groups and the pipeline's timeline."""
 
 import dataclasses
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -9,7 +10,7 @@ from nemo2.errors import ConfigError
 from nemo2.pictures.page import cards, figure, page, paragraph, section, table
 from nemo2.pictures.pipeline import draw_timeline
 from nemo2.pictures.placement import draw_depth, draw_experts, draw_ranks
-from nemo2.pictures.ranks import GROUP_NAMES, Placement
+from nemo2.pictures.ranks import Placement
 from nemo2.pictures.schedule import Schedule, Timeline, timeline
 from nemo2.pictures.svg import Canvas, stack
 from nemo2.pictures.terminal import placement_text, ranks_text, timeline_text
@@ -51,10 +52,11 @@ def view(
     if count is None:
         data = recipe.data
         batch, micro, replicas = data.global_batch_size, data.micro_batch_size, placement.replicas
-        if batch % (micro * replicas):
+        if left := batch % (micro * replicas):
+            multiples = [batch - left, batch - left + micro * replicas]
             note = (
                 f"No timeline: data.global_batch_size={batch} is not a multiple of micro_batch_size * replicas = "
-                f"{micro} * {replicas} = {micro * replicas}; nearest: {_nearest(batch, micro * replicas)}."
+                f"{micro} * {replicas} = {micro * replicas}; nearest: {' or '.join(str(one) for one in multiples if one)}."
             )
             return LayoutView(placement=placement, whole=None, drawn=None, note=note)
         count = batch // (micro * replicas)
@@ -133,9 +135,8 @@ def layout_page(one: LayoutView) -> str:
         pipeline = section("Pipeline", paragraph(one.note))
     rows = [
         (name, len(groups[0]), len(groups), placement.nodes_spanned(kind), ranks_text(groups[0]))
-        for kind, name in GROUP_NAMES.items()
+        for kind, name in placement.kinds.items()
         for groups in [placement.groups[kind]]
-        if placement.num_experts or kind not in ("etp", "ep", "expert_dp")
     ]
     groups = section(
         "Groups",
@@ -170,15 +171,7 @@ def layout_json(one: LayoutView) -> dict[str, Any]:
         "order": placement.order,
         "layout": dataclasses.asdict(layout) | {"dp": placement.replicas},
         "stages": [
-            [
-                {
-                    "layers": list(chunk.layers),
-                    "embedding": chunk.embedding,
-                    "loss": chunk.loss,
-                    "mtp_layers": chunk.mtp_layers,
-                }
-                for chunk in stage
-            ]
+            [dataclasses.asdict(chunk) | {"layers": list(chunk.layers)} for chunk in stage]
             for stage in placement.stages
         ],
         "groups": {kind: [list(group) for group in groups] for kind, groups in placement.groups.items()},
@@ -210,27 +203,16 @@ def layout_json(one: LayoutView) -> dict[str, Any]:
     return facts
 
 
-def _nearest(batch: int, unit: int) -> str:
-    below, above = batch // unit * unit, (batch // unit + 1) * unit
-    return f"{below} or {above}" if below else str(above)
-
-
 def _draw_step(one: LayoutView, drawn: Timeline) -> Canvas:
     """A drawing of as many micro-batches as are legible, with the idle time and the activations of the whole step."""
     return draw_timeline(drawn, title=summary(one), note=one.note, measured=one.whole)
 
 
 def _orders(whole: Timeline) -> str:
-    rows = [
-        (
-            rank,
-            sum(slot.work.phase == "warm-up" for slot in row),
-            sum(slot.work.phase == "steady" for slot in row),
-            sum(slot.work.phase == "drain" for slot in row),
-            whole.in_flight(rank),
-            f"{whole.idle_fraction(rank):.1%}",
-        )
-        for rank, row in enumerate(whole.slots)
-    ]
+    rows = []
+    for rank, row in enumerate(whole.slots):
+        passes = Counter(slot.work.phase for slot in row)
+        counts = (passes[phase] for phase in ("warm-up", "steady", "drain"))
+        rows.append((rank, *counts, whole.in_flight(rank), f"{whole.idle_fraction(rank):.1%}"))
     head = ("stage", "warm-up passes", "steady passes", "drain passes", "activations in flight, at most", "idle")
     return table(head, rows)

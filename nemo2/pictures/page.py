@@ -97,10 +97,10 @@ _NONE = ("", "-", "–")
 
 
 def _of_numbers(values: Sequence[Any]) -> bool:
-    told = [value for value in values if not (isinstance(value, str) and value in _NONE)]
-    return bool(told) and all(
+    numbers = [value for value in values if not (isinstance(value, str) and value in _NONE)]
+    return bool(numbers) and all(
         isinstance(value, int | float) and not isinstance(value, bool) or bool(_NUMBER.fullmatch(str(value)))
-        for value in told
+        for value in numbers
     )
 
 

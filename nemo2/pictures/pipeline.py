@@ -33,7 +33,6 @@ def draw_timeline(
     title: str = "",
     note: str = "",
     width: int = 1040,
-    until: float | None = None,
     messages: Optional[Messages] = None,
     unit: str = "time",
     measured: Optional[Timeline] = None,
@@ -48,7 +47,6 @@ def draw_timeline(
         title: The title. "": the schedule's name and sizes.
         note: A second line below the title.
         width: The width of the picture, in pixels.
-        until: The time at the right end, so that several pictures share a scale. None: the timeline's end.
         messages: Communication to draw with the passes, without any overlap. The pipeline then starts at 0, with earlier
             messages to the left. None: passes only.
         unit: The unit of the axis.
@@ -68,7 +66,7 @@ def draw_timeline(
     _legend(canvas, timeline, messages)
     early = max(messages.before) if messages else 0.0
     late = max(messages.after) if messages else 0.0
-    end = (until or timeline.span) + late
+    end = timeline.span + late
     across = (width - _LEFT - _RIGHT) / (early + end)
     zero = _LEFT + early * across
     style = _Style(timeline, across)

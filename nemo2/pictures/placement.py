@@ -8,7 +8,6 @@ all.
 from nemo2.pictures.ranks import Chunk, Placement
 from nemo2.pictures.svg import COLOURS, Canvas, text_width
 
-_SHADES = "light and dark in turn"
 _LEFT, _WIDTH, _PER_LINE, _HIGH = 74, 1040, 32, 26.0
 _REPLICA_GAP = 14.0
 
@@ -108,23 +107,19 @@ def draw_experts(placement: Placement) -> Canvas:
     group = placement.group_of("ep", 0)
     ranks = [rank for member in group for rank in placement.group_of("etp", member)]
     nodes = placement.nodes_spanned("ep")
+    shards = placement.layout.expert_tensor_size
     title = (
-        f"{placement.num_experts} experts over {len(group)} ranks"
-        + (
-            f", each sharded over {placement.layout.expert_tensor_size}"
-            if placement.layout.expert_tensor_size > 1
-            else ""
-        )
-        + f"; {len(placement.groups['ep'])} such groups, each over {nodes} node{'s' if nodes > 1 else ''}"
+        f"{placement.num_experts} experts over {len(group)} ranks{f', each sharded over {shards}' * (shards > 1)}; "
+        f"{len(placement.groups['ep'])} such groups, each over {nodes} node{'s' * (nodes > 1)}"
     )
     canvas = Canvas(_WIDTH, 0, title=title)
     canvas.text(8, 16, title, "ink", size=14, strong=True)
-    per_line, x, y = 16, 8.0, 30.0
+    per_line, y = 16, 30.0
     cell = (_WIDTH - 16) / per_line
     for number, rank in enumerate(ranks):
         x = 8 + (number % per_line) * cell
         y = 30 + (number // per_line) * 42
-        dark = number // placement.layout.expert_tensor_size % 2 == 1
+        dark = number // shards % 2 == 1
         experts = placement.experts_of(rank)
         fill = _fill(placement, rank)
         canvas.rect(x, y, cell - 3, 36, fill, radius=3, tip=describe_rank(placement, rank), dark=dark)
@@ -155,7 +150,7 @@ def _how_to_read(placement: Placement) -> str:
     if layout.tp > 1:
         parts.append(f"adjacent cells: a tensor-parallel group of {layout.tp}")
     if layout.cp > 1:
-        parts.append(f"{_SHADES}: the {layout.cp} context-parallel shards of a sequence")
+        parts.append(f"light and dark in turn: the {layout.cp} context-parallel shards of a sequence")
     parts.append(f"frames: the ranks of a node with {placement.gpus_per_node} GPUs")
     return "; ".join(parts)
 

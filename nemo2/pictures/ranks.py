@@ -83,6 +83,11 @@ class Placement:
     def num_layers(self) -> int:
         return sum(len(chunk.layers) for stage in self.stages for chunk in stage)
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The names of the kinds of groups. Only models with experts use the groups of experts."""
+        return {kind: name for kind, name in GROUP_NAMES.items() if self.num_experts or kind not in _EXPERT}
+
     def node_of(self, rank: int) -> int:
         return rank // self.gpus_per_node
 
@@ -206,9 +211,9 @@ def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -
     # The two generators and their sizes are those of Megatron-Core's initialize_model_parallel.
     dense = RankGenerator(tp=layout.tp, ep=1, dp=dp, pp=layout.pp, cp=layout.cp, order=order)
     expert = RankGenerator(tp=layout.expert_tensor_size, ep=layout.ep, dp=expert_dp, pp=layout.pp, cp=1, order=order)
-    found = {kind: dense.get_ranks(token) for kind, token in _DENSE.items()}
-    found |= {kind: expert.get_ranks(token) for kind, token in _EXPERT.items()}
-    return {kind: tuple(map(tuple, groups)) for kind, groups in found.items()}
+    groups = {kind: dense.get_ranks(token) for kind, token in _DENSE.items()}
+    groups |= {kind: expert.get_ranks(token) for kind, token in _EXPERT.items()}
+    return {kind: tuple(map(tuple, ranks)) for kind, ranks in groups.items()}
 
 
 def stages_of(
@@ -257,25 +262,19 @@ def stages_of(
             if written_out is not None:
                 return _stages_from_table(written_out.layout, LayerType)
             vp = config.virtual_pipeline_model_parallel_size
-            chunks = vp or 1
-            stages = []
-            for pp_rank in range(layout.pp):
-                stage = []
-                for index in range(chunks):
-                    vp_stage = index if vp else None
-                    first = get_transformer_layer_offset(config, vp_stage=vp_stage, pp_rank=pp_rank)
-                    count = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)
-                    last = pp_rank == layout.pp - 1 and index == chunks - 1
-                    stage.append(
-                        Chunk(
-                            layers=range(first, first + count),
-                            embedding=pp_rank == 0 and index == 0,
-                            loss=last,
-                            mtp_layers=(mtp_num_layers or 0) if last else 0,
-                        )
-                    )
-                stages.append(tuple(stage))
-            return tuple(stages)
+            last = layout.pp - 1, (vp or 1) - 1
+
+            def chunk(rank: int, index: int) -> Chunk:
+                stage: Any = {"vp_stage": index if vp else None, "pp_rank": rank}
+                first = get_transformer_layer_offset(config, **stage)
+                return Chunk(
+                    layers=range(first, first + get_num_layers_to_build(config, **stage)),
+                    embedding=(rank, index) == (0, 0),
+                    loss=(rank, index) == last,
+                    mtp_layers=(mtp_num_layers or 0) if (rank, index) == last else 0,
+                )
+
+            return tuple(tuple(chunk(rank, index) for index in range(vp or 1)) for rank in range(layout.pp))
     except (AssertionError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"{num_layers} layers can't be split over pipeline_model_parallel_size={layout.pp}, "

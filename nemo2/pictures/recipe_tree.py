@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import fiddle as fdl
 
-from nemo2.config.show import effective_children, qualified_name, shown_value
+from nemo2.config.show import effective_children, holds_configs, qualified_name, shown_value
 from nemo2.errors import ConfigError
 from nemo2.files import write_file
 from nemo2.pictures.page import figure, page
@@ -61,13 +61,10 @@ def write_picture(recipe: Any, path: Path, *, title: str, defaults: bool = False
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"{path}: the suffix of a picture must be one of {', '.join(SUFFIXES)}.")
     picture = draw(boxes(recipe, defaults=defaults), title).render()
+    if path.suffix == ".svg":
+        return write_file(path, standalone(picture))
     caption = "Each box is a config with the fields that it sets."
-    text = (
-        standalone(picture)
-        if path.suffix == ".svg"
-        else page(title, figure(picture, caption, natural_size=True), wide=True)
-    )
-    return write_file(path, text)
+    return write_file(path, page(title, figure(picture, caption, natural_size=True), wide=True))
 
 
 def boxes(recipe: Any, *, defaults: bool = False) -> Box:
@@ -79,17 +76,17 @@ def boxes(recipe: Any, *, defaults: bool = False) -> Box:
 
     def box(node: Any, name: str, path: str, part: int) -> Box:
         first[id(node)] = path or "the recipe"
-        found = Box(name or "recipe", _short(node), part)
+        root = Box(name or "recipe", qualified_name(node.__fn_or_cls__).rpartition(".")[2], part)
         for number, (label, value, default) in enumerate(_fields(node, defaults)):
             below = f"{path}.{label}".removeprefix(".")
             if not isinstance(value, fdl.Buildable):
-                found.rows.append(Row(label, shown_value(value), default=default))
+                root.rows.append(Row(label, shown_value(value), default=default))
             elif id(value) in first:
-                found.rows.append(Row(label, f"same as {first[id(value)]}", default=default))
+                root.rows.append(Row(label, f"same as {first[id(value)]}", default=default))
             else:
                 child = box(value, label, below, number if part < 0 else part)
-                found.rows.append(Row(label, child.title, child, default))
-        return found
+                root.rows.append(Row(label, child.title, child, default))
+        return root
 
     return box(recipe, "", "", -1)
 
@@ -144,39 +141,28 @@ def draw(root: Box, title: str) -> Canvas:
 
 def _fields(node: Any, defaults: bool) -> Iterator[tuple[str, Any, bool]]:
     """The fields of a config as ``(label, value, whether it is unset)``. Lists and dicts with configs yield their items."""
-    given = {step for step, _ in effective_children(node, defaults=False)}
+    own = {step for step, _ in effective_children(node, defaults=False)}
 
     def spread(label: str, value: Any, default: bool) -> Iterator[tuple[str, Any, bool]]:
-        if isinstance(value, list | tuple | dict) and _holds_configs(value):
+        if not isinstance(value, fdl.Buildable) and holds_configs(value):
             for step, child in effective_children(value, defaults=False):
                 yield from spread(f"{label}{step}", child, default)
         else:
             yield label, value, default
 
     shown = effective_children(node, defaults=defaults)
-    for step, value in shown if defaults else [*_sizes(node, given), *shown]:
-        yield from spread(step.strip("."), value, step not in given)
+    for step, value in shown if defaults else [*_sizes(node, own), *shown]:
+        yield from spread(step.strip("."), value, step not in own)
 
 
-def _sizes(node: Any, given: set[str]) -> list[tuple[str, Any]]:
+def _sizes(node: Any, own: set[str]) -> list[tuple[str, Any]]:
     """The unset sizes of a model's config, whose values are its class's. Empty for other configs."""
-    found = dict(effective_children(node, defaults=True))
-    if not {".num_layers", ".hidden_size"} <= found.keys():
+    values = dict(effective_children(node, defaults=True))
+    if not {".num_layers", ".hidden_size"} <= values.keys():
         return []
-    steps = [f".{name}" for name in _SIZES if f".{name}" in found and f".{name}" not in given]
-    if not found.get(".num_moe_experts"):
-        steps = [step for step in steps if not step.startswith(".moe_")]
-    return [(step, found[step]) for step in steps if isinstance(found[step], int) and found[step]]
-
-
-def _holds_configs(value: Any) -> bool:
-    return isinstance(value, fdl.Buildable) or any(
-        _holds_configs(child) for _, child in effective_children(value, defaults=False)
-    )
-
-
-def _short(node: Any) -> str:
-    return qualified_name(node.__fn_or_cls__).rpartition(".")[2]
+    names = [name for name in _SIZES if values.get(".num_moe_experts") or not name.startswith("moe_")]
+    sizes = [(f".{name}", values.get(f".{name}")) for name in names if f".{name}" not in own]
+    return [(step, value) for step, value in sizes if isinstance(value, int) and value]
 
 
 def _children(box: Box) -> Iterator[Box]:

@@ -9,7 +9,8 @@ and its inputs have been computed. By default a transfer takes no time and doesn
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Optional
+from types import SimpleNamespace
+from typing import Any, Literal, Optional
 
 from nemo2.errors import ConfigError
 
@@ -143,12 +144,17 @@ def rank_order(schedule: Schedule, rank: int) -> tuple[Pass, ...]:
     from megatron.core.transformer.cuda_graphs import convert_schedule_table_to_order
 
     chunks = schedule.chunks
+    # The part of a communicator that Megatron-Core reads to count a rank's warm-up passes.
+    communicator: Any = SimpleNamespace(
+        pp_group=SimpleNamespace(size=lambda: schedule.pp, rank=lambda: rank),
+        virtual_pipeline_model_parallel_size=schedule.vp if schedule.interleaved else None,
+    )
     _, _, warmup, _ = get_pp_rank_microbatches(
         schedule.num_microbatches,
         chunks,
         schedule.group,
         overlap_moe_expert_parallel_comm=schedule.overlap_moe_expert_parallel_comm,
-        p2p_communicator=_Communicator(schedule, rank),  # pyright: ignore[reportArgumentType]
+        p2p_communicator=communicator,
     )
     if schedule.all_forward_first:
         warmup = schedule.num_microbatches * chunks
@@ -250,18 +256,3 @@ def _shares(schedule: Schedule, weights: Optional[Sequence[Sequence[float]]]) ->
     if total <= 0 or any(weight < 0 for row in weights for weight in row):
         raise ConfigError("weights must not be negative, and at least one must be above 0.")
     return [[weight * schedule.pp / total for weight in row] for row in weights]
-
-
-class _Communicator:
-    """The part of a communicator that Megatron-Core reads to count a rank's warm-up passes."""
-
-    def __init__(self, schedule: Schedule, rank: int) -> None:
-        self._size, self._rank = schedule.pp, rank
-        self.pp_group = self
-        self.virtual_pipeline_model_parallel_size = schedule.vp if schedule.interleaved else None
-
-    def size(self) -> int:
-        return self._size
-
-    def rank(self) -> int:
-        return self._rank

@@ -53,10 +53,10 @@ class Canvas:
         *,
         tip: str = "",
         radius: float = 0,
-        outline: Literal["", "edge", "frame"] = "",
+        outline: Literal["", "edge"] = "",
         dark: bool = False,
     ) -> None:
-        """Draw a rectangle. ``tip`` is shown under the pointer. The outline "edge" is thin and soft, "frame" thick and dark."""
+        """Draw a rectangle. ``tip`` is shown under the pointer. The outline "edge" is thin and soft."""
         names, w, h = (fill, outline, "dark" if dark else ""), max(width, 0), max(height, 0)
         self._draw("rect", *names, tip=tip, x=x, y=y, width=w, height=h, rx=radius or None)
 
@@ -102,25 +102,23 @@ class Canvas:
         anchor: Anchor = "start",
         size: float = 12,
         strong: bool = False,
-        halo: bool = False,
         tip: str = "",
     ) -> None:
-        """Draw words whose baseline starts, is centered or ends at ``(x, y)``. With ``halo`` a gap separates them from lines
-        below."""
-        names = tone, "strong" if strong else "", "halo" if halo else ""
+        """Draw words whose baseline starts, is centered or ends at ``(x, y)``."""
+        names = tone, "strong" if strong else ""
         anchored = None if anchor == "start" else anchor
         sized = None if size == 12 else size
         self._draw("text", *names, tip=tip, words=str(words), x=x, y=y, text_anchor=anchored, font_size=sized)
 
     def _draw(self, tag: str, *names: str, tip: str = "", words: str = "", **attributes: float | str | None) -> None:
         """Add an element. An attribute that is None is left out."""
-        given = "".join(
+        listed = "".join(
             f' {name.replace("_", "-")}="{value if isinstance(value, str) else _number(value)}"'
             for name, value in attributes.items()
             if value is not None
         )
         inside = (f"<title>{escape(tip)}</title>" if tip else "") + escape(words)
-        start = f'<{tag} class="{" ".join(filter(None, names))}"{given}'
+        start = f'<{tag} class="{" ".join(filter(None, names))}"{listed}'
         self._parts.append(f"{start}>{inside}</{tag}>" if inside else f"{start}/>")
 
     def place(self, picture: "Canvas", x: float, y: float) -> None:
@@ -163,9 +161,7 @@ def stack(pictures: list[Canvas], *, title: str, gap: float = 28) -> Canvas:
 
 def standalone(picture: str) -> str:
     """``picture`` as the text of an ``.svg`` file: its own style, and a background that follows the viewer's theme."""
-    background = (
-        "svg{background:#fff;--ground:#fff}@media(prefers-color-scheme:dark){svg{background:#14171b;--ground:#14171b}}"
-    )
+    background = "svg{background:#fff}@media(prefers-color-scheme:dark){svg{background:#14171b}}"
     return picture.replace(">", f"><style>{background}{STYLE}</style>", 1) + "\n"
 
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pictures for a terminal: a pipeline's timeline and the placement of ranks, as lines of text."""
 
-from nemo2.pictures.ranks import GROUP_NAMES, Placement
+from itertools import groupby, pairwise
+
+from nemo2.columns import columns
+from nemo2.pictures.ranks import Placement
 from nemo2.pictures.schedule import Slot, Timeline
 
 _FORWARD, _BACKWARD, _OFF = "\033[30;104m", "\033[30;102m", "\033[0m"
@@ -41,58 +44,42 @@ def placement_text(placement: Placement) -> str:
         f"{'s' if placement.nodes > 1 else ''} of {placement.gpus_per_node}: {layout.describe(placement.world_size)}"
     )
     first = placement.replica()
-    stages = [("stage", "ranks of replica 0", "holds")]
-    for rank, stage in enumerate(placement.stages):
-        stages.append((str(rank), ranks_text(tuple(first[rank])), "; ".join(_chunks(stage))))
-    groups = [("group", "size", "groups", "nodes", "the first one")]
-    for kind, name in GROUP_NAMES.items():
+    stages = [
+        (str(rank), ranks_text(tuple(first[rank])), "; ".join(_chunks(stage)))
+        for rank, stage in enumerate(placement.stages)
+    ]
+    groups = []
+    for kind, name in placement.kinds.items():
         members = placement.groups[kind]
-        if len(members[0]) == 1 or (kind in ("ep", "etp", "expert_dp") and not placement.num_experts):
-            continue
-        if kind == "dp_cp" and layout.cp == 1:
-            continue
-        nodes = str(placement.nodes_spanned(kind))
-        groups.append((name, str(len(members[0])), f"{len(members):,}", nodes, ranks_text(members[0])))
-    parts = [title, "", _columns(stages)]
+        if len(members[0]) > 1 and (kind != "dp_cp" or layout.cp > 1):
+            nodes = placement.nodes_spanned(kind)
+            groups.append((name, len(members[0]), f"{len(members):,}", nodes, ranks_text(members[0])))
+    parts = [title, "", *columns(stages, head=("stage", "ranks of replica 0", "holds"))]
     if placement.replicas > 1:
         parts.append(f"and {placement.replicas - 1:,} more replica{'s' if placement.replicas > 2 else ''} of the same")
-    if len(groups) > 1:
-        parts += ["", _columns(groups)]
+    if groups:
+        parts += ["", *columns(groups, head=("group", "size", "groups", "nodes", "the first one"))]
     return "\n".join(parts)
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:
     """The ranks in short notation: ``0-7``, ``0, 8, 16 ... 56``, or a list."""
-    if len(ranks) > 2:
-        steps = {other - one for one, other in zip(ranks, ranks[1:], strict=False)}
-        if steps == {1}:
-            return f"{ranks[0]}-{ranks[-1]}"
-        if len(ranks) > 4:
-            if len(steps) == 1:
-                return f"{ranks[0]}, {ranks[1]}, {ranks[2]} ... {ranks[-1]}"
-            return " ".join(ranks_text(run) for run in _runs(ranks)) if len(_runs(ranks)) <= 8 else _ends(ranks)
-    return ", ".join(map(str, ranks))
-
-
-def _ends(ranks: tuple[int, ...]) -> str:
-    runs = _runs(ranks)
-    return f"{ranks_text(runs[0])} {ranks_text(runs[1])} ... {ranks_text(runs[-1])}"
-
-
-def _runs(ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    runs: list[list[int]] = [[ranks[0]]]
-    for rank in ranks[1:]:
-        if rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return [tuple(run) for run in runs]
+    steps = {other - one for one, other in pairwise(ranks)}
+    if len(ranks) > 2 and steps == {1}:
+        return f"{ranks[0]}-{ranks[-1]}"
+    if len(ranks) <= 4:
+        return ", ".join(map(str, ranks))
+    if len(steps) == 1:
+        return f"{ranks[0]}, {ranks[1]}, {ranks[2]} ... {ranks[-1]}"
+    # Ranks that follow each other have the same distance from their places.
+    runs = groupby(enumerate(ranks), lambda item: item[1] - item[0])
+    texts = [ranks_text(tuple(rank for _, rank in run)) for _, run in runs]
+    return " ".join(texts if len(texts) <= 8 else [*texts[:2], "...", texts[-1]])
 
 
 def _chunks(stage: tuple) -> list[str]:
-    if len(stage) <= 3:
-        return [chunk.describe() for chunk in stage]
-    return [stage[0].describe(), stage[1].describe(), "...", stage[-1].describe()]
+    described = [chunk.describe() for chunk in stage]
+    return described if len(stage) <= 3 else [*described[:2], "...", described[-1]]
 
 
 def _label(slot: Slot, interleaved: bool) -> str:
@@ -109,10 +96,3 @@ def _cell(slot: Slot, length: int, labelled: bool, interleaved: bool, colour: bo
     else:
         text = ("<" + label).ljust(length, "=") if labelled else "<" * length
     return f"{_FORWARD if slot.work.forward else _BACKWARD}{text}{_OFF}" if colour else text
-
-
-def _columns(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

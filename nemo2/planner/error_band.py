@@ -44,11 +44,11 @@ def band(shape: ModelShape, job: Job, errors: Optional[Mapping[str, list[float]]
     Args:
         errors: For each kind of job the low end, the high end and the number of measurements. None: the calibration's.
     """
-    known: Mapping[str, list[float]] = calibration()["errors"] if errors is None else errors
+    bands: Mapping[str, list[float]] = calibration()["errors"] if errors is None else errors
     kind = job_kind(shape, job)
-    low, high, count = known.get(kind, (1.0, 1.0, 0))
+    low, high, count = bands.get(kind, (1.0, 1.0, 0))
     if count < ENOUGH:
-        wide = [one for one in known.values() if one[2] >= ENOUGH] or list(known.values())
+        wide = [one for one in bands.values() if one[2] >= ENOUGH] or list(bands.values())
         low, high = min(one[0] for one in wide), max(one[1] for one in wide)
     # The band always contains the prediction. A band without it would be a correction of the prediction.
     return Band(min(low, 1.0), max(high, 1.0), kind, int(count))

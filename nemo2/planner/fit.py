@@ -72,14 +72,14 @@ class Fit:
         """The answer as a sentence. ``name`` is the recipe to rehearse for advice."""
         answer = self.answer()
         how = f"estimated by formula, within {self.margin:.0%}" if self.why else "rehearsed"
-        told = (
+        sentence = (
             f"{answer}: {self.needed / GIB:.1f} of the {self.capacity / GIB:.1f} GiB of one {self.gpu}"
             f"{' (assumed)' if self.assumed else ''}, {how}"
         )
         if answer == "fits" or self.why or not name:
-            return told
+            return sentence
         looks = " and looks for a change that makes the job fit" if answer == "does not fit" else ""
-        return f"{told}; `nemo2 rehearse {name}` counts each part{looks}"
+        return f"{sentence}; `nemo2 rehearse {name}` counts each part{looks}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -226,9 +226,9 @@ def _estimated(recipe: Any, chip: GPU) -> tuple[Ranks, float]:
     subject = read_recipe(recipe, chip)
     last = subject.job.pp - 1
     kinds = {"first stage": 0, "last stage": last} if last else {"only stage": 0}
-    found = {
+    estimates = {
         kind: predict_memory(subject.shape, subject.job, stage=stage, teacher=subject.teacher)
         for kind, stage in kinds.items()
     }
-    ranks = {kind: {name: round(size) for name, size in memory.parts.items()} for kind, memory in found.items()}
-    return ranks, max(memory.used for memory in found.values())
+    ranks = {kind: {name: round(size) for name, size in memory.parts.items()} for kind, memory in estimates.items()}
+    return ranks, max(memory.used for memory in estimates.values())

@@ -13,7 +13,7 @@ from nemo2.models.parts import MLP, Attention, Experts, LatentAttention, Linear,
 from nemo2.models.shape import ModelShape
 from nemo2.planner.job import Job
 from nemo2.planner.layer_time import again
-from nemo2.planner.step_time import trained_weights
+from nemo2.planner.step_time import Held, held_weights, trained_weights
 
 GB = 1e9
 
@@ -90,15 +90,19 @@ def _stage(
 ) -> MemoryEstimate:
     state = _state(shape, job, stage)
     if teacher is not None:
-        dense, routed = _weights(teacher, job, stage)
+        held = _weights(teacher, job, stage)
         waiting = job.micro_batches if job.pp > 1 else 1
         logits = waiting * job.tokens * teacher.vocab / job.tp if stage == job.pp - 1 else 0.0
-        state["teacher"] = (4 if job.precision == "fp32" else 2) * (dense + routed + logits)
-    passing = _activations(shape, job, c, stage)
+        state["teacher"] = (4 if job.precision == "fp32" else 2) * (held.dense + held.routed + logits)
+    activations, logits = _activations(shape, job, c, stage)
     # The output layer's tensors are freed before its gradients reach the layers below, so only one of the two is at its
     # peak.
-    logits, working = passing.pop("logits", 0.0), passing.pop("working")
-    parts = {**state, **passing, "logits": logits, "working": max(0.0, working - logits)}
+    parts = {
+        **state,
+        "activations": activations,
+        "logits": logits,
+        "working": max(0.0, _working(shape, job) - logits),
+    }
     allocated = sum(parts.values())
     return MemoryEstimate(
         parts={name: value for name, value in parts.items() if value},
@@ -109,49 +113,32 @@ def _stage(
 
 def _state(shape: ModelShape, job: Job, stage: int) -> dict[str, float]:
     """Weights, gradients and optimizer state of dense layers and experts, each sharded over the ranks that hold it."""
-    layers = _layers(shape, job)
-    dense, routed = _weights(shape, job, stage)
-    ranks = job.dp * job.cp
-    copies = max(1, job.gpus // job.pp // (job.ep * job.etp))
-    trained = trained_weights(shape, job, embeddings=0) if job.lora else None
+    held = _weights(shape, job, stage)
+    trained = trained_weights(shape, job, embeddings=0) if job.lora else held
     weight, parts = 4 if job.precision == "fp32" else 2, {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
-    for count, replicas, added in (
-        (dense, ranks, trained and trained.dense),
-        (routed, copies, trained and trained.routed),
+    for count, updated, copies in (
+        (held.dense, trained.dense, held.dense_copies),
+        (held.routed, trained.routed, held.routed_copies),
     ):
-        shard = replicas if job.sharding == "fsdp" else 1
-        owned = replicas if job.sharding in ("fsdp", "zero1") else 1
-        gets_gradients = count if added is None else added
-        parts["weights"] += weight * (count + (added or 0.0)) / shard
-        parts["gradients"] += job.grad_bytes * gets_gradients / shard
-        parts["optimizer"] += job.state_bytes * gets_gradients / owned
+        shards = copies if job.sharding == "fsdp" else 1
+        owners = copies if job.sharding in ("fsdp", "zero1") else 1
+        parts["weights"] += weight * (count + (updated if job.lora else 0.0)) / shards
+        parts["gradients"] += job.grad_bytes * updated / shards
+        parts["optimizer"] += job.state_bytes * updated / owners
     if job.sharding == "fsdp":
         # Two layers are gathered at a time, the current and the next, with the gradients of one.
-        parts["gathered weights"] = (2 * weight + job.grad_bytes) * (dense + routed) / max(1, layers)
+        layers = max(1, len(shape.layers) / job.pp)
+        parts["gathered weights"] = (2 * weight + job.grad_bytes) * (held.dense + held.routed) / layers
     return parts
 
 
-def _weights(shape: ModelShape, job: Job, stage: int) -> tuple[float, float]:
-    """The weights of dense layers, embeddings and norms, and those of routed experts."""
-    share = _layers(shape, job) / len(shape.layers)
-    dense = shape.dense_parameters * share / job.tp + _outside(shape, job, stage)
-    return dense, shape.routed_parameters * share / (job.ep * job.etp)
-
-
-def _layers(shape: ModelShape, job: Job) -> float:
-    """The layers of a stage. Stages with different numbers of layers count as equal."""
-    return len(shape.layers) / job.pp
-
-
-def _outside(shape: ModelShape, job: Job, stage: int) -> float:
-    """The weights of a stage outside layers: the embeddings, the final norm."""
+def _weights(shape: ModelShape, job: Job, stage: int) -> Held:
+    """The weights of a stage with its embeddings, positions and final norm. Stages with different numbers of layers
+    count as equal."""
     first, last = stage == 0, stage == job.pp - 1
-    matrices = int(first) + int(last and not (shape.tied and job.pp == 1))
-    return (
-        matrices * shape.embedding_parameters / job.tp
-        + first * shape.positions * shape.hidden
-        + last * shape.final_norm
-    )
+    held = held_weights(shape, job, embeddings=first + (last and not (shape.tied and job.pp == 1)))
+    outside = first * shape.positions * shape.hidden + last * shape.final_norm
+    return dataclasses.replace(held, dense=held.dense + outside)
 
 
 def in_flight(job: Job, stage: int) -> float:
@@ -167,26 +154,26 @@ def in_flight(job: Job, stage: int) -> float:
     return min((job.pp * job.vp + job.pp - 1 - 2 * stage) / job.vp, job.micro_batches)
 
 
-def _activations(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> dict[str, float]:
-    alive, layers, tokens = in_flight(job, stage), _layers(shape, job), job.tokens
+def _activations(shape: ModelShape, job: Job, c: MemoryConstants, stage: int) -> tuple[float, float]:
+    """The bytes of activations, and those of the logits."""
+    alive, layers, tokens = in_flight(job, stage), len(shape.layers) / job.pp, job.tokens
     block_input = 2 * tokens * shape.hidden / job.sequence_ranks
     kept = sum(count * part_activations(part, job, c) for part, count in _kept_whole(shape, job).items()) / job.pp
-    inputs = job.vp * job.kept_inputs(layers / job.vp) * block_input
-    parts = {"activations": (kept + inputs) * alive, "working": _working(shape, job)}
+    activations = (kept + job.vp * job.kept_inputs(layers / job.vp) * block_input) * alive
     if job.recompute == "full":
         # Layers that are recomputed together keep all activations while their gradients are computed.
         group = job.recompute_layers if job.recompute_method == "uniform" else 1
-        parts["activations"] += min(group, layers / job.vp) * layer_activations(shape, job, c)
+        activations += min(group, layers / job.vp) * layer_activations(shape, job, c)
     elif job.offloaded_layers:
         # One layer is copied to the host while the next is computed.
-        parts["activations"] += layer_activations(shape, job, c)
+        activations += layer_activations(shape, job, c)
     if stage == 0:
-        parts["activations"] += block_input * alive * (1.5 if job.dropout else 1.0)
-    if stage == job.pp - 1:
-        alive_bytes = c.torch_logits if job.torch_loss else c.logits
-        parts["logits"] = (1 + len(shape.further)) * alive_bytes * tokens * shape.vocab / job.loss_ranks
-        parts["activations"] += 2 * block_input  # input and output of the last norm
-    return parts
+        activations += block_input * alive * (1.5 if job.dropout else 1.0)
+    if stage < job.pp - 1:
+        return activations, 0.0
+    alive_bytes = c.torch_logits if job.torch_loss else c.logits
+    logits = (1 + len(shape.further)) * alive_bytes * tokens * shape.vocab / job.loss_ranks
+    return activations + 2 * block_input, logits  # input and output of the last norm
 
 
 def _kept_whole(shape: ModelShape, job: Job) -> Mapping[Part, int]:
@@ -202,17 +189,13 @@ def _kept_whole(shape: ModelShape, job: Job) -> Mapping[Part, int]:
 
 def _working(shape: ModelShape, job: Job) -> float:
     """The gradients of one block: of its widest tensor, of its output, and of a gathered tensor."""
-    widest = max((_inner(part, job) for part in shape.parts), default=0.0)
-    return 2 * job.tokens * (2 * widest + 3 * shape.hidden)
-
-
-def _inner(part: Part, job: Job) -> float:
-    """The channels of a token between the products of a block on one rank."""
-    if isinstance(part, Experts):
-        return part.topk * (part.outer + part.inner / job.etp) * job.etp / job.tp
-    if isinstance(part, MLP):
-        return part.inner / job.tp
-    return part.linears[0].outputs / job.tp if isinstance(part, Mixer) else 0.0
+    widths = [0.0]  # the channels of a token between the products of a block on one rank
+    for part in shape.parts:
+        if isinstance(part, Experts):
+            widths.append(part.topk * (part.outer + part.inner / job.etp) * job.etp / job.tp)
+        elif isinstance(part, MLP | Mixer):
+            widths.append(part.linears[0].outputs / job.tp)
+    return 2 * job.tokens * (2 * max(widths) + 3 * shape.hidden)
 
 
 def layer_activations(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED) -> float:
@@ -228,7 +211,10 @@ def layer_activations(shape: ModelShape, job: Job, c: MemoryConstants = GUESSED)
 
 def part_activations(part: Part, job: Job, c: MemoryConstants = GUESSED) -> float:
     """The bytes that one part keeps of one micro-batch."""
-    per_token = _norm_bytes(part, job) + _inside(part, job) + _between_factors(part, job)
+    per_token = _inside(part, job) + _between_factors(part, job)
+    # The input and output of the norm before a block, and the mask after the block.
+    normed = 0 if job.recomputes("layernorm") or not _needs_input(part.linears[0], job) else 2
+    per_token += (2 + normed + (1 if job.dropout else 0)) * part.hidden / job.sequence_ranks
     if not job.compiled:
         per_token *= c.eager
     scores = 0.0
@@ -237,21 +223,24 @@ def part_activations(part: Part, job: Job, c: MemoryConstants = GUESSED) -> floa
     return job.tokens * (per_token + scores)
 
 
-def _norm_bytes(part: Part, job: Job) -> float:
-    """The input and output of the norm before a block, and the mask after the block."""
-    output = 0 if job.recomputes("layernorm") or not _needs_input(part.linears[0], job) else 2
-    return (2 + output + (1 if job.dropout else 0)) * part.hidden / job.sequence_ranks
-
-
 def _inside(part: Part, job: Job) -> float:
     """The bytes per token that a part keeps after its norm."""
-    if isinstance(part, Attention | LatentAttention):
-        return _attention_bytes(part, job)
     if isinstance(part, MLP):
         return 0 if job.recomputes("mlp") else _mlp_bytes(part, job)
     if isinstance(part, Experts):
         return 0 if job.recomputes("moe") else _expert_bytes(part, job)
-    return _mixer_bytes(part, job) if isinstance(part, Mixer) else 0.0
+    if isinstance(part, Mixer):
+        # The output of the projection before and after the convolution, the scan's output, and a state per chunk of 256
+        # tokens.
+        projected = part.linears[0].outputs
+        return (2 * (2 * projected + 2 * part.inner) + 4 * part.inner * part.states / 256) / job.tp
+    if not isinstance(part, Attention | LatentAttention):
+        return 0.0
+    inside = 2 * (part.query_width + part.value_width + part.kv_width) / job.tp
+    if isinstance(part, Attention):
+        return inside
+    latents = 2 * (part.query_rank + part.latent) + 2 * 2 * part.heads * part.rope_dim / job.tp
+    return latents + (2 * part.value_width / job.tp if job.recomputes("mla_up_proj") else inside)
 
 
 def _needs_input(linear: Linear, job: Job) -> bool:
@@ -280,14 +269,6 @@ def _between_factors(part: Part, job: Job) -> float:
     return kept
 
 
-def _attention_bytes(part: Attention | LatentAttention, job: Job) -> float:
-    inside = 2 * (part.query_width + part.value_width + part.kv_width) / job.tp
-    if isinstance(part, Attention):
-        return inside
-    latents = 2 * (part.query_rank + part.latent) + 2 * 2 * part.heads * part.rope_dim / job.tp
-    return latents + (2 * part.value_width / job.tp if job.recomputes("mla_up_proj") else inside)
-
-
 def _mlp_bytes(part: MLP, job: Job) -> float:
     activated = part.width if _needs_input(part.linears[1], job) else 0
     return 2 * (part.inner + activated + (part.width if job.gate_kept else 0)) / job.tp
@@ -304,10 +285,3 @@ def _expert_bytes(part: Experts, job: Job) -> float:
     if part.shared is None or job.recomputes("shared_experts"):
         return routed
     return routed + _mlp_bytes(part.shared, job)
-
-
-def _mixer_bytes(part: Mixer, job: Job) -> float:
-    """The output of the projection before and after the convolution, the scan's output, and a state per chunk of 256
-    tokens."""
-    projected = part.linears[0].outputs
-    return (2 * (2 * projected + 2 * part.inner) + 4 * part.inner * part.states / 256) / job.tp

@@ -149,7 +149,7 @@ def plan(
         step = dataclasses.replace(step, parts=step.parts | {"teacher": teaching_time(subject.teacher, subject.job)})
     fit = fit_of(recipe, machine)
     assert fit is not None  # the planner has a formula for this model
-    made = Plan(
+    prediction = Plan(
         recipe=name,
         gpu=chip,
         gpus=subject.job.gpus,
@@ -164,10 +164,10 @@ def plan(
         tokens=tokens,
         cost_per_gpu_hour=cost_per_gpu_hour,
     )
-    if made.hours is None:
-        return made
+    if prediction.hours is None:
+        return prediction
     failures = failures or Failures.of_llama3()
-    return dataclasses.replace(made, goodput=goodput(made.hours, gpus=made.gpus, failures=failures))
+    return dataclasses.replace(prediction, goodput=goodput(prediction.hours, gpus=prediction.gpus, failures=failures))
 
 
 def _layout(subject: Subject) -> str:

@@ -3,7 +3,6 @@
 settle on."""
 
 import importlib.util
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -59,7 +58,7 @@ def read_recipe(recipe: Any, chip: GPU) -> Subject:
     if missing:
         raise ConfigError(f"`nemo2 plan` needs whole numbers: set data.{', data.'.join(missing)}.")
     shape = shape_of(facts)
-    sharded = _is_sharded(facts)
+    sharded = getattr(class_of(facts.strategy), "sharded_by_torch", False) or bool(facts.of_strategy("fsdp"))
     alone = teachers_recipe(recipe)
     teacher = None if alone is None else shape_of(read_facts(alone, machine=Machine.named(chip.name)))
     job = job_of(facts, chip, sharded=sharded)
@@ -92,7 +91,7 @@ def vocabulary_of(facts: Facts) -> int:
     # A data module that makes its own tokenizer has a vocab_size.
     tokens = (
         tokenizer_size(facts)
-        or _size_of_made(getattr(facts.data, "tokenizer", None))
+        or _size_of_tokenizer(getattr(facts.data, "tokenizer", None))
         or number(facts.data, "vocab_size")
     )
     if tokens is None:
@@ -104,20 +103,16 @@ def vocabulary_of(facts: Facts) -> int:
     return -(-tokens // unit) * unit
 
 
-def _size_of_made(tokenizer: Any) -> Optional[int]:
+def _size_of_tokenizer(tokenizer: Any) -> Optional[int]:
     """The vocabulary size of a live tokenizer, or of a tokenizer class without arguments, or with a file
     of this machine. It opens no other file."""
     if hasattr(tokenizer, "__fn_or_cls__"):
-        given = tokenizer.__arguments__
-        on_disk = tokenizer.__fn_or_cls__ is BPETokenizer and Path(given.get("path", "")).expanduser().is_file()
-        if given and not on_disk:
+        arguments = tokenizer.__arguments__
+        on_disk = tokenizer.__fn_or_cls__ is BPETokenizer and Path(arguments.get("path", "")).expanduser().is_file()
+        if arguments and not on_disk:
             return None
-        tokenizer = tokenizer.__fn_or_cls__(**given)
+        tokenizer = tokenizer.__fn_or_cls__(**arguments)
     return getattr(tokenizer, "vocab_size", None)
-
-
-def _is_sharded(facts: Facts) -> bool:
-    return getattr(class_of(facts.strategy), "sharded_by_torch", False) or bool(facts.of_strategy("fsdp"))
 
 
 def job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
@@ -126,6 +121,7 @@ def job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
     if sharded and not facts.sizes:
         tp = number(facts.strategy, "tensor_parallel_size") or 1
         cp = number(facts.strategy, "context_parallel_size") or 1
+    fused = facts.of_model("bias_activation_fusion") and facts.of_model("activation_func").__name__ in _FUSED
     sharding = "fsdp" if sharded else "zero1" if facts.distributed_optimizer else "replicated"
     return Job(
         gpu=chip,
@@ -147,7 +143,7 @@ def job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         attention="flash" if facts.of_model("attn_logit_softcapping") is None else "eager",
         cuda_graphs=kind_of(_model(facts)) != "none",
         low_attention=bool(facts.of_model("fp8_dot_product_attention")),
-        gate_kept=_gate_kept(facts),
+        gate_kept=bool(facts.of_model("gated_linear_unit")) and not fused,
         torch_loss=facts.of_model("parallel_output", True) is False,
         dropout=bool(facts.of_model("hidden_dropout")),
         grad_bytes=4 if getattr(precision, "grad_reduce_in_fp32", True) or sharded else 2,
@@ -159,26 +155,22 @@ def job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
     )
 
 
-def _gate_kept(facts: Facts) -> bool:
-    fused = facts.of_model("bias_activation_fusion") and facts.of_model("activation_func").__name__ in _FUSED
-    return bool(facts.of_model("gated_linear_unit")) and not fused
-
-
 def _adapters(facts: Facts) -> Optional[Adapters]:
     """The adapters of a nemo2 LoRA. None: another method, or the model's layers are unknown."""
     method, linears = facts.parts.get("peft"), linear_layers(facts.config)
     if not isinstance(method, LoRA) or not linears:
         return None
-    there, beside = Counter(name.rpartition(".")[2] for name in linears), Counter()
-    firsts: Counter[str] = Counter()
+    firsts: dict[str, list[int]] = {}
     for name in linears:
-        if parts := method.firsts_beside(name):
-            last = name.rpartition(".")[2]
-            beside[last] += 1
-            firsts[last] += parts
+        firsts.setdefault(name.rpartition(".")[2], []).append(method.firsts_beside(name))
+    with_adapters = {name: [count for count in counts if count] for name, counts in sorted(firsts.items())}
     return Adapters(
         rank=method.dim,
-        beside=tuple((name, count / there[name], firsts[name] / count) for name, count in sorted(beside.items())),
+        beside=tuple(
+            (name, len(counts) / len(firsts[name]), sum(counts) / len(counts))
+            for name, counts in with_adapters.items()
+            if counts
+        ),
         lengths=isinstance(method, DoRA),
         dropped=method.dropout_position if method.dropout else None,
     )
@@ -187,7 +179,7 @@ def _adapters(facts: Facts) -> Optional[Adapters]:
 def _recomputation(facts: Facts) -> dict[str, Any]:
     """Settings of recomputation and of activations offloaded to the host."""
     granularity = facts.of_model("recompute_granularity") or "none"
-    if granularity == "full" and not _recomputes_hybrids() and hybrid_pattern(_model(facts)) is not None:
+    if granularity == "full" and _never_recomputes(facts):
         granularity = "none"
     return {
         "recompute": granularity,
@@ -204,9 +196,9 @@ def _offloaded(facts: Facts) -> int:
     return (facts.of_model("cpu_offloading_num_layers") or 0) if moves else 0
 
 
-def _recomputes_hybrids() -> bool:
-    """Whether Megatron-Core's stack of hybrid layers supports ``recompute_granularity="full"``. Version 0.16 doesn't."""
-    return importlib.util.find_spec("megatron.core.recompute") is not None
+def _never_recomputes(facts: Facts) -> bool:
+    """Whether the model is a hybrid, of which Megatron-Core 0.16 recomputes no layer."""
+    return importlib.util.find_spec("megatron.core.recompute") is None and hybrid_pattern(_model(facts)) is not None
 
 
 def notes_of(facts: Facts) -> tuple[str, ...]:
@@ -227,7 +219,7 @@ def notes_of(facts: Facts) -> tuple[str, ...]:
     if facts.of_strategy("cpu_offload"):
         notes.append("strategy.cpu_offload: counted as if shards stayed on the GPU")
     full = model("recompute_granularity") == "full"
-    if full and not _recomputes_hybrids() and hybrid_pattern(_model(facts)) is not None:
+    if full and _never_recomputes(facts):
         notes.append(
             "model.config.recompute_granularity=full: the installed Megatron-Core recomputes no layer of a hybrid model, so "
             "no recomputation is counted (Megatron-Core 0.19 and later recompute)"

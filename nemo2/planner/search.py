@@ -62,6 +62,10 @@ class Candidate:
         """Tokens per second and GPU."""
         return self.step.tokens_per_second_per_gpu
 
+    def __str__(self) -> str:
+        recompute = "" if self.job.recompute == "none" else f", {self.job.recompute} recomputation"
+        return f"{self.layout.describe(self.job.gpus)}, micro-batch {self.job.micro_batch}{recompute}"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchResult:
@@ -99,17 +103,18 @@ def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> Searc
             "without --search."
         )
     capacity = subject.job.gpu.memory * (1 - headroom)
-    unchanged = candidate(subject.shape, subject.job, subject.facts.layout)
-    counted = fit_of(subject.facts.recipe, subject.facts.machine)
-    scale = 1.0 if counted is None else counted.needed / unchanged.needed
-    unchanged = dataclasses.replace(unchanged, needed=unchanged.needed * scale)
-    tried = fitting_ways(subject, capacity, scale)
+    estimate = predict_memory(subject.shape, subject.job).used
+    fit = fit_of(subject.facts.recipe, subject.facts.machine)
+    needed = estimate if fit is None else fit.needed
+    step = predict(subject.shape, subject.job)
+    unchanged = Candidate(layout=subject.facts.layout, job=subject.job, step=step, needed=needed)
+    tried = fitting_ways(subject, capacity, needed / estimate)
     fitting = sorted(tried.fitting, key=lambda one: -one.speed)
     best = _legal(subject, fitting, limit, headroom)
     if not best:
         raise ConfigError(_nothing(subject, tried, capacity))
-    told = tuple(dataclasses.replace(one, why=reason(one, unchanged, capacity)) for one in best)
-    return SearchResult(best=told, unchanged=unchanged, tried=tuple(fitting), number_tried=tried.number)
+    best = tuple(dataclasses.replace(one, why=reason(one, unchanged, capacity)) for one in best)
+    return SearchResult(best=best, unchanged=unchanged, tried=tuple(fitting), number_tried=tried.number)
 
 
 def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
@@ -128,11 +133,6 @@ def _nothing(subject: Subject, tried: "Tried", capacity: float) -> str:
         f"No layout of {gpus} fits in memory: the smallest needs {tried.least / 2**30:.0f} GiB per GPU, and "
         f"{capacity / 2**30:.0f} GiB are usable. Use more GPUs, or shorter sequences ({advice('--seq', 'data.seq_length')})."
     )
-
-
-def candidate(shape: ModelShape, job: Job, layout: Layout) -> Candidate:
-    """The planner's prediction of a job."""
-    return Candidate(layout=layout, job=job, step=predict(shape, job), needed=predict_memory(shape, job).used)
 
 
 class Tried(NamedTuple):
@@ -287,14 +287,13 @@ def reason(one: Candidate, unchanged: Candidate, capacity: float) -> str:
     total = unchanged.step.total
     gains = sorted((value, name) for name, value in change.items() if value < -0.005 * total)[:2]
     costs = sorted(((value, name) for name, value in change.items() if value > 0.005 * total), reverse=True)[:1]
-    told = [f"{-value / total:.0%} less {name}" for value, name in gains]
-    told += [f"{value / total:.0%} more {name}" for value, name in costs]
-    if unchanged.needed > capacity:
-        told.insert(0, "fits, unlike the unchanged recipe")
-    return ", ".join(told) or "about the same as the unchanged recipe"
+    reasons = ["fits, unlike the unchanged recipe"] if unchanged.needed > capacity else []
+    reasons += [f"{-value / total:.0%} less {name}" for value, name in gains]
+    reasons += [f"{value / total:.0%} more {name}" for value, name in costs]
+    return ", ".join(reasons) or "about the same as the unchanged recipe"
 
 
-def as_dict(found: SearchResult) -> dict[str, Any]:
+def as_dict(result: SearchResult) -> dict[str, Any]:
     """Plain data for JSON."""
 
     def one(candidate: Candidate) -> dict[str, Any]:
@@ -309,8 +308,8 @@ def as_dict(found: SearchResult) -> dict[str, Any]:
         }
 
     return {
-        "unchanged": one(found.unchanged),
-        "best": [one(candidate) for candidate in found.best],
-        "tried": found.number_tried,
-        "fitting": len(found.tried),
+        "unchanged": one(result.unchanged),
+        "best": [one(candidate) for candidate in result.best],
+        "tried": result.number_tried,
+        "fitting": len(result.tried),
     }

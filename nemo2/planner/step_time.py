@@ -97,8 +97,8 @@ def _slowest_stage(shape: ModelShape, job: Job, body: float, head: float) -> flo
     beside = head + further * layer
     chunks = job.pp * job.vp
     full = math.ceil(layers / chunks)
-    given = min(full * chunks - layers, full, math.ceil(beside / layer))
-    return max(full * job.vp * layer, (full * job.vp - given) * layer + beside)
+    fewer = min(full * chunks - layers, full, math.ceil(beside / layer))
+    return max(full * job.vp * layer, (full * job.vp - fewer) * layer + beside)
 
 
 def _beyond(gpu: float, host: float) -> float:

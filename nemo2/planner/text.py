@@ -3,12 +3,10 @@
 
 from nemo2.columns import columns, folded
 from nemo2.config.overrides import in_shell
+from nemo2.gpus import GIB
 from nemo2.planner.error_band import Band
-from nemo2.planner.goodput import Goodput
 from nemo2.planner.plan import Plan
-from nemo2.planner.search import Candidate, SearchResult
-
-GIB = 2**30
+from nemo2.planner.search import SearchResult
 
 
 def render(plan: Plan) -> str:
@@ -33,9 +31,9 @@ def render(plan: Plan) -> str:
 def speed_lines(plan: Plan) -> list[str]:
     """The predicted speeds. Tokens per second and the step's time have the band's range."""
     speed, low, high = plan.tokens_per_second_per_gpu, plan.band.low, plan.band.high
-    known, step = band_words(plan.band), plan.step.total
+    basis, step = band_words(plan.band), plan.step.total
     rows = [
-        ("tokens/s per GPU", f"{speed:,.0f}  ({low * speed:,.0f} to {high * speed:,.0f}: {known})"),
+        ("tokens/s per GPU", f"{speed:,.0f}  ({low * speed:,.0f} to {high * speed:,.0f}: {basis})"),
         (
             "MFU",
             f"{plan.mfu:.1%}  with causal attention FLOPs, {plan.mfu_full_attention:.1%} with full attention FLOPs, of "
@@ -90,20 +88,13 @@ def budget_lines(plan: Plan) -> list[str]:
     assert plan.tokens is not None and plan.hours is not None and plan.goodput is not None
     lines = [
         f"{plan.tokens:.3g} tokens: {duration(plan.hours)} without interruptions ({plan.hours * plan.gpus:,.0f} GPU hours)",
-        *goodput_lines(plan.goodput),
+        f"with {plan.goodput.interruptions:,.1f} expected interruptions: {duration(plan.goodput.hours)}, "
+        f"{plan.goodput.share:.1%} of it useful training, with a checkpoint every {duration(plan.goodput.interval_hours)}",
     ]
     if plan.cost is not None:
         low, high = plan.cost / plan.band.high, plan.cost / plan.band.low
         lines.append(f"cost: {plan.cost:,.0f} ({low:,.0f} to {high:,.0f}) at {plan.cost_per_gpu_hour:g} per GPU hour")
     return lines
-
-
-def goodput_lines(found: Goodput) -> list[str]:
-    """The expected interruptions and their effect on the duration."""
-    return [
-        f"with {found.interruptions:,.1f} expected interruptions: {duration(found.hours)}, {found.share:.1%} of it useful "
-        f"training, with a checkpoint every {duration(found.interval_hours)}"
-    ]
 
 
 def seconds(value: float) -> str:
@@ -117,22 +108,13 @@ def duration(hours: float) -> str:
     return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
 
 
-def render_search(found: SearchResult, *, title: str) -> str:
+def render_search(result: SearchResult, *, title: str) -> str:
     """The fastest layouts, each with its reason and its overrides."""
-    lines = [
-        f"{title}: {found.number_tried:,} configurations searched, {len(found.tried):,} fit",
-        *_row("unchanged", found.unchanged),
-    ]
-    for rank, one in enumerate(found.best, 1):
-        lines += ["", *_row(str(rank), one), f"    why: {one.why}", f"    {in_shell(one.overrides) or 'no override'}"]
-    return "\n".join(
-        [*lines, "", "the memory of the layouts is counted by a rehearsal; that of the unchanged recipe too"]
-    )
-
-
-def _row(name: str, one: Candidate) -> list[str]:
-    recompute = "" if one.job.recompute == "none" else f", {one.job.recompute} recomputation"
-    return [
-        f"{name}: {one.layout.describe(one.job.gpus)}, micro-batch {one.job.micro_batch}{recompute}",
-        f"    {one.speed:,.0f} tokens/s per GPU, step {seconds(one.step.total)}, {one.needed / GIB:.1f} GiB",
-    ]
+    lines = [f"{title}: {result.number_tried:,} configurations searched, {len(result.tried):,} fit"]
+    for rank, one in enumerate((result.unchanged, *result.best)):
+        lines += [f"{rank}: {one}" if rank else f"unchanged: {one}"]
+        lines += [f"    {one.speed:,.0f} tokens/s per GPU, step {seconds(one.step.total)}, {one.needed / GIB:.1f} GiB"]
+        lines += [f"    why: {one.why}", f"    {in_shell(one.overrides) or 'no override'}"] if rank else []
+        lines += [""]
+    lines += ["the memory of the layouts is counted by a rehearsal; that of the unchanged recipe too"]
+    return "\n".join(lines)

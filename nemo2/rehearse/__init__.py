@@ -1,28 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rehearses a job for any number of GPUs in one process on a laptop, with the code that the job will run."""
+"""Rehearses a job for any number of GPUs in one process on a laptop, with the code that the job will run.
 
-from typing import TYPE_CHECKING, Any
+The counts are plain data. Only `rehearse`, which is imported on first use, needs torch.
+"""
 
-from nemo2.rehearse.counts import (
-    CollectiveCount,
-    Event,
-    FlopCount,
-    MemoryCount,
-    RankRehearsal,
-    Rehearsal,
-    Verdict,
-)
+from nemo2.lazy import front_door
 
-if TYPE_CHECKING:
-    from nemo2.rehearse.job import rehearse as rehearse
-
-__all__ = ["CollectiveCount", "Event", "FlopCount", "MemoryCount", "RankRehearsal", "Rehearsal", "Verdict", "rehearse"]
-
-
-def __getattr__(name: str) -> Any:
-    # The counts are plain data, but rehearsing needs torch.
-    if name == "rehearse":
-        from nemo2.rehearse.job import rehearse
-
-        return rehearse
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = front_door(__name__, __file__)  # pyright: ignore[reportUnsupportedDunderAll]

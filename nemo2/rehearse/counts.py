@@ -217,10 +217,10 @@ class Rehearsal:
         Raises:
             KeyError: there is no such kind.
         """
-        found = [rank for rank in self.ranks if rank.kind == kind]
-        if not found:
+        ranks = [rank for rank in self.ranks if rank.kind == kind]
+        if not ranks:
             raise KeyError(kind)
-        return found[0]
+        return ranks[0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, including the sums that are properties."""

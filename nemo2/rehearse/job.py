@@ -130,10 +130,10 @@ def refuse_unrehearsable(recipe: Any) -> None:
     from nemo2.strategy import MegatronStrategy
 
     trainer = recipe.trainer
-    made = getattr(trainer.strategy, "__fn_or_cls__", None)
-    if not (isinstance(made, type) and issubclass(made, MegatronStrategy)) or getattr(trainer.strategy, "fsdp", None):
+    kind = getattr(trainer.strategy, "__fn_or_cls__", None)
+    if not (isinstance(kind, type) and issubclass(kind, MegatronStrategy)) or getattr(trainer.strategy, "fsdp", None):
         raise ConfigError(
-            f"trainer.strategy={getattr(made, '__name__', type(trainer.strategy).__name__)}"
+            f"trainer.strategy={getattr(kind, '__name__', type(trainer.strategy).__name__)}"
             f"{' with fsdp set' if getattr(trainer.strategy, 'fsdp', None) else ''} can't be rehearsed: a rehearsal needs "
             "MegatronStrategy without fsdp. `nemo2 plan` estimates the memory of FSDP by formula."
         )

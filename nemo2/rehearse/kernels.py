@@ -67,7 +67,12 @@ class Kernel(torch.autograd.Function):
         )
 
 
-def _asked(config: Any, name: str) -> Any:
+def _apply(run: Callable[..., Any], *tensors: Any, back: Optional[Callable[[], None]] = None) -> Any:
+    """The outputs of a `Kernel`. ``back`` is called in its backward."""
+    return Kernel.apply(run, back, *tensors)
+
+
+def _requested(config: Any, name: str) -> Any:
     """The requested value in a model's configuration, before this machine's backend changed it."""
     adjustment = getattr(config, "adjustments", {}).get(name)
     return getattr(config, name, None) if adjustment is None else adjustment.asked
@@ -87,7 +92,7 @@ def _norm(module: Any, x: Tensor) -> Tensor:
 
     parameters = [module.weight] if module.bias is None else [module.weight, module.bias]
     tracking.moved(2 * x.numel() * x.element_size())
-    return Kernel.apply(run, None, x, *parameters)  # pyright: ignore[reportReturnType]
+    return _apply(run, x, *parameters)
 
 
 def _grouped_norm(module: Any, x: Tensor) -> Tensor:
@@ -95,16 +100,15 @@ def _grouped_norm(module: Any, x: Tensor) -> Tensor:
         groups = x.shape[-1] // module.group_size
         return _like(x, x.shape), [x, _like(x, (*x.shape[:-1], groups), torch.float32)]
 
-    return Kernel.apply(run, None, x, module.weight)  # pyright: ignore[reportReturnType]
+    return _apply(run, x, module.weight)
 
 
 def _rope(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
     def apply_rotary_pos_emb(t: Tensor, freqs: Tensor, config: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if not _asked(config, "apply_rope_fusion") or config.multi_latent_attention:
+        if not _requested(config, "apply_rope_fusion") or config.multi_latent_attention:
             return original(t, freqs, config, *args, **kwargs)
         tracking.moved(2 * t.numel() * t.element_size())
-        return Kernel.apply(lambda t: (_like(t, t.shape), [freqs]), None, t)  # pyright: ignore[reportReturnType]
+        return _apply(lambda t: (_like(t, t.shape), [freqs]), t)
 
     return apply_rotary_pos_emb
 
@@ -113,7 +117,6 @@ def _rope(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
     def forward(
         module: Any,
         query: Tensor,
@@ -143,7 +146,9 @@ def _flash(module: Any, query: Tensor, key: Tensor, value: Tensor, mask_type: An
     left = keys if module.window is None or module.window[0] < 0 else min(module.window[0] + 1, keys)
     pairs = _pairs(tokens * ranks, keys, left, causal=mask_type in _CAUSAL) // ranks
     flops = 2 * batch * heads * pairs * (width + value.size(3))
-    style = "none" if ranks == 1 else (_style(module))
+    # Transformer Engine's default is the ring.
+    style = module.cp_comm_type if getattr(module.config, "cp_comm_type", None) is not None else "p2p"
+    style = style if ranks > 1 else "none"
 
     def run(q: Tensor, k: Tensor, v: Tensor, *sink: Tensor) -> Any:
         # Transformer Engine's layouts need contiguous tensors. Values arrive as a view of the fused tensor.
@@ -164,13 +169,7 @@ def _flash(module: Any, query: Tensor, key: Tensor, value: Tensor, mask_type: An
         _exchanged_backward(style, group, *shapes, empty)
 
     sink = [] if module.softmax_offset is None else [module.softmax_offset]
-    return Kernel.apply(run, back, query, key, value, *sink)  # pyright: ignore[reportReturnType]
-
-
-def _style(module: Any) -> str:
-    """The communication of keys and values between context-parallel ranks. Transformer Engine's default is the ring."""
-    asked = getattr(module.config, "cp_comm_type", None)
-    return module.cp_comm_type if asked is not None else "p2p"
+    return _apply(run, query, key, value, *sink, back=back)
 
 
 def _pairs(queries: int, keys: int, left: int, *, causal: bool) -> int:
@@ -224,12 +223,10 @@ def _message(group: Any, kind: str, buffer: Tensor) -> Tensor:
 
 
 def _dropout(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
     def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if input.device.type != "meta" or not training or p == 0.0:
             return original(input, p, training, inplace)
-        run = lambda x: (_like(x, x.shape), [_like(x, x.shape, torch.bool)])  # noqa: E731
-        return Kernel.apply(run, None, input)  # pyright: ignore[reportReturnType]
+        return _apply(lambda x: (_like(x, x.shape), [_like(x, x.shape, torch.bool)]), input)
 
     return dropout
 
@@ -252,7 +249,6 @@ def _compiled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
     allocator, by its own account. On an H100 (torch 2.11) the peak was 4.3 GiB above the count without this copy, which has 3.9.
     """
 
-    @functools.wraps(original)
     def step(values: Tensor, *rest: Any) -> Any:
         return original(values.clone(), *rest)
 
@@ -285,20 +281,18 @@ def _grouped_product(module: Any, x: Tensor, layer: str, ends: Tensor) -> Tensor
         tracking.add_flops("grouped_gemm", flops)
         return _like(x, (x.size(0), width)), [x, *weights]
 
-    back = functools.partial(tracking.add_flops, "grouped_gemm", 2 * flops)
-    return Kernel.apply(run, back, x, *weights)  # pyright: ignore[reportReturnType]
+    return _apply(run, x, *weights, back=functools.partial(tracking.add_flops, "grouped_gemm", 2 * flops))
 
 
 def _weighted_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Activation and routing weights in one kernel, as in Megatron-Core with ``bias_activation_fusion``."""
 
-    @functools.wraps(original)
     def activate(module: Any, h: Tensor, bias: Optional[Tensor], weights: Tensor) -> Tensor:
         config = module.config
         if bias is not None or not config.bias_activation_fusion:
             return original(module, h, bias, weights)
         width = h.size(-1) // (2 if config.gated_linear_unit else 1)
-        return Kernel.apply(lambda h, w: (_like(h, (h.size(0), width)), [h, w]), None, h, weights)  # pyright: ignore[reportReturnType]
+        return _apply(lambda h, w: (_like(h, (h.size(0), width)), [h, w]), h, weights)
 
     return activate
 
@@ -306,12 +300,10 @@ def _weighted_activation(original: Callable[..., Tensor]) -> Callable[..., Tenso
 def _biased_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Megatron-Core's compiled bias and gated activation, ``[..., 2 * ffn]`` to ``[..., ffn]``."""
 
-    @functools.wraps(original)
     def fused(x: Tensor, bias: Optional[Tensor], *args: Any, **kwargs: Any) -> Tensor:
         tracking.moved(3 * x.numel() * x.element_size() // 2)
         biases = [] if bias is None else [bias]
-        run = lambda x, *b: (_like(x, (*x.shape[:-1], x.shape[-1] // 2)), [x, *b])  # noqa: E731
-        return Kernel.apply(run, None, x, *biases)  # pyright: ignore[reportReturnType]
+        return _apply(lambda x, *b: (_like(x, (*x.shape[:-1], x.shape[-1] // 2)), [x, *b]), x, *biases)
 
     return fused
 
@@ -320,10 +312,9 @@ def _compiled_activation(original: Callable[..., Tensor]) -> Callable[..., Tenso
     """A function of one tensor that Megatron-Core compiles on GPUs. On CPUs it runs uncompiled and saves every
     intermediate result."""
 
-    @functools.wraps(original)
     def compiled(x: Tensor) -> Tensor:
         tracking.moved(2 * x.numel() * x.element_size())
-        return Kernel.apply(lambda x: (_like(x, x.shape), [x]), None, x)  # pyright: ignore[reportReturnType]
+        return _apply(lambda x: (_like(x, x.shape), [x]), x)
 
     return compiled
 
@@ -336,7 +327,6 @@ def _permute(original: Callable[..., Any]) -> Callable[..., Any]:
     """The sort of tokens by expert, with a known number of outputs. The number depends on the routing map, which has no
     values on meta."""
 
-    @functools.wraps(original)
     def permute(
         tokens: Tensor, routing_map: Tensor, probs: Any = None, num_out_tokens: Any = None, **options: Any
     ) -> Any:
@@ -356,13 +346,12 @@ def _masked_select(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``masked_select`` on meta, whose mask doesn't determine the number of results. Autograd saves the input and the
     mask."""
 
-    @functools.wraps(original)
     def masked_select(self: Tensor, mask: Tensor) -> Tensor:
         if not self.is_meta:
             return original(self, mask)
         number = _selected[-1] if mask.is_meta else int(mask.sum())
         kept = torch.empty_like(mask, device=self.device)
-        return Kernel.apply(lambda x: (_like(x, (number,)), [x, kept]), None, self)  # pyright: ignore[reportReturnType]
+        return _apply(lambda x: (_like(x, (number,)), [x, kept]), self)
 
     return masked_select
 
@@ -370,12 +359,11 @@ def _masked_select(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _sort_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
     """The sort of tokens from their order of arrival to the order of the experts, or back: one kernel with one copy."""
 
-    @functools.wraps(original)
     def sort_chunks_by_idxs(
         input: Tensor, split_sizes: Any, sorted_idxs: Any, probs: Optional[Tensor] = None, fused: bool = False
     ) -> Any:
         def copied(x: Tensor) -> Any:
-            return Kernel.apply(lambda x: (_like(x, x.shape), []), None, x)
+            return _apply(lambda x: (_like(x, x.shape), []), x)
 
         return copied(input), None if probs is None else copied(probs)
 
@@ -392,7 +380,6 @@ def _balanced(tokens: int, experts: int, chosen: int) -> Tensor:
 def _preprocess(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The dispatcher's counts of tokens per rank and expert, computed from balanced routing on the CPU instead of meta."""
 
-    @functools.wraps(original)
     def preprocess(dispatcher: Any, routing_map: Tensor) -> Tensor:
         balanced = _balanced(*routing_map.shape, dispatcher.config.moe_router_topk)
         meta, cpu_patches._CPU = cpu_patches._CPU, torch.device("cpu")
@@ -408,7 +395,6 @@ def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
     """Balanced routing for the dispatcher that gathers all tokens, which reads the local experts' tokens from its routing
     map."""
 
-    @functools.wraps(original)
     def dispatch_postprocess(dispatcher: Any, hidden_states: Tensor, probs: Tensor) -> Any:
         dispatcher.routing_map = _balanced(*dispatcher.routing_map.shape, dispatcher.config.moe_router_topk)
         return original(dispatcher, hidden_states, probs)
@@ -435,44 +421,53 @@ def _mamba(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any
 
     parameters = [*module.conv1d.parameters(), module.dt_bias, module.A_log, module.D]
     back = functools.partial(tracking.add_flops, "scan", 2 * flops)
-    mixed: Any = Kernel.apply(run, back, projected, *parameters)
-    return module.out_proj(module.norm(mixed))
+    return module.out_proj(module.norm(_apply(run, projected, *parameters, back=back)))
 
 
 # ------------------------------------------------------------------------------------------------- the table
 
 
-def _with(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
-    return lambda original: replacement
+def _wrapped(target: str, wrap: Callable[[Any], Any], why: str) -> Patch:
+    return Patch(
+        target=target, replacement=lambda original: functools.wraps(original)(wrap(original)), wraps=True, why=why
+    )
 
 
 def te_kernels() -> tuple[Patch, ...]:
     """The stand-ins, for `rehearsing(patches=...)`."""
-    layers, why = "nemo2.models.layers", "a GPU runs this as one kernel, which saves less"
-
-    def wrapped(target: str, replacement: Any, reason: str = why) -> Patch:
-        return Patch(target=target, replacement=replacement, wraps=True, why=reason)
-
+    layers, mamba, why = (
+        "nemo2.models.layers",
+        "nemo2.models.mamba_layers",
+        "a GPU runs this as one kernel, which saves less",
+    )
+    fusions, moe = "megatron.core.fusions", "megatron.core.transformer.moe"
+    replacements = {
+        f"{layers}.norm:TorchNorm.forward": _norm,
+        f"{layers}.experts:TorchGroupedMLP._product": _grouped_product,
+        f"{mamba}:TorchMambaMixer.forward": _mamba,
+        f"{mamba}:GroupedRMSNorm.forward": _grouped_norm,
+    }
+    wrappers = {
+        f"{layers}.attention:SDPAttention.forward": _attention,
+        f"{layers}.experts:LocalExperts._activate": _weighted_activation,
+        "megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb": _rope,
+        "torch.nn.functional:dropout": _dropout,
+        f"{fusions}.fused_cross_entropy:calculate_predicted_logits": _compiled_loss,
+        f"{fusions}.fused_cross_entropy:calculate_gradients": _compiled_loss,
+        f"{fusions}.fused_bias_swiglu:bias_swiglu_impl": _biased_activation,
+        f"{fusions}.fused_bias_geglu:bias_geglu_impl": _biased_activation,
+        "megatron.core.transformer.utils:gelu_impl": _compiled_activation,
+        f"{moe}.moe_utils:sort_chunks_by_idxs": _sort_chunks,
+    }
     return (
-        wrapped(f"{layers}.norm:TorchNorm.forward", _with(_norm)),
-        wrapped(f"{layers}.attention:SDPAttention.forward", _attention),
-        wrapped("megatron.core.models.common.embeddings.rope_utils:apply_rotary_pos_emb", _rope),
-        wrapped("torch.nn.functional:dropout", _dropout),
+        *(Patch(target=target, replacement=kernel, why=why) for target, kernel in replacements.items()),
+        *(_wrapped(target, wrap, why) for target, wrap in wrappers.items()),
         Patch(
             target="megatron.core.models.common.language_module.language_module:te_parallel_cross_entropy",
             replacement=_te_cross_entropy,
             may_be_absent=True,
             why=why,
         ),
-        *(
-            wrapped(f"megatron.core.fusions.fused_cross_entropy:{step}", _compiled_loss, "torch.compile writes copies")
-            for step in ("calculate_predicted_logits", "calculate_gradients")
-        ),
-        wrapped("megatron.core.fusions.fused_bias_swiglu:bias_swiglu_impl", _biased_activation),
-        wrapped("megatron.core.fusions.fused_bias_geglu:bias_geglu_impl", _biased_activation),
-        wrapped("megatron.core.transformer.utils:gelu_impl", _compiled_activation),
-        wrapped(f"{layers}.experts:TorchGroupedMLP._product", _with(_grouped_product)),
-        wrapped(f"{layers}.experts:LocalExperts._activate", _weighted_activation),
         Patch(
             target="megatron.core.tensor_parallel.random:_get_share_storage",
             replacement=lambda: tracking.share,
@@ -480,30 +475,26 @@ def te_kernels() -> tuple[Patch, ...]:
             why="on a GPU a discarded output shares the storage of the recomputed one, from Megatron-Core 0.17 on",
         ),
         *routing(),
-        wrapped("megatron.core.transformer.moe.moe_utils:sort_chunks_by_idxs", _sort_chunks),
         *ADAM,
-        wrapped("nemo2.models.mamba_layers:TorchMambaMixer.forward", _with(_mamba)),
-        wrapped("nemo2.models.mamba_layers:GroupedRMSNorm.forward", _with(_grouped_norm)),
     )
 
 
 def routing() -> tuple[Patch, ...]:
     """The stand-ins that a rehearsal of experts needs with any ``kernels``."""
-    moe, why = "megatron.core.transformer.moe", "where tokens go depends on their values"
-    replacements = {
+    moe = "megatron.core.transformer.moe"
+    wrappers = {
         f"{moe}.moe_utils:permute": _permute,
         f"{moe}.token_dispatcher:MoEAlltoAllTokenDispatcher.preprocess": _preprocess,
         f"{moe}.token_dispatcher:MoEAllGatherTokenDispatcher.dispatch_postprocess": _gathered,
         "torch:Tensor.masked_select": _masked_select,
     }
-    return tuple(Patch(target=target, replacement=new, wraps=True, why=why) for target, new in replacements.items())
+    return tuple(_wrapped(target, wrap, "where tokens go depends on their values") for target, wrap in wrappers.items())
 
 
 def _cpu_attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The attention kernel that torch selects on a CPU. For meta tensors torch selects the unfused formula, which saves
     scores."""
 
-    @functools.wraps(original)
     def scaled_dot_product_attention(
         query: Tensor,
         key: Tensor,
@@ -527,10 +518,5 @@ def _cpu_attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def plain_kernels() -> tuple[Patch, ...]:
     """Patches for rehearsals with the plain PyTorch layers: only operations without a counterpart on meta."""
-    attention = Patch(
-        target="torch.nn.functional:scaled_dot_product_attention",
-        replacement=_cpu_attention,
-        wraps=True,
-        why="torch chooses another kernel for meta tensors",
-    )
-    return (attention, *routing())
+    attention = "torch.nn.functional:scaled_dot_product_attention"
+    return (_wrapped(attention, _cpu_attention, "torch chooses another kernel for meta tensors"), *routing())

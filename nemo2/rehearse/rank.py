@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import combined_1f1b, schedules
@@ -79,20 +79,22 @@ def run_rank(
     stub = transformer_engine_stub() if as_on_gpu else contextlib.nullcontext()
     with stub, rehearsing(as_on_gpu=as_on_gpu, patches=patches), _world(rank, world_size):
         try:
-            ran = _run(*parts(), rank=rank, world_size=world_size, microbatches=microbatches)
+            ran = _run(*parts(), microbatches=microbatches)
             if weights_in_eight_bits:
                 ran.state["buffers"] += 2 * _weights_of_products(ran.strategy)
             return inspect(ran)
         finally:
             destroy_model_parallel()
-            _forget_buffers()
+            # A process has one communication buffer of Megatron-Core. The next rank allocates its own.
+            parallel_state.destroy_global_memory_buffer()
+            gc.collect()
 
 
-def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, microbatches: Optional[int]) -> Ran:
+def _run(model: Any, data: Any, trainer: Any, *, microbatches: Optional[int]) -> Ran:
     strategy = trainer.strategy
     calls: list[tuple[str, Call]] = []
     events: list[tuple[str, int, int]] = []
-    tracker = Tracker(part_of)
+    tracker = Tracker(lambda module: PARTS.get(type(module).__name__))
 
     def hear(call: Call, tensors: list[Tensor]) -> None:
         calls.append((tracker.phase, call))
@@ -102,7 +104,7 @@ def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, mic
     try:
         with tracker, _schedule_events(events, strategy, tracker), contextlib.ExitStack() as torn_down:
             with tracker.part("build"):
-                torn_down.enter_context(_set_up(model, data, trainer, rank=rank, world_size=world_size))
+                torn_down.enter_context(_set_up(model, data, trainer))
             parallel = strategy.megatron_parallel
             for chunk in parallel.unwrapped:
                 if hasattr(chunk, "output_layer"):
@@ -132,16 +134,13 @@ def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, mic
             for optimizer in strategy.optimizers:
                 with tracker.part("optimizer"):
                     optimizer.step()
-            made = 0
-            for kind, tensors in state_tensors(strategy).items():
-                new = tracker.own(tensors)
-                state[kind] += new
-                made += new
+            created = {kind: tracker.own(tensors) for kind, tensors in state_tensors(strategy).items()}
+            state |= {kind: state[kind] + size for kind, size in created.items()}
             # The optimizer states that the first step allocates exist during the schedule of every later step.
-            if tracker.peak > peak + made:
+            if tracker.peak > peak + sum(created.values()):
                 at_peak = tracker.at_peak
                 # These states are counted in `state`.
-                at_peak[WORK, "optimizer"] = max(0, at_peak.get((WORK, "optimizer"), 0) - made)
+                at_peak[WORK, "optimizer"] = max(0, at_peak.get((WORK, "optimizer"), 0) - sum(created.values()))
     finally:
         stop()
     return Ran(
@@ -157,16 +156,14 @@ def _run(model: Any, data: Any, trainer: Any, *, rank: int, world_size: int, mic
     )
 
 
-def _set_up(
-    model: Any, data: Any, trainer: Any, *, rank: int, world_size: int
-) -> contextlib.AbstractContextManager[Any]:
+def _set_up(model: Any, data: Any, trainer: Any) -> contextlib.AbstractContextManager[Any]:
     """Set the rank up with `set_up` on meta tensors, without writing to disk."""
     strategy = trainer.strategy
     strategy.replace_progress_bar = False
-    strategy.cluster_environment = _Environment(rank, world_size, trainer.num_devices)
+    strategy.cluster_environment = _Environment(trainer.num_devices)
     strategy._groups["create_gloo_process_groups"] = False
-    heard = [callback for callback in trainer.callbacks if not isinstance(callback, (Checkpoint, ProgressBar))]
-    return set_up(trainer, model, data, stage="fit", callbacks=heard, device=META)
+    callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, (Checkpoint, ProgressBar))]
+    return set_up(trainer, model, data, stage="fit", callbacks=callbacks, device=META)
 
 
 def _tensors_of(teaching: DistillationCallback, tracker: Tracker) -> list[Tensor]:
@@ -308,19 +305,19 @@ def _schedule_events(events: list[tuple[str, int, int]], strategy: Any, tracker:
         with tracker.part("backward"), _during("backward", tracker):
             return node_backward(node, *args)
 
-    replaced = [
+    replacements = [
         (schedules, "forward_step", forward, recorded_forward),
         (schedules, "backward_step", backward, recorded_backward),
         (combined_1f1b, "combined_forward_backward_step", combined, recorded_combined),
         (ScheduleNode, "forward", node_forward, recorded_node_forward),
         (ScheduleNode, "backward", node_backward, recorded_node_backward),
     ]
-    for owner, name, _, recorded in replaced:
+    for owner, name, _, recorded in replacements:
         setattr(owner, name, recorded)
     try:
         yield
     finally:
-        for owner, name, original, _ in replaced:
+        for owner, name, original, _ in replacements:
             setattr(owner, name, original)
 
 
@@ -366,11 +363,7 @@ PARTS = {
     "TorchMambaMixer": "mamba",
     "MultiTokenPredictionLayer": "multi-token prediction",
 }
-
-
-def part_of(module: nn.Module) -> Optional[str]:
-    """The part of the model that a module belongs to. None: the surrounding module decides."""
-    return PARTS.get(type(module).__name__)
+"""The part of the model that a class of modules belongs to. Other modules belong to the part around them."""
 
 
 # ------------------------------------------------------------------------------------------------------- the world
@@ -383,63 +376,27 @@ def _world(rank: int, world_size: int) -> Iterator[None]:
         raise RuntimeError("A rehearsal needs a process in which torch.distributed is not initialized.")
     register()
     # A launcher sets these variables, and the strategy compares them with the trainer.
-    told = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    variables = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
     torch.distributed.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
     finally:
         torch.distributed.destroy_process_group()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
-class _Environment(ClusterEnvironment):
-    """A cluster that started this process as one rank of many."""
+class _Environment(TorchElasticEnvironment):
+    """A cluster that started this process as one rank of many. Its rank and its world are those of `_world`."""
 
-    def __init__(self, rank: int, world_size: int, per_node: int):
-        self._rank, self._world_size, self._per_node = rank, world_size, per_node
-
-    @property
-    def creates_processes_externally(self) -> bool:
-        return True
-
-    @property
-    def main_address(self) -> str:
-        return "127.0.0.1"
-
-    @property
-    def main_port(self) -> int:
-        return 0
-
-    @staticmethod
-    def detect() -> bool:
-        return False
-
-    def world_size(self) -> int:
-        return self._world_size
-
-    def set_world_size(self, size: int) -> None:
-        """Does nothing: the size is fixed."""
-
-    def global_rank(self) -> int:
-        return self._rank
-
-    def set_global_rank(self, rank: int) -> None:
-        """Does nothing: the rank is fixed."""
+    def __init__(self, ranks_per_node: int):
+        self._ranks_per_node = ranks_per_node
 
     def local_rank(self) -> int:
-        return self._rank % self._per_node
+        return self.global_rank() % self._ranks_per_node
 
     def node_rank(self) -> int:
-        return self._rank // self._per_node
-
-
-def _forget_buffers() -> None:
-    """Delete Megatron-Core's communication buffer, of which a process has one. The next rank allocates its own."""
-    parallel_state.destroy_global_memory_buffer()
-    gc.collect()
+        return self.global_rank() // self._ranks_per_node

@@ -147,8 +147,8 @@ def _kinds_of_layers(config: Any) -> str:
     """One letter for each kind of layer in a hybrid, in order of appearance. "" for models with one kind."""
     from nemo2.models.walker import hybrid_pattern
 
-    found = hybrid_pattern(config) if getattr(config, "hybrid_override_pattern", None) else None
-    return "".join(dict.fromkeys(found.decoder)) if found is not None else ""
+    pattern = hybrid_pattern(config) if getattr(config, "hybrid_override_pattern", None) else None
+    return "".join(dict.fromkeys(pattern.decoder)) if pattern is not None else ""
 
 
 def _blocks(layers: int, groups: int) -> list[Mapping[str, Any]]:
@@ -184,11 +184,11 @@ def _shrink_data(recipe: Any, replicas: int, layout: Layout, notes: list[str]) -
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import NullTokenizer
 
-    made = getattr(recipe.data, "__fn_or_cls__", None)
-    if isinstance(made, type) and issubclass(made, SampleDataModule):
+    kind = getattr(recipe.data, "__fn_or_cls__", None)
+    if isinstance(kind, type) and issubclass(kind, SampleDataModule):
         # The data's tokens exceed the small model's vocabulary, and its files may be on another machine.
         notes.append(
-            f"data is random tokens instead of {made.__name__}: the loss counts every token, and no sequences are packed"
+            f"data is random tokens instead of {kind.__name__}: the loss counts every token, and no sequences are packed"
         )
         recipe.data = Config(MockDataModule)
     data = recipe.data
@@ -196,8 +196,8 @@ def _shrink_data(recipe: Any, replicas: int, layout: Layout, notes: list[str]) -
     data.micro_batch_size = 1
     data.global_batch_size = replicas * (2 * layout.pp if layout.pp > 1 else 2)
     _set(data, rampup_batch_size=None, num_workers=0, persistent_workers=False, pin_memory=False)
-    made = getattr(data, "__fn_or_cls__", None)
-    if isinstance(made, type) and issubclass(made, MockDataModule):
+    kind = getattr(data, "__fn_or_cls__", None)
+    if isinstance(kind, type) and issubclass(kind, MockDataModule):
         data.tokenizer = Config(NullTokenizer, VOCABULARY - 1)
         _set(data, num_train_samples=256, num_val_samples=16, num_test_samples=16, vocab_file=None, merges_file=None)
 

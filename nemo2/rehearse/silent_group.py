@@ -6,11 +6,11 @@ Megatron-Core's gradient buckets call. Outputs on meta need no data. Outputs on 
 figures) have the values that they would have if every other rank had this rank's.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future  # pyright: ignore[reportAttributeAccessIssue]
@@ -44,6 +44,23 @@ def listen(listener: Listener) -> Callable[[], None]:
     return lambda: _listeners.remove(listener)
 
 
+def _collective(kind: str, *, message: int = 0, filled: bool = False) -> Callable[..., Any]:
+    """A method of `SilentGroup` that records a collective.
+
+    Args:
+        kind: See `Call.kind`.
+        message: The index of the argument whose bytes count. The result is always the first argument.
+        filled: The first argument, where it is on the CPU, gets copies of the second.
+    """
+
+    def collective(group: "SilentGroup", *tensors: Any, **options: Any) -> Any:
+        if filled:
+            _fill(tensors[0], tensors[1])
+        return group._done(kind, tensors[message], tensors[0])
+
+    return collective
+
+
 _ProcessGroup: Any = dist.ProcessGroup  # torch 2.6 to 2.13 name its methods and their arguments differently
 
 
@@ -67,93 +84,38 @@ class SilentGroup(_ProcessGroup):
         # When a group is destroyed, torch reads the name once more after it has deleted it.
         return dist.distributed_c10d._world.pg_names.get(self, "")
 
-    @property
-    def group_name(self) -> str:
-        return self.pg_name
+    group_name = pg_name
 
     def _done(self, kind: str, message: Any, result: Any = None) -> Any:
         tensors = _tensors(message)
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if _listeners:
-            call = Call(kind=kind, group=_description(self), ranks=self.size(), bytes=size)
+            call = Call(kind=kind, group=getattr(self, "group_desc", "") or "", ranks=self.size(), bytes=size)
             for listener in _listeners:
                 listener(call, tensors)
         future: Future[Any] = Future()
-        future.set_result(result if result is not None else message)
+        future.set_result(message if result is None else result)
         return _create_work_from_future(future)
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        return self._done("all_reduce", tensors)
+    # torch 2.13 calls some methods by a new name, ``..._single``, and older versions by the old one.
+    allreduce = allreduce_coalesced = _collective("all_reduce")
+    reduce = _collective("reduce")
+    broadcast = _collective("broadcast")
+    allgather = _allgather_base = all_gather_single = _collective("all_gather", filled=True)
+    allgather_coalesced = _collective("all_gather")
+    allgather_into_tensor_coalesced = all_gather_single_coalesced = _collective("all_gather")
+    reduce_scatter = _reduce_scatter_base = reduce_scatter_single = _collective("reduce_scatter", message=1)
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced = _collective("reduce_scatter", message=1)
+    alltoall = alltoall_base = all_to_all_single = _collective("all_to_all", message=1, filled=True)
+    gather = _collective("gather", message=1)
+    scatter = _collective("scatter", message=1)
+    send = _collective("send")
+    recv = recv_anysource = _collective("receive")
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        return self._done("all_reduce", tensors)
-
-    def reduce(self, tensors: Any, opts: Any = None) -> Any:
-        return self._done("reduce", tensors)
-
-    def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        return self._done("broadcast", tensors)
-
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        for output, tensor in zip(outputs, inputs, strict=True):
-            for part in output:
-                _fill(part, tensor)
-        return self._done("all_gather", outputs)
-
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._done("all_gather", outputs)
-
-    def _allgather_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        _fill(output, tensor)
-        return self._done("all_gather", output)
-
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._done("all_gather", outputs)
-
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._done("reduce_scatter", inputs, outputs)
-
-    def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
-        return self._done("reduce_scatter", tensor, output)
-
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._done("reduce_scatter", inputs, outputs)
-
-    def alltoall_base(self, output: Any, tensor: Any, output_sizes: Any, input_sizes: Any, opts: Any = None) -> Any:
-        _fill(output, tensor)
-        return self._done("all_to_all", tensor, output)
-
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        for output, tensor in zip(outputs, inputs, strict=True):
-            _fill(output, tensor)
-        return self._done("all_to_all", inputs, outputs)
-
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._done("gather", inputs, outputs)
-
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._done("scatter", inputs, outputs)
-
-    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
-        return self._done("send", tensors)
-
-    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
-        return self._done("receive", tensors)
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        return self._done("receive", tensors)
-
-    def barrier(self, opts: Any = None) -> Any:
+    def barrier(self, *options: Any, **more: Any) -> Any:
         return self._done("barrier", [])
 
     monitored_barrier = barrier
-
-    # torch 2.13 renamed these methods. Older versions call the old names.
-    all_gather_single = _allgather_base
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
-    reduce_scatter_single = _reduce_scatter_base
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
-    all_to_all_single = alltoall_base
 
 
 def register() -> None:
@@ -164,23 +126,20 @@ def register() -> None:
         )
 
 
-def _description(group: Any) -> str:
-    return getattr(group, "group_desc", "") or ""
-
-
 def _tensors(message: Any) -> list[Tensor]:
     if isinstance(message, Tensor):
         return [message]
     return [tensor for item in message for tensor in _tensors(item)]
 
 
-def _fill(output: Tensor, tensor: Tensor) -> None:
-    """Fill ``output`` with copies of this rank's ``tensor``, as if the other ranks had the same."""
-    if output.device.type != "cpu" or output.numel() == 0 or tensor.numel() == 0:
-        return
-    if output.shape == tensor.shape and output.dtype == tensor.dtype:
-        output.data.copy_(tensor)
-        return
-    repeated = tensor.reshape(-1).repeat(-(-output.numel() // tensor.numel()))[: output.numel()]
-    with torch.no_grad():
-        output.copy_(repeated.reshape(output.shape))
+def _fill(output: Any, tensor: Any) -> None:
+    """Fill ``output`` with copies of this rank's ``tensor``, as if the other ranks had the same. Lists are filled item by
+    item, and a list with one tensor for the whole of it."""
+    if not isinstance(output, Tensor):
+        for part, source in zip(
+            output, itertools.repeat(tensor) if isinstance(tensor, Tensor) else tensor, strict=False
+        ):
+            _fill(part, source)
+    elif output.device.type == "cpu" and output.numel() and tensor.numel():
+        repeated = tensor.detach().reshape(-1).repeat(-(-output.numel() // tensor.numel()))[: output.numel()]
+        output.data.copy_(repeated.reshape(output.shape))

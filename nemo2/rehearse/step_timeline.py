@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
+from nemo2.gpus import GPU
+from nemo2.pictures.pipeline import Messages
 from nemo2.pictures.schedule import Schedule, Timeline, timeline
 from nemo2.rehearse.counts import CollectiveCount, RankRehearsal, Rehearsal
 
 _INSIDE = ("tensor", "context", "expert", "expert_tensor", "expert_tensor_and_expert", "tensor_and_context")
 """Groups that exchange messages in the middle of a forward or backward pass."""
 _REPLICAS = ("data", "expert_data")
+REACHED = 0.5
+"""The fraction of the data sheet's FLOP/s that the timeline assumes for matrix products."""
 _SHOWN, _SHOWN_INTERLEAVED = 4, 2
 """The largest number of micro-batches per stage to draw. The steady state repeats itself, and passes of chunks are short."""
 
@@ -29,20 +33,19 @@ class Rates:
     """The bytes that a GPU sends to other machines."""
     gpus_per_node: int = 8
 
+    @classmethod
+    def of(cls, gpu: GPU) -> "Rates":
+        """The data sheet's rates, with `REACHED` of its FLOP/s."""
+        flops = REACHED * gpu.rate("bf16")
+        return cls(flops=flops, link=gpu.nvlink, network=gpu.network, gpus_per_node=gpu.domain)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeline:
     """The timeline of a step, with times in milliseconds."""
 
     timeline: Timeline
-    inside: tuple[float, ...]
-    """For each stage, the fraction of a pass that messages between tensor, context and expert ranks take."""
-    transfer: float
-    """The time of a message from one stage to the next."""
-    gather: tuple[float, ...]
-    """For each stage, the time to gather its parameters from all replicas before its first pass."""
-    reduce: tuple[float, ...]
-    """For each stage, the time to reduce its gradients over all replicas after its last pass."""
+    messages: Messages
     note: str = ""
 
 
@@ -71,14 +74,15 @@ def step_timeline(rehearsal: Rehearsal, rates: Rates) -> Optional[StepTimeline]:
         weights=_weights(ranks, whole, chunks),
         transfer=transfer,
     )
-    notes = [] if shown == total else [f"the first {shown} of {total} micro-batches"]
     return StepTimeline(
         timeline=drawn,
-        inside=tuple(m / max(w, 1e-12) for m, w in zip(messages, whole, strict=True)),
-        transfer=transfer,
-        gather=tuple(_over_replicas(rank, "all_gather", rates) * 1e3 for rank in ranks),
-        reduce=tuple(_over_replicas(rank, ("reduce_scatter", "all_reduce"), rates) * 1e3 for rank in ranks),
-        note=", ".join(notes),
+        messages=Messages(
+            inside=[m / max(w, 1e-12) for m, w in zip(messages, whole, strict=True)],
+            transfer=transfer,
+            before=[_over_replicas(rank, ("all_gather",), rates) * 1e3 for rank in ranks],
+            after=[_over_replicas(rank, ("reduce_scatter", "all_reduce"), rates) * 1e3 for rank in ranks],
+        ),
+        note="" if shown == total else f"the first {shown} of {total} micro-batches",
     )
 
 
@@ -108,7 +112,7 @@ def _transfer(rank: RankRehearsal, rates: Rates) -> float:
     return max((count.bytes / count.calls / rates.network for count in sent), default=0.0)
 
 
-def _over_replicas(rank: RankRehearsal, kinds: str | tuple[str, ...], rates: Rates) -> float:
+def _over_replicas(rank: RankRehearsal, kinds: tuple[str, ...], rates: Rates) -> float:
     return sum(_time(c, rates) for c in rank.collectives if c.group in _REPLICAS and c.kind in kinds)
 
 

@@ -2,6 +2,7 @@
 """Summarizes the records of one rank's rehearsed step (`rank.Ran`) as counts per step of the recipe
 (`counts.RankRehearsal`)."""
 
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -12,28 +13,12 @@ from nemo2.rehearse.tracker import MESSAGES, SAVED, WORK
 _LOGITS = "logits"
 
 _GROUPS = {
-    "TENSOR_MODEL_PARALLEL_GROUP": "tensor",
-    "CONTEXT_PARALLEL_GROUP": "context",
-    "PIPELINE_MODEL_PARALLEL_GROUP": "pipeline",
-    "DATA_PARALLEL_GROUP": "data",
-    "DATA_PARALLEL_GROUP_WITH_CP": "data",
-    "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": "data",
-    "EXPERT_MODEL_PARALLEL_GROUP": "expert",
-    "EXPERT_TENSOR_PARALLEL_GROUP": "expert_tensor",
     "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "expert_tensor_and_expert",
-    "EXPERT_DATA_PARALLEL_GROUP": "expert_data",
-    "INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP": "expert_data",
-    "TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tensor_and_context",
-    "TENSOR_AND_DATA_PARALLEL_GROUP": "tensor_and_data",
-    "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tensor_and_data",
-    "EMBEDDING_GROUP": "embedding",
-    "POSITION_EMBEDDING_GROUP": "position_embedding",
-    "MODEL_PARALLEL_GROUP": "model",
     "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "model",
     "default_pg": "world",
     "": "world",
 }
-"""Megatron-Core's descriptions of its groups, in the words of `Layout`."""
+"""The words for Megatron-Core's descriptions of groups that aren't a part of the description (`_group`)."""
 
 _PER_STEP = ("data", "expert_data")
 """The groups whose collectives run once per step, at any point of the schedule: the reduction of gradient buckets and the
@@ -97,7 +82,7 @@ def _collectives(ran: Ran, growth: float) -> tuple[CollectiveCount, ...]:
     for phase, call in ran.calls:
         if phase == "build" or not call.bytes or call.ranks == 1:
             continue
-        group = _GROUPS.get(call.group, call.group.lower())
+        group = _group(call.group)
         per = "step" if group in _PER_STEP or phase in ("finalize", "optimizer") else "microbatch"
         factor = growth if per == "microbatch" else 1
         entry = sums.setdefault((call.kind, group, call.ranks, per), [0.0, 0.0])
@@ -108,6 +93,12 @@ def _collectives(ran: Ran, growth: float) -> tuple[CollectiveCount, ...]:
         for (kind, group, ranks, per), (calls, size) in sums.items()
     ]
     return tuple(sorted(counts, key=lambda count: -count.bytes))
+
+
+def _group(description: str) -> str:
+    """The name of a group in the words of `Layout`: ``data`` for ``INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP``."""
+    words = re.sub("^INTRA_PARTIAL_|(_MODEL)?_PARALLEL|_GROUP|_WITH_CP", "", description)
+    return _GROUPS.get(description, words.lower())
 
 
 def _layers(chunk: Any) -> int:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rehearsal as text for a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from nemo2.columns import columns, folded
 from nemo2.config.overrides import in_shell
+from nemo2.gpus import GIB
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
-
-GIB = 2**30
 
 
 def render(rehearsal: Rehearsal) -> str:
@@ -52,26 +51,37 @@ def memory_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
 
 def messages_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
     """The collectives of one step, in GiB and calls."""
-    keys = dict.fromkeys((c.kind, c.group, c.ranks) for rank in ranks for c in rank.collectives)
-    rows = []
-    for kind, group, size in keys:
-        row = []
-        for rank in ranks:
-            found = [c for c in rank.collectives if (c.kind, c.group, c.ranks) == (kind, group, size)]
-            calls, moved = sum(c.calls for c in found), sum(c.bytes for c in found)
-            row.append(f"{moved / GIB:.2f} in {calls:.0f}" if found else "-")
-        rows.append((f"{kind} over {group} ({size})", row))
+    rows = [
+        (
+            f"{kind} over {group} ({size})",
+            [f"{moved / GIB:.2f} in {calls:.0f}" if calls else "-" for moved, calls in counts],
+        )
+        for (kind, group, size), counts in message_rows(ranks)
+    ]
     return _table("messages of one step, GiB in calls", [rank.kind for rank in ranks], rows)
 
 
 def flops_table(ranks: tuple[RankRehearsal, ...]) -> list[str]:
     """The arithmetic of one step, in TFLOP."""
-    keys = dict.fromkeys((c.kind, c.phase) for rank in ranks for c in rank.flops)
-    rows = []
-    for kind, phase in keys:
-        row = [sum(c.flops for c in rank.flops if (c.kind, c.phase) == (kind, phase)) for rank in ranks]
-        rows.append((f"{kind}, {phase}", [f"{value / 1e12:,.1f}" for value in row]))
+    rows = [(f"{kind}, {phase}", [f"{value:,.1f}" for value in row]) for (kind, phase), row in flop_rows(ranks)]
     return _table("arithmetic of one step, TFLOP", [rank.kind for rank in ranks], rows)
+
+
+def message_rows(
+    ranks: tuple[RankRehearsal, ...],
+) -> Iterator[tuple[tuple[str, str, int], list[tuple[float, float]]]]:
+    """For each kind of collective over a kind of group of a size: the bytes and the calls on each rank."""
+    counts = [{(c.kind, c.group, c.ranks, c.per): (c.bytes, c.calls) for c in rank.collectives} for rank in ranks]
+    for key in dict.fromkeys(key[:3] for one in counts for key in one):
+        same = [[one.get((*key, per), (0.0, 0.0)) for per in ("microbatch", "step")] for one in counts]
+        yield key, [(sum(size for size, _ in both), sum(calls for _, calls in both)) for both in same]
+
+
+def flop_rows(ranks: tuple[RankRehearsal, ...]) -> Iterator[tuple[tuple[str, str], list[float]]]:
+    """For each kind of kernel and phase: the TFLOP on each rank."""
+    counts = [{(c.kind, c.phase): c.flops for c in rank.flops} for rank in ranks]
+    for key in dict.fromkeys(key for one in counts for key in one):
+        yield key, [one.get(key, 0.0) / 1e12 for one in counts]
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:

@@ -102,8 +102,7 @@ class Tracker(TorchDispatchMode):
             storage.gone = weakref.ref(untyped, lambda _, key=key: self._freed(key))
             self.sums[WORK, storage.part] += storage.bytes
             self.allocated += storage.bytes
-            if self.allocated > self.peak:
-                self.peak, self.at_peak = self.allocated, dict(self.sums)
+            self._note_peaks()
         return storage
 
     def _freed(self, key: int) -> None:
@@ -143,7 +142,7 @@ class Tracker(TorchDispatchMode):
         if not storage.saves:
             self._move(storage, SAVED)
             self.saved += storage.bytes
-            self.saved_peak = max(self.saved_peak, self.saved)
+            self._note_peaks()
         storage.saves += 1
         return _Held(tensor, storage, self)
 

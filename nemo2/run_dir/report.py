@@ -7,7 +7,7 @@ loads nothing from a network and runs no script.
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from typing import Any
 
 from nemo2.checkpoint.directory import finished
 from nemo2.checkpoint.foreign_files import read_json, read_yaml
+from nemo2.columns import byte_size
 from nemo2.errors import CheckpointError, DataError
 from nemo2.parallel.layout import LAYOUT_FIELDS
 from nemo2.pictures.charts import Mark, Series, line_chart
@@ -77,10 +78,10 @@ def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
     )
 
 
-def _changes(found: Mapping[str, Any]) -> list[str]:
+def _changes(changes: Mapping[str, Any]) -> list[str]:
     """The list of recipe changes that the last resume found, the most serious first. Empty without changes."""
     kinds = (("unfit", "doesn't fit the checkpoint"), ("result", "changes the result"), ("harmless", "harmless"))
-    lines = [f"{words}: {line}" for kind, words in kinds for line in found.get(kind) or ()]
+    lines = [f"{words}: {line}" for kind, words in kinds for line in changes.get(kind) or ()]
     return [section("Recipe changes since the checkpoint", listing(lines))] if lines else []
 
 
@@ -114,10 +115,8 @@ def _charts(records: list[dict[str, Any]], marks: list[Mark]) -> str:
     ):
         points = by_step_done(series(records, name))
         if points:
-            noisy = name not in ("lr",)
-            lines = [Series(name="", points=points, smooth=noisy)]
-            chart = line_chart(title, lines, y_label=unit, width=520, marks=marks)
-            charts.append((title, chart, False))
+            line = Series(name="", points=points, smooth=name != "lr")
+            charts.append((title, line_chart(title, [line], y_label=unit, width=520, marks=marks), False))
     return figures([*charts, *_evaluation_charts(records)])
 
 
@@ -206,7 +205,7 @@ def _checkpoints(directory: Path) -> str:
             path.name,
             manifest.step,
             manifest.consumed_samples,
-            _size(manifest.files.values()),
+            byte_size(sum(manifest.files.values())),
             f"{datetime.fromtimestamp(manifest.saved_at):%Y-%m-%d %H:%M:%S}",
         )
         for path, manifest in finished(directory)
@@ -235,14 +234,6 @@ def _environment(environment: Mapping[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     return value.rsplit(".", 1)[-1] if isinstance(value, str) and value.startswith("nemo2.") else str(value)
-
-
-def _size(sizes: Iterable[int]) -> str:
-    total = sum(sizes)
-    for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if total >= limit:
-            return f"{total / limit:.1f} {unit}"
-    return f"{total} B"
 
 
 def _load(path: Path, read: Callable[[Path], Any]) -> dict[str, Any]:

@@ -19,20 +19,13 @@ from nemo2.trace.events import COMPUTE, Interval, RankTrace, Span, difference, k
 
 CATEGORY = "nemo2_communication"
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
-_DTYPE_BYTES = {
-    "byte": 1,
-    "char": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "short": 2,
-    "half": 2,
-    "bfloat16": 2,
-    "int": 4,
-    "float": 4,
-    "long": 8,
-    "double": 8,
+_DTYPES = {
+    1: ("byte", "char", "bool", "float8_e4m3fn", "float8_e5m2"),
+    2: ("short", "half", "bfloat16"),
+    4: ("int", "float"),
+    8: ("long", "double"),
 }
+_DTYPE_BYTES = {name: size for size, names in _DTYPES.items() for name in names}
 
 
 def read_trace(path: Path, *, rank: int | None = None) -> RankTrace:
@@ -59,7 +52,7 @@ def read_trace(path: Path, *, rank: int | None = None) -> RankTrace:
         raise DataError(f"{path}: not a trace of torch's profiler, because it has no list of traceEvents.")
     if rank is None:
         rank = int((content.get("distributedInfo") or {}).get("rank", 0))
-    complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    complete = [event for event in events if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event]
     on_gpu = any(event.get("cat") == "kernel" for event in complete)
     return RankTrace(rank, list(_gpu_spans(complete) if on_gpu else _cpu_spans(complete)))
 

@@ -4,6 +4,7 @@
 Communication is hidden while the rank computes. During communication that is not hidden the rank does nothing else.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,17 +159,9 @@ def intersection(one: Sequence[Interval], other: Sequence[Interval]) -> list[Int
 
 def difference(one: Sequence[Interval], other: Sequence[Interval]) -> list[Interval]:
     """The time in ``one`` but not in ``other``. The intervals of each must be ordered and must not overlap."""
-    remainders = []
-    for start, end in one:
-        for cut_start, cut_end in other:
-            if cut_end <= start or cut_start >= end:
-                continue
-            if cut_start > start:
-                remainders.append((start, cut_start))
-            start = max(start, cut_end)
-        if start < end:
-            remainders.append((start, end))
-    return remainders
+    ends = [-math.inf, *(end for _, end in other)]
+    starts = [*(start for start, _ in other), math.inf]
+    return intersection(one, list(zip(ends, starts, strict=True)))
 
 
 def length(intervals: Iterable[Interval]) -> float:

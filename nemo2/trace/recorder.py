@@ -18,30 +18,21 @@ from typing import Any, Optional
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-from nemo2.trace.events import Span, kernel_kind
+from nemo2.trace.events import kernel_kind
 
 # torch 2.13 has renamed some methods and keeps their old names.
-_METHODS = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "allgather": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "_allgather_base": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "all_gather_single": "all_gather",
-    "all_gather_single_coalesced": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_single_coalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "broadcast": "broadcast",
-    "send": "send",
-    "recv": "recv",
+_GATHERS = ("allgather_into_tensor_coalesced", "all_gather_single", "all_gather_single_coalesced")
+_SCATTERS = ("reduce_scatter_tensor_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced")
+_NAMES = {
+    "all_reduce": ("allreduce", "allreduce_coalesced"),
+    "all_gather": ("allgather", "allgather_coalesced", "_allgather_base", *_GATHERS),
+    "reduce_scatter": ("reduce_scatter", "_reduce_scatter_base", *_SCATTERS),
+    "all_to_all": ("alltoall", "alltoall_base", "all_to_all_single"),
+    "broadcast": ("broadcast",),
+    "send": ("send",),
+    "recv": ("recv",),
 }
+_METHODS = {method: name for name, methods in _NAMES.items() for method in methods}
 
 
 @dataclass(eq=False)
@@ -66,7 +57,7 @@ class Communication:
 
 
 class CommunicationRecorder:
-    """A context that records this process's communication in `found`, in the order in which it starts.
+    """A context that records this process's communication in `communications`, in the order in which it starts.
 
     The wrappers cost some microseconds per call and change nothing else. Only one recorder can be active at a time.
 
@@ -77,7 +68,7 @@ class CommunicationRecorder:
     _active: Optional["CommunicationRecorder"] = None
 
     def __init__(self) -> None:
-        self.found: list[Communication] = []
+        self.communications: list[Communication] = []
         self._originals: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -99,30 +90,17 @@ class CommunicationRecorder:
         self._originals.clear()
         CommunicationRecorder._active = None
 
-    def spans(self) -> list[Span]:
-        """Finished events, in microseconds since the epoch."""
-        return [
-            Span(
-                kind=one.kind,
-                name=one.name,
-                start=one.issued / 1000,
-                end=one.done / 1000,
-                size_bytes=one.size_bytes,
-            )
-            for one in self.found
-            if one.done is not None
-        ]
-
     def _wrapped(self, name: str, original: Any) -> Any:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             entry = Communication(
                 name=_METHODS[name],
                 group=getattr(group, "group_desc", "") or "",
-                size_bytes=_bytes(args),
+                # A rank's input or output, whichever is larger.
+                size_bytes=max(map(_size, args), default=0),
                 issued=time.time_ns(),
             )
             with self._lock:
-                self.found.append(entry)
+                self.communications.append(entry)
             work = original(group, *args, **kwargs)
             entry.returned = time.time_ns()
             if work is None:
@@ -162,15 +140,6 @@ class _Watched:
         del future
         if self._entry.done is None:
             self._entry.done = time.time_ns()
-
-
-def _bytes(arguments: Any) -> int:
-    """The bytes of the largest tensor or list of tensors among the arguments: a rank's input or output, whichever is
-    larger."""
-    sizes = [0]
-    for argument in arguments:
-        sizes.append(_size(argument))
-    return max(sizes)
 
 
 def _size(value: Any) -> int:

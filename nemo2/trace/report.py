@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timeline of computation and communication of a run's ranks as a page, and the hidden fractions as a table."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,23 +9,14 @@ from typing import Any
 from nemo2.columns import columns
 from nemo2.errors import DataError
 from nemo2.pictures.page import figure, page, paragraph, section, table
-from nemo2.pictures.svg import Canvas, legend, nice_ticks, tick_text
+from nemo2.pictures.svg import COLOURS, Canvas, legend, nice_ticks, tick_text
 from nemo2.trace.chrome import read_trace
 from nemo2.trace.events import COMPUTE, KINDS, RankTrace, Span, union
 
 TRACES = "traces"
 """The folder in a run directory to which the profiler callback writes one ``rank-N.json`` per rank."""
 PAGE = "overlap.html"
-_FILLS = {
-    COMPUTE: "c0",
-    "dp": "c1",
-    "pp": "c2",
-    "tp": "c3",
-    "cp": "c4",
-    "ep": "c5",
-    "expert_dp": "c6",
-    "other": "c7",
-}
+_FILLS = dict(zip((COMPUTE, *KINDS), COLOURS, strict=True))
 _LEFT, _WIDTH, _LANE = 92, 1040, 17
 _MOST = 1500
 
@@ -36,16 +28,14 @@ def traces_of(directory: Path) -> list[RankTrace]:
         DataError: there are no traces, or a trace is damaged.
     """
     folder = directory / TRACES if (directory / TRACES).is_dir() else directory
-    files = sorted([*folder.glob("rank-*.json"), *folder.glob("rank-*.json.gz")]) if folder.is_dir() else []
+    names = {file: re.fullmatch(r"rank-(\d+)\.json(\.gz)?", file.name) for file in folder.glob("rank-*")}
+    files = {int(name[1]): file for file, name in names.items() if name is not None}
     if not files:
         raise DataError(
             f"{directory} has no traces. Train with PytorchProfilerCallback(start_step=5, end_step=7), which writes "
             f"{TRACES}/rank-N.json into the run directory."
         )
-    ranks = [int(file.name.removeprefix("rank-").split(".")[0]) for file in files]
-    return sorted(
-        (read_trace(file, rank=rank) for file, rank in zip(files, ranks, strict=True)), key=lambda trace: trace.rank
-    )
+    return [read_trace(file, rank=rank) for rank, file in sorted(files.items())]
 
 
 def rows(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
@@ -67,20 +57,14 @@ def rows(traces: Sequence[RankTrace]) -> list[dict[str, Any]]:
 
 def render(traces: Sequence[RankTrace], *, title: str) -> str:
     """The page as text."""
-    cells = rows(traces)
-    body = [
-        (row["rank"], KINDS[row["kind"]], row["count"], row["bytes"])
-        + (f"{row['milliseconds']:,.2f}", f"{row['hidden_milliseconds']:,.2f}", f"{row['hidden_fraction']:.1%}")
-        for row in cells
-    ]
-    head = ("rank", "communication", "times", "bytes", "ms", "ms hidden", "hidden")
-    said = paragraph(
+    cells = _cells(traces)
+    how = paragraph(
         "Communication is hidden while the rank computes. On CPU ranks, communication lasts from the call to its end, "
         "including the wait for other ranks. On GPUs, it lasts as long as NCCL's kernels run."
     )
     pictures = [figure(draw(trace).render(), f"Rank {trace.rank}") for trace in traces]
-    shown = table(head, body) if body else paragraph("No communication was recorded.")
-    return page(title, section("Hidden communication", shown, said), section("Timelines", *pictures))
+    shown = table(_HEAD, cells) if cells else paragraph("No communication was recorded.")
+    return page(title, section("Hidden communication", shown, how), section("Timelines", *pictures))
 
 
 def draw(trace: RankTrace) -> Canvas:
@@ -89,8 +73,8 @@ def draw(trace: RankTrace) -> Canvas:
     top = 34
     bottom = top + len(kinds) * (_LANE + 6)
     shares = {one.kind: one.fraction for one in trace.hidden()}
-    said = ", ".join(f"{KINDS[kind]} {share:.0%} hidden" for kind, share in shares.items())
-    canvas = Canvas(_WIDTH, bottom + 34, title=f"rank {trace.rank}: {said or 'computation only'}")
+    summary = ", ".join(f"{KINDS[kind]} {share:.0%} hidden" for kind, share in shares.items())
+    canvas = Canvas(_WIDTH, bottom + 34, title=f"rank {trace.rank}: {summary or 'computation only'}")
     legend(canvas, 8, 16, [(_FILLS[kind], _label(kind, shares)) for kind in kinds])
     across = (_WIDTH - _LEFT - 12) / max(trace.end - trace.start, 1e-9)
     for tick in nice_ticks(0, (trace.end - trace.start) / 1000, count=9):
@@ -112,13 +96,18 @@ def draw(trace: RankTrace) -> Canvas:
 
 def text(traces: Sequence[RankTrace]) -> str:
     """The hidden fractions as a text table."""
-    head = ("rank", "communication", "times", "ms", "hidden ms", "hidden")
-    return "\n".join(columns([_cells(row) for row in rows(traces)], head=head, right=(0, 2, 3, 4, 5)))
+    return "\n".join(columns(_cells(traces), head=_HEAD, right=(0, *range(2, len(_HEAD)))))
 
 
-def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
-    times = f"{row['milliseconds']:.2f}", f"{row['hidden_milliseconds']:.2f}"
-    return row["rank"], KINDS[row["kind"]], row["count"], *times, f"{row['hidden_fraction']:.1%}"
+_HEAD = ("rank", "communication", "times", "bytes", "ms", "ms hidden", "hidden")
+
+
+def _cells(traces: Sequence[RankTrace]) -> list[tuple[Any, ...]]:
+    return [
+        (row["rank"], KINDS[row["kind"]], row["count"], f"{row['bytes']:,}")
+        + (f"{row['milliseconds']:,.2f}", f"{row['hidden_milliseconds']:,.2f}", f"{row['hidden_fraction']:.1%}")
+        for row in rows(traces)
+    ]
 
 
 def _label(kind: str, shares: dict[str, float]) -> str:

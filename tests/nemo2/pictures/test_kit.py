@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import pytest
 
 from nemo2 import pictures
-from nemo2.pictures import Bar, Canvas, Limit, Point, Series, line_chart, scatter_chart, stacked_bars, standalone
+from nemo2.pictures.charts import Bar, Limit, Point, Series, line_chart, scatter_chart, stacked_bars
 from nemo2.pictures.page import cards, figure, figures, page, paragraph, section, table
-from nemo2.pictures.svg import STYLE, stack, text_width
+from nemo2.pictures.svg import STYLE, Canvas, stack, standalone, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 PAGE_STYLE = Path(pictures.__file__).with_name("page.css")

@@ -10,7 +10,8 @@ from nemo2.errors import ConfigError
 from nemo2.gpus import gpu
 from nemo2.planner.page import render_page
 from nemo2.planner.recipe import read_recipe
-from nemo2.planner.search import RECOMPUTATION, SearchResult, _as_job, candidate, overrides_of, search
+from nemo2.planner.search import RECOMPUTATION, Candidate, SearchResult, _as_job, overrides_of, search
+from nemo2.planner.step_time import predict
 from nemo2.settle import Machine, on
 
 
@@ -50,7 +51,8 @@ def test_overrides_undo_what_the_recipe_recomputes_or_offloads(requested: tuple[
     subject = read_recipe(on(recipe, Machine(count=8)), gpu("H100"))
     layout, micro = subject.facts.layout, subject.job.micro_batch
     for recompute in RECOMPUTATION:
-        one = candidate(subject.shape, _as_job(subject.job, layout, micro, recompute), layout)
+        job = _as_job(subject.job, layout, micro, recompute)
+        one = Candidate(layout=layout, job=job, step=predict(subject.shape, job), needed=0.0)
         changed = recipes.get("llama3_8b").pretrain_recipe()
         apply_overrides(changed, [*changes, *overrides_of(subject, one)])
         assert not find_problems(on(changed, Machine(count=8)))

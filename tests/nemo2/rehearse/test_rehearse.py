@@ -207,7 +207,7 @@ def test_a_step_in_time_takes_its_arithmetic_at_the_given_rate_and_its_messages_
     for stage, rank in enumerate(results["enough"]):
         arithmetic = sum(f["flops"] for f in rank["flops"]) / FLOPS * 1e3
         assert step.timeline.busy(stage) == pytest.approx(arithmetic * shown / rank["num_microbatches"])
-    assert step.transfer == pytest.approx(SEQ * MBS * HIDDEN * 2 / NETWORK * 1e3)
+    assert step.messages.transfer == pytest.approx(SEQ * MBS * HIDDEN * 2 / NETWORK * 1e3)
     assert shown < results["enough"][0]["num_microbatches"] and f"the first {shown} of" in results["page"]
     assert "messages inside a stage" in results["page"]
 

@@ -63,7 +63,8 @@ GPU = {
 def test_times_are_united_cut_and_subtracted():
     assert union([(5, 6), (0, 2), (1, 3), (4, 4)]) == [(0, 3), (5, 6)]
     assert intersection([(0, 3), (5, 9)], [(2, 6), (8, 10)]) == [(2, 3), (5, 6), (8, 9)]
-    assert difference([(0, 10)], [(2, 3), (5, 6)]) == [(0, 2), (3, 5), (6, 10)]
+    assert difference([(0, 10)], [(2, 3), (3, 4), (5, 6)]) == [(0, 2), (4, 5), (6, 10)]
+    assert difference([(0, 1), (2, 5)], [(-1, 3), (9, 10)]) == [(3, 5)] and difference([(0, 1)], []) == [(0, 1)]
     assert length([(0, 3), (5, 6)]) == 4
 
 
@@ -142,6 +143,7 @@ def test_the_command_draws_every_rank_and_prints_the_shares(tmp_path, capsys):
     folder.mkdir(parents=True)
     for rank in (0, 10, 2):
         (folder / f"rank-{rank}.json").write_text(json.dumps(GPU))
+    (folder / "rank-of-another-tool.json").write_text("{}")
     assert main(["runs", "trace", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines()[1:-1]] == [r for r in ("0", "2", "10") for _ in range(3)]
@@ -154,7 +156,7 @@ def test_the_command_draws_every_rank_and_prints_the_shares(tmp_path, capsys):
 
 def test_lanes_are_drawn_to_scale(tmp_path):
     path = tmp_path / "rank-0.json"
-    path.write_text(json.dumps(GPU))
+    path.write_text(json.dumps(GPU | {"traceEvents": [*GPU["traceEvents"], None]}))  # an event of no kind is skipped
     trace = read_trace(path)
     root = ElementTree.fromstring(draw(trace).render())
     spans = {

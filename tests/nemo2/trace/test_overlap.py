@@ -63,7 +63,7 @@ class Watch(pl.Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self._recorder is not None:
             self._recorder.__exit__(None, None, None)
-            self.found = [vars(one) | {"kind": one.kind} for one in self._recorder.found]
+            self.found = [vars(one) | {"kind": one.kind} for one in self._recorder.communications]
             self._recorder = None
 
 

@@ -14,7 +14,7 @@ from nemo2.trace.events import kind_of_group
 def communicate() -> list[dict[str, Any]]:
     from nemo2.trace.recorder import CommunicationRecorder
 
-    # gloo on a machine with GPUs as well: of NCCL's work torch's profiler has the kernels.
+    # gloo's, because a machine with GPUs gives its ranks NCCL, which has no collectives of CPU tensors.
     group = dist.new_group([0, 1], backend="gloo", group_desc="DATA_PARALLEL_GROUP_WITH_CP")
     pipeline = dist.new_group([0, 1], backend="gloo", group_desc="PIPELINE_MODEL_PARALLEL_GROUP")
     rank = dist.get_rank()
@@ -32,7 +32,7 @@ def communicate() -> list[dict[str, Any]]:
         with pytest.raises(RuntimeError, match="active"), CommunicationRecorder():
             pass
     dist.all_reduce(x, group=group)
-    return [vars(one) | {"kind": one.kind} for one in recorder.found]
+    return [vars(one) | {"kind": one.kind} for one in recorder.communications]
 
 
 @pytest.mark.quick
