@@ -16,7 +16,6 @@ from support.modules import imported_by, modules
 DOORS = ("nemo2", "nemo2.callbacks", "nemo2.data", "nemo2.llm", "nemo2.models", "nemo2.overlap")
 WHOLE = "Transformer Engine gets the class's fields whole (`tp_overlap_cfg._fields`)"
 NEMO = "NeMo's signature has it"
-YARN = "Megatron-Core reads it where its version knows YaRN"
 NOBODY_READS: dict[tuple[str, str], str] = {
     ("BulkOverlapCfg", "set_sm_margin"): WHOLE,
     ("PipelineOverlapCfg", "set_sm_margin"): WHOLE,
@@ -27,8 +26,6 @@ NOBODY_READS: dict[tuple[str, str], str] = {
     ("PreparedData", "empty_documents"): "a result, which callers read",
     ("PreparedData", "skipped_examples"): "a result, which callers read",
     ("PreparedData", "characters"): "a result, which callers read",
-    ("GPTOSSConfig", "yarn_mscale"): YARN,
-    ("GPTOSSConfig", "yarn_mscale_all_dim"): YARN,
     (
         "FLOPsMeasurementCallback",
         "model_name",

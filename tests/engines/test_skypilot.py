@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from nemo2.launch import launch
-from nemo2.launch.clusters import named
+from nemo2.launch.clusters import resolve_executor
 from nemo2.recipes import llama_tiny
 
 pytestmark = pytest.mark.engines
@@ -52,6 +52,6 @@ def test_a_task_is_one_that_skypilot_takes(profile: str, project: Path, capsys: 
 
 
 def test_the_shape_of_a_profile_is_read_back(project: Path) -> None:
-    executor, settings = named("sky")
+    executor, settings = resolve_executor("sky")
     assert settings is not None
     assert executor.nproc_per_node() == 1

@@ -14,7 +14,7 @@ from nemo2.cli.app import main
 from nemo2.cli.nemo_run import refuse_untrusted_workspace
 from nemo2.errors import SecurityError
 from nemo2.launch import trusted_files
-from nemo2.launch.clusters import named, profiles, user_file
+from nemo2.launch.clusters import profiles, resolve_executor, user_file
 from nemo2.launch.slurm.start import Submission, submissions
 from nemo2.launch.trusted_files import read_trusted, refuse_untrusted_kernel_cache
 
@@ -81,10 +81,10 @@ def read_submissions() -> None:
 
 
 PLACES: dict[Callable[[Path], Path], Callable[[], object]] = {
-    in_the_project: lambda: named("mine"),
-    above_the_project: lambda: named("mine"),
+    in_the_project: lambda: resolve_executor("mine"),
+    above_the_project: lambda: resolve_executor("mine"),
     of_the_user: profiles,
-    executors: lambda: named("mine"),
+    executors: lambda: resolve_executor("mine"),
     submission: read_submissions,
     workspace: refuse_untrusted_workspace,
     kernel_cache: lambda: refuse_untrusted_kernel_cache(os.path.abspath("../../kernels")),
