@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nemo2.cli.adapter import Result
-from nemo2.doctor import Finding, checked
+from nemo2.doctor.finding import Finding, checked, report
 from nemo2.run_dir.terminal import is_terminal
 
 
@@ -17,7 +17,7 @@ def doctor() -> Result:
 
     Example: nemo2 doctor --json
     """
-    from nemo2.doctor import examine, report
+    from nemo2.doctor.examination import examine
 
     findings = [*examine(), _left_behind()]
     text = report(findings, colours=is_terminal(sys.stdout))

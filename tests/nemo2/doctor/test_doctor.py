@@ -10,7 +10,8 @@ from importlib import metadata
 import pytest
 
 from nemo2.cli.app import main
-from nemo2.doctor import Finding, examination, machine, packages, report
+from nemo2.doctor import examination, machine, packages
+from nemo2.doctor.finding import Finding, report
 
 
 def test_this_environment_is_found_whole(capsys):
