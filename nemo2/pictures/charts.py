@@ -144,7 +144,7 @@ def line_chart(
     x_range, y_range = (x_low, max(x_high, x_low + 1)), (y_ticks[0], y_ticks[-1])
     axes = _Axes(canvas, x_range, y_range, _LEFT, right, TOP, HEIGHT - _BOTTOM)
     axes.draw_y(y_ticks, y_label)
-    axes.draw_x(nice_ticks(*x_range, whole=True), x_label, grid=False)
+    axes.draw_x(nice_ticks(*x_range, whole=True, count=min(6, int((right - _LEFT) / 60))), x_label, grid=False)
     _marks(axes, marks, free_from=8 + text_width(y_label) + 12)
     labels = []
     for index, one in enumerate(series):

@@ -7,13 +7,16 @@ escape their arguments; pictures (`nemo2.pictures.svg`) are inserted unchanged.
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 _LONG = 40
 """A cell with more characters gets room for a few words a line on a narrow page. Otherwise it has one word a line."""
+
+_PHONE = 328
+"""The pixels inside a figure on a phone of 390 pixels."""
 
 
 @cache
@@ -51,6 +54,11 @@ def listing(items: Iterable[str]) -> str:
 def figure(picture: str, caption: str, *, natural_size: bool = False) -> str:
     """A picture with its caption, as wide as the page. With ``natural_size`` it is never enlarged."""
     return _template().figure(picture, caption, natural_size)
+
+
+def fitting(draw: Callable[[int], str], width: int) -> str:
+    """A picture drawn twice, of which the page shows the one that fits: ``width`` pixels wide, and as wide as a phone."""
+    return _template().fitting(draw(width), draw(_PHONE))
 
 
 def figures(pictures: Iterable[tuple[str, str, bool]]) -> str:

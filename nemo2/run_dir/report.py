@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,8 +19,8 @@ from nemo2.checkpoint.foreign_files import read_json, read_yaml
 from nemo2.columns import byte_size
 from nemo2.errors import CheckpointError, DataError
 from nemo2.parallel.layout import LAYOUT_FIELDS
-from nemo2.pictures.charts import Mark, Series, line_chart
-from nemo2.pictures.page import cards, details, figures, listing, note, page, pairs, section, table
+from nemo2.pictures.charts import WIDTH, Mark, Series, line_chart
+from nemo2.pictures.page import cards, details, figures, fitting, listing, note, page, pairs, section, table
 from nemo2.pictures.svg import standalone
 from nemo2.run_dir.bar import short_number
 from nemo2.run_dir.records import (
@@ -105,7 +106,8 @@ def _loss_series(records: list[dict[str, Any]]) -> list[Series]:
 
 
 def _charts(records: list[dict[str, Any]], marks: list[Mark]) -> str:
-    charts = [("Loss", line_chart("loss over steps", _loss_series(records), y_label="loss", marks=marks), True)]
+    loss = partial(line_chart, "loss over steps", _loss_series(records), y_label="loss", marks=marks)
+    charts = [("Loss", _fitting(loss, WIDTH), True)]
     for name, title, unit in (
         ("lr", "Learning rate", "learning rate"),
         ("grad_norm", "Gradient norm", "norm"),
@@ -116,7 +118,7 @@ def _charts(records: list[dict[str, Any]], marks: list[Mark]) -> str:
         points = by_step_done(series(records, name))
         if points:
             line = Series(name="", points=points, smooth=name != "lr")
-            charts.append((title, line_chart(title, [line], y_label=unit, width=520, marks=marks), False))
+            charts.append((title, _fitting(partial(line_chart, title, [line], y_label=unit, marks=marks)), False))
     return figures([*charts, *_evaluation_charts(records)])
 
 
@@ -141,7 +143,11 @@ def _evaluation_charts(records: list[dict[str, Any]]) -> Iterator[tuple[str, str
             if name.rpartition("/")[2] == metric
         ]
         title = metric.replace("_", " ")
-        yield f"Evaluation: {title}", line_chart(f"{title} over steps", lines, y_label=title, width=520), False
+        yield f"Evaluation: {title}", _fitting(partial(line_chart, f"{title} over steps", lines, y_label=title)), False
+
+
+def _fitting(chart: Callable[..., str], width: int = 520) -> str:
+    return fitting(lambda pixels: chart(width=pixels), width)
 
 
 def finished_steps(directory: Path, records: list[dict[str, Any]]) -> int:

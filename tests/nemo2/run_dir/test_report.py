@@ -125,6 +125,14 @@ def test_words_of_marks_stand_above_the_plot_and_over_no_others():
     assert ends[-1][1] < WIDTH and all(float(one.attrib["y"]) < TOP for one in shown.values())
 
 
+def test_on_a_phone_each_curve_is_one_drawn_as_wide_as_its_figure(run_dir):
+    """A figure of a page 390 px wide has 328 px inside; a picture whose least width is more would scroll."""
+    text = write_report(run_dir).read_text()
+    narrow = re.findall(r"<div class='if-narrow'><svg[^>]*min-width:(\d+)px", text)
+    assert len(narrow) == text.count("<figure") > 1 and max(map(int, narrow)) <= 328
+    assert "@media(max-width:560px){.if-narrow{display:block}.unless-narrow{display:none}}" in text
+
+
 def test_a_report_of_no_run_is_a_plain_error(tmp_path):
     with pytest.raises(DataError, match="run directory"):
         write_report(tmp_path / "missing")
