@@ -63,8 +63,9 @@ class EvaluationCallback(pl.Callback):
         at_end: bool = True,
         trust_tasks: bool = False,
     ) -> None:
-        optional = {} if every_n_steps is None else {"every_n_steps": every_n_steps}
-        require_counts("EvaluationCallback", **optional, max_batch_size=max_batch_size)
+        counts = {"every_n_steps": every_n_steps, "limit": limit, "max_batch_size": max_batch_size}
+        require_counts("EvaluationCallback", **{name: value for name, value in counts.items() if value is not None})
+        require_counts("EvaluationCallback", least=0, num_fewshot=num_fewshot or 0)
         if not texts and not tasks:
             raise ConfigError("EvaluationCallback has nothing to measure. Set texts=[FILE] or tasks=[NAME].")
         if every_n_steps is None and not at_end:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures a run's model FLOP/s, and its MFU where the device's peak is known."""
 
+import math
 import time
 from typing import Any, Optional
 
@@ -48,7 +49,7 @@ class FLOPsMeasurementCallback(pl.Callback):
         causal: bool = False,
         peak_tflops: Optional[float] = None,
     ) -> None:
-        if peak_tflops is not None and peak_tflops <= 0:
+        if peak_tflops is not None and not 0 < peak_tflops < math.inf:
             raise ConfigError(f"FLOPsMeasurementCallback.peak_tflops={peak_tflops}: must be positive, for example 989.")
         self.model_config = model_config
         self.data_config = data_config

@@ -65,9 +65,9 @@ class LossGuard(pl.Callback):
                 raise ConfigError(
                     f"LossGuard.{name}={value!r}: must be 'stop' or 'skip'{did_you_mean(str(value), _POLICIES, listed=True)}"
                 )
-        if spike_factor <= 1:
+        if not 1 < spike_factor < math.inf:  # NaN too
             raise ConfigError(
-                f"LossGuard.spike_factor={spike_factor}: must be above 1. Otherwise every step would be a spike."
+                f"LossGuard.spike_factor={spike_factor}: must be a number above 1. Otherwise every step or none would be a spike."
             )
         require_counts("LossGuard", window=window, max_skips=max_skips)
         self.on_nonfinite = on_nonfinite

@@ -13,8 +13,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from nemo2.run_dir.environment import ENVIRONMENT_FILE
-from nemo2.run_dir.records import RECIPE_FILE
+from nemo2.run_dir.records import ENVIRONMENT_FILE, RECIPE_FILE
 
 VARIABLE = "NEMO2_RUNS"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")

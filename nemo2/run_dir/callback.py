@@ -11,12 +11,11 @@ from nemo2 import ranks
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.errors import CheckpointError, Preempted, RuntimeFault
 from nemo2.run_dir.directory import RunDirectory, refuse_another_run, writing_to
-from nemo2.run_dir.effective import EFFECTIVE_FILE, effective_config, write_effective_config
-from nemo2.run_dir.environment import ENVIRONMENT_FILE
+from nemo2.run_dir.effective import effective_config, write_effective_config
 from nemo2.run_dir.faults import record_fault
 from nemo2.run_dir.log_files import remove_log_file
 from nemo2.run_dir.metrics import JSONLLogger, read_metrics
-from nemo2.run_dir.records import RECIPE_FILE
+from nemo2.run_dir.records import EFFECTIVE_FILE, ENVIRONMENT_FILE, RECIPE_FILE
 from nemo2.run_dir.report import write_report
 from nemo2.run_dir.trackers import attach, describe_run
 

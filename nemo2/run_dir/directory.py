@@ -12,7 +12,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +26,7 @@ from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.names import safe_name
 from nemo2.place import LAUNCH_VARIABLE, here
-from nemo2.run_dir.records import METRICS_FILE
+from nemo2.run_dir.records import METRICS_FILE, OWN_FILES
 
 DEFAULT_BASE = "nemo_experiments"
 """The default folder of all runs, below the working directory, as in NeMo 2.0."""
@@ -264,6 +265,22 @@ def link_in(directory: Path) -> Optional[str]:
         if entry.is_symlink() and not entry.is_dir():
             return f"{entry.path} is a link to {os.readlink(entry.path)}, and the run would write through it."
     return None
+
+
+def problems_of_copies(files: Sequence[Path]) -> list[str]:
+    """Why ``log.files_to_copy`` can't be copied into a run's directory: missing files, and files that would replace one
+    another or a file of the run's own. Empty for files that can."""
+    problems = [
+        f"log.files_to_copy: no such file: {file}. Correct the path or remove it."
+        for file in files
+        if not file.is_file()
+    ]
+    names = Counter(file.name for file in files)
+    return problems + [
+        f"log.files_to_copy: {file} would replace another {file.name} of the run's directory. Rename the file."
+        for file in files
+        if names[file.name] > 1 or file.name in OWN_FILES
+    ]
 
 
 @contextmanager

@@ -10,9 +10,7 @@ from typing import Any, Optional
 
 import yaml
 
-from nemo2.run_dir.records import write_text
-
-EFFECTIVE_FILE = "effective_config.yaml"
+from nemo2.run_dir.records import EFFECTIVE_FILE, write_text
 
 _TRAINER_FIELDS = (
     "max_steps",

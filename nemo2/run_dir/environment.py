@@ -13,9 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nemo2.run_dir.records import write_text
+from nemo2.run_dir.records import ENVIRONMENT_FILE, write_text
 
-ENVIRONMENT_FILE = "environment.json"
 REDACTED = "<redacted>"
 
 _PACKAGES = (

@@ -24,6 +24,8 @@ from nemo2.run_dir.kill_timer import KillTimer
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
 """torch's default timeout of a collective."""
+_MAX_SECONDS = 1e9
+"""32 years. The timers of Python and of the kernel reject infinity."""
 _GIL_SECONDS = 3.0
 """The time after the limit in which a Python thread must get a turn. Otherwise the process is ended from outside the
 interpreter."""
@@ -63,8 +65,10 @@ class HangWatchdog(pl.Callback):
         self, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, first_timeout_seconds: Optional[float] = None
     ) -> None:
         for name, seconds in (("timeout_seconds", timeout_seconds), ("first_timeout_seconds", first_timeout_seconds)):
-            if seconds is not None and seconds <= 0:
-                raise ConfigError(f"HangWatchdog.{name}={seconds}: must be more than 0 seconds.")
+            if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
+                raise ConfigError(
+                    f"HangWatchdog.{name}={seconds}: must be more than 0 and at most {_MAX_SECONDS:g} seconds."
+                )
         self.timeout_seconds = timeout_seconds
         self.first_timeout_seconds = first_timeout_seconds
         self._file: Any = None

@@ -22,6 +22,7 @@ from nemo2.run_dir.directory import (
     create_directory,
     delete_leftovers,
     meeting_of,
+    problems_of_copies,
     refuse_another_run,
     writing_to,
 )
@@ -126,7 +127,8 @@ class NeMoLogger:
             ``AppState``.
 
         Raises:
-            ConfigError: the directory is not writable, or a file of ``files_to_copy`` does not exist.
+            ConfigError: the directory is not writable, or a file of ``files_to_copy`` does not exist or would
+                replace another.
             CheckpointError: the directory holds checkpoints or metrics of another run.
 
         Errors are raised before the trainer and the directory are changed.
@@ -163,8 +165,8 @@ class NeMoLogger:
 
     def _checked_files(self) -> list[Path]:
         files = [Path(file).expanduser() for file in self.files_to_copy or []]
-        if missing := [str(file) for file in files if not file.is_file()]:
-            raise ConfigError(f"log.files_to_copy: no such file: {', '.join(missing)}. Correct the path or remove it.")
+        if problems := problems_of_copies(files):
+            raise ConfigError("\n".join(problems))
         return files
 
     def _write_files(self, directory: RunDirectory, *, trainer: Any, files: list[Path], task_config: Any) -> None:

@@ -28,6 +28,15 @@ RESUMED_FILE = "resumed.jsonl"
 """The steps at which the run was stopped and resumed, a record for each time."""
 CHANGES_FILE = "changes.json"
 """The differences between the recipe and the checkpoint that the last resume found."""
+EFFECTIVE_FILE = "effective_config.yaml"
+ENVIRONMENT_FILE = "environment.json"
+REPORT_FILE = "report.html"
+CURVE_FILE = "loss_curve.svg"
+OWN_FILES = (
+    RECIPE_FILE, METRICS_FILE, SET_ASIDE_FILE, EVALUATIONS_FILE, RESUMED_FILE, CHANGES_FILE, EFFECTIVE_FILE,
+    ENVIRONMENT_FILE, REPORT_FILE, CURVE_FILE,
+)  # fmt: skip
+"""The names of the files that a run writes into its directory, beside its logs."""
 _NONFINITE = "nonfinite"
 
 

@@ -25,18 +25,20 @@ from nemo2.pictures.svg import standalone
 from nemo2.run_dir.bar import short_number
 from nemo2.run_dir.records import (
     CHANGES_FILE,
+    CURVE_FILE,
+    EFFECTIVE_FILE,
+    ENVIRONMENT_FILE,
     EVALUATION,
     EVALUATIONS_FILE,
     METRICS_FILE,
+    RECIPE_FILE,
+    REPORT_FILE,
     by_step_done,
     read_metrics,
     resumptions,
     series,
     write_text,
 )
-
-REPORT_FILE = "report.html"
-CURVE_FILE = "loss_curve.svg"
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
@@ -59,9 +61,9 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
 
 def render_report(directory: Path, records: list[dict[str, Any]]) -> str:
     """The page as text."""
-    effective = _load(directory / "effective_config.yaml", read_yaml)
-    environment = _load(directory / "environment.json", read_json)
-    files = [("effective_config.yaml", "Effective configuration"), ("recipe.json", "Recipe")]
+    effective = _load(directory / EFFECTIVE_FILE, read_yaml)
+    environment = _load(directory / ENVIRONMENT_FILE, read_json)
+    files = [(EFFECTIVE_FILE, "Effective configuration"), (RECIPE_FILE, "Recipe")]
     shown = [
         details(title, file, (directory / file).read_text(encoding="utf-8", errors="replace"))
         for file, title in files

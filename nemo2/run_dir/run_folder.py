@@ -11,9 +11,9 @@ from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.errors import CheckpointError, DataError
 from nemo2.pictures.charts import Series, line_chart
 from nemo2.pictures.svg import standalone
-from nemo2.run_dir.effective import EFFECTIVE_FILE, planned_steps
-from nemo2.run_dir.records import METRICS_FILE, by_step_done, read_metrics, series
-from nemo2.run_dir.report import REPORT_FILE, finished_steps, resumed_marks, write_report
+from nemo2.run_dir.effective import planned_steps
+from nemo2.run_dir.records import EFFECTIVE_FILE, METRICS_FILE, REPORT_FILE, by_step_done, read_metrics, series
+from nemo2.run_dir.report import finished_steps, resumed_marks, write_report
 
 if TYPE_CHECKING:
     import pandas

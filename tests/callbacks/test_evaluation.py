@@ -184,6 +184,8 @@ def test_the_last_step_is_evaluated_and_logged_whatever_ends_training(run_on_ran
         ({"texts": ["a"], "every_n_steps": 0}, "every_n_steps=0 must be a whole number"),
         ({"texts": ["a"], "at_end": False}, "would never run"),
         ({"texts": ["a"], "max_batch_size": 0}, "max_batch_size=0"),
+        ({"tasks": ["a"], "limit": 0}, "limit=0"),
+        ({"tasks": ["a"], "num_fewshot": -1}, "num_fewshot=-1"),
     ],
 )
 def test_settings_that_measure_nothing_are_refused(arguments: dict[str, Any], words: str) -> None:

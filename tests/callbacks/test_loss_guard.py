@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loss that isn't a number, or jumps, changes no parameter and no checkpoint."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,14 @@ def test_a_guard_resumes_with_what_it_had_seen():
 
 @pytest.mark.parametrize(
     "options",
-    [{"on_nonfinite": "skipp"}, {"on_spike": "warn"}, {"spike_factor": 1.0}, {"window": 0}, {"max_skips": 0}],
+    [
+        {"on_nonfinite": "skipp"},
+        {"on_spike": "warn"},
+        {"spike_factor": 1.0},
+        {"spike_factor": math.nan},
+        {"window": 0},
+        {"max_skips": 0},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_settings_that_cannot_work_are_refused(options):

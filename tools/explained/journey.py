@@ -28,8 +28,7 @@ def journey() -> Canvas:
     from nemo2.launch import launch
     from nemo2.llm import pretrain
     from nemo2.run_dir.directory import CHECKPOINTS
-    from nemo2.run_dir.records import METRICS_FILE, RECIPE_FILE
-    from nemo2.run_dir.report import REPORT_FILE
+    from nemo2.run_dir.records import METRICS_FILE, RECIPE_FILE, REPORT_FILE
 
     recipe = recipes.get(NAME).pretrain_recipe()
     settled = settle(recipe, Machine.named(f"H100x{GPUS}"))

@@ -17,7 +17,7 @@ from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.names import safe_name
-from nemo2.run_dir.directory import DEFAULT_BASE, link_in
+from nemo2.run_dir.directory import DEFAULT_BASE, link_in, problems_of_copies
 from nemo2.settle.world import devices_problem, nodes_problem, world_of
 
 LAUNCH = Topic("The launch", needs_sizes=False)
@@ -114,9 +114,7 @@ def _log_directory(facts: Facts) -> Iterator[str]:
     directory = None if log is None else directory_to_continue(log, newest=resumes)
     if directory is not None and directory.is_dir() and (link := link_in(directory)) is not None:
         yield f"{link} Remove the link, or choose another log directory."
-    for file in getattr(log, "files_to_copy", None) or ():
-        if not Path(str(file)).expanduser().is_file():
-            yield f"log.files_to_copy: no such file: {file}. Correct the path or remove it."
+    yield from problems_of_copies([Path(str(file)).expanduser() for file in getattr(log, "files_to_copy", None) or ()])
 
 
 @FILES.rule(

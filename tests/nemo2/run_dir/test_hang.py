@@ -2,6 +2,7 @@
 """A rank that makes no progress ends, and says where it was."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -161,9 +162,10 @@ def test_it_ends_although_its_folder_was_removed(tmp_path, monkeypatch):
     assert watched(tmp_path, remove, 30.0) == 0
 
 
-def test_a_timeout_that_cannot_work_is_refused():
-    with pytest.raises(ConfigError, match="HangWatchdog.timeout_seconds=0"):
-        HangWatchdog(0)
+@pytest.mark.parametrize("seconds", [0, math.nan, math.inf])
+def test_a_timeout_that_cannot_work_is_refused(seconds: float):
+    with pytest.raises(ConfigError, match=f"HangWatchdog.timeout_seconds={seconds}"):
+        HangWatchdog(seconds)
 
 
 STACKS = """Timeout (0:00:25)!

@@ -184,6 +184,17 @@ def test_a_missing_file_to_copy_is_found_before_anything_is_made(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("names", [("a/run.sh", "b/run.sh"), ("a/recipe.json",)])
+def test_a_copy_replaces_no_other_and_no_file_of_the_runs_own(tmp_path, names):
+    files = [tmp_path / name for name in names]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(file.parent.name)
+    with pytest.raises(ConfigError, match=f"files_to_copy: .*{files[0].name}"):
+        NeMoLogger(log_dir=str(tmp_path / "r"), files_to_copy=list(map(str, files))).setup(trainer_in(tmp_path))
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_directory_that_cannot_be_written_is_refused_with_the_field_to_change(tmp_path):
     (tmp_path / "file").write_text("")
     trainer = trainer_in(tmp_path)
