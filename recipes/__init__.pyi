@@ -112,6 +112,7 @@ from nemo2.recipes._typed import qwen3_32b as qwen3_32b
 from nemo2.recipes._typed import qwen3_235b_a22b as qwen3_235b_a22b
 from nemo2.recipes._typed import qwen3_600m as qwen3_600m
 from nemo2.recipes._typed import qwen3_600m_24gb as qwen3_600m_24gb
+from nemo2.recipes._typed import qwen3_next_80b_a3b as qwen3_next_80b_a3b
 from nemo2.recipes._typed import qwen15_moe_a2p7b as qwen15_moe_a2p7b
 from nemo2.recipes._typed import qwen25_1p5b as qwen25_1p5b
 from nemo2.recipes._typed import qwen25_7b as qwen25_7b
@@ -119,6 +120,8 @@ from nemo2.recipes._typed import qwen25_14b as qwen25_14b
 from nemo2.recipes._typed import qwen25_32b as qwen25_32b
 from nemo2.recipes._typed import qwen25_72b as qwen25_72b
 from nemo2.recipes._typed import qwen25_500m as qwen25_500m
+from nemo2.recipes._typed import qwen35_9b as qwen35_9b
+from nemo2.recipes._typed import qwen35_35b_a3b as qwen35_35b_a3b
 from nemo2.recipes._typed import seed_oss_36b as seed_oss_36b
 from nemo2.recipes._typed import smollm3_3b as smollm3_3b
 from nemo2.recipes._typed import starcoder2_3b as starcoder2_3b
@@ -232,6 +235,8 @@ __all__ = [
     "qwen2_57b_a14b",
     "qwen2_72b",
     "qwen2_7b",
+    "qwen35_35b_a3b",
+    "qwen35_9b",
     "qwen3_14b",
     "qwen3_1p7b",
     "qwen3_235b_a22b",
@@ -241,6 +246,7 @@ __all__ = [
     "qwen3_600m",
     "qwen3_600m_24gb",
     "qwen3_8b",
+    "qwen3_next_80b_a3b",
     "seed_oss_36b",
     "smollm3_3b",
     "starcoder2_15b",

@@ -163,6 +163,10 @@ granite3 = partial(
 )
 phi4 = partial(_today, family="Phi-4", model_class="nemo2.models.phi3:Phi3Model", config={"vocab_size": None})
 qwen2_moe = partial(_today, family="Qwen 2 MoE", model_class="nemo2.models.qwen2_moe:Qwen2MoEModel", vocabulary=151_936)
+qwen3_next = partial(
+    _today, family="Qwen3-Next", model_class="nemo2.models.qwen3_next:Qwen3NextModel", vocabulary=151_936
+)
+qwen35 = partial(_today, family="Qwen 3.5", model_class="nemo2.models.qwen3_next:Qwen3NextModel", vocabulary=248_320)
 olmo2 = partial(_today, family="OLMo 2", model_class="nemo2.models.olmo2:OLMo2Model", vocabulary=100_352)
 olmo3 = partial(_today, family="OLMo 3", model_class="nemo2.models.olmo3:OLMo3Model", vocabulary=100_278)
 ministral3 = partial(
@@ -205,6 +209,8 @@ nemotron_nano = partial(nemotronh, family="Nemotron Nano v2")
 
 ATTENTION: dict[str, Any] = {"target_modules": ["linear_qkv", "linear_proj"]}
 """Adapters for the layers of attention but not for experts."""
+LINEAR: dict[str, Any] = {"target_modules": [*ATTENTION["target_modules"], "in_proj", "out_proj"]}
+"""Adapters for the layers of full and of linear attention but not for experts."""
 LATENT: dict[str, Any] = {
     "target_modules": [
         "linear_q_down_proj",

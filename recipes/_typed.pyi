@@ -63,6 +63,7 @@ import nemo2.models.phi3
 import nemo2.models.qwen2
 import nemo2.models.qwen2_moe
 import nemo2.models.qwen3
+import nemo2.models.qwen3_next
 import nemo2.models.seed_oss
 import nemo2.models.smollm3
 import nemo2.models.ssm
@@ -1062,6 +1063,18 @@ class Qwen2MoEModel(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.qwen2_moe.Qwen2MoEModel]
 ): ...
 class Qwen2Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.qwen2.Qwen2Model]): ...
+class Qwen35Config35B_A3B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen3_next.Qwen35Config35B_A3B,
+    nemo2.config.Config[nemo2.models.qwen3_next.Qwen35Config35B_A3B],
+): ...
+class Qwen35Config9B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen3_next.Qwen35Config9B,
+    nemo2.config.Config[nemo2.models.qwen3_next.Qwen35Config9B],
+): ...
 class Qwen3Config14B(
     _GPTConfigFields, _Closed, nemo2.models.qwen3.Qwen3Config14B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config14B]
 ): ...
@@ -1099,6 +1112,15 @@ class Qwen3Config8B(
     _GPTConfigFields, _Closed, nemo2.models.qwen3.Qwen3Config8B, nemo2.config.Config[nemo2.models.qwen3.Qwen3Config8B]
 ): ...
 class Qwen3Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.qwen3.Qwen3Model]): ...
+class Qwen3NextConfig80B_A3B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.qwen3_next.Qwen3NextConfig80B_A3B,
+    nemo2.config.Config[nemo2.models.qwen3_next.Qwen3NextConfig80B_A3B],
+): ...
+class Qwen3NextModel(
+    _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.qwen3_next.Qwen3NextModel]
+): ...
 
 class RestoreConfig(_Closed, nemo2.config.Config[nemo2.checkpoint.auto_resume.RestoreConfig]):
     path: str
@@ -1798,6 +1820,8 @@ qwen2_500m: KeywordAndFinetune[Qwen2Model[Qwen2Config500M], MockDataModule, Squa
 qwen2_57b_a14b: PretrainAndFinetune[Qwen2MoEModel[Qwen2Config57B_A14B], MockDataModule, SquadDataModule]
 qwen2_72b: KeywordAndFinetune[Qwen2Model[Qwen2Config72B], MockDataModule, SquadDataModule]
 qwen2_7b: KeywordAndFinetune[Qwen2Model[Qwen2Config7B], MockDataModule, SquadDataModule]
+qwen35_35b_a3b: PretrainAndFinetune[Qwen3NextModel[Qwen35Config35B_A3B], MockDataModule, SquadDataModule]
+qwen35_9b: PretrainAndFinetune[Qwen3NextModel[Qwen35Config9B], MockDataModule, SquadDataModule]
 qwen3_14b: KeywordAndFinetune[Qwen3Model[Qwen3Config14B], MockDataModule, SquadDataModule]
 qwen3_1p7b: KeywordAndFinetune[Qwen3Model[Qwen3Config1P7B], MockDataModule, SquadDataModule]
 qwen3_235b_a22b: KeywordAndFinetune[Qwen3Model[Qwen3Config235B_A22B], MockDataModule, SquadDataModule]
@@ -1807,6 +1831,7 @@ qwen3_4b: KeywordAndFinetune[Qwen3Model[Qwen3Config4B], MockDataModule, SquadDat
 qwen3_600m: KeywordAndFinetune[Qwen3Model[Qwen3Config600M], MockDataModule, SquadDataModule]
 qwen3_600m_24gb: KeywordAndFinetune[Qwen3Model[Qwen3Config600M], MockDataModule, SquadDataModule]
 qwen3_8b: KeywordAndFinetune[Qwen3Model[Qwen3Config8B], MockDataModule, SquadDataModule]
+qwen3_next_80b_a3b: PretrainAndFinetune[Qwen3NextModel[Qwen3NextConfig80B_A3B], MockDataModule, SquadDataModule]
 seed_oss_36b: PretrainAndFinetune[SeedOSSModel[SeedOSSConfig36B], MockDataModule, SquadDataModule]
 smollm3_3b: PretrainAndFinetune[SmolLM3Model[SmolLM3Config3B], MockDataModule, SquadDataModule]
 starcoder2_15b: KeywordAndFinetune[Starcoder2Model[Starcoder2Config15B], MockDataModule, SquadDataModule]

@@ -44,6 +44,11 @@ _HYBRID = {
     "chunk_size": 16,
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp", "linear_attention"],
 }  # fmt: skip
+_LINEAR = {
+    "head_dim": 24, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20, "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}  # fmt: skip
 _ROUTED = {
     "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "moe", "mlp"],
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 48,
@@ -198,6 +203,37 @@ def _normalise_rows(model: Any) -> None:
     model.lm_head.weight.data = torch.nn.functional.normalize(model.lm_head.weight.data)
 
 
+def _forget_slowly(model: Any) -> None:
+    """Decays near 1 per token. Those of random weights are as low as exp(-20), and their running sums cost fp32 two digits."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):
+            parameter.data -= 4.0
+
+
+def _with_stacked_experts(
+    tensors: dict[str, Tensor], config: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The text model of a file with a vision model, which has one tensor for all experts."""
+    found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}.mlp.experts."
+        experts = [
+            {part: tensors[f"{name}{expert}.{part}_proj.weight"] for part in ("gate", "up", "down")}
+            for expert in range(config["num_experts"])
+        ]
+        found[f"{name}gate_up_proj"] = torch.stack([torch.cat([one["gate"], one["up"]]) for one in experts])
+        found[f"{name}down_proj"] = torch.stack([one["down"] for one in experts])
+    return found, {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "text_config": config,
+    }
+
+
+_SLOWLY: dict[str, Any] = {"built_as": _forget_slowly}
+_SHARED: dict[str, Any] = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
+_OF_EXPERTS = {name: value for name, value in _LLAMA.items() if name != "intermediate_size"}
+
 ROWS: tuple[Row, ...] = (
     _row("Llama 2", "LlamaConfig", "multi-head attention", num_key_value_heads=4),
     _row("Llama 3, Code Llama", "LlamaConfig", "grouped queries, rotary base 500,000, explicit head width",
@@ -305,6 +341,20 @@ ROWS: tuple[Row, ...] = (
     _row("Qwen 2 MoE, mixed", "Qwen2MoeConfig", "some dense layers, expert weights renormalized", num_experts=4,
          num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=40, mlp_only_layers=[0, 2],
          norm_topk_prob=True, layouts=_EXPERTS),
+    _row("Qwen3-Next", "Qwen3NextConfig", "gated DeltaNet in three of four layers, attention with a gate, norms centered on "
+         "zero, a quarter of the channels rotated, experts, a shared expert with a gate", _LLAMA | _LINEAR, **_SLOWLY, **_SHARED,
+         num_experts=8, num_experts_per_tok=4, layouts=_EXPERTS),
+    _row("Qwen3-Next, mixed", "Qwen3NextConfig", "another order of the layers, some of them dense, expert weights not "
+         "renormalized", _LLAMA | _LINEAR, **_SLOWLY, **_SHARED, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+         mlp_only_layers=[0, 2], linear_conv_kernel_dim=3, layouts=_EXPERTS,
+         layer_types=["full_attention", "linear_attention", "linear_attention", "full_attention"]),
+    _row("Qwen 3.5", "Qwen3_5TextConfig", "gated DeltaNet in three of four layers, attention with a gate, dense, tied embedding",
+         _LLAMA | _LINEAR, **_SLOWLY, tie_word_embeddings=True),
+    _row("Qwen 3.5 MoE", "Qwen3_5MoeTextConfig", "the same with experts and a shared expert with a gate, untied",
+         _OF_EXPERTS | _LINEAR, **_SLOWLY, **_SHARED, num_experts=8, num_experts_per_tok=4, layouts=_EXPERTS),
+    _row("Qwen 3.5 MoE, stacked", "Qwen3_5MoeTextConfig", "the same as in a file with a vision model: a tensor for all experts",
+         _OF_EXPERTS | _LINEAR, **_SLOWLY, **_SHARED, num_experts=4, num_experts_per_tok=2, layouts=("EP 2",),
+         released=_with_stacked_experts, readable=False),
     _row("Granite 3", "GraniteConfig", "multipliers of embedding, blocks, scores and logits, tied embedding",
          embedding_multiplier=6.0, residual_multiplier=0.22, attention_multiplier=0.05, logits_scaling=4.0,
          tie_word_embeddings=True),

@@ -27,6 +27,7 @@ _EXTRAS = {"transformer_engine": "te", "transformers": "hf", "safetensors": "hf"
 """The extras of nemo2 that bring these packages."""
 _FIXES = {
     "nvidia_resiliency_ext": "pip install nvidia-resiliency-ext (Linux with NVIDIA GPUs)",
+    "fla": "pip install flash-linear-attention",
     "apex": "nemo2 does not use Apex: what it offers has a counterpart in PyTorch or Transformer Engine",
     APEX: "a CUDA extension of Apex; Transformer Engine accumulates gradients itself",
 }

@@ -26,7 +26,8 @@ _SHAPES = re.compile(
     r"(num_layers|hidden_size|ffn_hidden_size|num_attention_heads|num_query_groups|kv_channels|vocab_size|num_moe_experts"
     r"|moe_layer_freq|gated_linear_unit|add_bias_linear|add_qkv_bias|normalization|qk_layernorm|position_embedding_type"
     r"|moe_shared_expert_intermediate_size|share_embeddings_and_output_weights|multi_latent_attention|(q|kv)_lora_rank"
-    r"|qk_head_dim|qk_pos_emb_head_dim|v_head_dim|mtp_num_layers|hybrid_override_pattern|mamba_(state_dim|head_dim|num_\w+))$"
+    r"|qk_head_dim|qk_pos_emb_head_dim|v_head_dim|mtp_num_layers|hybrid_override_pattern|mamba_(state_dim|head_dim|num_\w+)"
+    r"|attention_output_gate|linear_(attention_freq|conv_kernel_dim|(key|value)_head_dim|num_(key|value)_heads))$"
     rf"|^(?!.*overlap).*{TARGET}$"
 )
 """Fields of a model that decide its parameters and their sizes. "class" stands for the model's class."""

@@ -37,6 +37,11 @@ OPTIONAL: tuple[tuple[str, str, str], ...] = (
         "Mamba layers run on plain PyTorch: correct but slow, and without context parallelism",
         "pip install mamba-ssm causal-conv1d on a machine with an NVIDIA GPU",
     ),
+    (
+        "flash-linear-attention",
+        "gated DeltaNet layers (Qwen3-Next, Qwen 3.5) run on plain PyTorch: correct but slow",
+        "pip install flash-linear-attention on a machine with an NVIDIA GPU",
+    ),
     ("causal-conv1d", "the same as for mamba-ssm", "pip install causal-conv1d"),
     ("flash-attn", "attention uses PyTorch's or Transformer Engine's kernels", "pip install flash-attn"),
     ("nvidia-resiliency-ext", "no straggler detection with NVIDIA's tools", "pip install nvidia-resiliency-ext"),

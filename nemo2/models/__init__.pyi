@@ -159,6 +159,13 @@ from nemo2.models.qwen3 import Qwen3Config235B_A22B as Qwen3Config235B_A22B
 from nemo2.models.qwen3 import Qwen3Config600M as Qwen3Config600M
 from nemo2.models.qwen3 import Qwen3Model as Qwen3Model
 from nemo2.models.qwen3 import Qwen3MoEConfig as Qwen3MoEConfig
+from nemo2.models.qwen3_next import Qwen3NextConfig as Qwen3NextConfig
+from nemo2.models.qwen3_next import Qwen3NextConfig80B_A3B as Qwen3NextConfig80B_A3B
+from nemo2.models.qwen3_next import Qwen3NextModel as Qwen3NextModel
+from nemo2.models.qwen3_next import Qwen35Config as Qwen35Config
+from nemo2.models.qwen3_next import Qwen35Config9B as Qwen35Config9B
+from nemo2.models.qwen3_next import Qwen35Config35B_A3B as Qwen35Config35B_A3B
+from nemo2.models.qwen3_next import Qwen35MoEConfig as Qwen35MoEConfig
 from nemo2.models.seed_oss import SeedOSSConfig as SeedOSSConfig
 from nemo2.models.seed_oss import SeedOSSConfig36B as SeedOSSConfig36B
 from nemo2.models.seed_oss import SeedOSSModel as SeedOSSModel

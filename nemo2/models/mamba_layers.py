@@ -12,7 +12,6 @@ from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.ssm import mamba_block
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.layers import TorchNorm
+from nemo2.models.layers.sections import stored_in_sections
 from nemo2.models.layers.spec import _replacements, exchanged
 
 # 0.19 renamed it, and 0.16 knows only the old name.
@@ -205,8 +205,8 @@ class TorchMambaMixer(MegatronModule):
             own |= getattr(self, name).sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
         parts = {"x": self.inner, "B": self.states, "C": self.states}
         for name in ("conv1d.weight", "conv1d.bias"):
-            own[prefix + name] = _in_parts(own[prefix + name], parts)
-        own[f"{prefix}in_proj.weight"] = _in_parts(
+            own[prefix + name] = stored_in_sections(own[prefix + name], parts)
+        own[f"{prefix}in_proj.weight"] = stored_in_sections(
             own[f"{prefix}in_proj.weight"], {"z": self.inner, **parts, "dt": self.heads}
         )
         return own
@@ -225,29 +225,6 @@ def _check(config: Any, heads: int, tp: int) -> None:
             f"strategy.context_parallel_size={config.context_parallel_size}: Mamba layers without mamba-ssm need whole "
             "sequences. Set strategy.context_parallel_size=1, or train on a GPU with mamba-ssm and causal-conv1d."
         )
-
-
-def _in_parts(tensor: ShardedTensor, sizes: dict[str, int]) -> ShardedTensorFactory:
-    """A tensor whose parts are saved separately, each sharded over the ranks, under keys that end in the parts' names."""
-    bare = tensor.without_data()
-
-    def build(key: str, data: Tensor, replica_id: Any, flattened_range: Any) -> Any:
-        whole = dataclasses.replace(
-            bare, key=key, data=data, dtype=data.dtype, replica_id=replica_id, flattened_range=flattened_range
-        )
-        parts, start = [], 0
-        for name, size in sizes.items():
-            for part in whole.narrow(0, start, size):
-                part.key = f"{key}.{name}"
-                parts.append(part)
-            start += size
-        return parts
-
-    def merge(parts: Any) -> Tensor:
-        return torch.cat(list(parts))
-
-    assert tensor.data is not None
-    return ShardedTensorFactory(tensor.key, tensor.data, build, merge, tensor.replica_id)
 
 
 class TorchHybridStack(_Stack):

@@ -62,13 +62,17 @@ class Qwen2MoEModel(GPTModel):
 
 
 def _rows(config: Qwen2MoEConfig) -> list[Row]:
+    return rows_with_experts(config, shared_expert())
+
+
+def shared_expert() -> list[Row]:
+    """A layer's shared expert, and the gate of its output."""
     shared = "mlp.shared_expert."
-    beside = [
+    return [
         *linear("mlp.shared_experts.linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj.")),
         *linear("mlp.shared_experts.linear_fc2.", one(f"{shared}down_proj.")),
         Row("mlp.shared_experts.gate_weight", one("mlp.shared_expert_gate.weight")),
     ]
-    return rows_with_experts(config, beside)
 
 
 def _ours(hf: Config) -> dict[str, Any]:

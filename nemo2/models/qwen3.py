@@ -136,14 +136,24 @@ def rows_with_experts(config: Any, further: Sequence[Row] = ()) -> list[Row]:
     return decoder(config, [*attention(config), *layers])
 
 
-def experts() -> list[Row]:
-    """A layer's norm, router and experts, under names that DeepSeek shares."""
+def experts(*, stacked: bool = False) -> list[Row]:
+    """A layer's norm, router and experts, under names that DeepSeek shares. ``stacked``: the file has one tensor for all experts,
+    as Qwen 3.5's."""
     expert = "mlp.experts.*."
+    first = "mlp.experts.experts.linear_fc1."
+    second = "mlp.experts.experts.linear_fc2."
+    separate = [
+        *linear(first, cat(f"{expert}gate_proj.", f"{expert}up_proj.")),
+        *linear(second, one(f"{expert}down_proj.")),
+    ]
+    together = [
+        Row(f"{first}weight", one("mlp.experts.gate_up_proj", stacked=True)),
+        Row(f"{second}weight", one("mlp.experts.down_proj", stacked=True)),
+    ]
     return [
         *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
         Row("mlp.router.weight", one("mlp.gate.weight")),
-        *linear("mlp.experts.experts.linear_fc1.", cat(f"{expert}gate_proj.", f"{expert}up_proj.")),
-        *linear("mlp.experts.experts.linear_fc2.", one(f"{expert}down_proj.")),
+        *(together if stacked else separate),
     ]
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nemo2.models.parts import Experts, Linear, Mixer, Part, Projection
+from nemo2.models.parts import DeltaNet, Experts, Linear, Mixer, Part, Projection
 
 # Forward, gradient of the input, gradient of the weight; two operations per multiply-add.
 _TRAINING = 3 * 2
@@ -66,6 +66,11 @@ class ModelShape:
     def mixers(self) -> int:
         """The number of layers with a Mamba mixer."""
         return sum(count for part, count in self.parts.items() if isinstance(part, Mixer))
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some layers have a state in place of attention to all tokens: mixers or linear attention."""
+        return any(isinstance(part, Mixer | DeltaNet) for part in self.parts)
 
     @functools.cached_property
     def blocks(self) -> int:

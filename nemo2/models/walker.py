@@ -62,6 +62,16 @@ def linear_layers(config: Any) -> Optional[dict[str, tuple[int, int]]]:
     return layers if shape.tied else {**layers, "output_layer": (shape.vocab or shape.hidden, shape.hidden)}
 
 
+def linear_attention_layers(config: Any) -> list[bool]:
+    """Which layers have linear attention, by ``linear_attention_freq``: all except every n-th, or a pattern."""
+    layers, frequency = config.num_layers, getattr(config, "linear_attention_freq", None)
+    if getattr(config, "experimental_attention_variant", None) != "gated_delta_net":
+        return [False] * layers
+    return (
+        [bool((index + 1) % frequency) for index in range(layers)] if isinstance(frequency, int) else _flags(frequency)
+    )
+
+
 def hybrid_pattern(config: Any) -> Optional[HybridPattern]:
     """The layers of a hybrid, without the pipeline separators (``|``). None: another kind of model.
 
@@ -189,7 +199,7 @@ class _Reader:
             return ([self.hybrid(kind)] for kind in pattern.decoder)
         if self("heterogeneous_block_specs", False):
             return map(self.block, self.config.per_block_parameters)
-        linear = self.has_linear_attention()
+        linear = linear_attention_layers(self.config)
         return (
             [self.delta_net() if linear[index] else self.attention(index), self.experts() if expert else self.mlp()]
             for index, expert in enumerate(self.has_experts())
@@ -219,17 +229,6 @@ class _Reader:
         if not self("num_moe_experts"):
             return [False] * layers
         return [index % frequency == 0 for index in range(layers)] if isinstance(frequency, int) else _flags(frequency)
-
-    def has_linear_attention(self) -> list[bool]:
-        """Which layers have linear attention, by ``linear_attention_freq``: all except every n-th, or a pattern."""
-        layers, frequency = self.config.num_layers, self("linear_attention_freq")
-        if self("experimental_attention_variant") != "gated_delta_net":
-            return [False] * layers
-        return (
-            [bool((index + 1) % frequency) for index in range(layers)]
-            if isinstance(frequency, int)
-            else _flags(frequency)
-        )
 
     def hybrid(self, kind: str) -> Part:
         """A layer of a hybrid, which has one part."""

@@ -33,7 +33,7 @@ class Band(NamedTuple):
 
 def job_kind(shape: ModelShape, job: Job) -> str:
     """The kind of a job, which decides its error band: mixers, experts, ZeRO-3, and precision."""
-    model = "hybrid" if shape.mixers else "experts" if shape.experts else "dense"
+    model = "hybrid" if shape.is_hybrid else "experts" if shape.experts else "dense"
     precision = "16 bits" if job.precision in ("bf16", "fp32") else "8 bits or fewer"
     return f"{model}, {'FSDP, ' if job.sharding == 'fsdp' else ''}{precision}"
 

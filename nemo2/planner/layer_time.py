@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Union
 
-from nemo2.models.parts import MLP, Attention, Experts, LatentAttention, Linear, Mixer, Part, Projection
+from nemo2.models.parts import MLP, Attention, DeltaNet, Experts, LatentAttention, Linear, Mixer, Part, Projection
 from nemo2.models.shape import ModelShape
 from nemo2.planner.constants import Constants
 from nemo2.planner.job import Job
@@ -153,6 +153,13 @@ class Kernels:
         inner = part.inner / self.job.tp
         states = inner * part.states / 256 * 4
         return self.chain(*part.linears) + self.moving(self.job.tokens * (self.c.mixer_bytes * inner + states))
+
+    def delta_net(self, part: DeltaNet) -> Passes:
+        """The time of a gated DeltaNet: its projections, and the bytes that convolution, delta rule and gated norm move, as many
+        per channel as a mixer's, with a state per 64 tokens."""
+        values = part.value_heads * part.value_dim / self.job.tp
+        states = values * part.key_dim / 64 * 4
+        return self.chain(*part.linears) + self.moving(self.job.tokens * (self.c.mixer_bytes * values + states))
 
     def routed_rows(self, part: Experts) -> float:
         """The token copies that a rank's experts process: an even share of all copies."""
@@ -305,6 +312,9 @@ class Kernels:
         elif isinstance(part, Mixer):
             yield "elementwise", self.norm()
             yield "mixers", self.mixer(part)
+        elif isinstance(part, DeltaNet):
+            yield "elementwise", self.norm()
+            yield "linear attention", self.delta_net(part)
         elif isinstance(part, Projection):
             yield "projections", self.chain(*part.linears)
             if part.joins:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Optional
 
-from nemo2.models.parts import MLP, Attention, Experts, LatentAttention, Linear, Mixer, Part
+from nemo2.models.parts import MLP, Attention, DeltaNet, Experts, LatentAttention, Linear, Mixer, Part
 from nemo2.models.shape import ModelShape
 from nemo2.planner.job import Job
 from nemo2.planner.layer_time import again
@@ -193,7 +193,7 @@ def _working(shape: ModelShape, job: Job) -> float:
     for part in shape.parts:
         if isinstance(part, Experts):
             widths.append(part.topk * (part.outer + part.inner / job.etp) * job.etp / job.tp)
-        elif isinstance(part, MLP | Mixer):
+        elif isinstance(part, MLP | Mixer | DeltaNet):
             widths.append(part.linears[0].outputs / job.tp)
     return 2 * job.tokens * (2 * max(widths) + 3 * shape.hidden)
 
@@ -234,6 +234,12 @@ def _inside(part: Part, job: Job) -> float:
         # tokens.
         projected = part.linears[0].outputs
         return (2 * (2 * projected + 2 * part.inner) + 4 * part.inner * part.states / 256) / job.tp
+    if isinstance(part, DeltaNet):
+        # The output of the projection, the convolution's before and after its activation, queries and keys before and after
+        # their norms and for each value head, and of each value head's output, norm and gate two 16-bit and four fp32 tensors.
+        keys, values = part.key_heads * part.key_dim, part.value_heads * part.value_dim
+        repeated = part.value_heads * part.key_dim
+        return 2 * (part.linears[0].outputs + 3 * (2 * keys + values) + 4 * keys + 2 * repeated + 11 * values) / job.tp
     if not isinstance(part, Attention | LatentAttention):
         return 0.0
     inside = 2 * (part.query_width + part.value_width + part.kv_width) / job.tp

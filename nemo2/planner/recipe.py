@@ -13,7 +13,7 @@ from nemo2.config.walk import class_of
 from nemo2.data.tokenizer import BPETokenizer
 from nemo2.errors import ConfigError
 from nemo2.gpus import GPU
-from nemo2.models.parts import DeltaNet, LatentAttention
+from nemo2.models.parts import LatentAttention
 from nemo2.models.shape import ModelShape
 from nemo2.models.walker import hybrid_pattern, linear_layers
 from nemo2.models.walker import shape_of as read_shape
@@ -73,12 +73,10 @@ def shape_of(facts: Facts) -> ModelShape:
     """
     shape = read_shape(facts.config, vocabulary_of(facts))
     for part in shape.parts:
-        sparse = isinstance(part, LatentAttention) and part.index_heads
-        if sparse or isinstance(part, DeltaNet):
+        if isinstance(part, LatentAttention) and part.index_heads:
             raise ConfigError(
-                f"`nemo2 plan` has no formula for {'sparse attention' if sparse else 'gated DeltaNet'} "
-                "(model.config.experimental_attention_variant, or a letter of model.config.hybrid_override_pattern). "
-                "To count the model's memory, use `nemo2 rehearse`."
+                "`nemo2 plan` has no formula for sparse attention (model.config.experimental_attention_variant, or a letter of "
+                "model.config.hybrid_override_pattern). To count the model's memory, use `nemo2 rehearse`."
             )
     return shape
 

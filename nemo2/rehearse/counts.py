@@ -92,7 +92,7 @@ class FlopCount:
     """The arithmetic of one kind of kernel."""
 
     kind: str
-    """gemm, grouped_gemm (experts), batched_gemm, attention, scan (Mamba)."""
+    """gemm, grouped_gemm (experts), batched_gemm, attention, scan (Mamba, gated DeltaNet)."""
     phase: str
     """"forward" or "backward". Recomputation counts as backward, because it runs during the backward."""
     flops: float

@@ -19,6 +19,7 @@ and messages:
 - Grouped experts read their weights in place and save the input of each product. Activation and routing weights are one
   kernel.
 - Routing is balanced: every expert gets an equal share of the tokens.
+- Gated DeltaNet's rule saves its inputs and the products within chunks of 64 tokens (fla, ``chunk_gated_delta_rule``).
 - Mamba's convolution and scan save their input and one state per chunk (mamba-ssm, ``mamba_split_conv1d_scan_combined``).
 
 Soft-capped attention has no stand-in, because the plain layer runs on GPUs too (`nemo2.models.layers.spec`).
@@ -424,6 +425,26 @@ def _mamba(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any
     return module.out_proj(module.norm(_apply(run, projected, *parameters, back=back)))
 
 
+def _delta_rule(module: Any, projected: Tensor) -> Callable[..., Any]:
+    """fla's kernel, which works in chunks of 64 tokens and computes what lies between them again in the backward."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, *, g: Tensor, beta: Tensor, **_: Any) -> Any:
+        batch, length, heads, keys = query.shape
+        values, chunk = value.size(-1), 64
+        flops = 2 * batch * length * heads * (3 * keys * values + chunk * (3 * keys + 2 * values) // 2)
+
+        def run(*tensors: Tensor) -> Any:
+            tracking.add_flops("scan", flops)
+            within = _like(query, (batch, length, heads, chunk))
+            return _like(value, value.shape), [*tensors, within]
+
+        return _apply(
+            run, query, key, value, g, beta, back=functools.partial(tracking.add_flops, "scan", 3 * flops)
+        ), None
+
+    return kernel
+
+
 # ------------------------------------------------------------------------------------------------- the table
 
 
@@ -446,6 +467,7 @@ def te_kernels() -> tuple[Patch, ...]:
         f"{layers}.experts:TorchGroupedMLP._product": _grouped_product,
         f"{mamba}:TorchMambaMixer.forward": _mamba,
         f"{mamba}:GroupedRMSNorm.forward": _grouped_norm,
+        f"{layers}.delta_net:GatedDeltaNet.delta_rule": _delta_rule,
     }
     wrappers = {
         f"{layers}.attention:SDPAttention.forward": _attention,

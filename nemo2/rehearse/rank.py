@@ -361,6 +361,7 @@ PARTS = {
     "TopKRouter": "router",
     "WeightedRouter": "router",
     "TorchMambaMixer": "mamba",
+    "GatedDeltaNet": "linear attention",
     "MultiTokenPredictionLayer": "multi-token prediction",
 }
 """The part of the model that a class of modules belongs to. Other modules belong to the part around them."""

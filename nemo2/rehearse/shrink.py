@@ -124,6 +124,11 @@ def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) ->
         sizes["moe_layer_freq"] = [0] + [1] * (layers - 1)
     if get("mamba_num_heads") is not None:
         sizes["mamba_num_heads"] = 2 * HIDDEN // 8
+    if get("experimental_attention_variant") == "gated_delta_net":
+        sizes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        sizes |= {"linear_key_head_dim": HEAD_WIDTH, "linear_value_head_dim": 2 * HEAD_WIDTH}
+        if not isinstance(get("linear_attention_freq"), int):
+            sizes["linear_attention_freq"] = [1] * (layers - 1) + [0]
     window = get("window_size")
     if window is not None:
         sizes["window_size"] = 16 if isinstance(window, int) else (15, 0)
@@ -138,7 +143,9 @@ def small_sizes(config: Any, *, tp: int = 1, chunks: int = 1, extra: int = 0) ->
 
 def _layers_of_all_kinds(config: Any) -> int:
     """The number of layers after which a model with a repeating pattern of layers has one of each kind."""
-    turns = [getattr(config, name, None) for name in ("moe_layer_freq", "window_attn_skip_freq")]
+    turns = [
+        getattr(config, name, None) for name in ("moe_layer_freq", "window_attn_skip_freq", "linear_attention_freq")
+    ]
     blocks = 3 if getattr(config, "heterogeneous_layers_config_encoded_json", None) else 2
     return max([blocks, *(turn for turn in turns if isinstance(turn, int))])
 

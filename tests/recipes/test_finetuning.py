@@ -45,7 +45,7 @@ NEWER = (
         "moonlight",
         "nemotron3_nano",
     ),
-    *("olmo2", "olmo3", "olmoe", "phi4", "qwen15_moe", "qwen2_57b", "seed_oss", "smollm3"),
+    *("olmo2", "olmo3", "olmoe", "phi4", "qwen15_moe", "qwen2_57b", "qwen35", "qwen3_next", "seed_oss", "smollm3"),
 )
 """Models that NeMo 2.0 has no recipe for."""
 

@@ -170,3 +170,20 @@ def _mixers(facts: Facts) -> Iterator[str]:
             f"strategy.context_parallel_size={facts.layout.cp}: without mamba-ssm, Mamba layers need whole sequences. "
             "Set context_parallel_size=1, or train on a GPU with mamba-ssm and causal-conv1d."
         )
+
+
+@CONTEXT.rule(
+    "delta-nets-are-whole",
+    recipe="qwen35_9b",
+    broken=f"{CP}=2",
+    mended=f"{CP}=1",
+)
+def _delta_nets(facts: Facts) -> Iterator[str]:
+    """Gated DeltaNet layers (Qwen3-Next, Qwen 3.5) need whole sequences, whole heads on each tensor-parallel rank, and a model
+    without multi-token prediction.
+
+    Otherwise: The model raises an error when it is built.
+    """
+    layout = facts.layout
+    for problem in layers.delta_net_problems(facts.written_config, tp=layout.tp, cp=layout.cp):
+        yield f"model.config: {problem}"

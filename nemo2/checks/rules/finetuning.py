@@ -101,6 +101,24 @@ def _reset(facts: Facts) -> Iterator[str]:
 
 
 @FINETUNING.rule(
+    "packs-reset-linear-attention",
+    recipe="qwen35_9b",
+    broken=_data(),
+    mended="'data=FineTuningDataModule(dataset_root=chats,seq_length=4096,global_batch_size=64,micro_batch_size=1)'",
+)
+def _reset_linear(facts: Facts) -> Iterator[str]:
+    """Models with gated DeltaNet layers (Qwen3-Next, Qwen 3.5) cannot train on packed samples.
+
+    Otherwise: The first step raises an error, because the state of one sample would leak into the next sample.
+    """
+    if facts.packed and facts.of_model("experimental_attention_variant") == "gated_delta_net":
+        yield (
+            "data.packed_sequence_specs: gated DeltaNet layers carry their state from one sample into the next. Set "
+            "packed_sequence_specs=None."
+        )
+
+
+@FINETUNING.rule(
     "training-samples-are-there",
     recipe="llama_tiny",
     broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
-from nemo2.models.conversion.pieces import cat, one, qkv
+from nemo2.models.conversion.pieces import cat, gated_qkv, one, qkv
 from nemo2.models.conversion.positions import KINDS, partial_positions, positions, positions_of, rope_of
 from nemo2.models.conversion.settings import Config, Field, meaning, read, said, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
@@ -90,7 +90,8 @@ def output_layer(config: GPTConfig, name: str) -> list[Row]:
 
 def attention(config: GPTConfig, *, norm_bias: bool = False) -> list[Row]:
     """A layer's norm and attention, under names that most families share."""
-    projections = qkv("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj.")
+    together = gated_qkv if config.attention_output_gate else qkv
+    projections = together("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj.")
     return [
         *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm."), bias=norm_bias),
         *linear("self_attention.linear_qkv.", projections, bias=config.add_bias_linear or config.add_qkv_bias),

@@ -12,6 +12,9 @@ and the export separates them, so a table of operations can't differ between the
     qkv(q, k, v)                 for each query group the rows of its queries, its key and its value; weights and biases
     fused_qkv(a)                 `qkv` of one tensor with all q, then all k, then all v
     every_other(a)               rows 0, 2, 4 ... of ``a``, then rows 1, 3, 5 ...: gate and up interleaved
+    gated_qkv(q, k, v)           for each query group its queries, the gates of their outputs, its key and its value, where ``q``
+                                 has each head's query and gate one after the other
+    strided(a, start, ...)       blocks of rows of ``a`` at equal distances
     rows(a, start)               the rows of ``a`` from ``start`` on, as many as nemo2's tensor has
     normalised(operation)        rows are scaled to length 1 on import, and exported unchanged
 
@@ -122,6 +125,32 @@ def fused_qkv(name: str, *, transposed: bool = False) -> Operation:
         queries, keys = place.heads * place.head_dim, place.groups * place.head_dim
         pieces = _by_group(place, (names[0], 0), (names[0], queries), (names[0], queries + keys))
         return tuple(replace(piece, transposed=transposed) for piece in pieces)
+
+    return Operation((name,), cut)
+
+
+def gated_qkv(query: str, key: str, value: str) -> Operation:
+    """`qkv` of heads whose output has a gate: Megatron-Core has the gates of a group's heads behind their queries."""
+
+    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
+        heads, width = place.heads // place.groups, place.head_dim
+        pieces = []
+        for group in range(place.groups):
+            of_group = range(group * heads, (group + 1) * heads)
+            starts = [(2 * head + gate) * width for gate in (0, 1) for head in of_group]
+            pieces += [Piece(name=names[0], start=start, stop=start + width) for start in starts]
+            pieces += [Piece(name=name, start=group * width, stop=(group + 1) * width) for name in names[1:]]
+        return tuple(pieces)
+
+    return Operation((query, key, value), cut)
+
+
+def strided(name: str, start: int, *, length: int, step: int) -> Operation:
+    """Blocks of ``length`` rows, the first at row ``start``, each ``step`` rows behind the one before."""
+
+    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
+        firsts = (start + block * step for block in range(place.rows // length))
+        return tuple(Piece(name=names[0], start=first, stop=first + length) for first in firsts)
 
     return Operation((name,), cut)
 

@@ -184,6 +184,7 @@ _DECIDES = (
     "pre_sublayer_layernorm", "post_sublayer_layernorm", "qk_layernorm_over_heads",
     "activation_func", "gated_linear_unit", "activation_func_clamp_value",
     "glu_linear_offset", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "qk_l2_norm", "softmax_type",
+    "experimental_attention_variant", "attention_output_gate",
     "attn_logit_softcapping", "final_logit_softcapping", "position_embedding_type", "rotary_percent",
     "rotary_interleaved", "rope_stretching", "seq_len_interpolation_factor", "scale_factor", "low_freq_factor",
     "high_freq_factor", "old_context_len", "yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings",

@@ -29,6 +29,7 @@ def shapes(config: Any, *, vocab_rows: int) -> dict[str, Shape]:
         **(_latent_attention(config) if config.multi_latent_attention else _attention(config)),
         **_feed_forward(config),
         **(_mamba(config) if getattr(config, "mamba_num_groups", None) else {}),
+        **(_delta_net(config) if getattr(config, "linear_attention_freq", None) else {}),
     }
 
 
@@ -36,8 +37,9 @@ def _attention(config: Any) -> dict[str, Shape]:
     hidden, heads, width = config.hidden_size, config.num_attention_heads, config.kv_channels or 0
     groups = config.num_query_groups or heads
     over_heads = getattr(config, "qk_layernorm_over_heads", False)
+    gated = 2 if config.attention_output_gate else 1
     return {
-        "self_attention.linear_qkv.weight": ((heads + 2 * groups) * width, hidden),
+        "self_attention.linear_qkv.weight": ((gated * heads + 2 * groups) * width, hidden),
         "self_attention.linear_qkv.layer_norm_weight": (hidden,),
         "self_attention.linear_proj.weight": (hidden, heads * width),
         "self_attention.q_layernorm.weight": (heads * width if over_heads else width,),
@@ -101,6 +103,25 @@ def _mamba(config: Any) -> dict[str, Shape]:
         **{f"mixer.in_proj.weight.{name}": (size, hidden) for name, size in parts.items()},
         **{f"mixer.conv1d.weight.{name}": (size, 1, taps) for name, size in convolved.items()},
         **{f"mixer.conv1d.bias.{name}": (size,) for name, size in convolved.items()},
+    }
+
+
+def _delta_net(config: Any) -> dict[str, Shape]:
+    hidden, heads = config.hidden_size, config.linear_num_value_heads
+    keys, values = config.linear_num_key_heads * config.linear_key_head_dim, heads * config.linear_value_head_dim
+    convolved = {"query": keys, "key": keys, "value": values}
+    parts = {**convolved, "z": values, "beta": heads, "alpha": heads}
+    return {
+        "self_attention.A_log": (heads,),
+        "self_attention.dt_bias": (heads,),
+        "self_attention.out_norm.weight": (config.linear_value_head_dim,),
+        "self_attention.in_proj.layer_norm_weight": (hidden,),
+        "self_attention.out_proj.weight": (hidden, values),
+        **{f"self_attention.in_proj.weight.{name}": (size, hidden) for name, size in parts.items()},
+        **{
+            f"self_attention.conv1d.weight.{name}": (size, 1, config.linear_conv_kernel_dim)
+            for name, size in convolved.items()
+        },
     }
 
 

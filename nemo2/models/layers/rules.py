@@ -22,7 +22,7 @@ def layer_problems(config: Any) -> list[str]:
     for kind in dict.fromkeys(types if isinstance(types, list) else [types]):
         problems += attention_problems(config, cp_comm_type=kind)
     problems += mla_problems(config) + moe_problems(config)
-    if getattr(config, "experimental_attention_variant", None) is not None:
+    if getattr(config, "experimental_attention_variant", None) not in (None, "gated_delta_net"):
         problems.append(
             f"experimental_attention_variant={config.experimental_attention_variant!r}: its kernels require a GPU "
             f"with Transformer Engine ({why_missing('transformer_engine')}). Set experimental_attention_variant=None."
@@ -89,6 +89,29 @@ def mla_needs_sequence_parallel(config: Any) -> list[str]:
         f"multi_latent_attention=True with tensor_model_parallel_size={tp} requires sequence_parallel=True. Without "
         "it, the gradient of the query norm is summed once per tensor-parallel rank. Set sequence_parallel=True."
     ]
+
+
+def delta_net_problems(config: Any, *, tp: int, cp: int) -> list[str]:
+    """Requirements of gated DeltaNet with any kind of layer, in a layout of these tensor- and context-parallel sizes."""
+    if getattr(config, "experimental_attention_variant", None) != "gated_delta_net":
+        return []
+    problems = []
+    if cp > 1:
+        problems.append(
+            f"context_parallel_size={cp}: gated DeltaNet layers need whole sequences. Set context_parallel_size=1."
+        )
+    for name in ("linear_num_key_heads", "linear_num_value_heads"):
+        if (heads := getattr(config, name, None) or 0) % tp:
+            problems.append(
+                f"{name}={heads} is not a multiple of tensor_model_parallel_size={tp}, and each rank has whole heads. Set "
+                "tensor_model_parallel_size to a divisor."
+            )
+    if getattr(config, "mtp_num_layers", None):
+        problems.append(
+            f"mtp_num_layers={config.mtp_num_layers}: models with gated DeltaNet layers have no multi-token prediction "
+            "here. Set mtp_num_layers=None."
+        )
+    return problems
 
 
 def moe_problems(config: Any) -> list[str]:

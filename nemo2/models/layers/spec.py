@@ -28,6 +28,7 @@ from nemo2.backend.cuda import CudaBackend
 from nemo2.backend.extras import have_te
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
+from nemo2.models.layers.delta_net import with_delta_nets
 from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
 from nemo2.models.layers.mla import LocalMLA, MLAOfTransformerEngine
 from nemo2.models.layers.moe import WeightedRouter
@@ -119,13 +120,19 @@ def _block(
             f"virtual_pipeline_model_parallel_size={config.virtual_pipeline_model_parallel_size} splits this rank's layers "
             "into chunks: pass vp_stage, the index of the chunk."
         )
-    return get_gpt_decoder_block_spec(
-        config,
+    # From 0.19 on, this spec builder refuses variants.
+    plain = copy.copy(config)
+    plain.experimental_attention_variant = None
+    block = get_gpt_decoder_block_spec(
+        plain,
         use_transformer_engine=use_transformer_engine,
         normalization=config.normalization,
         qk_l2_norm=getattr(config, "qk_l2_norm", False),
         vp_stage=vp_stage,
     )
+    if config.experimental_attention_variant == "gated_delta_net":
+        return with_delta_nets(block, config, vp_stage=vp_stage)
+    return block
 
 
 def _with_norms(block: TransformerBlockSubmodules, config: Any) -> TransformerBlockSubmodules:

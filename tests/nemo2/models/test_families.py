@@ -54,6 +54,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Hunyuan": ("hunyuan", "HunyuanConfig7B", {}),
     "OLMoE": ("olmoe", "OLMoEConfig7B_A1B", {}),
     "Qwen 2 MoE": ("qwen2_moe", "Qwen15MoEConfigA2P7B", {}),
+    "Qwen3-Next": ("qwen3_next", "Qwen3NextConfig80B_A3B", {}),
+    "Qwen 3.5": ("qwen3_next", "Qwen35Config9B", {}),
     "GLM-4.5": ("glm4_moe", "GLM45Config355B_A32B", {}),
     "MiniMax M2": ("minimax_m2", "MiniMaxM2Config230B_A10B", {}),
     "Moonlight": ("deepseek", "MoonlightConfig16B_A3B", {}),

@@ -117,6 +117,11 @@ PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
     },
     "olmoe": {"OLMoEConfig7B_A1B": (50_304, 6.92e9)},
     "qwen2_moe": {"Qwen15MoEConfigA2P7B": (151_936, 14.3e9), "Qwen2Config57B_A14B": (151_936, 57.41e9)},
+    "qwen3_next": {
+        "Qwen3NextConfig80B_A3B": (151_936, 79_674_391_296),
+        "Qwen35Config9B": (248_320, 8_953_803_264),
+        "Qwen35Config35B_A3B": (248_320, 34_660_610_688),
+    },
     "glm4_moe": {
         "GLM45AirConfig106B_A12B": (151_552, 106.9e9),
         "GLM45Config355B_A32B": (151_552, 352.8e9),

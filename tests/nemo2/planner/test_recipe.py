@@ -10,6 +10,8 @@ from nemo2 import recipes
 from nemo2.config import apply_overrides
 from nemo2.errors import ConfigError
 from nemo2.gpus import gpu
+from nemo2.planner.constants import Constants
+from nemo2.planner.layer_time import layers_time
 from nemo2.planner.recipe import Subject, read_recipe
 from nemo2.settle import Machine, on
 
@@ -20,13 +22,14 @@ def subject(name: str, *changes: str, gpus: int | None = None, performance: bool
     return read_recipe(on(recipe, Machine(count=gpus)), gpu("H100"))
 
 
-def test_kinds_of_layers_that_nobody_timed_are_refused() -> None:
-    fields = "linear_num_key_heads=16 linear_key_head_dim=128 linear_num_value_heads=32 linear_value_head_dim=128"
-    changes = [
-        f"model.config.{one}" for one in (*fields.split(), "linear_attention_freq=4", "linear_conv_kernel_dim=4")
-    ]
-    with pytest.raises(ConfigError, match="no formula for gated DeltaNet"):
-        subject("llama3_8b", "model.config.experimental_attention_variant=gated_delta_net", *changes)
+def test_linear_attention_gains_on_full_attention_with_the_length() -> None:
+    def seconds(length: int, *changes: str) -> float:
+        job = subject("qwen35_9b", f"data.seq_length={length}", *changes)
+        return sum(layers_time(job.shape, job.job, Constants()).values())
+
+    full = "model.config.experimental_attention_variant=null"
+    gains = [seconds(length, full) / seconds(length) for length in (4096, 65536)]
+    assert gains[1] > 1.5 * gains[0]
 
 
 def test_how_tokens_reach_their_experts_is_the_models() -> None:

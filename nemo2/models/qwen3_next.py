@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen3-Next and the text models of Qwen 3.5: three layers of linear attention (gated DeltaNet), then one of full attention
+whose output has a gate; norms centred on zero; experts with a gated shared one, or dense layers.
+
+Sources: transformers' ``Qwen3NextConfig``, ``Qwen3_5TextConfig`` and ``Qwen3_5MoeTextConfig``, whose defaults are the shapes in
+config.json of Qwen/Qwen3-Next-80B-A3B-Instruct, Qwen/Qwen3.5-9B and Qwen/Qwen3.5-35B-A3B. The releases' weights of multi-token
+prediction and their vision towers are not included.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, dense_or_experts, gated_feed_forward
+from nemo2.models.conversion.pieces import one, rows, strided
+from nemo2.models.conversion.settings import (
+    FULL,
+    Config,
+    Field,
+    decoder_fields,
+    must_be,
+    refusal,
+    text_config,
+    without,
+)
+from nemo2.models.conversion.table import IN_VISION_MODEL, Row, linear, norm
+from nemo2.models.gpt import GPTModel
+from nemo2.models.qwen2 import Qwen2Config
+from nemo2.models.qwen2_moe import shared_expert
+from nemo2.models.qwen3 import expert_layers, expert_layers_of, experts
+from nemo2.models.walker import linear_attention_layers
+
+
+@configurable
+@dataclass
+class Qwen3NextConfig(Qwen2Config):
+    """Settings that all sizes of Qwen3-Next share."""
+
+    deciding_fields: ClassVar[tuple[str, ...]] = (
+        "layers_with_linear_attention", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim",
+        "linear_num_key_heads", "linear_num_value_heads",
+    )  # fmt: skip
+
+    seq_length: int = 262144
+    rotary_base: int = 10_000_000
+    rotary_percent: float = 0.25
+    add_qkv_bias: bool = False
+    qk_layernorm: bool = True
+    layernorm_zero_centered_gamma: bool = True
+    num_attention_heads: int = 16
+    num_query_groups: Optional[int] = 2
+    kv_channels: Optional[int] = 256
+    attention_output_gate: bool = True
+    experimental_attention_variant: Optional[Literal["gated_delta_net", "dsa"]] = "gated_delta_net"
+    linear_attention_freq: Optional[Union[int, list[int]]] = 4
+    linear_conv_kernel_dim: Optional[int] = 4
+    linear_key_head_dim: Optional[int] = 128
+    linear_value_head_dim: Optional[int] = 128
+    linear_num_key_heads: Optional[int] = 16
+    linear_num_value_heads: Optional[int] = 32
+    num_moe_experts: Optional[int] = 512
+    moe_router_topk: int = 10
+    moe_ffn_hidden_size: Optional[int] = 512
+    moe_shared_expert_intermediate_size: Optional[int] = 512
+    moe_shared_expert_gate: bool = True
+    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
+    moe_grouped_gemm: bool = True
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    moe_permute_fusion: bool = True
+
+    @property
+    def layers_with_linear_attention(self) -> list[bool]:
+        return linear_attention_layers(self)
+
+
+@configurable
+@dataclass
+class Qwen35MoEConfig(Qwen3NextConfig):
+    """Settings that the sizes of Qwen 3.5 with experts share."""
+
+    vocab_size: Optional[int] = 248320
+    num_moe_experts: Optional[int] = 256
+    moe_router_topk: int = 8
+
+
+@configurable
+@dataclass
+class Qwen35Config(Qwen3NextConfig):
+    """Settings that the dense sizes of Qwen 3.5 share."""
+
+    vocab_size: Optional[int] = 248320
+    num_query_groups: Optional[int] = 4
+    num_moe_experts: Optional[int] = None
+    moe_ffn_hidden_size: Optional[int] = None
+    moe_shared_expert_intermediate_size: Optional[int] = None
+    moe_shared_expert_gate: bool = False
+    moe_grouped_gemm: bool = False
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "allgather"
+    moe_permute_fusion: bool = False
+
+
+class Qwen3NextConfig80B_A3B(Qwen3NextConfig, num_layers=48, hidden_size=2048, ffn_hidden_size=5120):
+    """79.7 B parameters, 3.9 B of them used per token."""
+
+
+class Qwen35Config9B(Qwen35Config, num_layers=32, hidden_size=4096, ffn_hidden_size=12288):
+    """9.0 B parameters without the vision tower."""
+
+
+class Qwen35Config35B_A3B(Qwen35MoEConfig, num_layers=40, hidden_size=2048):
+    """34.7 B parameters without the vision tower, 3.5 B of them used per token."""
+
+
+@configurable
+class Qwen3NextModel(GPTModel):
+    """The LightningModule of Qwen3-Next and Qwen 3.5; see `GPTModel`."""
+
+
+_Projection = Callable[[Qwen3NextConfig], dict[str, Any]]
+LINEAR = "linear_attention"
+
+
+def _table(config: Qwen3NextConfig, projection: _Projection, *, stacked: bool = False) -> list[Row]:
+    """A model whose layers have one of two kinds of attention, and a feed-forward or experts."""
+    is_linear = config.layers_with_linear_attention
+    kinds = {True: _delta_net(config, projection), False: attention(config)}
+    of_attention = [
+        replace(row, layers=[layer for layer, flag in enumerate(is_linear) if flag is kind])
+        for kind, part in kinds.items()
+        for row in part
+    ]
+    if not config.num_moe_experts:
+        return decoder(config, [*of_attention, *gated_feed_forward()])
+    with_experts = [*experts(stacked=stacked), *shared_expert()]
+    return decoder(config, [*of_attention, *dense_or_experts(config, dense=gated_feed_forward(), experts=with_experts)])
+
+
+def _delta_net(config: Qwen3NextConfig, projection: _Projection) -> list[Row]:
+    """Megatron-Core stores the parts of the first projection and of the convolution separately."""
+    keys, ours, theirs = _widths(config)["query"], "self_attention.", "linear_attn."
+    convolved = {"query": 0, "key": keys, "value": 2 * keys}
+    return [
+        *norm(f"{ours}in_proj.layer_norm_", one("input_layernorm.")),
+        *(Row(f"{ours}in_proj.weight.{part}", operation) for part, operation in projection(config).items()),
+        *(Row(f"{ours}conv1d.weight.{part}", rows(f"{theirs}conv1d.weight", at)) for part, at in convolved.items()),
+        *(Row(f"{ours}{name}", one(f"{theirs}{name}")) for name in ("A_log", "dt_bias")),
+        Row(f"{ours}out_norm.weight", one(f"{theirs}norm.weight")),
+        *linear(f"{ours}out_proj.", one(f"{theirs}out_proj.")),
+    ]
+
+
+def _widths(config: Any) -> dict[str, int]:
+    """The rows of the parts of the first projection."""
+    keys = config.linear_num_key_heads * config.linear_key_head_dim
+    values, heads = config.linear_num_value_heads * config.linear_value_head_dim, config.linear_num_value_heads
+    return {"query": keys, "key": keys, "value": values, "z": values, "beta": heads, "alpha": heads}
+
+
+def _by_key_head(config: Qwen3NextConfig) -> dict[str, Any]:
+    """Qwen3-Next's two matrices hold for each key head its query, its key, and the values and gates of its value heads; and its
+    value heads' beta and alpha."""
+    heads, parts = config.linear_num_key_heads or 1, {}
+    lengths = {part: rows // heads for part, rows in _widths(config).items()}
+    for name, names in {"qkvz": ("query", "key", "value", "z"), "ba": ("beta", "alpha")}.items():
+        step, start = sum(lengths[part] for part in names), 0
+        for part in names:
+            parts[part] = strided(f"linear_attn.in_proj_{name}.weight", start, length=lengths[part], step=step)
+            start += lengths[part]
+    return parts
+
+
+def _one_by_one(config: Qwen3NextConfig) -> dict[str, Any]:
+    """Qwen 3.5's matrices, the first of which has queries, keys and values one below the other."""
+    name, keys = "linear_attn.in_proj_{}.weight", _widths(config)["query"]
+    stacked = {part: rows(name.format("qkv"), at * keys) for at, part in enumerate(("query", "key", "value"))}
+    return {**stacked, **{part: one(name.format(part[0])) for part in ("z", "beta", "alpha")}}
+
+
+_FIELDS = [
+    *decoder_fields(num_key_value_heads=2, head_dim=256, max_position_embeddings=32768),
+    Field("linear_conv_kernel_dim", "linear_conv_kernel_dim", 4),
+    Field("linear_key_head_dim", "linear_key_head_dim", 128),
+    Field("linear_value_head_dim", "linear_value_head_dim", 128),
+    Field("linear_num_key_heads", "linear_num_key_heads", 16),
+    Field("linear_num_value_heads", "linear_num_value_heads", 32),
+]
+_EXPERTS = [
+    Field("moe_intermediate_size", "moe_ffn_hidden_size", 512),
+    Field("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", 512),
+    Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+]
+_ONLY = {"hidden_act": "silu", "attention_bias": False}
+# transformers leaves out the same weights.
+_TEXT_OF_VISION = IN_VISION_MODEL | {"ignored": ("mtp.*", "model.visual.*")}
+
+
+def _kinds(hf: Config) -> dict[str, Any]:
+    """``linear_attention_freq``: n if every n-th layer has full attention, otherwise a list."""
+    num_layers, every = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
+    types = hf.get("layer_types") or [FULL if (layer + 1) % every == 0 else LINEAR for layer in range(num_layers)]
+    if set(types) - {FULL, LINEAR} or len(types) != num_layers:
+        raise refusal(hf, "layer_types", f"nemo2's model needs {FULL!r} or {LINEAR!r} for each layer")
+    must_be(hf, "attn_output_gate", True)
+    flags = [int(kind == LINEAR) for kind in types]
+    regular = (
+        n for n in range(1, num_layers + 1) if flags == [int((layer + 1) % n != 0) for layer in range(num_layers)]
+    )
+    return {"linear_attention_freq": next(regular, flags)}
+
+
+def _kinds_of(ours: Qwen3NextConfig) -> dict[str, Any]:
+    every = ours.linear_attention_freq
+    interval = {"full_attention_interval": every} if isinstance(every, int) else {}
+    return {**interval, "layer_types": [LINEAR if flag else FULL for flag in ours.layers_with_linear_attention]}
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    return {**_kinds(hf), **expert_layers(hf), "moe_router_pre_softmax": not hf.get("norm_topk_prob", True)}
+
+
+def _theirs(ours: Qwen3NextConfig) -> dict[str, Any]:
+    return {**_kinds_of(ours), **expert_layers_of(ours), "norm_topk_prob": not ours.moe_router_pre_softmax}
+
+
+QWEN3_NEXT = decoder_conversion(
+    "Qwen3NextForCausalLM",
+    Qwen3NextModel,
+    Qwen3NextConfig,
+    rows=lambda config: _table(config, _by_key_head),
+    fields=[
+        *_FIELDS,
+        *_EXPERTS,
+        Field("num_experts", "num_moe_experts", 512),
+        Field("num_experts_per_tok", "moe_router_topk", 10),
+    ],
+    only=_ONLY | {"model_type": "qwen3_next"},
+    ours=_ours,
+    theirs=_theirs,
+    partial=0.25,
+    ignored=("mtp.*",),
+)
+
+QWEN35 = decoder_conversion(
+    "Qwen3_5ForCausalLM",
+    Qwen3NextModel,
+    Qwen35Config,
+    rows=lambda config: _table(config, _one_by_one),
+    fields=[*without(_FIELDS, "num_key_value_heads"), Field("num_key_value_heads", "num_query_groups", 4)],
+    only=_ONLY | {"model_type": "qwen3_5_text"},
+    ours=_kinds,
+    theirs=_kinds_of,
+    partial=0.25,
+    flat=text_config,
+    also=("Qwen3_5ForConditionalGeneration",),
+    **_TEXT_OF_VISION,
+)
+
+_with_experts = partial(
+    decoder_conversion,
+    model=Qwen3NextModel,
+    kind=Qwen35MoEConfig,
+    fields=[
+        *without(_FIELDS, "intermediate_size"),
+        *_EXPERTS,
+        Field("num_experts", "num_moe_experts", 256),
+        Field("num_experts_per_tok", "moe_router_topk", 8),
+    ],
+    only=_ONLY | {"model_type": "qwen3_5_moe_text"},
+    ours=_kinds,
+    theirs=_kinds_of,
+    partial=0.25,
+    flat=text_config,
+    **_TEXT_OF_VISION,
+)
+QWEN35_MOE = _with_experts("Qwen3_5MoeForCausalLM", rows=lambda config: _table(config, _one_by_one))
+# The releases have one tensor for all experts. transformers writes text models with a tensor for each, and so do exports.
+QWEN35_MOE_RELEASED = _with_experts(
+    "Qwen3_5MoeForConditionalGeneration", rows=lambda config: _table(config, _one_by_one, stacked=True)
+)
