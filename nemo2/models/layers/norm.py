@@ -91,6 +91,21 @@ class TorchNorm(torch.nn.Module):
         return f"{kind}, {self.hidden_size}, eps={self.eps}, zero_centered={self.zero_centered}"
 
 
+class UnbiasedNorm(TorchNorm):
+    """A norm without a bias, whichever `config.normalization` is."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.bias = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_rms:
+            return super().forward(x)
+        compute_dtype = torch.promote_types(x.dtype, self.weight.dtype)
+        weight = self.weight.to(compute_dtype) + float(self.zero_centered)
+        return F.layer_norm(x.to(compute_dtype), (self.hidden_size,), weight, None, self.eps).to(self.weight.dtype)
+
+
 class _NormOverHeads(TorchNorm):
     """An RMSNorm of queries or keys over the channels of all heads (OLMo 2, OLMoE, MiniMax M2), not of each head.
 

@@ -49,6 +49,14 @@ LIKE_ANOTHER = (
     "Phi-4 mini",
     "Baichuan 2 (by a Llama)",
     "ChatGLM 3 (by a GLM)",
+    "Gemma, stretched",
+    "Gemma 2, stretched",
+    "GLM, stretched",
+    "Command R, many keys",
+    "Command R7B, every other window",
+    "Granite 3 MoE, shared expert",
+    "Hunyuan MoE, plain base",
+    "ERNIE 4.5 MoE, no shared experts",
 )
 """Rows that differ from another row only in what tensor-parallel ranks don't split: positions, sizes, the form of files."""
 
