@@ -13,19 +13,28 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, dense_or_experts, gated_feed_forward
+from nemo2.models.conversion.decoder import (
+    attention,
+    decoder,
+    decoder_conversion,
+    dense_or_experts,
+    expert_weights_of,
+    gated_feed_forward,
+)
 from nemo2.models.conversion.pieces import one, rows, strided
 from nemo2.models.conversion.settings import (
     FULL,
     Config,
     Field,
     decoder_fields,
+    expert_fields,
     must_be,
     refusal,
     text_config,
     without,
 )
 from nemo2.models.conversion.table import IN_VISION_MODEL, Row, linear, norm
+from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config
 from nemo2.models.qwen2_moe import shared_expert
@@ -35,8 +44,8 @@ from nemo2.models.walker import linear_attention_layers
 
 @configurable
 @dataclass
-class Qwen3NextConfig(Qwen2Config):
-    """Settings that all sizes of Qwen3-Next share."""
+class Qwen35Config(Qwen2Config):
+    """Settings that the dense sizes of Qwen 3.5 share."""
 
     deciding_fields: ClassVar[tuple[str, ...]] = (
         "layers_with_linear_attention", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim",
@@ -49,8 +58,9 @@ class Qwen3NextConfig(Qwen2Config):
     add_qkv_bias: bool = False
     qk_layernorm: bool = True
     layernorm_zero_centered_gamma: bool = True
+    vocab_size: Optional[int] = 248320
     num_attention_heads: int = 16
-    num_query_groups: Optional[int] = 2
+    num_query_groups: Optional[int] = 4
     kv_channels: Optional[int] = 256
     attention_output_gate: bool = True
     experimental_attention_variant: Optional[Literal["gated_delta_net", "dsa"]] = "gated_delta_net"
@@ -60,15 +70,6 @@ class Qwen3NextConfig(Qwen2Config):
     linear_value_head_dim: Optional[int] = 128
     linear_num_key_heads: Optional[int] = 16
     linear_num_value_heads: Optional[int] = 32
-    num_moe_experts: Optional[int] = 512
-    moe_router_topk: int = 10
-    moe_ffn_hidden_size: Optional[int] = 512
-    moe_shared_expert_intermediate_size: Optional[int] = 512
-    moe_shared_expert_gate: bool = True
-    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
-    moe_grouped_gemm: bool = True
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
-    moe_permute_fusion: bool = True
 
     @property
     def layers_with_linear_attention(self) -> list[bool]:
@@ -77,28 +78,26 @@ class Qwen3NextConfig(Qwen2Config):
 
 @configurable
 @dataclass
-class Qwen35MoEConfig(Qwen3NextConfig):
+class Qwen35MoEConfig(GroupedExperts, Qwen35Config):
     """Settings that the sizes of Qwen 3.5 with experts share."""
 
-    vocab_size: Optional[int] = 248320
+    num_query_groups: Optional[int] = 2
     num_moe_experts: Optional[int] = 256
     moe_router_topk: int = 8
+    moe_ffn_hidden_size: Optional[int] = 512
+    moe_shared_expert_intermediate_size: Optional[int] = 512
+    moe_shared_expert_gate: bool = True
+    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
 
 
 @configurable
 @dataclass
-class Qwen35Config(Qwen3NextConfig):
-    """Settings that the dense sizes of Qwen 3.5 share."""
+class Qwen3NextConfig(Qwen35MoEConfig):
+    """Settings that all sizes of Qwen3-Next share."""
 
-    vocab_size: Optional[int] = 248320
-    num_query_groups: Optional[int] = 4
-    num_moe_experts: Optional[int] = None
-    moe_ffn_hidden_size: Optional[int] = None
-    moe_shared_expert_intermediate_size: Optional[int] = None
-    moe_shared_expert_gate: bool = False
-    moe_grouped_gemm: bool = False
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "allgather"
-    moe_permute_fusion: bool = False
+    vocab_size: Optional[int] = 151936
+    num_moe_experts: Optional[int] = 512
+    moe_router_topk: int = 10
 
 
 class Qwen3NextConfig80B_A3B(Qwen3NextConfig, num_layers=48, hidden_size=2048, ffn_hidden_size=5120):
@@ -118,11 +117,11 @@ class Qwen3NextModel(GPTModel):
     """The LightningModule of Qwen3-Next and Qwen 3.5; see `GPTModel`."""
 
 
-_Projection = Callable[[Qwen3NextConfig], dict[str, Any]]
+_Projection = Callable[[Qwen35Config], dict[str, Any]]
 LINEAR = "linear_attention"
 
 
-def _table(config: Qwen3NextConfig, projection: _Projection, *, stacked: bool = False) -> list[Row]:
+def _table(config: Qwen35Config, projection: _Projection, *, stacked: bool = False) -> list[Row]:
     """A model whose layers have one of two kinds of attention, and a feed-forward or experts."""
     is_linear = config.layers_with_linear_attention
     kinds = {True: _delta_net(config, projection), False: attention(config)}
@@ -137,7 +136,7 @@ def _table(config: Qwen3NextConfig, projection: _Projection, *, stacked: bool = 
     return decoder(config, [*of_attention, *dense_or_experts(config, dense=gated_feed_forward(), experts=with_experts)])
 
 
-def _delta_net(config: Qwen3NextConfig, projection: _Projection) -> list[Row]:
+def _delta_net(config: Qwen35Config, projection: _Projection) -> list[Row]:
     """Megatron-Core stores the parts of the first projection and of the convolution separately."""
     keys, ours, theirs = _widths(config)["query"], "self_attention.", "linear_attn."
     convolved = {"query": 0, "key": keys, "value": 2 * keys}
@@ -158,7 +157,7 @@ def _widths(config: Any) -> dict[str, int]:
     return {"query": keys, "key": keys, "value": values, "z": values, "beta": heads, "alpha": heads}
 
 
-def _by_key_head(config: Qwen3NextConfig) -> dict[str, Any]:
+def _by_key_head(config: Qwen35Config) -> dict[str, Any]:
     """Qwen3-Next's two matrices hold for each key head its query, its key, and the values and gates of its value heads; and its
     value heads' beta and alpha."""
     heads, parts = config.linear_num_key_heads or 1, {}
@@ -171,7 +170,7 @@ def _by_key_head(config: Qwen3NextConfig) -> dict[str, Any]:
     return parts
 
 
-def _one_by_one(config: Qwen3NextConfig) -> dict[str, Any]:
+def _one_by_one(config: Qwen35Config) -> dict[str, Any]:
     """Qwen 3.5's matrices, the first of which has queries, keys and values one below the other."""
     name, keys = "linear_attn.in_proj_{}.weight", _widths(config)["query"]
     stacked = {part: rows(name.format("qkv"), at * keys) for at, part in enumerate(("query", "key", "value"))}
@@ -186,11 +185,7 @@ _FIELDS = [
     Field("linear_num_key_heads", "linear_num_key_heads", 16),
     Field("linear_num_value_heads", "linear_num_value_heads", 32),
 ]
-_EXPERTS = [
-    Field("moe_intermediate_size", "moe_ffn_hidden_size", 512),
-    Field("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", 512),
-    Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
-]
+_EXPERTS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "router_aux_loss_coef": 0.001}
 _ONLY = {"hidden_act": "silu", "attention_bias": False}
 # transformers leaves out the same weights.
 _TEXT_OF_VISION = IN_VISION_MODEL | {"ignored": ("mtp.*", "model.visual.*")}
@@ -210,7 +205,7 @@ def _kinds(hf: Config) -> dict[str, Any]:
     return {"linear_attention_freq": next(regular, flags)}
 
 
-def _kinds_of(ours: Qwen3NextConfig) -> dict[str, Any]:
+def _kinds_of(ours: Qwen35Config) -> dict[str, Any]:
     every = ours.linear_attention_freq
     interval = {"full_attention_interval": every} if isinstance(every, int) else {}
     return {**interval, "layer_types": [LINEAR if flag else FULL for flag in ours.layers_with_linear_attention]}
@@ -221,7 +216,7 @@ def _ours(hf: Config) -> dict[str, Any]:
 
 
 def _theirs(ours: Qwen3NextConfig) -> dict[str, Any]:
-    return {**_kinds_of(ours), **expert_layers_of(ours), "norm_topk_prob": not ours.moe_router_pre_softmax}
+    return {**_kinds_of(ours), **expert_layers_of(ours), **expert_weights_of(ours)}
 
 
 QWEN3_NEXT = decoder_conversion(
@@ -231,9 +226,7 @@ QWEN3_NEXT = decoder_conversion(
     rows=lambda config: _table(config, _by_key_head),
     fields=[
         *_FIELDS,
-        *_EXPERTS,
-        Field("num_experts", "num_moe_experts", 512),
-        Field("num_experts_per_tok", "moe_router_topk", 10),
+        *expert_fields(**_EXPERTS, num_experts=512, num_experts_per_tok=10),
     ],
     only=_ONLY | {"model_type": "qwen3_next"},
     ours=_ours,
@@ -263,9 +256,7 @@ _with_experts = partial(
     kind=Qwen35MoEConfig,
     fields=[
         *without(_FIELDS, "intermediate_size"),
-        *_EXPERTS,
-        Field("num_experts", "num_moe_experts", 256),
-        Field("num_experts_per_tok", "moe_router_topk", 8),
+        *expert_fields(**_EXPERTS, num_experts=256, num_experts_per_tok=8),
     ],
     only=_ONLY | {"model_type": "qwen3_5_moe_text"},
     ours=_kinds,
