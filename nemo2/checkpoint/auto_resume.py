@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ign
 
 from nemo2.advice import advice, new_name
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
+from nemo2.checkpoint.leftovers import publish_written
 from nemo2.checkpoint.lineage import belongs, run_of
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
 from nemo2.checkpoint.tokenizers import take_tokenizer
@@ -221,6 +222,10 @@ class AutoResume:
         if saves is not None:
             # Without our logger the callback saves below Lightning's root.
             directory = Path(getattr(saves, "dirpath", None) or Path(trainer.default_root_dir) / "checkpoints")
+        # Before the process group exists, other ranks search at the same time.
+        alone = trainer.world_size == 1 or torch.distributed.is_initialized()
+        if directory is not None and alone and not self.resume_from_directory:
+            publish_written(directory)
         return self._newest_for(directory)
 
     def _newest_for(self, directory: Optional[Path]) -> Search:

@@ -29,6 +29,7 @@ def trainer(directory: Path, max_steps: int = 100) -> Any:
         checkpoint_callback=types.SimpleNamespace(dirpath=str(directory)),
         default_root_dir="/nowhere",
         max_steps=max_steps,
+        world_size=1,
         ckpt_path=None,
         strategy=types.SimpleNamespace(restore_config=None),
     )
