@@ -25,9 +25,10 @@ from nemo2.checkpoint.directory import (
     temporary_name,
     write_manifest,
 )
-from nemo2.checkpoint.leftovers import clean_up, publish_written
+from nemo2.checkpoint.leftovers import clean_up, publish_if_written, publish_written
 from support import small_runs
 from support.ranks import RankFailed
+from tests.nemo2.checkpoint.test_directory import calls_of, killed_at
 
 
 def train(log_dir: str, max_steps: int, *callbacks: Any, asynchronous: bool = True) -> Path:
@@ -152,3 +153,21 @@ def test_of_two_saves_of_one_step_the_later_counts_and_another_runs_checkpoint_s
     assert publish_written(tmp_path) == [tmp_path / "step=1", tmp_path / "step=1"]
     [(path, manifest)] = finished(tmp_path)
     assert (path / "weights" / "later").is_file() and manifest.run == "one" and clean_up(tmp_path) != [other]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_kill_at_any_point_of_the_publication_is_made_up_for(tmp_path):
+    def prepare(folder: Path) -> Any:
+        folder.mkdir()
+        temporary = unpublished(folder, 1)
+        return lambda: publish_if_written(temporary, folder / "step=1")
+
+    calls = calls_of(prepare(tmp_path / "counting"))
+    assert calls >= 8 and problems(tmp_path / "counting" / "step=1") == []
+    for call in range(calls):
+        folder = tmp_path / str(call)
+        killed_at(prepare(folder), call)
+        clean_up(folder)
+        [(path, _)] = finished(folder)
+        assert [path.name for path in folder.iterdir()] == ["step=1"] and not problems(path) and not changed(path)
+        assert not list(path.glob(".*")), f"killed before change {call}"
