@@ -50,6 +50,13 @@ def test_without_being_asked_nothing_is_resumed(tmp_path):
     assert AutoResume().setup(trainer(tmp_path)) is None
 
 
+def test_of_two_checkpoints_of_one_step_the_later_is_resumed(tmp_path):
+    """As after a resume from an earlier step, whose validation gave another name."""
+    saved(tmp_path / "val_loss=2.00-step=10", 10)
+    later = saved(tmp_path / "val_loss=1.00-step=10", 10)
+    assert AutoResume(resume_if_exists=True).setup(trainer(tmp_path)) == later
+
+
 def test_finding_nothing_is_an_error_that_says_where_it_looked_unless_told_otherwise(tmp_path):
     with pytest.raises(CheckpointError, match=rf"looked in {tmp_path}.*resume_ignore_no_checkpoint=True"):
         AutoResume(resume_if_exists=True).setup(trainer(tmp_path))
