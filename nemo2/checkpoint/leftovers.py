@@ -48,9 +48,9 @@ def publish_written(directory: Path) -> list[Path]:
     The files aren't read: each writer flushed its files to disk and then recorded their hashes, which the next load
     compares.
     """
-    if not (saves := _saves(directory)):
-        return []
     try:
+        if not (saves := _saves(directory)):
+            return []
         lock = DirectoryLock(directory, wait_seconds=0.0, earlier_start_seconds=0.0).acquire()
     except (OSError, Nemo2Error):  # a run writes there, or this user may not
         return []

@@ -26,6 +26,7 @@ from nemo2.checkpoint.directory import (
     write_manifest,
 )
 from nemo2.checkpoint.leftovers import clean_up, publish_if_written, publish_written
+from nemo2.errors import CheckpointError
 from support import small_runs
 from support.ranks import RankFailed
 from tests.nemo2.checkpoint.test_directory import calls_of, killed_at
@@ -143,6 +144,14 @@ def test_a_living_runs_save_is_left_alone_and_incomplete_ones_are_deleted(tmp_pa
     assert publish_written(tmp_path) == [tmp_path / "step=1"] and half.is_dir()
     assert not changed(tmp_path / "step=1") and not problems(tmp_path / "step=1")
     assert sorted(clean_up(tmp_path)) == sorted([half, lost])
+
+
+def test_a_directory_of_another_user_is_left_alone(tmp_path, monkeypatch):
+    def forbidden(directory: Path) -> list[Path]:
+        raise CheckpointError(f"{directory} cannot be read")
+
+    monkeypatch.setattr("nemo2.checkpoint.leftovers.unfinished", forbidden)
+    assert publish_written(tmp_path) == []
 
 
 def test_of_two_saves_of_one_step_the_later_counts_and_another_runs_checkpoint_stays(tmp_path):
