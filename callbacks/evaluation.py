@@ -13,7 +13,7 @@ from nemo2.checkpoint.model_checkpoint import ends_now
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.evaluation import figures
-from nemo2.evaluation.harness import evaluate_tasks, refuse_unknown
+from nemo2.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown
 from nemo2.evaluation.perplexity import perplexity_of, text_of
 from nemo2.models.decoding import core_of, refuse_layouts
 from nemo2.run_dir.hang import HangWatchdog
@@ -63,9 +63,9 @@ class EvaluationCallback(pl.Callback):
         at_end: bool = True,
         trust_tasks: bool = False,
     ) -> None:
-        counts = {"every_n_steps": every_n_steps, "limit": limit, "max_batch_size": max_batch_size}
-        require_counts("EvaluationCallback", **{name: value for name, value in counts.items() if value is not None})
-        require_counts("EvaluationCallback", least=0, num_fewshot=num_fewshot or 0)
+        optional = {} if every_n_steps is None else {"every_n_steps": every_n_steps}
+        require_counts("EvaluationCallback", **optional, max_batch_size=max_batch_size)
+        refuse_counts(limit=limit, num_fewshot=num_fewshot)
         if not texts and not tasks:
             raise ConfigError("EvaluationCallback has nothing to measure. Set texts=[FILE] or tasks=[NAME].")
         if every_n_steps is None and not at_end:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Optional
 
 import lightning.pytorch as pl
 
-from nemo2.checkpoint.directory import temporary_name, without_last
+from nemo2.checkpoint.directory import temporary_name, trash_name, without_last
 from nemo2.checkpoint.lineage import why_writing_is_refused
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
@@ -185,7 +185,7 @@ class _Export:
 
     @classmethod
     def of(cls, checkpoint: Path, target: Path, dtype: Optional[str]) -> "_Export":
-        links = temporary_name(checkpoint)
+        links = trash_name(checkpoint)
         try:
             shutil.copytree(checkpoint, links, copy_function=os.link)
         except OSError:

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ign
 
 from nemo2.advice import advice, new_name
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
+from nemo2.checkpoint.leftovers import publish_written
 from nemo2.checkpoint.lineage import belongs, run_of
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, checkpoint_folders
 from nemo2.checkpoint.tokenizers import take_tokenizer
@@ -53,13 +54,18 @@ class Search:
     looked_at: list[Path] = field(default_factory=list)
     left_out: dict[Path, str] = field(default_factory=dict)
     """Folders that look like a checkpoint but are unusable, with the reason."""
-    found: Optional[Path] = None
+    newest: Optional[Path] = None
     manifest: Optional[Manifest] = None
+    """The manifest of ``newest``."""
     whole: Optional[Path] = None
     """The newest checkpoint with an optimizer's state, from which training can resume."""
-    whole_step: int = -1
+    whole_manifest: Optional[Manifest] = None
     begun: bool = False
     """The run was started here before, whether or not it has saved anything."""
+
+    @property
+    def whole_step(self) -> int:
+        return -1 if self.whole_manifest is None else self.whole_manifest.step
 
 
 @configurable
@@ -146,7 +152,7 @@ class AutoResume:
         looked = ", ".join(str(path) for path in search.looked_at) or "no directory: the run saves no checkpoints"
         if search.left_out:
             rank_zero_info(f"Skipped: {_list(search.left_out)}.")
-        if search.found is None:
+        if search.newest is None:
             if search.left_out:
                 raise CheckpointError(
                     f"The run has checkpoints, but none of them is usable: {_list(search.left_out)} (looked in "
@@ -177,24 +183,24 @@ class AutoResume:
             io.fall_back = True
         if training and weights_only and search.whole is not None:
             rank_zero_info(
-                f"{search.found} holds weights only, because it is the last checkpoint of a run without "
+                f"{search.newest} holds weights only, because it is the last checkpoint of a run without "
                 f"log.ckpt.save_optim_on_train_end=True. Resuming from {search.whole} (step {search.whole_step}) and "
                 "repeating the steps since then."
             )
             return search.whole
         if training:
-            refuse_weights_only(search.found)
+            refuse_weights_only(search.newest)
         rank_zero_info(
-            f"Resuming from {search.found} (step {search.manifest.step}).\nFor another run instead, {new_name()}."
+            f"Resuming from {search.newest} (step {search.manifest.step}).\nFor another run instead, {new_name()}."
         )
-        return search.found
+        return search.newest
 
     def checkpoint_in(self, directory: Path) -> Optional[Path]:
         """The checkpoint from which a run with its checkpoints in ``directory`` starts, unchecked. None: it starts from
         the beginning or from other weights."""
         if self.resume_from_path:
             return checkpoint_at(self.resume_from_path)
-        return self._newest_for(directory).found if self.resume_if_exists else None
+        return self._newest_for(directory).newest if self.resume_if_exists else None
 
     def get_context_path(self, model: Any = None) -> Optional[Path]:
         """The ``context/`` of the weights to start from. None without such weights, and for released weights, which
@@ -221,6 +227,10 @@ class AutoResume:
         if saves is not None:
             # Without our logger the callback saves below Lightning's root.
             directory = Path(getattr(saves, "dirpath", None) or Path(trainer.default_root_dir) / "checkpoints")
+        # Before the process group exists, other ranks search at the same time.
+        alone = trainer.world_size == 1 or torch.distributed.is_initialized()
+        if directory is not None and alone and not self.resume_from_directory:
+            publish_written(directory)
         return self._newest_for(directory)
 
     def _newest_for(self, directory: Optional[Path]) -> Search:
@@ -239,8 +249,8 @@ def refuse_unresumable(directory: Path, *, max_steps: int, past_end: bool = Fals
     search = _newest([directory], any_run=False)
     if not past_end:
         _refuse_finished(search, max_steps)
-    if search.found is not None and search.whole is None:
-        refuse_weights_only(search.found)
+    if search.newest is not None and search.whole is None:
+        refuse_weights_only(search.newest)
 
 
 def newest_to_resume(directory: Path) -> Optional[Path]:
@@ -251,7 +261,7 @@ def newest_to_resume(directory: Path) -> Optional[Path]:
 def _refuse_finished(search: Search, max_steps: int) -> None:
     if search.manifest is not None and 0 < max_steps <= search.manifest.step:
         raise RunFinished(
-            f"{_run_of(search.found)} is complete: it is at step {search.manifest.step}, and "
+            f"{_run_of(search.newest)} is complete: it is at step {search.manifest.step}, and "
             f"trainer.max_steps={max_steps}. {_how_to_go_on(search)}"
         )
 
@@ -270,7 +280,7 @@ def _how_to_go_on(search: Search) -> str:
             f"To train further from step {search.whole_step}, the last step that was saved with the optimizer, raise "
             f"trainer.max_steps. {another}"
         )
-    return _from_weights(search.found)
+    return _from_weights(search.newest)
 
 
 def refuse_weights_only(path: Path) -> None:
@@ -325,11 +335,17 @@ def _newest(directories: list[Path], *, any_run: bool) -> Search:
             for path, manifest in candidates
             if run is not None and manifest is not None and not belongs(manifest, run)
         }
-        for path, manifest in candidates:
-            if manifest is None or not belongs(manifest, run):
-                continue
-            if search.manifest is None or manifest.step > search.manifest.step:
-                search.found, search.manifest = path, manifest
-            if not manifest.weights_only and manifest.step > search.whole_step:
-                search.whole, search.whole_step = path, manifest.step
+        mine = [(path, manifest) for path, manifest in candidates if manifest is not None and belongs(manifest, run)]
+        for path, manifest in mine:
+            if search.manifest is None or _saved_after(manifest, search.manifest):
+                search.newest, search.manifest = path, manifest
+            if not manifest.weights_only and (
+                search.whole_manifest is None or _saved_after(manifest, search.whole_manifest)
+            ):
+                search.whole, search.whole_manifest = path, manifest
     return search
+
+
+def _saved_after(one: Manifest, other: Manifest) -> bool:
+    """Whether a checkpoint is of a later step, or of two of one step the one that was saved later."""
+    return (one.step, one.saved_at) >= (other.step, other.saved_at)

@@ -260,12 +260,12 @@ class Saves:
     """Unpublished background saves, oldest first. The same on every rank, as are all calls except `end`."""
 
     def __init__(self) -> None:
-        self._saves: deque[tuple[BackgroundWrite, Callable[[], None], Callable[[], None]]] = deque()
+        self._saves: deque[tuple[BackgroundWrite, Callable[[], None], Callable[[], object]]] = deque()
 
     def __len__(self) -> int:
         return len(self._saves)
 
-    def add(self, write: BackgroundWrite, publish: Callable[[], None], publish_alone: Callable[[], None]) -> None:
+    def add(self, write: BackgroundWrite, publish: Callable[[], None], publish_alone: Callable[[], object]) -> None:
         """Add a save that has begun.
 
         Args:

@@ -4,7 +4,7 @@
 ``<name>/weights`` holds Megatron-Core's distributed checkpoint. ``<name>/context`` rebuilds model, tokenizer and data.
 ``<name>/manifest.json`` lists the files. A checkpoint is written under a hidden temporary name beside its own and
 renamed when it is complete: **the rename is the commit**. A directory under a checkpoint's name is therefore finished,
-and the leftovers of a crash have names that are never searched. The manifest has the size and the SHA-256 of every
+and the leftovers of a crash have names that are never searched (`leftovers`). The manifest has the size and the SHA-256 of every
 file, so that later damage by a disk is detected before the files are loaded.
 """
 
@@ -30,7 +30,7 @@ from nemo2.advice import advice, new_name
 from nemo2.backend.extras import version_of
 from nemo2.checkpoint.writer_process import TRANSIENT, persistently
 from nemo2.errors import CheckpointError
-from nemo2.files import parse_json, read_bounded, why_not_inside
+from nemo2.files import parse_json, read_bounded, replacing, why_not_inside
 from nemo2.files import sha256 as _sha256
 
 _log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ WEIGHTS_PATH = "weights"
 CONTEXT_PATH = "context"
 MANIFEST = "manifest.json"
 LAST_SUFFIX = "-last"
+WRITTEN = ".written-"
+"""The prefix of the records in an unpublished save, one per rank, each with the hashes of the files that the rank wrote."""
 _TEMPORARY = ".unfinished-"
 _TRASH = ".trash-"
 _REPLACED = ".replaced-"
@@ -127,15 +129,26 @@ def publish(
     Raises:
         CheckpointError: a checkpoint of another run has this name.
     """
+    own = {temporary / MANIFEST, *temporary.glob(f"{WRITTEN}*")}
     manifest.files = {
-        str(path.relative_to(temporary)): path.stat().st_size for path in sorted(temporary.rglob("*")) if path.is_file()
+        str(path.relative_to(temporary)): path.stat().st_size
+        for path in sorted(temporary.rglob("*"))
+        if path.is_file() and path not in own
     }
     computed = hashes or {}
     manifest.hashes = {name: computed.get(name) or sha256(temporary / name) for name in manifest.files}
     manifest.saved_at = time.time()
     write_manifest(temporary, manifest)
+    commit(temporary, target, manifest.run, overwrite=overwrite)
+
+
+def commit(temporary: Path, target: Path, run: str, *, overwrite: bool = False) -> None:
+    """The end of `publish`, once the manifest lists all files: remove the ranks' records and rename the folder. Arguments and
+    errors are those of `publish`; ``run`` is the manifest's."""
+    for record in temporary.glob(f"{WRITTEN}*"):
+        record.unlink()
     if target.exists() and not overwrite:
-        _make_way(target, manifest.run)
+        _make_way(target, run)
     take_place(temporary, target)
 
 
@@ -170,7 +183,7 @@ def take_place(temporary: Path, target: Path) -> None:
         aside = target.with_name(f"{_REPLACED}{uuid.uuid4().hex[:8]}-{target.name}")
         _rename(target, aside)
         _rename(temporary, target)
-        _delete(aside)
+        delete(aside)
     else:
         _rename(temporary, target)
     _fsync(target.parent)
@@ -180,12 +193,17 @@ def remove(checkpoint: Path) -> None:
     """Delete a checkpoint. It is renamed first, so that no reader finds a half-deleted one."""
     if not checkpoint.exists():
         return
-    trash = checkpoint.with_name(f"{_TRASH}{uuid.uuid4().hex[:8]}-{checkpoint.name}")
+    trash = trash_name(checkpoint)
     _rename(checkpoint, trash)
-    _delete(trash)
+    delete(trash)
 
 
-def _delete(path: Path) -> None:
+def trash_name(path: Path) -> Path:
+    """A name beside ``path`` for a folder that is deleted, at the latest when the next run starts (`clean_up`)."""
+    return path.with_name(f"{_TRASH}{uuid.uuid4().hex[:8]}-{path.name}")
+
+
+def delete(path: Path) -> None:
     """Delete a folder, ignoring errors. Of a link, only the link is deleted."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
@@ -193,30 +211,12 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def clean_up(directory: Path) -> list[Path]:
-    """Delete the leftovers of interrupted saves and deletions in ``directory``. Returns the deleted paths."""
-    deleted = leftovers(directory)
-    for path in deleted:
-        _delete(path)
-    for path in directory.glob(".run-*"):  # see `lineage.begin`
-        path.unlink(missing_ok=True)
-    return deleted
-
-
-def leftovers(directory: Path) -> list[Path]:
-    """What interrupted saves and deletions have left in ``directory``. A living run may still use it."""
-    return [
-        path
-        for path in _entries(directory)
-        if path.name.startswith((_TEMPORARY, _TRASH)) or (path.name.startswith(_REPLACED) and not _orphaned(path))
-    ]
-
-
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
     """Write the manifest, with a digest of its contents."""
     data = json.loads(json.dumps(asdict(manifest)))
     text = json.dumps({**data, "digest": _digest(data)}, indent=1, sort_keys=True)
-    persistently((checkpoint / MANIFEST).write_text, text + "\n")
+    with replacing(checkpoint / MANIFEST) as unfinished:  # a kill must not leave half of it
+        persistently(unfinished.write_text, text + "\n")
 
 
 def read_manifest(checkpoint: Path) -> Optional[Manifest]:
@@ -332,6 +332,25 @@ def unusable(directory: Path) -> dict[Path, str]:
         except CheckpointError:
             reasons[path] = f"{MANIFEST} cannot be read"
     return reasons
+
+
+def unfinished(directory: Path) -> list[Path]:
+    """The folders of saves in ``directory`` that are not published. A living run may be writing them."""
+    return [path for path in _entries(directory) if path.name.startswith(_TEMPORARY)]
+
+
+def leftovers(directory: Path) -> list[Path]:
+    """What interrupted saves and deletions have left in ``directory``. A living run may still use it."""
+    return [
+        path
+        for path in _entries(directory)
+        if path.name.startswith((_TEMPORARY, _TRASH)) or (path.name.startswith(_REPLACED) and not _orphaned(path))
+    ]
+
+
+def name_of(unfinished: Path) -> Path:
+    """The checkpoint that is written under a `temporary_name`."""
+    return unfinished.with_name(unfinished.name.removeprefix(_TEMPORARY).partition("-")[2])
 
 
 def finished(directory: Path) -> list[tuple[Path, Manifest]]:

@@ -31,7 +31,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from nemo2 import ranks
 from nemo2.checkpoint.background import BackgroundWrite, Image, Saves
 from nemo2.checkpoint.directory import (
-    MANIFEST,
     WEIGHTS_PATH,
     Manifest,
     comparing,
@@ -46,6 +45,7 @@ from nemo2.checkpoint.directory import (
     write_manifest,
 )
 from nemo2.checkpoint.foreign_files import refuse_links
+from nemo2.checkpoint.leftovers import publish_if_written, record_of, refuse_missing_shards
 from nemo2.checkpoint.lineage import own_finished
 from nemo2.checkpoint.lock import holds
 from nemo2.checkpoint.reading import Agree, direct_reading, intact, tensors_metadata
@@ -71,14 +71,12 @@ from nemo2.errors import (
     SaveFailed,
     SecurityError,
 )
-from nemo2.files import parse_json
 from nemo2.names import listed
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)
 _LITTLE_BYTES = 1 << 26
 _WORDS = 400
-_WRITTEN = ".written-"
 _Read = TypeVar("_Read")
 _REPLACES_ALL = (StrictHandling.ASSUME_OK_UNEXPECTED, StrictHandling.RAISE_UNEXPECTED, StrictHandling.RAISE_ALL)
 _WRITER = re.compile(rf"{WEIGHTS_PATH}/\w*?__(\d+)_\d+\.distcp$")
@@ -205,16 +203,14 @@ class MegatronCheckpointIO(CheckpointIO):
         if files is None:
             self._finish(temporary, target, options, writing.hashes, None)
             return
-        write = BackgroundWrite(target.name, files, self.save_timeout_seconds, str(_record(temporary, ranks.rank())))
+        write = BackgroundWrite(target.name, files, self.save_timeout_seconds, str(record_of(temporary, ranks.rank())))
 
         def publish_written() -> None:
             hashes = {os.path.basename(path): digest for path, digest in write.hashes.items()}
             error = None if write.error is None else with_reason(write.error, [path for _, path in write.files])
             self._finish(temporary, target, options, hashes, error)
 
-        self._saves.add(
-            write, publish_written, functools.partial(_publish_alone, temporary, target, ranks.world_size())
-        )
+        self._saves.add(write, publish_written, functools.partial(publish_if_written, temporary, target))
 
     def _describe(self, temporary: Path, target: Path, options: StorageOptions) -> None:
         """Write everything except the tensors on rank 0: ``context/``, and the manifest without the list of files. A
@@ -297,7 +293,9 @@ class MegatronCheckpointIO(CheckpointIO):
 
         def publish_proven() -> None:
             _prove(temporary, written)
-            _publish(temporary, target, {name: one[1] for part in written for name, one in part.items()})
+            manifest = read_manifest(temporary)
+            assert manifest is not None
+            publish(temporary, target, manifest, {name: one[1] for part in written for name, one in part.items()})
 
         _on_rank_zero(publish_proven, target)
         if options.get("published") is not None:
@@ -585,37 +583,6 @@ def _refuse_unreadable(checkpoint: Path, *, hashes: bool) -> None:
         raise DamagedCheckpointError(_damaged(checkpoint, faults))
 
 
-def _record(temporary: Path, rank: int) -> Path:
-    """The file that tells that a rank has written its part, with the hashes of its files by name."""
-    return temporary / f"{_WRITTEN}{rank}"
-
-
-def _publish(temporary: Path, target: Path, hashes: dict[str, str]) -> None:
-    """Publish a save of which everything is written. ``hashes`` are by path inside the checkpoint."""
-    manifest = read_manifest(temporary)
-    assert manifest is not None
-    for mark in (temporary / MANIFEST, *temporary.glob(f"{_WRITTEN}*")):
-        mark.unlink()
-    publish(temporary, target, manifest, hashes)
-
-
-def _publish_alone(temporary: Path, target: Path, world_size: int) -> None:
-    """Publish a background save if all ranks have written it. Any rank may call it while it fails, whatever the others
-    do. Never raises."""
-    claimed = temporary_name(target)
-    try:
-        parts = [parse_json(_record(temporary, rank).read_bytes()) for rank in range(world_size)]
-        os.rename(temporary, claimed)  # of several ranks only one succeeds
-        _refuse_missing_shards(claimed / WEIGHTS_PATH)
-        _publish(claimed, target, {f"{WEIGHTS_PATH}/{name}": one for part in parts for name, one in part.items()})
-    except FileNotFoundError:  # a rank has not written its part, or another rank publishes
-        return
-    except (Exception, CheckpointException) as error:
-        _log.warning("%s was written but could not be published: %s", target, reason_of(error))
-        return
-    _log.warning("Saved %s, which all ranks had written before the run failed.", target)
-
-
 def _known_reason(error: BaseException) -> str:
     """`reason_of` the error. Of Megatron-Core's errors, which every rank raises, some rank's that has a reason."""
     if not isinstance(error, CheckpointException):
@@ -714,21 +681,7 @@ def _prove(temporary: Path, written: list[dict[str, tuple[Optional[int], str]]])
                     "the ranks do not share this directory. The checkpoint was not published. Set log.log_dir to a "
                     "directory that all nodes share."
                 )
-    _refuse_missing_shards(temporary / WEIGHTS_PATH)
-
-
-def _refuse_missing_shards(weights: Path) -> None:
-    """Check that every shard in the index of tensors exists, whatever was reported by its writer.
-
-    Raises:
-        CheckpointError: shards are missing or empty.
-    """
-    named = {str(stored.relative_path) for stored in (read_metadata(weights).storage_data or {}).values()}
-    if missing := sorted(name for name in named if not _size(weights / name)):
-        raise CheckpointError(
-            f"{len(missing)} of {len(named)} shards are missing in {weights.parent}, among them {missing[0]}. The "
-            "checkpoint was not published. Set log.log_dir to a directory that all nodes share."
-        )
+    refuse_missing_shards(temporary / WEIGHTS_PATH)
 
 
 def _size(path: Path) -> Optional[int]:

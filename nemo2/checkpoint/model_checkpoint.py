@@ -15,7 +15,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
 from nemo2 import ranks
-from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, clean_up, finished, remove, without_last
+from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, finished, remove, without_last
+from nemo2.checkpoint.leftovers import clean_up
 from nemo2.checkpoint.lineage import Run, begin, own
 from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.config.capture import configurable

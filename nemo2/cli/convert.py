@@ -43,12 +43,11 @@ def import_weights(
     Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama
     """
     _refuse_missing(source)
-    from nemo2.checkpoint.directory import read_manifest
     from nemo2.hugging_face.api import import_ckpt
+    from nemo2.hugging_face.checkpoint import Checkpoint as Opened
 
     target = import_ckpt(_model(recipe), source, output, overwrite=overwrite, dtype=_dtype(dtype), base_model=base)
-    manifest = read_manifest(target)
-    if manifest is not None and manifest.part_of is not None:
+    if Opened.open(target).base is not None:
         then = f"nemo2 generate {target} --prompt ...\n  nemo2 export {target} --merge --output FOLDER"
     else:
         then = f"nemo2 pretrain RECIPE resume.restore_config.path={target}  # start from its weights"

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
+from nemo2 import ranks
 from nemo2.advice import own_data
 from nemo2.data.batch_size import check_positive
 from nemo2.data.blend import SPLITS
@@ -131,6 +132,8 @@ class MegatronDataModule(LightningDataModule):
         self.collate_fn: Optional[Callable[[Any], Any]] = None
         self._datasets: dict[str, Optional[Dataset]] = {}
         self._inputs: Optional[list[Input]] = None
+        self._order_before: Optional[list[int]] = None
+        """The `order` of the checkpoint that the run resumes from. None: it doesn't resume, or an older version saved it."""
         self._rewritten: set[str] = set()
         """The paths of inputs that changed during the run, as was reported."""
 
@@ -187,12 +190,21 @@ class MegatronDataModule(LightningDataModule):
         return self._loader("test")
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of training: ``consumed_samples`` and the corresponding ``global_step``."""
-        return dict(self.data_sampler.state_dict())
+        """The position of training: ``consumed_samples`` and the corresponding ``global_step``. ``order`` tells whether the
+        same data is in the same order."""
+        built = self._datasets.get("train") is not None
+        return {**self.data_sampler.state_dict(), **({"order": self.order()} if built else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the samples that a checkpoint had consumed."""
         self.data_sampler.load_state_dict(state_dict)
+        self._order_before = state_dict.get("order")
+
+    def order(self) -> list[int]:
+        """Sizes on which the order of the training samples depends, beside the data and the seed: the samples of each
+        dataset, which differ if Megatron-Core needs more passes over it."""
+        dataset: Any = self._datasets["train"]
+        return [len(one) for one in getattr(dataset, "datasets", [dataset]) if hasattr(one, "__len__")]
 
     def _loader(self, mode: str) -> Any:
         if mode not in self._datasets:
@@ -200,6 +212,14 @@ class MegatronDataModule(LightningDataModule):
         dataset = self._datasets[mode]
         if dataset is None:
             return []
+        if mode == "train" and self._order_before not in (None, self.order()) and ranks.is_rank_zero():
+            _log.warning(
+                "The training samples have another order than before the resume, because the samples of a dataset's passes or "
+                "the packed rows differ (%s before, %s now): the data, trainer.max_steps, the batch size or "
+                "context_parallel_size has changed. In the current pass, some samples are repeated and others left out.",
+                self._order_before,
+                self.order(),
+            )
         return WrappedDataLoader(
             mode=mode,
             dataset=dataset,

@@ -26,6 +26,8 @@ from nemo2.data.prepare import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
 
+_SEED_OF_OLDER_ORDERS = 1234
+
 
 @configurable
 class PreTrainingDataModule(MegatronDataModule):
@@ -51,7 +53,7 @@ class PreTrainingDataModule(MegatronDataModule):
         reset_attention_mask: Restrict attention to the tokens of the same document.
         eod_mask_loss: Leave the prediction after each end of a document out of the loss.
         create_attention_mask: Whether items hold a mask. Attention kernels make causal masks themselves.
-        seed: The seed of Megatron's shuffling.
+        seed: The seed of Megatron's shuffling, and of the order of each pass with ``dataloader_type="cyclic"``.
         split: The shares of train, validation and test. Ignored if `paths` is a dictionary.
         index_mapping_dir: The folder for cached sample indices. Only this user may write to it, and all ranks must see
             it. None: ``index_cache`` beside the first dataset.
@@ -102,9 +104,7 @@ class PreTrainingDataModule(MegatronDataModule):
         warn_without_effect(
             "Token files are read by position, without a memory map.", mmap_bin_files=(mmap_bin_files, True)
         )
-        arguments = arguments_of(MegatronDataModule, locals())
-        del arguments["seed"]  # it is Megatron's; runs with a sampler that shuffles too have its own
-        super().__init__(**arguments)
+        super().__init__(**arguments_of(MegatronDataModule, locals()))
         self.paths = paths
         self.tokenizer = tokenizer
         self.reset_position_ids = reset_position_ids
@@ -124,6 +124,16 @@ class PreTrainingDataModule(MegatronDataModule):
         self._blends = parse_paths(paths)
         self._split = parse_split(split)
         self._files: dict[str, TokenFile] = {}
+        self._seeds_order = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"seeds_order": self._seeds_order}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        # In older versions the order of "cyclic" did not follow `seed`. A run that began so continues in its order.
+        self._seeds_order = bool(state_dict.get("seeds_order", False))
+        self.data_sampler.seed = self.seed if self._seeds_order else _SEED_OF_OLDER_ORDERS
 
     def opened_inputs(self) -> list[Input]:
         train = self._blend_of("train")

@@ -63,9 +63,10 @@ def evaluate_tasks(
         on_progress: Called regularly, on every rank.
 
     Raises:
-        ConfigError: lm-eval isn't installed, or a task is unknown.
+        ConfigError: lm-eval isn't installed, a task is unknown, or a number is out of range.
         SecurityError: a file of ``task_folder`` would run code.
     """
+    refuse_counts(limit=limit, num_fewshot=num_fewshot)
     task_manager = refuse_unknown(tasks, task_folder, trust_tasks=trust_tasks)
     from lm_eval.evaluator import simple_evaluate  # pyright: ignore[reportMissingImports]
 
@@ -98,6 +99,18 @@ def require_lm_eval() -> None:
         raise ConfigError(
             f"Tasks need lm-eval, which is not installed: {install('evaluate')}. Text files (--text) don't need it."
         )
+
+
+def refuse_counts(*, limit: Optional[int], num_fewshot: Optional[int]) -> None:
+    """Check the numbers that lm-eval takes in another sense: a limit of 0 or a share of the questions, no solved examples
+    for a negative number.
+
+    Raises:
+        ConfigError: a number isn't a whole number in its range.
+    """
+    for name, value, least in (("limit", limit, 1), ("num_fewshot", num_fewshot, 0)):
+        if value is not None and (type(value) is not int or value < least):
+            raise ConfigError(f"{name}={value!r}: must be a whole number of at least {least}, or None.")
 
 
 def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_tasks: bool = False) -> Any:

@@ -96,7 +96,7 @@ def export_adapter(
         raise ConfigError(
             f"{beyond[0]} has values that {dtype or 'its dtype'} cannot represent. Export as bf16 or fp32."
         )
-    with new_folder(final, num_bytes, overwrite=overwrite) as temporary:
+    with new_folder(final, num_bytes, overwrite=overwrite, reads=[source.path]) as temporary:
         base = source.base if (source.base or "").startswith(HUGGING_FACE) else None
         described = _adapter_config(modules, method, base_model or (base or "").removeprefix(HUGGING_FACE))
         described["modules_to_save"] = sorted({name.rpartition(".")[0] for name in whole}) or None

@@ -157,7 +157,7 @@ class Connector:
         config = getattr(model, "config", model)
         options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
         target = Path(output_path).expanduser() if output_path is not None else self.local_path
-        refuse_existing(target, overwrite=overwrite)
+        refuse_existing(target, overwrite=overwrite, reads=[self.path])
         tokenizer: Any = None
         checkpoint = _to_export(self.path)
         if not checkpoint.is_nemo2:

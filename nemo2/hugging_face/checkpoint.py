@@ -5,18 +5,22 @@ Whoever is given a path asks this module which weights it names, what their mode
 format decides the answers, so no caller looks at files.
 """
 
+import hashlib
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Self, Union
 
 import fiddle as fdl
+import torch
 
 from nemo2.advice import advice
 from nemo2.checkpoint.context import describes, load_context
-from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, read_manifest
-from nemo2.checkpoint.foreign_files import nemo_adapters
+from nemo2.checkpoint.directory import CONTEXT_PATH, MANIFEST, Manifest, read_manifest, sha256
+from nemo2.checkpoint.foreign_files import nemo_adapters, read_object
+from nemo2.checkpoint.io import weights_dir
 from nemo2.checkpoint.nemo_context import load_nemo_model
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, digest_of, folder_of
 from nemo2.checkpoint.tokenizers import read_tokenizer
@@ -26,12 +30,15 @@ from nemo2.config.tree import as_config
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.identify import Kind, identify, kind_at
 from nemo2.hugging_face.released import open_released
-from nemo2.hugging_face.stored import StoredWeights
+from nemo2.hugging_face.safetensors_files import CONFIG
+from nemo2.hugging_face.stored import StoredTensors, StoredWeights
 from nemo2.hugging_face.tensor_source import TensorSource
 from nemo2.names import listed
 
 _TIME_OF_START = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}-[0-9]{2}-[0-9]{2}")
 """The name of the folder of one start, in the folder of its run."""
+_DESCRIPTIONS = (".json", ".jinja", ".model", ".tiktoken", ".txt")
+"""The suffixes of a release's files that describe its model and its tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,17 @@ class Checkpoint:
     def digest(self) -> str:
         """A digest of the weights (`digest_of`). "": unknown."""
         return digest_of(self.source)
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of the weights, of the model's description and of the tokenizer. "": unknown."""
+        if self.manifest is not None:
+            return self.manifest.digest or sha256(self.path / MANIFEST)
+        if not self.digest:
+            return ""
+        files = [file for file in sorted(self.path.iterdir()) if file.suffix in _DESCRIPTIONS]
+        described = [f"{file.name}:{sha256(file)};" for file in files]
+        return hashlib.sha256("".join([self.digest, *described]).encode()).hexdigest()
 
     def require_nemo2(self) -> Self:
         """This checkpoint, for a use that needs nemo2's format.
@@ -183,6 +201,15 @@ class Checkpoint:
         """
         return read_tokenizer(self.path, trust_remote_code=True) if trust_remote_code else self._tokenizer
 
+    def tokenizer_config(self) -> Any:
+        """The tokenizer as an editable config.
+
+        Raises:
+            CheckpointError: the checkpoint doesn't describe its tokenizer.
+            SecurityError: see `model_config`.
+        """
+        return load_context(self.path, "tokenizer", build=False)
+
     def model(self, *, trust_remote_code: bool = False, seq_length: Optional[int] = None) -> Any:
         """The model with its tokenizer and sequence length. No weight is allocated.
 
@@ -212,6 +239,21 @@ class Checkpoint:
         # Userbuffers have the size of a training micro-batch, whereas prompts have any size.
         model.config.tp_comm_overlap = False
         return model
+
+    @cached_property
+    def dtype(self) -> Optional[torch.dtype]:
+        """The dtype in which most of the numbers are stored, or that a release names. Adapters are computed in that of their
+        base. None: unknown."""
+        if self.base is not None:
+            return Checkpoint.open(self.base).dtype
+        if self.is_release:
+            config = read_object(self.path, CONFIG)
+            dtype = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
+            return dtype if isinstance(dtype, torch.dtype) else None
+        counted: Counter[torch.dtype] = Counter()
+        for tensor in StoredTensors(weights_dir(self.path)).tensors.values():
+            counted[tensor.properties.dtype] += torch.Size(tensor.size).numel()
+        return counted.most_common(1)[0][0] if counted else None
 
     def tensors(self, config: Optional[Any] = None) -> TensorSource:
         """The tensors, none of which is read yet.

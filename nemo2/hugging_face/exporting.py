@@ -95,7 +95,7 @@ def export_weights(
     shards, index = plan_shards([(one.name, one.dtype, one.shape) for one in tensors], shard_bytes=shard_bytes)
     final = Path(target).expanduser()
     total = sum(shard.size for shard in shards)
-    with new_folder(final, total, overwrite=overwrite) as temporary:
+    with new_folder(final, total, overwrite=overwrite, reads=[source]) as temporary:
         differing: Callable[[], list[str]] = list
         if verify and manifest is not None:
             names = [name for name in manifest.hashes if name.startswith(f"{WEIGHTS_PATH}/")]

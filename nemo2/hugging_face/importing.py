@@ -31,7 +31,7 @@ from nemo2.advice import advice
 from nemo2.checkpoint.changes import tokenizer_settings
 from nemo2.checkpoint.context import write_parts
 from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
-from nemo2.checkpoint.paths import digest_of
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoints_of_runs, digest_of
 from nemo2.checkpoint.reading import locate
 from nemo2.checkpoint.untrusted import COMMON
 from nemo2.checkpoint.writing import without_crc
@@ -81,7 +81,9 @@ def write_checkpoint(
     """
     final = Path(target).expanduser()
     weights = _Weights(released, dtype, extra_states=part_of is None)
-    with new_folder(final, weights.num_bytes, overwrite=overwrite) as temporary:
+    base = (part_of or "").removeprefix(HUGGING_FACE)  # of a repository no folder has the name
+    reads = [released.folder, *([base] if base else [])]
+    with new_folder(final, weights.num_bytes, overwrite=overwrite, reads=reads) as temporary:
         folder = temporary / WEIGHTS_PATH
         folder.mkdir()
         with progress_bar(f"Importing {released.folder.name}", weights.num_bytes, show=show_progress) as advance:
@@ -105,23 +107,40 @@ def write_checkpoint(
     return final
 
 
-def refuse_existing(target: Path, *, overwrite: bool) -> None:
-    """Raise CheckpointError if ``target`` exists and must not be replaced. Called before anything is downloaded or
-    read."""
-    if target.exists() and not overwrite:
+def refuse_existing(target: Path, *, overwrite: bool, reads: Sequence[Path | str] = ()) -> None:
+    """Called before anything is downloaded or read.
+
+    Args:
+        target: The folder to write.
+        overwrite: Replace an existing one.
+        reads: The checkpoints and folders that are read.
+
+    Raises:
+        CheckpointError: ``target`` exists and must not be replaced: ``overwrite`` is False, or it holds one of ``reads`` or
+            checkpoints of runs.
+    """
+    if not target.exists():
+        return
+    if not overwrite:
         raise CheckpointError(
             f"{target} exists: use {advice('--overwrite', 'overwrite=True')} to replace it, or another directory."
+        )
+    whole = target.resolve()
+    lost = [path for path in map(Path, reads) if path.resolve().is_relative_to(whole)] or checkpoints_of_runs(target)
+    if lost:
+        raise CheckpointError(
+            f"{target} is not replaced, because {lost[0]} would be deleted with it. Use another directory."
         )
 
 
 @contextmanager
-def new_folder(target: Path, num_bytes: int, *, overwrite: bool) -> Iterator[Path]:
+def new_folder(target: Path, num_bytes: int, *, overwrite: bool, reads: Sequence[Path | str]) -> Iterator[Path]:
     """A temporary folder beside ``target``, which the caller fills and renames. After a failure nothing remains.
 
     Raises:
-        CheckpointError: ``target`` exists, its disk has no room, or a write failed.
+        CheckpointError: see `refuse_existing`; or the disk has no room, or a write failed.
     """
-    refuse_existing(target, overwrite=overwrite)
+    refuse_existing(target, overwrite=overwrite, reads=reads)
     temporary = temporary_name(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

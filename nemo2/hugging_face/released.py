@@ -21,7 +21,7 @@ from nemo2.hugging_face.streams import Computed, Copy, Stretch, Zeros, merged
 from nemo2.hugging_face.tensor_source import misfits
 from nemo2.models.conversion.families import conversion_for, conversion_of
 from nemo2.models.conversion.pieces import Piece
-from nemo2.models.conversion.settings import differences, refusal, text_config
+from nemo2.models.conversion.settings import differences, missing_field, refusal, text_config
 from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
 from nemo2.names import listed
@@ -186,9 +186,7 @@ def described(conversion: Conversion, hf_config: Mapping[str, Any]) -> Any:
     except Nemo2Error:
         raise
     except KeyError as error:
-        raise ConfigError(
-            f"config.json ({conversion.architectures[0]}) has no {error.args[0]}, which this architecture requires: add it."
-        ) from error
+        raise missing_field(hf_config, error.args[0]) from error
     except (ValueError, AssertionError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise ConfigError(

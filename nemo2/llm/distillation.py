@@ -7,7 +7,6 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
-from nemo2.checkpoint.context import load_context
 from nemo2.config import Config
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, configurable
@@ -73,13 +72,13 @@ def distill(
     resume = resume or AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=True)
     if tokenizer is None and student.tokenizer is not None and "tokenizer" not in (captured_arguments(data) or ()):
         tokenizer = "model"
-    given = resume.restore_config
-    if given is not None and Checkpoint.open(given.path) != start:
+    restore = resume.restore_config
+    if restore is not None and Checkpoint.open(restore.path) != start:
         raise ConfigError(
-            f"resume.restore_config.path={str(given.path)!r}: the student already starts from "
+            f"resume.restore_config.path={str(restore.path)!r}: the student already starts from "
             f"student_model_path={str(student_model_path)!r}. Remove resume.restore_config."
         )
-    resume.restore_config = given or RestoreConfig(path=start.source)
+    resume.restore_config = restore or RestoreConfig(path=start.source)
     callbacks: list[pl.Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     callbacks.append(teaching)
     return train(
@@ -113,7 +112,7 @@ def distillation_recipe(student: Path, teacher: Path, recipe: Any, distillation_
     start = Checkpoint.open(student).require_nemo2()
     start.refuse_adapters()
     recipe.model = start.model_config(follow_data=True)
-    tokenizer = load_context(start.path, "tokenizer", build=False)
+    tokenizer = start.tokenizer_config()
     if "tokenizer" in parameter_names(class_of(recipe.data)):
         recipe.data.tokenizer = tokenizer
     recipe.model.tokenizer = tokenizer

@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.evaluation import figures
-from nemo2.evaluation.harness import evaluate_tasks, refuse_unknown
+from nemo2.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown
 from nemo2.evaluation.perplexity import Perplexity, perplexity_of, text_of
 from nemo2.files import output_file, write_file
 from nemo2.hugging_face.checkpoint import Checkpoint
@@ -64,12 +64,13 @@ def evaluate(
 
     Raises:
         CheckpointError: ``path`` holds no checkpoint, or the checkpoint doesn't describe its model.
-        ConfigError: lm-eval isn't installed, a task is unknown, or ``output_path`` is not writable.
+        ConfigError: lm-eval isn't installed, a task is unknown, a number is out of range, or ``output_path`` is not writable.
         SecurityError: a file in ``task_folder`` would run code.
     """
     folder = None if task_folder is None else Path(task_folder)
     if output_path is not None:
         output_file(output_path)
+    refuse_counts(limit=limit, num_fewshot=num_fewshot)
     refuse_unknown(tasks, folder, trust_tasks=trust_tasks)
     with loaded(path, trainer, trust_remote_code=trust_remote_code) as model:
         results = evaluate_tasks(
@@ -137,10 +138,10 @@ def perplexity(
 
 
 def _answers_file(path: str, model: Any) -> Optional[Path]:
-    """The file of answers for these weights, in the dtype that they are computed in."""
-    digest = Checkpoint.open(path).digest
-    name = f"{digest[:32]}-{str(model.config.params_dtype).removeprefix('torch.')}-{model.config.seq_length}.jsonl"
-    return exports_cache().parent / "evaluations" / name if digest else None
+    """The file of answers of this checkpoint, in the dtype that it is computed in. None: nothing identifies it."""
+    identity = Checkpoint.open(path).identity
+    name = f"{identity[:32]}-{str(model.config.params_dtype).removeprefix('torch.')}-{model.config.seq_length}.jsonl"
+    return exports_cache().parent / "evaluations" / name if identity else None
 
 
 def _report(path: str, scores: Mapping[str, float]) -> None:

@@ -5,10 +5,8 @@ The name of a form's folder contains the digest of its checkpoint's manifest, wh
 rewritten checkpoint therefore gets a new folder, and a checkpoint that was moved finds its old folder again.
 """
 
-import hashlib
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +14,9 @@ from typing import Any, Literal, Optional
 
 import torch
 
-from nemo2.checkpoint.directory import MANIFEST, temporary_name
-from nemo2.checkpoint.foreign_files import read_object
-from nemo2.checkpoint.io import weights_dir
+from nemo2.checkpoint.directory import temporary_name
 from nemo2.data.home import nemo_home
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.hugging_face.safetensors_files import CONFIG
-from nemo2.hugging_face.stored import StoredTensors
 
 Kind = Literal["model", "merged", "adapters"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -41,7 +35,7 @@ class Form:
     @property
     def folder(self) -> Path:
         """The form's folder in `exports_cache`."""
-        name = f"{self.checkpoint.name}-{self.kind}-{self.dtype}-{_digest(self.checkpoint)[:16]}"
+        name = f"{self.checkpoint.name}-{self.kind}-{self.dtype}-{Checkpoint.open(self.checkpoint).require_nemo2().identity[:16]}"
         return exports_cache() / name.replace("=", "-").replace(",", "-")
 
     @property
@@ -83,18 +77,8 @@ def exports_cache() -> Path:
 
 
 def dtype_of(checkpoint: Checkpoint) -> str:
-    """The key of `DTYPES` in which most of a checkpoint's numbers are stored, or in which a release says that it is.
-    "fp32" for other dtypes. For adapters: that of their base, in which they are computed."""
-    if checkpoint.base is not None:
-        return dtype_of(Checkpoint.open(checkpoint.base))
-    if checkpoint.is_release:
-        config = read_object(checkpoint.path, CONFIG)
-        return own_dtype(str(config.get("dtype") or config.get("torch_dtype"))) or "fp32"
-    counted: Counter[torch.dtype] = Counter()
-    for tensor in StoredTensors(weights_dir(checkpoint.path)).tensors.values():
-        counted[tensor.properties.dtype] += torch.Size(tensor.size).numel()
-    most = counted.most_common(1)[0][0] if counted else None
-    return next((name for name, dtype in DTYPES.items() if dtype is most), "fp32")
+    """The key of `DTYPES` for `Checkpoint.dtype`. "fp32" for other dtypes."""
+    return next((name for name, dtype in DTYPES.items() if dtype is checkpoint.dtype), "fp32")
 
 
 def torch_name(dtype: str) -> str:
@@ -105,12 +89,6 @@ def torch_name(dtype: str) -> str:
 def own_dtype(name: Optional[str]) -> Optional[str]:
     """The key of `DTYPES` for torch's name. None for other dtypes."""
     return next((own for own in DTYPES if name in (own, torch_name(own))), None)
-
-
-def _digest(checkpoint: Path) -> str:
-    manifest = Checkpoint.open(checkpoint).require_nemo2().manifest
-    assert manifest is not None
-    return manifest.digest or hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
 
 
 def _export(form: Form, source: Optional[Path] = None) -> None:

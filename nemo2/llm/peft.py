@@ -6,7 +6,8 @@ from typing import Any, Optional, Union
 
 import lightning.pytorch as pl
 
-from nemo2.errors import CheckpointError, ConfigError
+from nemo2.checkpoint.paths import HUGGING_FACE
+from nemo2.errors import CheckpointError
 from nemo2.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
 from nemo2.peft import canonical_lora as canonical_lora
 from nemo2.peft import dora as dora
@@ -65,10 +66,10 @@ def merge_lora(
         ``output_path``.
 
     Raises:
-        CheckpointError: there is no checkpoint, or it is not of a PEFT run.
-        ConfigError: ``output_path`` exists.
+        CheckpointError: there is no checkpoint, it is not of a PEFT run, or ``output_path`` exists.
     """
     from nemo2.hugging_face.checkpoint import Checkpoint
+    from nemo2.hugging_face.importing import refuse_existing
     from nemo2.llm.signatures import only_defaults
     from nemo2.peft.merge import merge
     from nemo2.strategies.set_up import set_up
@@ -77,8 +78,8 @@ def merge_lora(
 
     only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))
     checkpoint, target = Checkpoint.open(lora_checkpoint_path).require_nemo2(), Path(output_path)
-    if target.exists() and not overwrite:
-        raise ConfigError(f"{target} already exists. Set another output path, or overwrite=True to replace it.")
+    base = (checkpoint.base or "").removeprefix(HUGGING_FACE)
+    refuse_existing(target, overwrite=overwrite, reads=[checkpoint.path, *([base] if base else [])])
     model: Any = checkpoint.model()
     if not isinstance(model.model_transform, PEFT):
         raise CheckpointError(f"{checkpoint.path} does not come from a PEFT run: its context names no method.")

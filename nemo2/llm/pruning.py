@@ -22,7 +22,8 @@ from nemo2 import ranks
 from nemo2.backend import get_backend
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.data.mock import MockDataModule
-from nemo2.errors import ConfigError
+from nemo2.hugging_face.checkpoint import Checkpoint
+from nemo2.hugging_face.importing import refuse_existing
 from nemo2.llm.importances import importances_of
 from nemo2.llm.inference import loaded
 from nemo2.llm.pruned import LAYERS, Sizes
@@ -78,7 +79,7 @@ def prune(
         ``save_path``.
 
     Raises:
-        CheckpointError: the checkpoint is missing or doesn't describe its model.
+        CheckpointError: the checkpoint is missing or doesn't describe its model, or ``save_path`` exists.
         ConfigError: the model can't be pruned to a size, its family isn't supported, or the layout isn't.
     """
     only_defaults(
@@ -87,8 +88,7 @@ def prune(
         legacy_ckpt=(legacy_ckpt, False),
     )
     target = Path(save_path)
-    if target.exists() and not overwrite:
-        raise ConfigError(f"{target} already exists. Set another save_path, or overwrite=True to replace it.")
+    refuse_existing(target, overwrite=overwrite, reads=[Checkpoint.open(nemo_checkpoint).path] if overwrite else [])
     layout: dict[str, Any] = {"tensor_model_parallel_size": tp_size, "pipeline_model_parallel_size": pp_size}
     ends = {
         "num_layers_in_first_pipeline_stage": num_layers_in_first_pipeline_stage,
@@ -129,14 +129,14 @@ def _in_plain_layers(model: Any) -> None:
 def _by_whole_names(model: Any) -> dict[str, Tensor]:
     """This stage's parameters, under the names in a model of one stage."""
     core: Any = core_of(model)
-    found = {}
+    parameters = {}
     for name, parameter in core.named_parameters():
         before, layers, rest = name.partition(LAYERS)
         if layers:
             number, _, rest = rest.partition(".")
             name = f"{before}{layers}{core.decoder.layers[int(number)].layer_number - 1}.{rest}"
-        found[name] = parameter
-    return found
+        parameters[name] = parameter
+    return parameters
 
 
 def _hand_over(weights: dict[str, Tensor], parameters: dict[str, Tensor]) -> None:

@@ -3,16 +3,18 @@
 installed."""
 
 import importlib.util
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.backend.extras import install
+from nemo2.checkpoint.directory import take_place, temporary_name
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, DataError
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.llm.exported import Form, dtype_of, own_dtype
+from nemo2.llm.exported import DTYPES, Form, dtype_of, own_dtype
 from nemo2.llm.signatures import only_defaults
 
 _CONFIGS = {
@@ -55,7 +57,7 @@ class ExportConfig:
     """Select where and how the quantized model is written."""
 
     path: str
-    """The folder to write."""
+    """The folder to write. It must not exist."""
     export_format: str = "hf"
     """Must be "hf", Hugging Face's format, which vLLM and TensorRT-LLM read."""
     dtype: Optional[str] = None
@@ -109,7 +111,7 @@ def ptq(
 
     Raises:
         CheckpointError: the checkpoint is missing or doesn't describe its model.
-        ConfigError: ModelOpt isn't installed, or there is nothing to calibrate with.
+        ConfigError: ModelOpt isn't installed, there is nothing to calibrate with, or the folder exists.
         DataError: the calibration text is unreadable, or too short for one sequence.
     """
     only_defaults(
@@ -124,7 +126,9 @@ def ptq(
         legacy_ckpt=(legacy_ckpt, False),
         trust_remote_code=(trust_remote_code, False),
     )
-    settings = quantization_config or QuantizationConfig()
+    settings, target = quantization_config or QuantizationConfig(), Path(export_config.path)
+    if target.exists():
+        raise ConfigError(f"ExportConfig.path={export_config.path!r} already exists. Set another path, or remove it.")
     if importlib.util.find_spec("modelopt") is None:
         raise ConfigError(
             f"Quantization requires NVIDIA's ModelOpt, which is not installed: {install('quantize')}. "
@@ -140,11 +144,11 @@ def ptq(
     from modelopt.torch.export import export_hf_checkpoint  # pyright: ignore[reportMissingImports]
 
     checkpoint = Checkpoint.open(model_path)
-    folder = checkpoint.path
+    folder, dtype = checkpoint.path, own_dtype(export_config.dtype)
     if not checkpoint.is_release:
-        dtype = own_dtype(export_config.dtype) or dtype_of(checkpoint)
-        folder = Form(checkpoint=checkpoint.require_nemo2().path, kind="model", dtype=dtype).make()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+        form = Form(checkpoint=checkpoint.require_nemo2().path, kind="model", dtype=dtype or dtype_of(checkpoint))
+        folder = form.make()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype] if dtype else "auto")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
 
     def read(whole: Any) -> None:
@@ -152,9 +156,14 @@ def ptq(
             whole(batch)
 
     quantization.quantize(model, getattr(quantization, _CONFIGS[settings.algorithm]), forward_loop or read)
-    export_hf_checkpoint(model, export_dir=export_config.path)
-    tokenizer.save_pretrained(export_config.path)
-    return Path(export_config.path)
+    unfinished = temporary_name(target)
+    try:
+        export_hf_checkpoint(model, export_dir=str(unfinished))
+        tokenizer.save_pretrained(str(unfinished))
+        take_place(unfinished, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return target
 
 
 def _batches(tokenizer: Any, settings: QuantizationConfig) -> Iterator[Any]:

@@ -10,7 +10,7 @@ def only_defaults(why: str, **arguments: tuple[Any, Any]) -> None:
     """
     Args:
         why: They mean nothing, a sentence.
-        given: The value and the default of each argument.
+        arguments: The value and the default of each argument.
 
     Raises:
         ConfigError: naming the first that has another value.

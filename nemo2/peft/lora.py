@@ -97,6 +97,12 @@ class LoRA(PEFT):
                 hint = did_you_mean(method, INIT_METHODS, listed=True)
                 raise ConfigError(f"peft.{field}={method!r} is unknown{hint} Known methods: {', '.join(INIT_METHODS)}.")
 
+        if self.lora_A_init_method == self.lora_B_init_method == "zero":
+            raise ConfigError(
+                "peft.lora_A_init_method='zero' and peft.lora_B_init_method='zero': the gradient of each factor is a multiple of "
+                "the other, so the adapters would stay zero. Set one of them to another method, such as 'xavier'."
+            )
+
     @property
     def matcher(self) -> ModuleMatcher:
         return ModuleMatcher(self.target_modules, self.exclude_modules)

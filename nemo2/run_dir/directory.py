@@ -20,7 +20,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.checkpoint.directory import clean_up, finished, leftovers, unusable
+from nemo2.checkpoint.directory import finished, leftovers, unusable
+from nemo2.checkpoint.leftovers import clean_up, publish_written
 from nemo2.checkpoint.lineage import another_run, own_finished, run_from, run_of
 from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.errors import ConfigError, Nemo2Error
@@ -111,8 +112,8 @@ def choose_directory(
     4. A new version: the start time as ``%Y-%m-%d_%H-%M-%S``, with a number if another run has this name. No version
        folder without ``use_datetime_version``.
 
-    Nothing is created. In a job of several processes this is collective: every rank must call it, with its ``meeting``
-    (`meeting_of`).
+    Nothing is created, but before rule 3 searches, saves that a killed run had written completely are published. In a job of
+    several processes this is collective: every rank must call it, with its ``meeting`` (`meeting_of`).
 
     Raises:
         ConfigError: the name or version is not a valid folder name.
@@ -128,6 +129,9 @@ def choose_directory(
     version = requested_version(version)
     if version is None:
         # Rank 0 searches and decides, because another rank could already see files that rank 0 is about to write.
+        if resume_if_exists and (meeting is None or meeting.rank == 0):
+            for folder in (root / CHECKPOINTS, *root.glob(f"*/{CHECKPOINTS}")):
+                publish_written(folder)
         earlier = (_of_an_earlier_start(root) or newest_run(root)) if resume_if_exists else None
         fresh = (os.environ.get(VERSION_VARIABLE) or _free_version(root)) if use_datetime_version else ""
         decision = fresh if earlier is None else os.path.relpath(earlier, root)

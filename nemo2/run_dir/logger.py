@@ -12,12 +12,14 @@ from typing import Any, Optional
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
+from nemo2.checkpoint.leftovers import publish_written
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.run_dir.callback import ReportCallback, RunDirectoryCallback
 from nemo2.run_dir.directory import (
     RUN_DIR_FILE_VARIABLE,
     RunDirectory,
+    agree,
     choose_directory,
     create_directory,
     delete_leftovers,
@@ -147,6 +149,10 @@ class NeMoLogger:
         )
         if checkpoint_in is not None:
             checkpoints = Path(getattr(self.ckpt, "dirpath", None) or directory.checkpoints)
+            if resume_if_exists:
+                if trainer.is_global_zero:
+                    publish_written(checkpoints)
+                agree("", meeting_of(trainer))  # no rank searches before
             refuse_another_run(
                 directory.log_dir, checkpoints, checkpoint_in(checkpoints), resume_if_exists=resume_if_exists
             )

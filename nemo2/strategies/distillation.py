@@ -22,6 +22,7 @@ from megatron.core import parallel_state
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor
 
+from nemo2 import ranks
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.config.capture import configurable
 from nemo2.config.walk import class_of
@@ -104,6 +105,8 @@ class DistillationCallback(pl.Callback):
         self.kept_bytes = 0
         """The bytes of a micro-batch's logits that wait for the student's schedule."""
         self._teacher_logits: deque[Optional[TeacherLogits]] = deque()
+        self._digest = ""
+        """The digest of the teacher's weights. "": unknown."""
 
     def refuse(self, student: Any, strategy: Any) -> None:
         """Raise an error if the teacher can't teach ``student`` in the layout of ``strategy``. Builds nothing."""
@@ -116,7 +119,20 @@ class DistillationCallback(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
             self.refuse(pl_module, trainer.strategy)
-            self.core = _teacher(Checkpoint.open(self.teacher_model_path), trainer, pl_module)
+            checkpoint = Checkpoint.open(self.teacher_model_path)
+            self.core, self._digest = _teacher(checkpoint, trainer, pl_module), checkpoint.digest
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"teacher": self._digest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        before = state_dict.get("teacher")
+        if before and self._digest and before != self._digest and ranks.is_rank_zero():
+            _log.warning(
+                "The teacher %s has other weights than before the resume. A run's directory stands for its newest checkpoint: to "
+                "go on with the same teacher, set teacher_model_path to its checkpoint.",
+                self.teacher_model_path,
+            )
 
     def on_megatron_step_start(self, step: MegatronStep) -> Optional[MegatronStep]:
         if step.stage != "training":

@@ -161,6 +161,9 @@ class SampleDataModule(MegatronDataModule):
         except Nemo2Error as error:
             self._failure = error
 
+    def order(self) -> list[int]:
+        return [*super().order(), *([self._align] if self.packed else [])]
+
     def fetch(self) -> None:
         """Download missing files. Does nothing for the user's own files."""
 

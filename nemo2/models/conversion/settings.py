@@ -93,7 +93,7 @@ def read(hf: Config, fields: Iterable[Field], *, only: Config | None = None) -> 
     settings = {}
     for field in fields:
         if hf.get(field.theirs) is None and field.default is NEEDED:
-            raise ConfigError(f"config.json has no {field.theirs}, which this architecture requires: add it.")
+            raise missing_field(hf, field.theirs)
         settings[field.ours] = hf.get(field.theirs, field.default)
     return settings
 
@@ -127,6 +127,12 @@ def refusal(hf: Config, name: str, reason: str) -> ConfigError:
     """The error for a value of config.json that nemo2's model doesn't support."""
     architecture = (hf.get("architectures") or [hf.get("model_type", "model")])[0]
     return ConfigError(f"config.json ({architecture}) has {name}={hf.get(name)!r}: {reason}.")
+
+
+def missing_field(hf: Config, name: str) -> ConfigError:
+    """The error for a field that config.json must have."""
+    architecture = (hf.get("architectures") or [hf.get("model_type", "model")])[0]
+    return ConfigError(f"config.json ({architecture}) has no {name}, which this architecture requires: add it.")
 
 
 def written(ours: Any, fields: Iterable[Field], *, only: Config | None = None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ def trainer(directory: Path, max_steps: int = 100) -> Any:
         checkpoint_callback=types.SimpleNamespace(dirpath=str(directory)),
         default_root_dir="/nowhere",
         max_steps=max_steps,
+        world_size=1,
         ckpt_path=None,
         strategy=types.SimpleNamespace(restore_config=None),
     )
@@ -47,6 +48,13 @@ def test_the_newest_finished_checkpoint_is_resumed(tmp_path):
 def test_without_being_asked_nothing_is_resumed(tmp_path):
     saved(tmp_path / "step=9", 9)
     assert AutoResume().setup(trainer(tmp_path)) is None
+
+
+def test_of_two_checkpoints_of_one_step_the_later_is_resumed(tmp_path):
+    """As after a resume from an earlier step, whose validation gave another name."""
+    saved(tmp_path / "val_loss=2.00-step=10", 10)
+    later = saved(tmp_path / "val_loss=1.00-step=10", 10)
+    assert AutoResume(resume_if_exists=True).setup(trainer(tmp_path)) == later
 
 
 def test_finding_nothing_is_an_error_that_says_where_it_looked_unless_told_otherwise(tmp_path):

@@ -12,7 +12,6 @@ from nemo2.checkpoint import directory
 from nemo2.checkpoint.directory import (
     Manifest,
     changed,
-    clean_up,
     finished,
     missing_context,
     problems,
@@ -22,6 +21,7 @@ from nemo2.checkpoint.directory import (
     temporary_name,
     unusable,
 )
+from nemo2.checkpoint.leftovers import clean_up
 from nemo2.errors import CheckpointError
 
 

@@ -92,7 +92,9 @@ def test_training_resumes_at_the_sample_it_had_reached(tmp_path):
     whole = [item["tokens"] for item in first.data_sampler.transform_dataloader(first.train_dataloader())]
     first.trainer.global_step = 3
     state = first.state_dict()
-    assert state == {"consumed_samples": 12, "global_step": 3}
+    assert state == {
+        "consumed_samples": 12, "global_step": 3, "seeds_order": True, "order": [len(first.train_dataloader().dataset)]
+    }  # fmt: skip
 
     again = module(prefix, split="1,0,0")
     again.load_state_dict(state)
@@ -100,6 +102,38 @@ def test_training_resumes_at_the_sample_it_had_reached(tmp_path):
     again.setup("fit")
     rest = [item["tokens"] for item in again.data_sampler.transform_dataloader(again.train_dataloader())]
     assert all(torch.equal(a, b) for a, b in zip(rest, whole[3:], strict=True))
+
+
+def test_the_seed_decides_the_cyclic_order_except_in_runs_that_began_without_it(tmp_path):
+    prefix = corpus(tmp_path / "a")
+
+    def resumed(seed, state=None):
+        data = module(prefix, split="1,0,0", dataloader_type="cyclic", seed=seed)
+        if state is not None:
+            data.load_state_dict(state)
+        data.setup("fit")
+        loader = data.data_sampler.transform_dataloader(data.train_dataloader())
+        return data.state_dict(), sorted(map(tuple, loader.batch_sampler))
+
+    (of_7, order_7), (_, order_1234) = resumed(7), resumed(1234)
+    assert order_7 != order_1234 and resumed(7, of_7)[1] == order_7 and resumed(1234, of_7)[1] == order_1234
+    state = {"consumed_samples": 0, "global_step": 0}  # of a version whose order did not follow the seed
+    for _ in range(2):
+        state, order = resumed(7, state)
+        assert order == order_1234
+
+
+@pytest.mark.parametrize(("steps", "same_order"), [(12, True), (400, False)])
+def test_a_resume_with_more_passes_over_a_corpus_tells_that_the_order_differs(tmp_path, caplog, steps, same_order):
+    corpora = [3, corpus(tmp_path / "a"), 1, corpus(tmp_path / "b", seed=1)]
+    first = module(corpora, split="1,0,0", steps=trainer(max_steps=10))
+    drawn = datasets(first, "fit")["train"]
+    resumed = module(corpora, split="1,0,0", steps=trainer(max_steps=steps))
+    resumed.load_state_dict(first.state_dict())
+    again = datasets(resumed, "fit")["train"]
+    resumed.train_dataloader()
+    assert all(torch.equal(drawn[i]["tokens"], again[i]["tokens"]) for i in range(40)) == same_order
+    assert ("another order than before the resume" in caplog.text) != same_order
 
 
 def test_masks_and_ends_of_documents_can_be_asked_for(tmp_path):

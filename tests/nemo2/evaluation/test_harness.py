@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from nemo2.evaluation.harness import temperature_of
+from nemo2.errors import ConfigError
+from nemo2.evaluation.harness import refuse_counts, temperature_of
 
 
 @pytest.mark.parametrize(
@@ -20,3 +21,10 @@ from nemo2.evaluation.harness import temperature_of
 )
 def test_answers_are_drawn_as_the_task_says(settings: dict[str, Any], temperature: float) -> None:
     assert temperature_of(settings) == temperature
+
+
+@pytest.mark.parametrize("counts", [{"limit": 0}, {"limit": -3}, {"limit": 0.5}, {"limit": True}, {"num_fewshot": -1}])
+def test_numbers_that_lm_eval_takes_in_another_sense_are_refused(counts: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(counts))):
+        refuse_counts(**{"limit": None, "num_fewshot": 0} | counts)
+    refuse_counts(limit=1, num_fewshot=0)

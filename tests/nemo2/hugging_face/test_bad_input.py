@@ -114,7 +114,7 @@ def test_a_missing_size_is_named(tmp_path: Path) -> None:
     source = write(tmp_path / "hf")
     told = without | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
     (source / "config.json").write_text(json.dumps(told))
-    refused(source, "config.json has no num_hidden_layers, .*: add it", ConfigError)
+    refused(source, r"config.json \(Gemma2ForCausalLM\) has no num_hidden_layers, .*: add it", ConfigError)
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "num_local_experts"])
@@ -308,6 +308,25 @@ def test_a_target_that_exists_is_replaced_only_if_asked(tmp_path: Path) -> None:
         convert(begin, target, overwrite=True)
         assert not (target / "mine.txt").exists()
     assert {"hf", "ours", "out"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_what_is_read_and_runs_with_checkpoints_are_never_overwritten(tmp_path: Path) -> None:
+    from nemo2 import llm
+    from nemo2.hugging_face.exporting import export_weights
+    from support.released_models import import_release
+
+    source = write(tmp_path / "releases" / "hf")
+    for target in (source, source.parent):
+        with pytest.raises(CheckpointError, match="would be deleted"):
+            import_release(source, target, overwrite=True)
+    checkpoint = import_release(source, tmp_path / "run" / "checkpoints" / "step=1")
+    for target in (checkpoint, checkpoint.parent, tmp_path / "run", tmp_path):
+        for export in (export_weights, lambda path, to, **how: llm.export_ckpt(path, "hf", to, **how)):
+            with pytest.raises(CheckpointError, match="would be deleted"):
+                export(checkpoint, target, overwrite=True)
+    with pytest.raises(CheckpointError, match="would be deleted"):
+        import_release(source, tmp_path / "run", overwrite=True)
+    assert (source / "config.json").is_file() and (checkpoint / "manifest.json").is_file()
 
 
 @pytest.mark.parametrize("direction", ["import", "export"])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Checkpoint.open`: one model as a release, as nemo2's checkpoint and as NeMo's gives the same answers."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,19 @@ def test_each_format_describes_the_same_model_tokenizer_and_tensors(of_each_form
         assert [entry.key for entry in tensors.entries] == [entry.key for entry in expected.entries]
         for entry in tensors.entries:
             assert torch.equal(tensors.values(entry), expected.values(entry)), entry.key
+
+
+def test_the_identity_differs_for_another_description_of_the_same_weights(
+    released: Path, imported: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(released, copy)
+    first, second = Checkpoint.open(released), Checkpoint.open(f"hf://{copy}")
+    assert first.identity == second.identity and Checkpoint.open(imported).identity not in ("", first.identity)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"rope_theta": 1.0}))
+    other = Checkpoint.open(copy)
+    assert other.digest == first.digest and other.identity != first.identity
 
 
 def completions(paths: list[str]) -> list[list[int]]:

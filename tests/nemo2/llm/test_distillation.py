@@ -174,6 +174,18 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(places: Any) -> N
         llm.DistillationConfig(logit_kl_topk=0)
 
 
+def test_another_teacher_after_a_resume_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    from nemo2.llm.distillation import DistillationCallback
+
+    before, after = (DistillationCallback("runs/teacher") for _ in range(2))
+    before._digest = after._digest = "one"
+    after.load_state_dict(before.state_dict())
+    assert not caplog.records
+    after._digest = "two"
+    after.load_state_dict(before.state_dict())
+    assert "The teacher runs/teacher has other weights than before the resume" in caplog.text
+
+
 def follows_the_data(directory: str, places: dict[str, str]) -> dict[str, Any]:
     """As NeMo's script calls it: the student named twice, data of another length and without a tokenizer."""
     from nemo2 import llm

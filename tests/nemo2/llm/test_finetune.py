@@ -160,5 +160,5 @@ def test_adapters_over_their_base_say_it_on_two_ranks_too(run_on_ranks, runs):
 @pytest.mark.parametrize("kind", ["LoRA", "DoRA"])
 def test_merging_over_something_and_merging_what_is_merged_are_refused(runs, kind):
     there, twice = runs[kind]["refused"]
-    assert "already exists" in there
+    assert "exists: use" in there
     assert "does not come from a PEFT run" in twice

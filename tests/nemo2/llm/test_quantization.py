@@ -2,9 +2,13 @@
 """Quantisation is ModelOpt's: what is told where it isn't installed, and which settings can't be. `tests/quantized` runs it."""
 
 import importlib.util
+import sys
+import types
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nemo2 import llm
 from nemo2.errors import ConfigError
@@ -37,3 +41,40 @@ def test_settings_out_of_range_are_refused() -> None:
         llm.ExportConfig(path="quantised", export_format="trtllm")
     with pytest.raises(ConfigError, match="dtype='int3'"):
         llm.ExportConfig(path="quantised", dtype="int3")
+
+
+def test_a_release_is_read_in_the_requested_dtype_and_written_whole_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def export(model: Any, export_dir: str) -> None:
+        Path(export_dir).mkdir()
+        (Path(export_dir) / "model.safetensors").write_text("")
+        if failing:
+            raise OSError("no space is left")
+
+    failing, read = [True], dict[str, Any]()
+    modules = {name: types.ModuleType(name) for name in ("modelopt", "modelopt.torch", "modelopt.torch.quantization")}
+    modules["modelopt.torch.export"] = types.ModuleType("modelopt.torch.export")
+    modules["modelopt"].torch = modules["modelopt.torch"]  # pyright: ignore[reportAttributeAccessIssue]
+    vars(modules["modelopt.torch"])["quantization"] = modules["modelopt.torch.quantization"]
+    vars(modules["modelopt.torch.quantization"]).update(quantize=lambda *arguments: None, FP8_DEFAULT_CFG={})
+    vars(modules["modelopt.torch.export"]).update(export_hf_checkpoint=export)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    release = types.SimpleNamespace(is_release=True, path=tmp_path, dtype=torch.float32)
+    monkeypatch.setattr("nemo2.llm.quantization.Checkpoint.open", lambda path: release)
+    monkeypatch.setattr(
+        "transformers.AutoModelForCausalLM.from_pretrained", lambda folder, **options: read.update(options)
+    )
+    tokenizer = types.SimpleNamespace(save_pretrained=lambda folder: None)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda folder: tokenizer)
+    to = llm.ExportConfig(path=str(tmp_path / "quantised"), dtype="bf16")
+    with pytest.raises(OSError, match="no space"):
+        llm.ptq("hf://a/b", to, forward_loop=lambda model: None)
+    assert list(tmp_path.iterdir()) == []
+    failing.clear()
+    assert llm.ptq("hf://a/b", to, forward_loop=lambda model: None) == tmp_path / "quantised"
+    assert read == {"dtype": torch.bfloat16} and [path.name for path in tmp_path.iterdir()] == ["quantised"]
+    with pytest.raises(ConfigError, match="already exists"):
+        llm.ptq("hf://a/b", to, forward_loop=lambda model: None)

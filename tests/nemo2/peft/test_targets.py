@@ -94,6 +94,7 @@ def test_canonical_lora_names_parts():
         ({"alpha": float("nan")}, "peft.alpha=nan"),
         ({"dropout": 1.0}, "peft.dropout=1.0"),
         ({"dropout_position": "before"}, "'pre' or 'post'"),
+        ({"lora_A_init_method": "zero"}, "would stay zero"),
         ({"lora_A_init_method": "xaver"}, "did you mean 'xavier'"),
     ],
 )

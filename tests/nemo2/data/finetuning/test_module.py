@@ -98,6 +98,19 @@ def test_a_resumed_module_goes_on_with_the_next_sample_in_any_pass(root, make):
             assert all(torch.equal(batch[name], same[name]) for name in same)
 
 
+@pytest.mark.parametrize(("cp", "same_order"), [(1, True), (4, False)])
+def test_a_resume_with_other_packs_tells_that_the_order_differs(root, monkeypatch, caplog, cp, same_order):
+    first = packed(root)
+    first.setup("fit")
+    sizes = {"tp": 1, "cp": cp, "pp": 1, "ep": 1}
+    monkeypatch.setattr("nemo2.data.finetuning.base._sizes", lambda: sizes)
+    resumed = packed(root)
+    resumed.load_state_dict(first.state_dict())
+    resumed.setup("fit")
+    resumed.train_dataloader()
+    assert ("another order than before the resume" in caplog.text) != same_order
+
+
 def test_validation_has_its_own_file_and_a_split_without_one_is_empty(root):
     data = module(root)
     data.setup()
