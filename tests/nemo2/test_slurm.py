@@ -240,7 +240,8 @@ def test_a_job_whose_script_is_killed_is_judged_beside_the_first_rank(slurm, tmp
     The four scripts are killed together, for a verdict that isn't given shows only in the time that it would take.
     """
     killed = {
-        by: killed_script(slurm, tmp_path / by, by) for by in ("something", "slurm", "a later life", "another node")
+        by: killed_script(slurm, tmp_path / f"ended by {by}", by)
+        for by in ("something", "slurm", "a later life", "another node")
     }
     asked = slurm / "scontrol.asked"
     wait_until(lambda: "requeue" in asked.read_text())

@@ -337,6 +337,7 @@ def fed_twice() -> str:
     tokens = torch.zeros(1, 2, dtype=torch.long)
     with torch.no_grad():
         decoder.feed(tokens)
+        assert decoder.context.is_decode_only(), "Transformer Engine's attention asks it"
         try:
             decoder.feed(tokens)
         except ValueError as error:
