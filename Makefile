@@ -55,7 +55,10 @@ pretend-gpu: $(READY) ## the CUDA path on GPUs that aren't there: build them, co
 	@$(BIN)/python -m support.pretend_gpu --gpus 2 $(BIN)/python -m tools.parity --again --folder .pretend_gpu/parity --rows \
 		'llama: DP 2' 'llama: TP 2 + SP' 'llama: PP 2 x VP 2' 'LoRA: TP 2' 'mixtral: EP 2, all-to-all' 'deepseek: FSDP2' --quick
 
-nightly: pretend-gpu ## that, and every layout and every recipe on them (hours)
+nightly: pretend-gpu ## that, every layout and every recipe on them, and the cases that `test` leaves out (hours)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m nightly
+	@$(BIN)/python -m tools.rules.edges --cases 500
+	@$(BIN)/python -m tools.random_models 600
 	@$(BIN)/python -m support.pretend_gpu --gpus 8 $(BIN)/python -m tools.parity --folder .pretend_gpu/parity
 	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m tools.pretend_gpu --write bench/results/pretend-gpu.md
 

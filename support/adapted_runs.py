@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from support import small_runs, transformed_runs
+from support import transformed_runs
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"tensor_model_parallel_size": 2},
@@ -33,12 +33,4 @@ def train(directory: str, kind: str, name: str = "", *, options: Any = None, **r
     torch.manual_seed(1234)
     if not name.startswith("fsdp"):
         run.setdefault("strategy", (LAYOUTS | OF_EXPERTS).get(name))
-    try:
-        return transformed_runs.train(directory, name, transform=method(kind, **(options or {})), **run)
-    finally:
-        small_runs.release()
-
-
-def base(directory: str, **config: Any) -> None:
-    transformed_runs.base(directory, **config)
-    small_runs.release()
+    return transformed_runs.train(directory, name, transform=method(kind, **(options or {})), **run)

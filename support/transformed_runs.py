@@ -122,6 +122,7 @@ def _values(trainer: Any) -> dict[str, torch.Tensor]:
 def base(directory: str, **config: Any) -> None:
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
 
+    small_runs.release()
     model = small_runs.build_llama(**(DEEP | config))
     keep = ModelCheckpoint(dirpath=directory, filename="base", save_last=False, save_optim_on_train_end=True)
     small_runs.fit(model, max_steps=1, callbacks=[keep])

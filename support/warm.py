@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Imports and first questions of every rank of a short training run, done once by the server that ranks are forked from: a
-rank that trains two steps takes a tenth of the time. It leaves no patch, filter or setting behind; `support.quiet` does.
+rank that trains two steps takes a tenth of the time. No filter and no setting is left behind; `support.quiet` has those.
 """
 
+import functools
 import gc
 
 import lightning.pytorch as pl
@@ -10,6 +11,7 @@ import pytest  # noqa: F401 # the module of a test imports it, in every rank
 import torch
 import torch._dynamo  # torch imports it when the first optimizer is made, which costs a second and more per rank
 import torch.distributed.fsdp
+from lightning.fabric.utilities import registry
 
 # Not `nemo2.llm.api`: a process that imports it is a rank from then on, watched and with its errors written down.
 import nemo2.checkpoint.model_checkpoint
@@ -51,6 +53,8 @@ def _log_once() -> None:
 
 
 torch.set_num_threads(1)
+# Each trainer asks which callbacks the installed distributions bring, and Python reads the files of all of them for it.
+registry.entry_points = functools.cache(registry.entry_points)
 _log_once()
 gc.collect()
 gc.freeze()  # what is loaded stays: a rank that collects its garbage after a run doesn't look through a million objects

@@ -24,8 +24,13 @@ from typing import Any, NoReturn
 
 SOCKET = "NEMO2_WARM_COMMANDS"
 WARM = (
-    "nemo2", "bench.gpu", "torch.distributed.run", "nemo_run.core.runners.fdl_runner", "nemo2.launch.slurm.job_result",
-)  # fmt: skip
+    "nemo2",
+    "bench.gpu",
+    "bench.gpu.memory",
+    "torch.distributed.run",
+    "nemo_run.core.runners.fdl_runner",
+    "nemo2.launch.slurm.job_result",
+)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _COMMAND = '#!{python} -IS\nimport runpy, sys\nsys.argv[0] = {name!r}\nrunpy.run_path({file!r})["ask"]({python!r})\n'
 

@@ -2,6 +2,8 @@
 """What a run saves is exported beside it while it trains; what can't be exported ends nothing."""
 
 import logging
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,21 @@ from nemo2.errors import ConfigError
 from support import resharding, small_runs
 
 
-def train(folder: Path, callback: HuggingFaceExportCallback, **options: Any) -> dict[str, Any]:
+def warm_exports() -> None:
+    """Exports are forks of a process that has imported what they import (`support.warm_commands`)."""
+    sys.executable = shutil.which("python") or sys.executable
+
+
+def train(folder: Path, callback: HuggingFaceExportCallback, *, steps: int = 3, **options: Any) -> dict[str, Any]:
     saves = ModelCheckpoint(dirpath=str(folder / "checkpoints"), filename="{step}", save_top_k=1, **options)
     model = small_runs.build_llama(share_embeddings_and_output_weights=False)
-    return small_runs.fit(model, max_steps=6, callbacks=[callback, saves])
+    return small_runs.fit(model, max_steps=steps, callbacks=[callback, saves])
 
 
 def in_one_process(folder: str) -> list[str]:
+    """Exports here are slow, as those of real runs are: one is begun, one waits, and the last replaces it."""
     callback = HuggingFaceExportCallback(every_n_saves=2, keep=1, dtype="bf16")
-    train(Path(folder), callback, every_n_train_steps=1)
+    train(Path(folder), callback, steps=5, every_n_train_steps=1)
     return [str(path) for path in callback.exported]
 
 
@@ -32,8 +40,8 @@ def test_every_second_save_and_the_last_are_exported_and_the_newest_is_kept(run_
     from transformers import AutoModelForCausalLM
 
     [exported] = run_on_ranks(in_one_process, 1, str(tmp_path), timeout=300.0)
-    assert exported == [str(tmp_path / "hugging_face" / "step=6")]
-    assert sorted(path.name for path in (tmp_path / "hugging_face").iterdir()) == [".run", "step=6"]
+    assert exported == [str(tmp_path / "hugging_face" / "step=5")]
+    assert sorted(path.name for path in (tmp_path / "hugging_face").iterdir()) == [".run", "step=5"]
     [checkpoint] = (tmp_path / "checkpoints").glob("*last")
     model, info = AutoModelForCausalLM.from_pretrained(exported[0], output_loading_info=True, dtype="auto")
     assert not any(info.values()) and model.dtype == torch.bfloat16
@@ -43,6 +51,7 @@ def test_every_second_save_and_the_last_are_exported_and_the_newest_is_kept(run_
 
 
 def that_fails(folder: str) -> tuple[int, list[str]]:
+    warm_exports()
     told: list[str] = []
 
     class Told(logging.Handler):
@@ -52,18 +61,21 @@ def that_fails(folder: str) -> tuple[int, list[str]]:
     logging.getLogger("nemo2.callbacks").addHandler(Told())
     (Path(folder) / "file").write_text("in the way\n")
     callback = HuggingFaceExportCallback(directory=f"{folder}/file/inside")
-    losses = train(Path(folder), callback, every_n_train_steps=6)["losses"]
+    losses = train(Path(folder), callback, every_n_train_steps=3)["losses"]
     return len(losses), told
 
 
-def test_an_export_that_fails_is_said_and_ends_nothing(run_on_ranks: Any, tmp_path: Path) -> None:
-    [(steps, told)] = run_on_ranks(that_fails, 1, str(tmp_path), timeout=300.0)
+def test_an_export_that_fails_is_said_and_ends_nothing(
+    run_on_ranks: Any, tmp_path: Path, warm_commands: dict[str, str]
+) -> None:
+    [(steps, told)] = run_on_ranks(that_fails, 1, str(tmp_path), timeout=300.0, env=warm_commands)
     [failure] = [message for message in told if "failed" in message]
-    assert steps == 6 and "training continues" in failure and "Not a directory" in failure
+    assert steps == 3 and "training continues" in failure and "Not a directory" in failure
     assert not list((tmp_path / "checkpoints").glob(".tmp*"))
 
 
 def of_two_runs(folder: str) -> dict[str, Any]:
+    warm_exports()
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
@@ -72,13 +84,15 @@ def of_two_runs(folder: str) -> dict[str, Any]:
     for name in ("one", "two"):
         small_runs.release()
         callback = HuggingFaceExportCallback(directory=str(exports))
-        train(Path(folder) / name, callback, every_n_train_steps=6)
-        found[name] = (len(callback.exported), (exports / "step=6" / "model.safetensors").stat().st_mtime_ns)
+        train(Path(folder) / name, callback, steps=1, every_n_train_steps=1)
+        found[name] = (len(callback.exported), (exports / "step=1" / "model.safetensors").stat().st_mtime_ns)
     return found | {"told": [message for message in told if "failed" in message]}
 
 
-def test_the_exports_of_another_run_are_not_replaced(run_on_ranks: Any, tmp_path: Path) -> None:
-    [found] = run_on_ranks(of_two_runs, 1, str(tmp_path), timeout=300.0)
+def test_the_exports_of_another_run_are_not_replaced(
+    run_on_ranks: Any, tmp_path: Path, warm_commands: dict[str, str]
+) -> None:
+    [found] = run_on_ranks(of_two_runs, 1, str(tmp_path), timeout=300.0, env=warm_commands)
     assert [found["one"][0], found["two"][0]] == [1, 0] and found["one"][1] == found["two"][1]
     [failure] = found["told"]
     owner = run_of(tmp_path / "exports")
@@ -90,6 +104,7 @@ def that_is_killed(folder: str) -> dict[str, Any]:
     end."""
     import lightning.pytorch as pl
 
+    warm_exports()
     told: list[str] = []
     found: dict[str, Any] = {"told": told}
     exports = Path(folder) / "hugging_face"
@@ -118,8 +133,10 @@ def that_is_killed(folder: str) -> dict[str, Any]:
     return found | {"exports": sorted(path.name for path in exports.iterdir())}
 
 
-def test_an_export_that_is_killed_leaves_nothing_and_the_next_is_made(run_on_ranks: Any, tmp_path: Path) -> None:
-    [found] = run_on_ranks(that_is_killed, 1, str(tmp_path), timeout=300.0)
+def test_an_export_that_is_killed_leaves_nothing_and_the_next_is_made(
+    run_on_ranks: Any, tmp_path: Path, warm_commands: dict[str, str]
+) -> None:
+    [found] = run_on_ranks(that_is_killed, 1, str(tmp_path), timeout=300.0, env=warm_commands)
     assert any("step=2 failed, and training continues: exit code -9" in message for message in found["told"]), found
     assert any("unfinished" in name for name in found["half"]) and found["exports"] == [".run", "step=3"]
 

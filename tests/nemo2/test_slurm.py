@@ -234,13 +234,28 @@ def test_set_up_lines_that_fail_end_the_job_with_their_exit_code_as_its_reason(s
     assert not list(Path(one.folder, "lives", "0").glob("task-*.out")), "no rank started"
 
 
-@pytest.mark.parametrize(
-    ("ended_by", "verdict"),
-    [("something", "again"), ("slurm", None), ("a later life", None), ("another node", None)],
-)
-def test_a_job_whose_script_is_killed_is_judged_beside_the_first_rank(slurm, tmp_path, ended_by, verdict):
-    """The ranks have some seconds to save when the job ends with its script, and this process has them too."""
-    one = job(tmp_path, starter="srun", nodes=1, devices=1)
+def test_a_job_whose_script_is_killed_is_judged_beside_the_first_rank(slurm, tmp_path):
+    """The ranks have some seconds to save when the job ends with its script, and this process has them too.
+
+    The four scripts are killed together, for a verdict that isn't given shows only in the time that it would take.
+    """
+    killed = {
+        by: killed_script(slurm, tmp_path / f"ended by {by}", by)
+        for by in ("something", "slurm", "a later life", "another node")
+    }
+    asked = slurm / "scontrol.asked"
+    wait_until(lambda: "requeue" in asked.read_text())
+    time.sleep(12)  # twice as long as it takes to look
+    assert asked.read_text().count("requeue") == 1 and "requeue 1\n" in asked.read_text()
+    verdicts = {by: [life["verdict"] for life in history(folder)] for by, folder in killed.items()}
+    assert verdicts == {"something": ["again"], "slurm": [], "a later life": [], "another node": []}
+
+
+def killed_script(slurm, place, ended_by):
+    """The folder of a job whose script is killed once its rank runs."""
+    place.mkdir()
+    number = str(1 + ["something", "slurm", "a later life", "another node"].index(ended_by))
+    one = job(place, starter="srun", nodes=1, devices=1)
     folder = Path(one.folder)
     (slurm / "srun").write_text(
         '#!/bin/bash\nwhile [ "${1#--}" != "$1" ]; do shift; done\n'
@@ -251,24 +266,17 @@ def test_a_job_whose_script_is_killed_is_judged_beside_the_first_rank(slurm, tmp
     )
     (folder / "program.py").write_text(program)
     (folder / SCRIPT).write_text(job_script(one))
-    env = {**os.environ, "SLURM_JOB_ID": "12345"}
+    env = {**os.environ, "SLURM_JOB_ID": number}
     script = subprocess.Popen(["bash", folder / SCRIPT], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    begun = folder / "lives" / "0" / "rank-00000.out"
-    wait_until(begun.exists)
+    wait_until((folder / "lives" / "0" / "rank-00000.out").exists)
     if ended_by == "slurm":
-        line = "slurmstepd: error: *** JOB 12345 ON n CANCELLED AT 2026-11-23T08:53:44 DUE TO TIME LIMIT ***\n"
-        (folder / "job-12345.out").write_text(line)
+        line = f"slurmstepd: error: *** JOB {number} ON n CANCELLED AT 2026-11-23T08:53:44 DUE TO TIME LIMIT ***\n"
+        (folder / f"job-{number}.out").write_text(line)
     if ended_by == "a later life":
         (folder / "lives" / "1").mkdir()
     script.kill()
     script.wait()
-    asked = slurm / "scontrol.asked"
-    if verdict:
-        wait_until(lambda: "requeue 12345" in asked.read_text())
-        assert [life["verdict"] for life in history(folder)] == [verdict]
-    else:
-        time.sleep(12)  # twice as long as it takes to look
-        assert history(folder) == [] and "requeue" not in asked.read_text()
+    return folder
 
 
 def wait_until(there, seconds=60.0):

@@ -17,7 +17,7 @@ TRAINED = ("Qwen 3 MoE, mixed", "DeepSeek V3")
 """Dense layers and experts, latent attention, a further prediction."""
 
 
-def main(results: Path, work: Path) -> None:
+def main(results: Path, work: Path, names: list[str]) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     import stand_in
 
@@ -33,9 +33,10 @@ def main(results: Path, work: Path) -> None:
 
     small_runs.quiet()
     found: dict[str, Any] = {"names": {}, "runs": {}}
-    for row in ROWS:
+    rows = [row for row in ROWS if row.name in names]
+    for row in rows:
         found["names"][row.name] = _told(_names, row, switch)
-    for row in ROWS:
+    for row in rows:
         for first in (True, False) if row.name in TRAINED else ():
             folder = work / f"{ROWS.index(row)} {first}"
             before, after = ("Transformer Engine", "plain layers")[:: 1 if first else -1]
@@ -55,26 +56,16 @@ def _told(function: Any, *arguments: Any) -> Any:
 
 
 def _config(row: Any) -> Any:
-    import transformers
-
     from nemo2.config.provenance import adjust
     from nemo2.models.conversion.families import conversion_for
     from support import small_runs
+    from support.hf_models import released_config
 
-    hf = getattr(transformers, row.config)(**row.fields).to_dict()
-    named = {"GPT2Config": "GPT2LMHeadModel", "Llama4TextConfig": "Llama4ForCausalLM"}
-    named |= {"Gemma3TextConfig": "Gemma3ForCausalLM"}
-    hf["architectures"] = [named.get(row.config, row.config.replace("Config", "ForCausalLM"))]
-    if row.released is not None:
-        hf = _released(row, hf)
+    hf = released_config(row)
     config = conversion_for(hf).config(json.loads(json.dumps(hf)))
     for field, value in {"moe_aux_loss_coeff": 0.0, "seq_length": small_runs.SEQ}.items():
         adjust(config, field, value, why="of this test")
     return config
-
-
-def _released(row: Any, hf: dict[str, Any]) -> dict[str, Any]:
-    return hf | {"num_nextn_predict_layers": 1} if row.name == "DeepSeek V3" else row.released({}, hf)[1]
 
 
 def _names(row: Any, switch: dict[str, bool]) -> list[dict[str, Any]]:
@@ -133,4 +124,4 @@ def _model(row: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

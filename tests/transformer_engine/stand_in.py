@@ -25,9 +25,9 @@ TABLES = Path(__file__).parent
 VERSIONS = sorted(
     (path.stem for path in TABLES.glob("*.json")), key=lambda text: [int(part) for part in text.split(".")]
 )
-RUN = tuple(version for version in VERSIONS if not version.startswith(("2.3.", "2.4.", "2.9.")))
+RUN = tuple(version for version in VERSIONS if not version.startswith(("2.3.", "2.4.", "2.9.", "2.17.")))
 """Versions over which whole runs go; 2.3 and 2.4 lie before and behind two changes that tables alone tell, 2.9 is the oldest that
-Megatron-Core 0.16.1 takes."""
+Megatron-Core 0.16.1 takes, and the tables of 2.17 and of the newest are the same but for parameters that no run passes."""
 
 
 def table(version: str) -> dict[str, Any]:

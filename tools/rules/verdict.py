@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's verdict on a recipe: the judge of the rules.
 
-The model's chunks of the first and the last rank are built for real, on meta tensors, in a world of fake ranks; the micro-batch
+The model's chunks of the first and the last stage are built for real, on meta tensors, in a world of fake ranks; the micro-batch
 calculator and the optimizer's and the gradient buffers' configurations are made too. None of the rules takes part.
 """
 
@@ -74,7 +74,8 @@ def _build(recipe: Any, machine: Any) -> None:
         with _world(rank, world, strategy):
             cut = copy.copy(config)
             write_parallelism(RunSettings(parallelism=parallelism, model_config=cut, machine=machine))
-            _chunks(cut, recipe)
+            if rank == 0 or strategy.layout.pp > 1:  # without stages the last rank builds the chunks of the first
+                _chunks(cut, recipe)
             _micro_batches(recipe.data, rank)
 
 

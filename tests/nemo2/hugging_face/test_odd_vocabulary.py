@@ -81,7 +81,7 @@ def test_ranks_that_do_not_divide_the_vocabulary_write_what_one_process_writes(
     from nemo2.hugging_face.api import import_ckpt
 
     places: list[str] = []
-    for rows in (331, 515, 32001):
+    for rows in (331, 32001):
         release = tmp_path / str(rows)
         odd_folders.write(release, vocab_size=rows)
         imported = import_ckpt(source=str(release), output_path=tmp_path / f"imported {rows}")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of every family: import, train a step, export, and compare the whole file with the release's."""
+"""config.json of every family: import, train a step, export, and compare the whole file with the release's.
+
+A step is trained every day for one row of each kind, and for the others in the night.
+"""
 
 import json
 from pathlib import Path
@@ -11,7 +14,8 @@ import pytest
 from nemo2.models.conversion.settings import SPECIAL_TOKENS
 from support import hf_parity as parity
 from support import small_runs
-from support.hf_models import ROWS, Row
+from support.hf_models import DAILY, ROWS, Row
+from support.nightly import daily_and_nightly
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*moe_ffn_hidden_size is not set.*:UserWarning")
 OWN = {
@@ -33,8 +37,8 @@ def families() -> dict[str, Row]:
     return {row.name: row for row in ROWS if row.readable or row.released is not None}
 
 
-def trained(names: list[str], root: str) -> dict[str, Any]:
-    """For each row, the release's config.json and that of an export after a step of training."""
+def exported(names: list[str], trained: list[str], root: str) -> dict[str, Any]:
+    """For each row, the release's config.json and that of an export, after a step of training where it is ``trained``."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -44,14 +48,14 @@ def trained(names: list[str], root: str) -> dict[str, Any]:
         folder = Path(root) / str(number)
         folder.mkdir()
         try:
-            found[name] = one(families()[name], folder)
+            found[name] = one(families()[name], folder, train=name in trained)
         except Exception as error:  # one row's fault isn't the others'
             found[name] = f"{type(error).__name__}: {error}"
         small_runs.release()
     return found
 
 
-def one(row: Row, folder: Path) -> list[dict[str, Any]]:
+def one(row: Row, folder: Path, *, train: bool) -> list[dict[str, Any]]:
     from megatron.core.optimizer import OptimizerConfig
 
     from nemo2.checkpoint.auto_resume import RestoreConfig
@@ -67,6 +71,8 @@ def one(row: Row, folder: Path) -> list[dict[str, Any]]:
         said["max_position_embeddings"] = LONGEST
     (release / "config.json").write_text(json.dumps(said))
     imported = import_release(release, folder / "imported")
+    if not train:
+        return [said, json.loads((export_weights(imported, folder / "exported") / "config.json").read_text())]
     described = load_context(imported, "model", build=False)
     if getattr(described.config, "position_embedding_type", "rope") != "learned_absolute":
         described.config.seq_length = small_runs.SEQ
@@ -86,16 +92,15 @@ def stretched(said: dict[str, Any]) -> bool:
     return (said.get("rope_parameters") or said.get("rope_scaling") or {}).get("rope_type", "default") != "default"
 
 
-@pytest.fixture(scope="module")
-def files(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_on_ranks(trained, 1, list(families()), str(tmp_path_factory.mktemp("releases")), timeout=900)[0]
-
-
-@pytest.mark.parametrize("name", list(families()))
-def test_config_json_comes_out_as_it_went_in(files: dict[str, Any], name: str) -> None:
-    assert isinstance(files[name], list), files[name]
-    release, exported = files[name]
-    if name in AS_ANOTHER:  # a form that transformers reads without the release's code
-        release = {field: release[field] for field in SPECIAL_TOKENS}
-        exported = {field: exported[field] for field in SPECIAL_TOKENS}
-    assert exported == release
+@pytest.mark.parametrize("trained", daily_and_nightly(families(), DAILY))
+def test_config_json_comes_out_as_it_went_in(run_on_ranks: Any, tmp_path: Path, trained: list[str]) -> None:
+    names = list(families()) if trained == list(DAILY) else trained
+    files = run_on_ranks(exported, 1, names, trained, str(tmp_path), timeout=900)[0]
+    assert [name for name in names if name not in files] == []
+    for name, configs in files.items():
+        assert isinstance(configs, list), f"{name}: {configs}"
+        release, export = configs
+        if name in AS_ANOTHER:  # a form that transformers reads without the release's code
+            release = {field: release[field] for field in SPECIAL_TOKENS}
+            export = {field: export[field] for field in SPECIAL_TOKENS}
+        assert export == release, name

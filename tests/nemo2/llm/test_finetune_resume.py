@@ -10,7 +10,8 @@ import pytest
 
 from support import small_runs
 
-STEPS = 5
+STEPS = 3
+"""The fewest of which a run may die after its first step and before its last."""
 SEQ = 48
 KINDS = ("LoRA", "DoRA")
 

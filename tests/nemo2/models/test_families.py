@@ -10,6 +10,7 @@ import torch
 
 from nemo2.config import Config
 from nemo2.rehearse.shrink import SEQUENCE, VOCABULARY, small_sizes
+from support.nightly import daily_and_nightly
 
 STEPS = 2
 # The configuration of each family that is shrunk, and what it is trained with beside its own settings.
@@ -69,6 +70,33 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Nemotron Nano v2": ("ssm", "NemotronNano9Bv2", {}),
 }
 
+DAILY = (
+    "Llama 2",
+    "Llama 4",
+    "Llama-Nemotron",
+    "Mixtral",
+    "Qwen 2",
+    "Qwen 3 MoE",
+    "Gemma 2",
+    "Gemma 3",
+    "DeepSeek V3",
+    "DeepSeek V2-Lite",
+    "Nemotron 4",
+    "GPT-OSS",
+    "StarCoder",
+    "ChatGLM",
+    "SmolLM 3",
+    "Granite 3",
+    "OLMo 2",
+    "OLMo 3",
+    "Hunyuan",
+    "Qwen 2 MoE",
+    "MiniMax M2",
+    "Mamba 2",
+    "Nemotron-H",
+)
+"""Families with layers of their own; the others have the layers of one of these in other sizes."""
+
 # Whole experts, shared out over the tensor-parallel ranks, instead of a slice of each; biases allow nothing else.
 WHOLE_EXPERTS = {"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
 SHARED_OUT = ("GPT-OSS", "Qwen 3 MoE")
@@ -119,11 +147,12 @@ def train_each(families: list[str], tp: int, directory: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("families", daily_and_nightly(FAMILIES, DAILY))
 def test_every_family_trains_and_its_tensor_parallel_halves_train_as_the_whole(
-    run_on_ranks: Any, tmp_path: Path
+    run_on_ranks: Any, tmp_path: Path, families: list[str]
 ) -> None:
-    (whole,) = run_on_ranks(train_each, 1, list(FAMILIES), 1, str(tmp_path), timeout=400)
-    halves, _ = run_on_ranks(train_each, 2, list(FAMILIES), 2, str(tmp_path), timeout=400)
+    (whole,) = run_on_ranks(train_each, 1, families, 1, str(tmp_path), timeout=400)
+    halves, _ = run_on_ranks(train_each, 2, families, 2, str(tmp_path), timeout=400)
     for family, losses in whole.items():
         assert losses[-1] < losses[0], family
         assert halves[family] == pytest.approx(losses, rel=2e-4), family

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ratios by which extra losses are weighed; their effect on gradients is measured in tests/tools/test_extra_losses.py."""
+"""The ratios by which extra losses are weighed; tests/nemo2/parallel/test_extra_losses.py measures their effect on gradients."""
 
 from typing import Any
 

@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 
 from nemo2.parallel.norm_names import renamed_norms
-from support.hf_models import ROWS
+from support.hf_models import DAILY, ROWS
+from support.nightly import daily_and_nightly
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module")
-def crossed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=daily_and_nightly([row.name for row in ROWS], DAILY))
+def crossed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     work = tmp_path_factory.mktemp("crossing")
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     script = ROOT / "tests" / "transformer_engine" / "crossing.py"
-    command = [sys.executable, "-W", "ignore", str(script), str(work / "out.json"), str(work)]
+    command = [sys.executable, "-W", "ignore", str(script), str(work / "out.json"), str(work), *request.param]
     variables = {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}  # the stand-in's layers are a CPU's
     done = subprocess.run(command, env=os.environ | variables, cwd=work, capture_output=True, text=True, timeout=600)
     assert (work / "out.json").exists(), done.stderr[-3000:]
@@ -29,18 +30,18 @@ def crossed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(660)  # about 25 s on an idle core
-@pytest.mark.parametrize("name", [row.name for row in ROWS])
-def test_transformer_engine_s_layers_and_plain_ones_store_the_same_tensors(crossed: Any, name: str) -> None:
-    found = crossed["names"][name]
-    assert not isinstance(found, str), found
-    theirs, plain = found
-    assert theirs == plain
+def test_transformer_engine_s_layers_and_plain_ones_store_the_same_tensors(crossed: Any) -> None:
+    assert len(crossed["names"]) > 25
+    for name, shapes in crossed["names"].items():
+        assert not isinstance(shapes, str), f"{name}: {shapes}"
+        theirs, plain = shapes
+        assert theirs == plain, name
 
 
 @pytest.mark.timeout(660)
 def test_a_run_goes_on_from_a_checkpoint_of_the_other_s_layers(crossed: Any) -> None:
     """Parameters and moments to the bit, and the losses of the run that wasn't interrupted."""
-    assert len(crossed["runs"]) == 4
+    assert len(crossed["runs"]) == (4 if "DeepSeek V3" in crossed["names"] else 0)
     for name, run in crossed["runs"].items():
         assert isinstance(run, dict), f"{name}: {run}"
         assert (run["different"], run["only"]) == ([], []), name

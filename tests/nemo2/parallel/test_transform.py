@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from support import small_runs, transforms
+from support.nightly import daily_and_nightly
 from support.transformed_runs import (
     ADDED,
     DEEP,
@@ -47,11 +48,13 @@ def two_ranks(directory: str, names: list[str]) -> dict[str, Any]:
         found[name] = train(place, name, wrapped=DENSE)
         if name in RESUMED:
             found[f"resumed {name}"] = train(place, name, wrapped=DENSE, resume=f"{place}/one/step={STEPS}")
-    if "pp2" in names:
-        found["stepwise"] = fit_and_validate(place)
-        place = f"{directory}/experts"
-        found["ep2"] = train(place, wrapped=OF_EXPERTS, strategy={"expert_model_parallel_size": 2}, **EXPERTS)
     return found
+
+
+def stages_and_experts(directory: str) -> dict[str, Any]:
+    found = {"stepwise": fit_and_validate(f"{directory}/dense")}
+    experts = {"strategy": {"expert_model_parallel_size": 2}, **EXPERTS}
+    return found | {"ep2": train(f"{directory}/experts", wrapped=OF_EXPERTS, **experts)}
 
 
 def fit_and_validate(place: str) -> dict[str, Any]:
@@ -75,31 +78,40 @@ def fit_and_validate(place: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def runs(run_on_ranks, tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
-    directory = str(tmp_path_factory.mktemp("transformed"))
-    found = {"one": run_on_ranks(one_process, 1, directory)}
-    found["two"] = run_on_ranks(two_ranks, 2, directory, list(LAYOUTS))
-    return found
+def directory(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("transformed"))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_trains_as_one_process_and_freezes_what_was_frozen(runs, name):
-    expected = runs["one"][0]["dense"]
+@pytest.fixture(scope="module")
+def one(run_on_ranks, directory) -> dict[str, Any]:
+    return run_on_ranks(one_process, 1, directory)[0]
+
+
+@pytest.fixture(scope="module")
+def runs(run_on_ranks, directory, one) -> dict[str, list[dict[str, Any]]]:
+    return {"one": [one], "two": run_on_ranks(stages_and_experts, 2, directory)}
+
+
+# LoRA is a transform too, and runs in the others every day (tests/nemo2/peft/test_layouts.py).
+@pytest.mark.parametrize("names", daily_and_nightly(LAYOUTS, ["pp2 vp2", "fsdp1", "mfsdp"]))
+def test_every_layout_trains_and_goes_on_as_one_process_and_freezes_what_was_frozen(
+    run_on_ranks, directory, one, names
+):
+    expected = one["dense"]
     assert len(set(expected["losses"])) == STEPS
-    for rank in runs["two"]:
-        run = rank[name]
-        assert run["losses"] == pytest.approx(expected["losses"], rel=2e-5)
-        assert run["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
-        assert run["counts"] == expected["counts"]
-        assert run["same"] and not any(ADDED.search(key) for key in run["same"])
-        assert all(ADDED.search(key) for key in run["changed"])
-    assert any(rank[name]["changed"] for rank in runs["two"])
-
-
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_layout_goes_on_from_a_checkpoint_of_one_process(runs, name):
-    expected = runs["one"][0]["resumed"]
-    assert runs["two"][0][f"resumed {name}"]["losses"] == pytest.approx(expected["losses"], rel=5e-5)
+    ranks = run_on_ranks(two_ranks, 2, directory, names)
+    for name in names:
+        for rank in ranks:
+            run = rank[name]
+            assert run["losses"] == pytest.approx(expected["losses"], rel=2e-5), name
+            assert run["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4), name
+            assert run["counts"] == expected["counts"], name
+            assert run["same"] and not any(ADDED.search(key) for key in run["same"]), name
+            assert all(ADDED.search(key) for key in run["changed"]), name
+        assert any(rank[name]["changed"] for rank in ranks), name
+        if name in RESUMED:
+            resumed = ranks[0][f"resumed {name}"]["losses"]
+            assert resumed == pytest.approx(one["resumed"]["losses"], rel=5e-5), name
 
 
 def test_experts_are_transformed_on_the_ranks_that_hold_them(runs):

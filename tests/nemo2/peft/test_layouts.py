@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from support import adapted_runs
+from support import adapted_runs, transformed_runs
+from support.nightly import daily_and_nightly
 from support.transformed_runs import EXPERTS, STEPS
 
 KINDS = ("LoRA", "DoRA", "CanonicalLoRA", "CanonicalDoRA")
@@ -26,19 +27,21 @@ RUNS = [
     *(("LoRA", name) for name in adapted_runs.LAYOUTS),
     *((kind, name) for kind in ("DoRA", "CanonicalLoRA", "CanonicalDoRA") for name in ("tp2 sp", "pp2 vp2", "fsdp2")),
 ]
+DAILY = [(kind, name) for kind, name in RUNS if kind in ("LoRA", "CanonicalDoRA") or name == "tp2 sp"]
+"""CanonicalDoRA has what DoRA and CanonicalLoRA add."""
 
 
 def one_process(directory: str) -> dict[Any, Any]:
-    adapted_runs.base(f"{directory}/dense")
+    transformed_runs.base(f"{directory}/dense")
     found: dict[Any, Any] = {}
     for kind in KINDS:
         place = f"{directory}/{kind}"
         found[kind] = adapted_runs.train(f"{directory}/dense", kind, to=place, save=True)
         found[kind, "resumed"] = adapted_runs.train(f"{directory}/dense", kind, resume=f"{place}/one/step={STEPS}")
-    adapted_runs.base(f"{directory}/latent", **LATENT)
+    transformed_runs.base(f"{directory}/latent", **LATENT)
     for kind in ("LoRA", "DoRA"):
         found["latent", kind] = adapted_runs.train(f"{directory}/latent", kind, options=PROJECTIONS, **LATENT)
-    adapted_runs.base(f"{directory}/experts", **EXPERTS | GATED)
+    transformed_runs.base(f"{directory}/experts", **EXPERTS | GATED)
     found["experts"] = adapted_runs.train(
         f"{directory}/experts", "LoRA", to=f"{directory}/E", save=True, **EXPERTS | GATED
     )
@@ -51,8 +54,12 @@ def one_process(directory: str) -> dict[Any, Any]:
     return found
 
 
+def trained(directory: str, runs: list[tuple[str, str]]) -> dict[Any, Any]:
+    return {(kind, name): adapted_runs.train(f"{directory}/dense", kind, name) for kind, name in runs}
+
+
 def two_ranks(directory: str) -> dict[Any, Any]:
-    found: dict[Any, Any] = {(kind, name): adapted_runs.train(f"{directory}/dense", kind, name) for kind, name in RUNS}
+    found: dict[Any, Any] = {}
     for kind, name in RESUMED:
         found[kind, name, "resumed"] = adapted_runs.train(
             f"{directory}/dense", kind, name, resume=f"{directory}/{kind}/one/step={STEPS}"
@@ -97,22 +104,31 @@ OF_LATENT = (("LoRA", "tp2 sp"), ("DoRA", "tp2 sp"))
 
 
 @pytest.fixture(scope="module")
-def runs(run_on_ranks, tmp_path_factory) -> dict[str, list[dict[Any, Any]]]:
-    directory = str(tmp_path_factory.mktemp("adapted"))
-    return {"one": run_on_ranks(one_process, 1, directory), "two": run_on_ranks(two_ranks, 2, directory)}
+def directory(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("adapted"))
 
 
-@pytest.mark.parametrize(("kind", "name"), RUNS)
-def test_every_layout_trains_as_one_process_and_leaves_the_base_alone(runs, kind, name):
-    expected = runs["one"][0][kind]
-    assert len(set(expected["losses"])) == STEPS
-    for rank in runs["two"]:
-        run = rank[kind, name]
-        assert run["losses"] == pytest.approx(expected["losses"], rel=2e-5)
-        assert run["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4)
-        assert run["counts"] == expected["counts"]
-        assert all(".adapter." in key for key in run["changed"])
-        assert not any(".adapter." in key for key in run["same"])
+@pytest.fixture(scope="module")
+def one(run_on_ranks, directory) -> dict[Any, Any]:
+    return run_on_ranks(one_process, 1, directory)[0]
+
+
+@pytest.fixture(scope="module")
+def runs(run_on_ranks, directory, one) -> dict[str, list[dict[Any, Any]]]:
+    return {"one": [one], "two": run_on_ranks(two_ranks, 2, directory)}
+
+
+@pytest.mark.parametrize("layouts", daily_and_nightly(RUNS, DAILY))
+def test_every_layout_trains_as_one_process_and_leaves_the_base_alone(run_on_ranks, directory, one, layouts):
+    for rank in run_on_ranks(trained, 2, directory, layouts):
+        for (kind, name), run in rank.items():
+            expected = one[kind]
+            assert len(set(expected["losses"])) == STEPS
+            assert run["losses"] == pytest.approx(expected["losses"], rel=2e-5), (kind, name)
+            assert run["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-4), (kind, name)
+            assert run["counts"] == expected["counts"], (kind, name)
+            assert all(".adapter." in key for key in run["changed"]), (kind, name)
+            assert not any(".adapter." in key for key in run["same"]), (kind, name)
 
 
 @pytest.mark.parametrize(("kind", "name"), RESUMED)

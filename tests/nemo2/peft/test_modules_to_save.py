@@ -11,7 +11,7 @@ from nemo2.errors import ConfigError
 from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.walker import linear_layers
 from nemo2.peft import CanonicalLoRA, LoRA
-from support import adapted_runs, small_runs
+from support import adapted_runs, small_runs, transformed_runs
 from support.transformed_runs import STEPS
 
 TIED: dict[str, Any] = {"share_embeddings_and_output_weights": True}
@@ -30,7 +30,7 @@ def train(directory: str, name: str = "", **run: Any) -> dict[str, Any]:
 
 
 def one_process(directory: str) -> dict[str, Any]:
-    adapted_runs.base(f"{directory}/tied", **TIED)
+    transformed_runs.base(f"{directory}/tied", **TIED)
     found = {"run": train(f"{directory}/tied", to=f"{directory}/saved", save=True)}
     return found | {"resumed": train(f"{directory}/tied", resume=f"{directory}/saved/one/step={STEPS}")}
 

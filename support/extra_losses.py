@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a coefficient of an extra loss does to the gradients, over masks, padding, packing and layouts.
 
-    python -m tools.extra_losses                 the table, for the Megatron-Core of this environment
-    python -m tools.extra_losses --cases PP EP   only the cases whose name contains one of these
-
 Extra losses are those of routers and of multi-token prediction. The gradient of one is a difference: that of a step with its
 coefficient minus that of the same step without. It is compared with the reference case of the same normalisation: one
-process, every token trained, rows padded to the longest of a micro-batch. Each cell has two figures: the length of the
-gradient over the reference's, and the norm of their difference over the reference's. ``1.000 0.0e+00`` is equality.
+process, every token trained, rows padded to the longest of a micro-batch. Each has two figures: the length of the
+gradient over the reference's, and the norm of their difference over the reference's.
 """
 
-import argparse
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import lightning.pytorch as pl
@@ -22,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from support import ranks, small_runs
+from support import small_runs
 from tools.parity import gradients, moments
 
 LENGTHS = (12, 16, 8, 24, 20, 12, 16, 20)
@@ -77,37 +71,22 @@ class Case:
 
 _TP = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
 _RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-_DATA = (
+_PADDED: dict[str, Any] = {"answers": True, "length": 96}
+CASES = (
     Case(name="every token"),
     Case(name="answers", answers=True),
-    Case(name="padded to 96", length=96),
-    Case(name="answers, padded to 96", answers=True, length=96),
-    Case(name="packed", packed=True),
-    Case(name="packed to 96, answers", packed=True, length=96, answers=True),
-    Case(name="recomputed", answers=True, length=96, config=_RECOMPUTED),
-)  # fmt: skip
-_LAYOUTS = (
-    Case(name="DP 2", ranks=2),
-    Case(name="TP 2", ranks=2, strategy=_TP),
-    Case(name="CP 2", ranks=2, strategy={"context_parallel_size": 2}),
-    Case(name="EP 2", ranks=2, strategy={"expert_model_parallel_size": 2}),
-    Case(name="PP 2", ranks=2, strategy={"pipeline_model_parallel_size": 2}),
-    Case(name="FSDP", ranks=2, strategy={"fsdp2": True}),
-    Case(name="TP 2, PP 2", ranks=4, strategy=_TP | {"pipeline_model_parallel_size": 2}),
-    Case(name="TP 2, EP 2", ranks=4, strategy=_TP | {"expert_model_parallel_size": 2}),
-)  # fmt: skip
-CASES = (
-    *_DATA,
-    *(replace(case, name=f"{case.name}, answers, padded to 96", answers=True, length=96) for case in _LAYOUTS),
-    replace(_LAYOUTS[1], name="TP 2, packed, answers", packed=True, answers=True),
-    *(
-        replace(case, name=f"{case.name}, mean of micro-batches", per_token=False)
-        for case in (_DATA[0], _DATA[1], _DATA[2], _DATA[4])
-    ),
-    *(
-        replace(case, name=f"{case.name}, padded to 96, mean of micro-batches", per_token=False, length=96)
-        for case in _LAYOUTS
-    ),
+    Case(name="answers, padded to 96", **_PADDED),
+    Case(name="packed to 96, answers", packed=True, **_PADDED),
+    Case(name="recomputed", config=_RECOMPUTED, **_PADDED),
+    Case(name="DP 2, answers, padded to 96", ranks=2, **_PADDED),
+    Case(name="TP 2, answers, padded to 96", ranks=2, strategy=_TP, **_PADDED),
+    Case(name="CP 2, answers, padded to 96", ranks=2, strategy={"context_parallel_size": 2}, **_PADDED),
+    Case(name="EP 2, answers, padded to 96", ranks=2, strategy={"expert_model_parallel_size": 2}, **_PADDED),
+    Case(name="PP 2, answers, padded to 96", ranks=2, strategy={"pipeline_model_parallel_size": 2}, **_PADDED),
+    Case(name="FSDP, answers, padded to 96", ranks=2, strategy={"fsdp2": True}, **_PADDED),
+    Case(name="every token, mean of micro-batches", per_token=False),
+    Case(name="answers, mean of micro-batches", per_token=False, answers=True),
+    Case(name="padded to 96, mean of micro-batches", per_token=False, length=96),
 )
 
 
@@ -246,40 +225,3 @@ class _Data(pl.LightningDataModule):
         from nemo2.data.finetuning.rows import Collate
 
         return DataLoader(_Samples(self.case), collate_fn=Collate(pad_id=PAD, length=self.case.length, multiple=4))
-
-
-def table(
-    cases: tuple[Case, ...] = CASES, losses: tuple[str, ...] = tuple(LOSSES), runner: Any = ranks.run
-) -> dict[str, dict[str, tuple[float, float]]]:
-    """The figures of ``measure`` by case and loss. The reference cases are measured first."""
-    with TemporaryDirectory() as folder:
-        figures = {}
-        kinds = {case.per_token for case in cases}
-        references = [one for one in REFERENCES if one.per_token in kinds]
-        for case in [*references, *(case for case in cases if case not in references)]:
-            figures[case.name] = runner(measure, case.ranks, case, losses, folder)[0]
-            print(line(case.name, figures[case.name]), flush=True)
-    return figures
-
-
-def line(name: str, figures: dict[str, tuple[float, float]]) -> str:
-    return f"| {name} | " + " | ".join(f"{length:.3f} {error:.0e}" for length, error in figures.values()) + " |"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.extra_losses", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cases", nargs="+", metavar="WORDS", help="only cases whose name contains one of these")
-    parser.add_argument("--losses", nargs="+", choices=list(LOSSES), default=list(LOSSES))
-    arguments = parser.parse_args()
-    cases = tuple(case for case in CASES if not arguments.cases or any(words in case.name for words in arguments.cases))
-    ranks.prepare("support.quiet", "nemo2.models.llama")
-    print(f"Megatron-Core {version('megatron-core')}")
-    print(f"| case | {' | '.join(arguments.losses)} |\n|---|{'---|' * len(arguments.losses)}")
-    table(cases, tuple(arguments.losses))
-    return 0
-
-
-if __name__ == "__main__":
-    from tools import extra_losses  # by its own name, under which ranks find its functions
-
-    raise SystemExit(extra_losses.main())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools import extra_losses
+from support import extra_losses
 
 CASES = {case.name: case for case in extra_losses.CASES}
 ROUTERS = ["load balancing", "by sequence", "over replicas", "z-loss"]
@@ -38,8 +38,8 @@ def measured(run_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Mea
 @pytest.mark.parametrize(
     "name",
     [
-        "answers, padded to 96",
-        "recomputed",
+        pytest.param("answers, padded to 96", marks=pytest.mark.nightly),  # as tensor-parallel ranks have it
+        pytest.param("recomputed", marks=pytest.mark.nightly),
         "TP 2, answers, padded to 96",
         "CP 2, answers, padded to 96",
         "PP 2, answers, padded to 96",
@@ -60,7 +60,12 @@ def test_packing_leaves_the_losses_of_a_micro_batch(measured: Measured) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["DP 2, answers, padded to 96", "EP 2, answers, padded to 96", "FSDP, answers, padded to 96"]
+    "name",
+    [
+        "DP 2, answers, padded to 96",
+        "EP 2, answers, padded to 96",
+        pytest.param("FSDP, answers, padded to 96", marks=pytest.mark.nightly),
+    ],
 )
 def test_replicas_leave_the_gradient_of_a_routers_loss(measured: Measured, name: str) -> None:
     """The loss over replicas sees more tokens at once: another loss of the same weight."""
