@@ -457,6 +457,11 @@ DAILY = (
     "OLMo 3",
     "Ministral 3",
     "Hunyuan",
+    "Qwen3-Next",
+    "Qwen 3.5",
+    "Command R7B, Command A",
+    "Granite 3 MoE, shared expert",
+    "ERNIE 4.5 MoE",
 )
 """One row for each kind of layer, mask, position and norm. The others repeat these with other sizes or switches, which their
 own conversion shows (tests/nemo2/models/conversion): the slower tests of what is built behind it leave them to the night."""
