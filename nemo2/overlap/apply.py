@@ -11,6 +11,8 @@ from nemo2.config.derivations import Setting
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_values, where_set
 from nemo2.config.walk import class_of
+from nemo2.errors import ConfigError
+from nemo2.overlap.conflicts import GATHER_AHEAD
 from nemo2.overlap.rules import ONE_BUCKET, decide, ineffective
 from nemo2.overlap.settings import (
     CALLBACK,
@@ -21,6 +23,7 @@ from nemo2.overlap.settings import (
     SWITCH_FIELDS,
     Decision,
     OverlapFacts,
+    Requested,
 )
 from nemo2.overlap.tp_switches import left_out
 from nemo2.overlap.userbuffer_limits import without_buffers
@@ -96,8 +99,19 @@ def overlap(
 
 def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = None) -> None:
     """Repeat Megatron-Core's change of ``bucket_size`` for buffers whose reduction isn't overlapped. ``say`` reports
-    an explicit value that this overrides."""
-    if ddp_config.overlap_grad_reduce or ddp_config.use_megatron_fsdp or ddp_config.bucket_size is None:
+    an explicit value that this overrides.
+
+    Raises:
+        ConfigError: the user set ``overlap_param_gather``, which needs several buckets.
+    """
+    if ddp_config.overlap_grad_reduce or ddp_config.use_megatron_fsdp:
+        return
+    owner, reduced = "strategy.ddp_config", "overlap_grad_reduce"
+    in_force = Setting(reduced, owner, False, where_set(ddp_config, reduced))
+    settings = [*_settings(ddp_config, owner, ("overlap_param_gather",)), in_force]
+    if ddp_config.overlap_param_gather and (problem := GATHER_AHEAD.problem(Requested(settings))):
+        raise ConfigError(problem, rule=GATHER_AHEAD.rule)
+    if ddp_config.bucket_size is None:
         return
     requested = explicit_values(ddp_config).get("bucket_size")
     if say is not None and requested is not None and requested == ddp_config.bucket_size:

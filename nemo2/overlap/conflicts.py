@@ -15,12 +15,16 @@ def _pair(first: tuple[str, Any], second: tuple[str, Any], why: str) -> Conflict
 
 _ONLY_SHARDED = "only the distributed optimizer has parameters to gather"
 
+GATHER_AHEAD = Conflict(
+    "gather-starts-from-reduction",
+    (("overlap_param_gather", True), ("overlap_grad_reduce", False)),
+    "without overlapped reduction there is only one bucket, so no bucket can be gathered ahead",
+    "Set overlap_grad_reduce=True, or overlap_param_gather=False.",
+)
+"""For every run, once the callback has decided."""
+
 PAIRS = (
-    _pair(
-        ("overlap_param_gather", True),
-        ("overlap_grad_reduce", False),
-        "without overlapped reduction there is only one bucket, so no bucket can be gathered ahead",
-    ),
+    GATHER_AHEAD,
     _pair(("overlap_param_gather", True), ("use_distributed_optimizer", False), _ONLY_SHARDED),
     _pair(("align_param_gather", True), ("overlap_param_gather", False), "there is no overlapped gather to align"),
     _pair(

@@ -74,7 +74,7 @@ def refuse_conflicts(facts: OverlapFacts, settings: Iterable[Setting]) -> None:
     Raises:
         ConfigError: there are some. The message has a sentence for each.
     """
-    requested = Requested(facts, settings)
+    requested = Requested(settings, facts)
     problems = [(RULE, clash) for clash in requested.clashes]
     problems += [(row.rule, problem) for row in (*PAIRS, *BETWEEN_STAGES) if (problem := row.problem(requested))]
     problems += [(RULE, sentence) for sentence in _with_megatron_fsdp(facts, requested)]

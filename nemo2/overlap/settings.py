@@ -86,15 +86,16 @@ class Requested:
     """The user's settings by field, as the rows of `nemo2.overlap.conflicts` read them, with the facts of the run. Two
     equal settings of one field count as one.
 
-    ``clashes`` has a sentence for each pair that differs.
+    ``facts`` are those that rows about pipelines read. ``clashes`` has a sentence for each pair that differs.
     """
 
-    def __init__(self, facts: OverlapFacts, settings: Iterable[Setting]) -> None:
-        self.pipeline_parallel, self.interleaved = facts.pipeline_parallel, facts.interleaved
-        self._sizes = {
-            "pipeline_model_parallel_size": facts.pipeline_parallel,
-            "virtual_pipeline_model_parallel_size": facts.virtual_pipeline,
-        }
+    def __init__(self, settings: Iterable[Setting], facts: Optional[OverlapFacts] = None) -> None:
+        if facts is not None:
+            self.pipeline_parallel, self.interleaved = facts.pipeline_parallel, facts.interleaved
+            self._sizes = {
+                "pipeline_model_parallel_size": facts.pipeline_parallel,
+                "virtual_pipeline_model_parallel_size": facts.virtual_pipeline,
+            }
         self._by_name: dict[str, Setting] = {}
         self.clashes: list[str] = []
         for setting in settings:

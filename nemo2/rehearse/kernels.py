@@ -30,6 +30,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nemo2.backend import cpu_patches
 from nemo2.backend.patching import Patch
@@ -370,11 +371,11 @@ def _sort_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
     return sort_chunks_by_idxs
 
 
-@functools.lru_cache(maxsize=8)
 def _balanced(tokens: int, experts: int, chosen: int) -> Tensor:
     """A routing map on the CPU, ``[tokens, experts]``, that assigns tokens to experts round-robin."""
-    picks = torch.arange(tokens * chosen, device="cpu").reshape(tokens, chosen) % experts
-    return torch.zeros(tokens, experts, dtype=torch.bool, device="cpu").scatter_(1, picks, True)
+    with _disable_current_modes():  # the tracker counts the job's tensors, and a job makes no such map
+        picks = torch.arange(tokens * chosen, device="cpu").reshape(tokens, chosen) % experts
+        return torch.zeros(tokens, experts, dtype=torch.bool, device="cpu").scatter_(1, picks, True)
 
 
 def _preprocess(original: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -17,6 +17,7 @@ from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.names import safe_name
+from nemo2.place import usable_cores
 from nemo2.run_dir.directory import DEFAULT_BASE, link_in
 from nemo2.settle.world import devices_problem, nodes_problem, world_of
 
@@ -290,7 +291,7 @@ def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, c
     if chosen:
         return
 
-    cores = os.cpu_count() or 1
+    cores = max(1, int(usable_cores()))
     if devices is not None and devices > cores and not torch.cuda.is_available():
         yield (
             f"trainer.devices={devices}: this recipe needs {devices} GPUs per node, but this machine has no GPU and {cores} "
