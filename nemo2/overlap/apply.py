@@ -12,22 +12,28 @@ from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_values, where_set
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
-from nemo2.overlap.conflicts import GATHER_AHEAD
-from nemo2.overlap.rules import ONE_BUCKET, decide, ineffective
-from nemo2.overlap.settings import (
-    CALLBACK,
-    CALLBACK_FIELDS,
-    DDP_FIELDS,
-    MODEL_FIELDS,
-    OPTIMIZER_FIELDS,
-    SWITCH_FIELDS,
-    Decision,
-    OverlapFacts,
-    Requested,
-)
-from nemo2.overlap.tp_switches import left_out
+from nemo2.overlap.rules import GATHER_AHEAD, ONE_BUCKET, Requested, decide, ineffective
+from nemo2.overlap.settings import CALLBACK, Decision, OverlapFacts
+from nemo2.overlap.tp_switches import SWITCHES, left_out
 from nemo2.overlap.userbuffer_limits import without_buffers
 from nemo2.parallel.layout import Layout
+
+MODEL_FIELDS = (
+    "tp_comm_overlap",
+    "tp_comm_overlap_cfg",
+    "tp_comm_bootstrap_backend",
+    "overlap_p2p_comm",
+    "batch_p2p_comm",
+    "defer_embedding_wgrad_compute",
+    "wgrad_deferral_limit",
+)
+DDP_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
+OPTIMIZER_FIELDS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
+CALLBACK_FIELDS = tuple(dict.fromkeys((*MODEL_FIELDS, *DDP_FIELDS, *OPTIMIZER_FIELDS)))
+"""Every argument of the callback, once."""
+SWITCH_FIELDS = tuple(SWITCHES)
+"""Fields of the model's configuration that are no arguments of the callback. They follow from
+``tp_comm_overlap_cfg``."""
 
 
 def overlap(
