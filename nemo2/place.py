@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rank of this process among those that were started together. No other module reads a launcher's variables.
+"""The rank of this process among those that were started together, and the cores that it may use. No other module reads a
+launcher's variables.
 
 | launcher | detected by | rank, world, rank on the node |
 |---|---|---|
@@ -17,7 +18,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Optional
+
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""The CPU time that a container gets: ``150000 100000`` for 1.5 cores, ``max 100000`` for all."""
 
 LAUNCH_VARIABLE = "NEMO2_RUN_DIR_FILE"
 """A launch's own, the same for all its starts: the file that rank 0 writes the run directory's path to."""
@@ -129,3 +134,13 @@ def _first_host(nodes: Optional[str]) -> Optional[str]:
 
 def _port_of_job(job: Optional[str]) -> int:
     return _SRUN_PORTS + int(job[-4:]) if job and job.isdecimal() else 12910
+
+
+def usable_cores() -> float:
+    """The number of cores that this process may use, by its affinity and the limit of its container (cgroup v2)."""
+    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        quota, period = CPU_LIMIT.read_text().split()
+        return cores if quota == "max" else min(cores, int(quota) / int(period))
+    except (OSError, ValueError):
+        return cores

@@ -126,7 +126,6 @@ def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], dict[str, A
     try:
         from nemo2.cli.sources import configured
         from nemo2.planner.fit import key_of
-        from nemo2.planner.peaks import parts_of
         from nemo2.rehearse.job import rehearse
 
         recipe = configured(name, [])
@@ -146,7 +145,7 @@ def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], dict[str, A
         "fullest": verdict.fullest,
         "seconds": f"{time.process_time() - before:.1f}",
     }
-    return name, row, {"key": key_of(recipe), "ranks": parts_of(result.ranks)}, ""
+    return name, row, {"key": key_of(recipe), "ranks": verdict.ranks}, ""
 
 
 def rows_of(page: Path) -> list[dict[str, str]]:

@@ -62,7 +62,10 @@ def check(
                 "memory: this recipe can't be rehearsed, and there is no formula for it; "
                 f"`nemo2 rehearse {again}` says why"
             )
-        verdict["memory"] = None if fit is None else {**fit.to_dict(), "sentence": fit.sentence(again)}
+        verdict["memory"] = None
+        if fit is not None:
+            gpus = verdict["nodes"] * (verdict["devices"] or 1)
+            verdict["memory"] = asdict(fit) | {"answer": fit.answer, "gpus": gpus, "sentence": fit.sentence(again)}
     memory = verdict.get("memory")
     unfit = memory is not None and memory["answer"] == "does not fit" and not memory["assumed"]
     return Result(verdict, report(verdict, colours=is_terminal(sys.stdout)), 2 if verdict["problems"] else int(unfit))

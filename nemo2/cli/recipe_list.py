@@ -115,7 +115,8 @@ def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, A
 
 def _rehearsed_peak(item: dict[str, Any]) -> Optional[int]:
     """The bytes on the fullest GPU of a shipped recipe. None: nobody has rehearsed it."""
-    from nemo2.planner.peaks import peak_of, rehearsed
+    from nemo2.planner.peaks import rehearsed
+    from nemo2.rehearse.counts import peak_of
 
     shipped = rehearsed().get(item["name"]) if item["origin"] == SHIPPED else None
     return None if shipped is None else peak_of(shipped["ranks"])

@@ -12,6 +12,7 @@ from typing import Any
 
 from nemo2.columns import byte_size
 from nemo2.doctor.finding import Finding, State, checked
+from nemo2.place import usable_cores
 
 TOPIC = "This machine"
 LEAST_SHARED_MEMORY = 256 * 2**20
@@ -20,8 +21,6 @@ LEAST_DISK = 20 * 2**30
 """The recommended free bytes of the disk. A checkpoint takes 14 bytes per parameter (bf16 weights, fp32 main parameters
 and two moments), so 20 GiB hold a checkpoint of 1.5 billion parameters."""
 GLOO_SECONDS = 3.0
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-"""The CPU time that a container gets: ``150000 100000`` for 1.5 cores, ``max 100000`` for all."""
 
 _FORMATS = {"fp8": "delayed", "fp8 blockwise": "blockwise", "mxfp8": "mxfp8", "fp4": "nvfp4"}
 """The names of formats below 16 bits, and the recipe that needs each."""
@@ -156,16 +155,6 @@ def launchers() -> Iterator[Finding]:
         costs="nemo-run keeps its experiments in this directory, which isn't writable",
         fix="export NEMORUN_HOME=<a writable directory>",
     )
-
-
-def usable_cores() -> float:
-    """The number of cores that this process may use, by its affinity and the limit of its container (cgroup v2)."""
-    cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    try:
-        quota, period = CPU_LIMIT.read_text().split()
-        return cores if quota == "max" else min(cores, int(quota) / int(period))
-    except (OSError, ValueError):
-        return cores
 
 
 def try_gloo(seconds: float = GLOO_SECONDS) -> str | None:

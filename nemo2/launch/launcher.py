@@ -203,10 +203,10 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
     from nemo2.planner.fit import fit_of
 
     fit = fit_of(recipe, machine)
-    if fit is None or (answer := fit.answer()) == "fits":
+    if fit is None or fit.fits:
         return
     finding = f"the run's memory: {fit.sentence()}."
-    if answer == "does not fit" and not fit.assumed and not force:
+    if fit.answer == "does not fit" and not fit.assumed and not force:
         raise ConfigError(
             f"{finding[0].upper()}{finding[1:]} `nemo2 rehearse` counts each part and searches for a change that makes the run "
             "fit. To start it anyway, use "

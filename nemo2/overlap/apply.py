@@ -11,20 +11,29 @@ from nemo2.config.derivations import Setting
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_values, where_set
 from nemo2.config.walk import class_of
-from nemo2.overlap.rules import ONE_BUCKET, decide, ineffective
-from nemo2.overlap.settings import (
-    CALLBACK,
-    CALLBACK_FIELDS,
-    DDP_FIELDS,
-    MODEL_FIELDS,
-    OPTIMIZER_FIELDS,
-    SWITCH_FIELDS,
-    Decision,
-    OverlapFacts,
-)
-from nemo2.overlap.tp_switches import left_out
+from nemo2.errors import ConfigError
+from nemo2.overlap.rules import GATHER_AHEAD, ONE_BUCKET, Requested, decide, ineffective
+from nemo2.overlap.settings import CALLBACK, Decision, OverlapFacts
+from nemo2.overlap.tp_switches import SWITCHES, left_out
 from nemo2.overlap.userbuffer_limits import without_buffers
 from nemo2.parallel.layout import Layout
+
+MODEL_FIELDS = (
+    "tp_comm_overlap",
+    "tp_comm_overlap_cfg",
+    "tp_comm_bootstrap_backend",
+    "overlap_p2p_comm",
+    "batch_p2p_comm",
+    "defer_embedding_wgrad_compute",
+    "wgrad_deferral_limit",
+)
+DDP_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
+OPTIMIZER_FIELDS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
+CALLBACK_FIELDS = tuple(dict.fromkeys((*MODEL_FIELDS, *DDP_FIELDS, *OPTIMIZER_FIELDS)))
+"""Every argument of the callback, once."""
+SWITCH_FIELDS = tuple(SWITCHES)
+"""Fields of the model's configuration that are no arguments of the callback. They follow from
+``tp_comm_overlap_cfg``."""
 
 
 def overlap(
@@ -96,8 +105,19 @@ def overlap(
 
 def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = None) -> None:
     """Repeat Megatron-Core's change of ``bucket_size`` for buffers whose reduction isn't overlapped. ``say`` reports
-    an explicit value that this overrides."""
-    if ddp_config.overlap_grad_reduce or ddp_config.use_megatron_fsdp or ddp_config.bucket_size is None:
+    an explicit value that this overrides.
+
+    Raises:
+        ConfigError: the user set ``overlap_param_gather``, which needs several buckets.
+    """
+    if ddp_config.overlap_grad_reduce or ddp_config.use_megatron_fsdp:
+        return
+    owner, reduced = "strategy.ddp_config", "overlap_grad_reduce"
+    in_force = Setting(reduced, owner, False, where_set(ddp_config, reduced))
+    settings = [*_settings(ddp_config, owner, ("overlap_param_gather",)), in_force]
+    if ddp_config.overlap_param_gather and (problem := GATHER_AHEAD.problem(Requested(settings))):
+        raise ConfigError(problem, rule=GATHER_AHEAD.rule)
+    if ddp_config.bucket_size is None:
         return
     requested = explicit_values(ddp_config).get("bucket_size")
     if say is not None and requested is not None and requested == ddp_config.bucket_size:

@@ -14,14 +14,13 @@ contradict each other are an error that names both. Overlap that the layout can'
 | context parallel | CP ≥ 2: the ring exchanges the next block while it attends over this one | a ring (``cp_comm_type``) |
 """
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Optional
 
-from nemo2.config.derivations import Setting
+from nemo2.config.derivations import Conflict, Setting
 from nemo2.errors import ConfigError
-from nemo2.overlap.conflicts import BETWEEN_STAGES, PAIRS, RULE
-from nemo2.overlap.presets import choose_userbuffers
-from nemo2.overlap.settings import Decision, OverlapFacts, Requested
+from nemo2.overlap.settings import Decision, OverlapFacts
 from nemo2.overlap.tp_switches import SWITCHES, switches_of, unswitchable
 from nemo2.overlap.tp_switches import contradictions as switch_contradictions
 
@@ -67,6 +66,121 @@ def ineffective(decided: dict[str, Decision], requested: Iterable[Setting]) -> l
 
 # ------------------------------------------------------------------------------------------- what excludes each other
 
+RULE = "overlap-is-asked-for-once"
+_MODEL = "model.config"
+
+
+def _pair(first: tuple[str, Any], second: tuple[str, Any], why: str) -> Conflict:
+    return Conflict(RULE, (first, second), why, "Remove one of them.")
+
+
+_ONLY_SHARDED = "only the distributed optimizer has parameters to gather"
+
+GATHER_AHEAD = Conflict(
+    "gather-starts-from-reduction",
+    (("overlap_param_gather", True), ("overlap_grad_reduce", False)),
+    "without overlapped reduction there is only one bucket, so no bucket can be gathered ahead",
+    "Set overlap_grad_reduce=True, or overlap_param_gather=False.",
+)
+"""For every run, once the callback has decided."""
+
+PAIRS = (
+    GATHER_AHEAD,
+    _pair(("overlap_param_gather", True), ("use_distributed_optimizer", False), _ONLY_SHARDED),
+    _pair(("align_param_gather", True), ("overlap_param_gather", False), "there is no overlapped gather to align"),
+    _pair(
+        ("overlap_param_gather_with_optimizer_step", True),
+        ("overlap_param_gather", False),
+        "there is no overlapped gather to combine with the optimizer step",
+    ),
+    _pair(("overlap_param_gather_with_optimizer_step", True), ("use_distributed_optimizer", False), _ONLY_SHARDED),
+)
+"""For the overlap callback."""
+
+
+def _two_stages(setting: tuple[str, bool]) -> Conflict:
+    name, value = setting
+    return Conflict(
+        "two-interleaved-stages-overlap-messages",
+        ((f"{_MODEL}.{name}", value), _CHUNKS),
+        "with two stages, only messages that overlap, which are not batched, keep their order",
+        f"Set {name}={not value}, leave it unset, use more stages, or leave virtual_pipeline_model_parallel_size unset.",
+        lambda run: run.interleaved and run.pipeline_parallel == 2,
+    )
+
+
+_STAGES, _CHUNKS = "strategy.pipeline_model_parallel_size", "strategy.virtual_pipeline_model_parallel_size"
+_OVERLAPPED = (f"{_MODEL}.overlap_p2p_comm", True)
+
+BETWEEN_STAGES = (
+    Conflict(
+        "overlapped-messages-are-between-chunks",
+        (_OVERLAPPED, _STAGES),
+        "without virtual stages there is no computation to overlap with",
+        "Leave overlap_p2p_comm unset, or set strategy.virtual_pipeline_model_parallel_size.",
+        lambda run: run.pipeline_parallel > 1 and not run.interleaved,
+    ),
+    # Otherwise each rank posts two sends to the same peer in an order that the peer doesn't expect, and trains on the wrong
+    # activations without a word. Megatron-LM's arguments.py refuses it for this reason; the core alone does not.
+    _two_stages(("overlap_p2p_comm", False)),
+    _two_stages(("batch_p2p_comm", True)),
+    Conflict(
+        "messages-overlap-or-batch",
+        (_OVERLAPPED, (f"{_MODEL}.batch_p2p_comm", True)),
+        "a rank cannot wait for batched sends and receives one by one",
+        "Leave batch_p2p_comm unset.",
+        lambda run: run.interleaved,
+    ),
+)
+"""For every run: messages between stages. Only those between interleaved stages overlap, and they are either overlapped or
+batched. Megatron-Core batches by default, and raises in the first step otherwise."""
+
+
+class Requested:
+    """The user's settings by field, as the rows above read them, with the facts of the run. Two
+    equal settings of one field count as one.
+
+    ``facts`` are those that rows about pipelines read. ``clashes`` has a sentence for each pair that differs.
+    """
+
+    def __init__(self, settings: Iterable[Setting], facts: Optional[OverlapFacts] = None) -> None:
+        if facts is not None:
+            self.pipeline_parallel, self.interleaved = facts.pipeline_parallel, facts.interleaved
+            self._sizes = {
+                "pipeline_model_parallel_size": facts.pipeline_parallel,
+                "virtual_pipeline_model_parallel_size": facts.virtual_pipeline,
+            }
+        self._by_name: dict[str, Setting] = {}
+        self.clashes: list[str] = []
+        for setting in settings:
+            first = self._by_name.setdefault(setting.name, setting)
+            if first is not setting and not same(first.value, setting.value):
+                self.clashes.append(
+                    f"{first} contradicts {setting}. Both control the same setting. Remove one of them, or set both "
+                    "to the same value."
+                )
+
+    def requested(self, field: str) -> Optional[Setting]:
+        """The setting of a field ("model.config.overlap_p2p_comm"), wherever it was set."""
+        return self._by_name.get(field.rpartition(".")[2])
+
+    get = requested
+
+    def in_force(self, field: str) -> Setting:
+        owner, _, name = field.rpartition(".")
+        return Setting(name, owner, self._sizes[name])
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two settings are equal. A dataclass of userbuffer settings equals a dict with the same values."""
+    if dataclasses.is_dataclass(left) and not isinstance(left, type):
+        left = dataclasses.asdict(left)
+    if dataclasses.is_dataclass(right) and not isinstance(right, type):
+        right = dataclasses.asdict(right)
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        return dict(left) == dict(right)
+    return type(left) is type(right) and left == right
+
 
 def refuse_conflicts(facts: OverlapFacts, settings: Iterable[Setting]) -> None:
     """Refuse settings that contradict each other or the layout.
@@ -74,7 +188,7 @@ def refuse_conflicts(facts: OverlapFacts, settings: Iterable[Setting]) -> None:
     Raises:
         ConfigError: there are some. The message has a sentence for each.
     """
-    requested = Requested(facts, settings)
+    requested = Requested(settings, facts)
     problems = [(RULE, clash) for clash in requested.clashes]
     problems += [(row.rule, problem) for row in (*PAIRS, *BETWEEN_STAGES) if (problem := row.problem(requested))]
     problems += [(RULE, sentence) for sentence in _with_megatron_fsdp(facts, requested)]
@@ -115,6 +229,8 @@ def _tensor_parallel(facts: OverlapFacts, decided: Decisions) -> None:
     if not decided["tp_comm_overlap"].value:
         _leave_out(decided, "tp_comm_overlap_cfg", "tp_comm_overlap is off")
         return
+    from nemo2.overlap.presets import choose_userbuffers
+
     # MPI needs its own launcher, whereas NCCL is available in every run.
     decided.setdefault("tp_comm_bootstrap_backend", Decision("nccl", "works under every launcher"))
     requested = decided.get("tp_comm_overlap_cfg")

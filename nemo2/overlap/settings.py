@@ -1,31 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The input and output of the overlap rules: the user's settings, the run's facts, the decisions."""
+"""The input and output of the overlap rules: the facts of a run, and the decisions."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Optional
 
-from nemo2.config.derivations import Setting
-from nemo2.overlap.tp_switches import SWITCHES
-
 CALLBACK = "MegatronCommOverlapCallback"
-
-MODEL_FIELDS = (
-    "tp_comm_overlap",
-    "tp_comm_overlap_cfg",
-    "tp_comm_bootstrap_backend",
-    "overlap_p2p_comm",
-    "batch_p2p_comm",
-    "defer_embedding_wgrad_compute",
-    "wgrad_deferral_limit",
-)
-DDP_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
-OPTIMIZER_FIELDS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
-CALLBACK_FIELDS = tuple(dict.fromkeys((*MODEL_FIELDS, *DDP_FIELDS, *OPTIMIZER_FIELDS)))
-"""Every argument of the callback, once."""
-SWITCH_FIELDS = tuple(SWITCHES)
-"""Fields of the model's configuration that are no arguments of the callback. They follow from
-``tp_comm_overlap_cfg``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,48 +59,3 @@ class Decision(NamedTuple):
     value: Any
     reason: str
     by_user: bool = False
-
-
-class Requested:
-    """The user's settings by field, as the rows of `nemo2.overlap.conflicts` read them, with the facts of the run. Two
-    equal settings of one field count as one.
-
-    ``clashes`` has a sentence for each pair that differs.
-    """
-
-    def __init__(self, facts: OverlapFacts, settings: Iterable[Setting]) -> None:
-        self.pipeline_parallel, self.interleaved = facts.pipeline_parallel, facts.interleaved
-        self._sizes = {
-            "pipeline_model_parallel_size": facts.pipeline_parallel,
-            "virtual_pipeline_model_parallel_size": facts.virtual_pipeline,
-        }
-        self._by_name: dict[str, Setting] = {}
-        self.clashes: list[str] = []
-        for setting in settings:
-            first = self._by_name.setdefault(setting.name, setting)
-            if first is not setting and not same(first.value, setting.value):
-                self.clashes.append(
-                    f"{first} contradicts {setting}. Both control the same setting. Remove one of them, or set both "
-                    "to the same value."
-                )
-
-    def requested(self, field: str) -> Optional[Setting]:
-        """The setting of a field ("model.config.overlap_p2p_comm"), wherever it was set."""
-        return self._by_name.get(field.rpartition(".")[2])
-
-    get = requested
-
-    def in_force(self, field: str) -> Setting:
-        owner, _, name = field.rpartition(".")
-        return Setting(name, owner, self._sizes[name])
-
-
-def same(left: Any, right: Any) -> bool:
-    """Whether two settings are equal. A dataclass of userbuffer settings equals a dict with the same values."""
-    if dataclasses.is_dataclass(left) and not isinstance(left, type):
-        left = dataclasses.asdict(left)
-    if dataclasses.is_dataclass(right) and not isinstance(right, type):
-        right = dataclasses.asdict(right)
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return dict(left) == dict(right)
-    return type(left) is type(right) and left == right

@@ -17,7 +17,6 @@ from typing import Any, Optional
 from torch import nn
 
 from nemo2.errors import ConfigError, DataError
-from nemo2.overlap.presets import preset
 from nemo2.overlap.tp_overlap_cfg import settings_per_mode, userbuffer_settings
 from nemo2.overlap.tp_switches import SWITCHES, contradictions
 from nemo2.overlap.userbuffer_limits import some_layers_in_16_bits, uncarried
@@ -167,6 +166,8 @@ def _buffer_sets(config: Any) -> dict[str, Any]:
     quantized = config.fp8 is not None or getattr(config, "fp4", None) is not None
     requested = config.tp_comm_overlap_cfg
     if isinstance(requested, str):  # set on the model, without a callback that resolves it
+        from nemo2.overlap.presets import preset
+
         requested = None if requested == "default" else preset(requested)
     problems = contradictions(requested, {name: getattr(config, name) for name in SWITCHES})
     if problems:

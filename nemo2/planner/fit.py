@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Optional
@@ -24,12 +23,13 @@ from nemo2.backend.extras import version_of
 from nemo2.config.serialize import to_json
 from nemo2.data.home import nemo_home
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
-from nemo2.gpus import DEFAULT, GIB, GPU, HEADROOM, Answer, answer_of, gpu
+from nemo2.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.place import OF_A_RANK
 from nemo2.planner.memory import predict_memory
-from nemo2.planner.peaks import Ranks, parts_of, peak_of, rehearsed_by_key
+from nemo2.planner.peaks import rehearsed_by_key
 from nemo2.planner.recipe import read_recipe
-from nemo2.settle import Machine, on, world_of
+from nemo2.rehearse.counts import Ranks, Verdict, parts_of, peak_of
+from nemo2.settle import Machine, on
 
 MARGIN = 0.2
 """The formula's error. 19 of 20 shipped recipes are within it (tests/nemo2/planner/test_fit.py)."""
@@ -42,57 +42,14 @@ _SIZELESS = {
 """Settings that change no tensor's size."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """The memory of a recipe on its GPUs.
-
-    Attributes:
-        ranks: the bytes of each kind of rank by part, of torch's memory.
-        needed: the bytes of the GPU with the most memory, including memory outside torch.
-        margin: the error of ``needed``, as a fraction of it. 0.0: a rehearsal counted it.
-        why: why it is estimated. "": it is not.
-        assumed: the kind of the machine's GPUs is unknown, so ``gpu`` is an assumption.
-    """
-
-    gpu: str
-    gpus: int
-    capacity: int
-    ranks: Ranks
-    needed: float
-    margin: float = 0.0
-    why: str = ""
-    assumed: bool = False
-
-    def answer(self, headroom: float = HEADROOM) -> Answer:
-        """Whether it fits with the fraction ``headroom`` of the GPU left free. "tight": only without, or depending on
-        the error."""
-        return answer_of(self.needed, self.capacity, headroom=headroom, margin=self.margin)
-
-    def sentence(self, name: str = "") -> str:
-        """The answer as a sentence. ``name`` is the recipe to rehearse for advice."""
-        answer = self.answer()
-        how = f"estimated by formula, within {self.margin:.0%}" if self.why else "rehearsed"
-        sentence = (
-            f"{answer}: {self.needed / GIB:.1f} of the {self.capacity / GIB:.1f} GiB of one {self.gpu}"
-            f"{' (assumed)' if self.assumed else ''}, {how}"
-        )
-        if answer == "fits" or self.why or not name:
-            return sentence
-        looks = " and looks for a change that makes the job fit" if answer == "does not fit" else ""
-        return f"{sentence}; `nemo2 rehearse {name}` counts each part{looks}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {**asdict(self), "answer": self.answer()}
-
-
-def fit_of(recipe: Any, machine: Machine) -> Optional[Fit]:
+def fit_of(recipe: Any, machine: Machine, *, headroom: float = HEADROOM) -> Optional[Verdict]:
     """Whether ``recipe`` fits. None: the machine has no GPUs, or there is neither a rehearsal nor a formula for it.
 
     Args:
         recipe: A configured call of ``llm.pretrain`` or ``llm.finetune`` that breaks no rule. It is not changed.
         machine: The machine of the run. GPUs of an unknown kind count as `DEFAULT`, and the answer is marked
             ``assumed``.
+        headroom: The fraction of the GPU that must stay free.
     """
     if machine.accelerator != "cuda":
         return None
@@ -106,12 +63,12 @@ def fit_of(recipe: Any, machine: Machine) -> Optional[Fit]:
             ranks, needed = _estimated(recipe, chip)
         except (ConfigError, CheckpointError, AttributeError, TypeError, ZeroDivisionError):
             return None  # a user's own model has no formula
-    return Fit(
+    return Verdict(
         gpu=chip.name,
-        gpus=world_of(recipe, Machine()).size,
         capacity=chip.memory,
         ranks=ranks,
         needed=needed,
+        headroom=headroom,
         margin=MARGIN if why else 0.0,
         why=why,
         assumed=machine.gpu is None,

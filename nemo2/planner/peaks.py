@@ -6,16 +6,13 @@
 """
 
 import json
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nemo2.gpus import OUTSIDE_TORCH
+from nemo2.rehearse.counts import Ranks
 
 FILE = Path(__file__).with_name("rehearsed.json")
-Ranks = dict[str, dict[str, int]]
-"""For each kind of rank its bytes by part."""
 
 
 @cache
@@ -28,13 +25,3 @@ def rehearsed() -> dict[str, dict[str, Any]]:
 def rehearsed_by_key() -> dict[str, Ranks]:
     """The same bytes by their keys (`nemo2.planner.fit.key_of`)."""
     return {one["key"]: one["ranks"] for one in rehearsed().values()}
-
-
-def parts_of(ranks: Iterable[Any]) -> Ranks:
-    """The bytes of rehearsed ranks (`nemo2.rehearse.counts.RankRehearsal`) by part."""
-    return {rank.kind: {name: size for name, size in rank.memory.terms().items() if size} for rank in ranks}
-
-
-def peak_of(ranks: Ranks) -> int:
-    """The bytes on the GPU with the most memory, including memory outside torch."""
-    return max(sum(parts.values()) for parts in ranks.values()) + OUTSIDE_TORCH

@@ -9,11 +9,12 @@ from nemo2.errors import ConfigError
 from nemo2.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.models.shape import ModelShape
 from nemo2.planner.error_band import Band, band
-from nemo2.planner.fit import Fit, fit_of
+from nemo2.planner.fit import fit_of
 from nemo2.planner.goodput import Failures, Goodput, goodput
 from nemo2.planner.job import Job
 from nemo2.planner.recipe import Subject, notes_of, read_recipe
 from nemo2.planner.step_time import StepTime, predict, teaching_time
+from nemo2.rehearse.counts import Verdict
 from nemo2.settle import Machine, on
 
 HOUR = 3600.0
@@ -30,7 +31,6 @@ class Plan:
         mfu: model FLOPs (causal half of attention) over the data-sheet rate of ``precision``. `mfu_full_attention`
             counts the whole score matrix, as PaLM and NeMo 2.0 do.
         fit: the memory of each kind of rank, and whether it fits (`nemo2.planner.fit`).
-        headroom: the fraction of the GPU that stays free.
         tokens: the token budget. None: no budget; then `hours` and `cost` are None too. A `cost` of None: no price.
         goodput: with failures and checkpoints. None without a token budget.
         notes: settings of the recipe that the prediction leaves out.
@@ -44,8 +44,7 @@ class Plan:
     job: Job
     step: StepTime
     band: Band
-    fit: Fit
-    headroom: float
+    fit: Verdict
     tokens: Optional[float] = None
     cost_per_gpu_hour: Optional[float] = None
     goodput: Optional[Goodput] = None
@@ -57,7 +56,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.fit.answer(self.headroom) == "fits"
+        return self.fit.fits
 
     def flops_per_second(self, *, causal: bool = True) -> float:
         """Model FLOP/s of a GPU."""
@@ -102,7 +101,8 @@ class Plan:
             "memory": {kind: {**parts, "total": sum(parts.values())} for kind, parts in self.fit.ranks.items()},
             "needed": self.fit.needed,
             "counted": not self.fit.why,
-            "answer": self.fit.answer(self.headroom),
+            "answer": self.fit.answer,
+            "headroom": self.fit.headroom,
             "goodput": None if self.goodput is None else dataclasses.asdict(self.goodput),
         }
         names = ("tokens_per_second_per_gpu", "mfu", "mfu_full_attention", "fits", "hours", "cost")
@@ -147,7 +147,7 @@ def plan(
     step = predict(subject.shape, subject.job)
     if subject.teacher is not None:
         step = dataclasses.replace(step, parts=step.parts | {"teacher": teaching_time(subject.teacher, subject.job)})
-    fit = fit_of(recipe, machine)
+    fit = fit_of(recipe, machine, headroom=headroom)
     assert fit is not None  # the planner has a formula for this model
     prediction = Plan(
         recipe=name,
@@ -160,7 +160,6 @@ def plan(
         band=band(subject.shape, subject.job),
         fit=fit,
         notes=notes_of(subject.facts),
-        headroom=headroom,
         tokens=tokens,
         cost_per_gpu_hour=cost_per_gpu_hour,
     )

@@ -24,7 +24,7 @@ from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.models.shape import ModelShape
 from nemo2.parallel.layout import Layout
-from nemo2.planner.fit import Fit, fit_of
+from nemo2.planner.fit import fit_of
 from nemo2.planner.job import Job
 from nemo2.planner.memory import predict_memory
 from nemo2.planner.recipe import Subject
@@ -226,20 +226,15 @@ def _legal(subject: Subject, fitting: Sequence[Candidate], limit: int, headroom:
         facts = dataclasses.replace(with_micro_batch(one.job.micro_batch), layout=one.layout)
         if apply_rules(facts, rules) or refused(facts):
             continue
-        one, fit = _counted(subject, one)
-        if fit is not None and fit.answer(headroom) == "fits":
-            best[one.layout] = one
+        overrides = overrides_of(subject, one)
+        recipe = copy.deepcopy(subject.facts.recipe)
+        recipe = apply_overrides(recipe, overrides) or recipe
+        fit = fit_of(recipe, subject.facts.machine, headroom=headroom)
+        if fit is not None and fit.fits:
+            best[one.layout] = dataclasses.replace(one, overrides=overrides, needed=fit.needed)
         if len(best) == limit:
             break
     return list(best.values())
-
-
-def _counted(subject: Subject, one: Candidate) -> tuple[Candidate, Optional[Fit]]:
-    """The candidate with its overrides and the memory that `fit_of` counts."""
-    one = dataclasses.replace(one, overrides=overrides_of(subject, one))
-    recipe = copy.deepcopy(subject.facts.recipe)
-    fit = fit_of(apply_overrides(recipe, one.overrides) or recipe, subject.facts.machine)
-    return (one if fit is None else dataclasses.replace(one, needed=fit.needed)), fit
 
 
 def _with_micro_batch(facts: Facts, micro: int) -> Facts:

@@ -77,8 +77,8 @@ def memory_table(plan: Plan) -> list[str]:
     head = ["memory, GiB", *fit.ranks]
     how = f"estimated by formula, within {fit.margin:.0%}" if fit.why else "counted by a rehearsal"
     verdict = (
-        f"{fit.answer(plan.headroom).upper()}: {fit.needed / GIB:.1f} GiB of {fit.capacity / GIB:.1f} GiB, including "
-        f"memory outside torch; {plan.headroom * fit.capacity / GIB:.1f} GiB must stay free ({how})"
+        f"{fit.answer.upper()}: {fit.needed / GIB:.1f} GiB of {fit.capacity / GIB:.1f} GiB, including "
+        f"memory outside torch; {fit.reserve / GIB:.1f} GiB must stay free ({how})"
     )
     return [*columns(rows, head=head, right=range(1, len(head))), folded(verdict)]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from nemo2.checks import find_problems
 from nemo2.config import apply_overrides
+from nemo2.gpus import OUTSIDE_TORCH
 from nemo2.parallel.layout import Layout
 from nemo2.rehearse.counts import RankRehearsal, Verdict
 from nemo2.rehearse.stage import rehearse_rank
@@ -37,8 +38,8 @@ def smallest_change(recipe: Any, ranks: tuple[RankRehearsal, ...], verdict: Verd
             rank = rehearse_rank(changed, stage=stage, kernels=kernels)
         except (ValueError, AssertionError, RuntimeError):
             continue  # Megatron-Core rejects the change
-        needed = rank.memory.total + verdict.outside_torch
-        if needed + verdict.headroom <= verdict.capacity:
+        needed = rank.memory.total + OUTSIDE_TORCH
+        if dataclasses.replace(verdict, needed=needed).fits:
             return dataclasses.replace(verdict, change=change, change_needs=needed)
     return verdict
 

@@ -6,11 +6,11 @@ operations (a multiply-add counts as two). Needs no torch. `to_dict` returns the
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from nemo2.gpus import Answer
+from nemo2.gpus import GIB, HEADROOM, OUTSIDE_TORCH, Answer, answer_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,26 +141,30 @@ class RankRehearsal:
     """The duration of this rank's rehearsal."""
 
 
+Ranks = dict[str, dict[str, int]]
+"""For each kind of rank its bytes by part, the largest first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether the rank with the most memory fits its GPU."""
+    """Whether a job fits its GPUs."""
 
-    answer: Answer
-    """Whether `needed` fits into `capacity`. "tight": only without `headroom`."""
     gpu: str
     """The kind of GPU."""
     capacity: int
     """The bytes that torch sees on the GPU."""
-    outside_torch: int
-    """The bytes of the CUDA context and NCCL."""
-    headroom: int
-    """The bytes to leave free, for fragmentation and effects that are not modelled."""
-    needed: int
-    """The largest `MemoryCount.total` of a rank, plus the bytes outside torch."""
-    fullest: str
-    """The kind of that rank."""
-    largest_term: str
-    """The largest part of the memory of that rank."""
+    ranks: Ranks
+    """The bytes of torch's memory."""
+    needed: float
+    """The bytes of the GPU with the most memory, including memory outside torch."""
+    headroom: float = HEADROOM
+    """The fraction of the GPU to leave free, for fragmentation and effects that are not modelled."""
+    margin: float = 0.0
+    """The error of `needed`, as a fraction of it. 0.0: a rehearsal counted it."""
+    why: str = ""
+    """Why `needed` is estimated by formula. "": it is not."""
+    assumed: bool = False
+    """Whether the kind of the machine's GPUs is unknown, so that `gpu` is an assumption."""
     change: Optional[tuple[str, ...]] = None
     """The smallest change that makes the job fit, as overrides. None: it already fits, or no change was found or
     searched for."""
@@ -168,14 +172,46 @@ class Verdict:
     """`needed` after the change."""
 
     @property
+    def answer(self) -> Answer:
+        """Whether `needed` fits. "tight": only without `headroom`, or depending on the error."""
+        return answer_of(self.needed, self.capacity, headroom=self.headroom, margin=self.margin)
+
+    @property
     def fits(self) -> bool:
-        """Whether `needed` and `headroom` fit into `capacity`."""
+        """Whether `needed` and the headroom fit into `capacity`."""
         return self.answer == "fits"
 
     @property
-    def free(self) -> int:
+    def free(self) -> float:
         """The bytes left on the GPU. Negative if the job does not fit."""
         return self.capacity - self.needed
+
+    @property
+    def reserve(self) -> int:
+        """The bytes to leave free."""
+        return round(self.capacity * self.headroom)
+
+    @property
+    def fullest(self) -> str:
+        """The kind of rank with the most memory."""
+        return max(self.ranks, key=lambda kind: sum(self.ranks[kind].values()))
+
+    @property
+    def largest_term(self) -> str:
+        """The largest part of the memory of that rank."""
+        return next(iter(self.ranks[self.fullest]))
+
+    def sentence(self, name: str = "") -> str:
+        """The answer as a sentence. ``name`` is the recipe to rehearse for advice."""
+        how = f"estimated by formula, within {self.margin:.0%}" if self.why else "rehearsed"
+        sentence = (
+            f"{self.answer}: {self.needed / GIB:.1f} of the {self.capacity / GIB:.1f} GiB of one {self.gpu}"
+            f"{' (assumed)' if self.assumed else ''}, {how}"
+        )
+        if self.fits or self.why or not name:
+            return sentence
+        looks = " and looks for a change that makes the job fit" if self.answer == "does not fit" else ""
+        return f"{sentence}; `nemo2 rehearse {name}` counts each part{looks}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,5 +264,22 @@ class Rehearsal:
         for rank, entry in zip(self.ranks, result["ranks"], strict=True):
             entry["memory"]["total"] = rank.memory.total
             entry["timeline"] = [[event.kind, event.chunk, event.microbatch] for event in rank.timeline]
-        result["verdict"] |= {"fits": self.verdict.fits, "free": self.verdict.free}
+        verdict = self.verdict
+        result["verdict"] = {
+            name: getattr(verdict, name)
+            for name in (
+                *("answer", "gpu", "capacity", "needed", "fullest", "largest_term"),
+                *("change", "change_needs", "fits", "free"),
+            )
+        } | {"outside_torch": OUTSIDE_TORCH, "headroom": verdict.reserve}
         return result
+
+
+def parts_of(ranks: Iterable[RankRehearsal]) -> Ranks:
+    """The bytes of rehearsed ranks by part."""
+    return {rank.kind: {name: size for name, size in rank.memory.terms().items() if size} for rank in ranks}
+
+
+def peak_of(ranks: Ranks) -> int:
+    """The bytes on the GPU with the most memory, including memory outside torch."""
+    return max(sum(parts.values()) for parts in ranks.values()) + OUTSIDE_TORCH

@@ -12,11 +12,11 @@ from typing import Any
 from nemo2.advice import advice
 from nemo2.checks import check_recipe
 from nemo2.errors import ConfigError
-from nemo2.gpus import DEFAULT, GPU, HEADROOM, OUTSIDE_TORCH, answer_of
+from nemo2.gpus import DEFAULT, GPU, HEADROOM
 from nemo2.parallel.cuda_graphs import kind_of
 from nemo2.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.rehearse.advice import smallest_change
-from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
+from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict, parts_of, peak_of
 from nemo2.rehearse.stage import computes_in_eight_bits, keeps_weights_in_eight_bits, rehearse_rank, stages_of
 from nemo2.settle import Machine, on, world_of
 
@@ -91,19 +91,8 @@ def rehearse(
 
 def verdict_on(ranks: tuple[RankRehearsal, ...], gpu: GPU, headroom: float) -> Verdict:
     """Compare the rank with the most memory among ``ranks`` with ``gpu``."""
-    fullest = max(ranks, key=lambda rank: rank.memory.total)
-    needed = fullest.memory.total + OUTSIDE_TORCH
-    reserve = round(gpu.memory * headroom)
-    return Verdict(
-        gpu=gpu.name,
-        answer=answer_of(needed, gpu.memory, headroom=headroom),
-        capacity=gpu.memory,
-        outside_torch=OUTSIDE_TORCH,
-        headroom=reserve,
-        needed=needed,
-        fullest=fullest.kind,
-        largest_term=next(iter(fullest.memory.terms())),
-    )
+    parts = parts_of(ranks)
+    return Verdict(gpu=gpu.name, capacity=gpu.memory, ranks=parts, needed=peak_of(parts), headroom=headroom)
 
 
 def on_gpus(recipe: Any, machine: Machine) -> Any:

@@ -31,6 +31,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nemo2.backend import cpu_patches
 from nemo2.backend.patching import Patch
@@ -371,18 +372,20 @@ def _sort_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
     return sort_chunks_by_idxs
 
 
-@functools.lru_cache(maxsize=8)
-def _balanced(tokens: int, experts: int, chosen: int) -> Tensor:
-    """A routing map on the CPU, ``[tokens, experts]``, that assigns tokens to experts round-robin."""
-    picks = torch.arange(tokens * chosen, device="cpu").reshape(tokens, chosen) % experts
-    return torch.zeros(tokens, experts, dtype=torch.bool, device="cpu").scatter_(1, picks, True)
+def _balanced(routing_map: Tensor, chosen: int) -> Tensor:
+    """A routing map on the CPU in place of ``routing_map``, ``[tokens, experts]``, that assigns tokens to experts
+    round-robin."""
+    tokens, experts = routing_map.shape
+    with _disable_current_modes():  # the tracker counts the job's tensors, and a job makes no such map
+        picks = torch.arange(tokens * chosen, device="cpu").reshape(tokens, chosen) % experts
+        return torch.zeros(tokens, experts, dtype=torch.bool, device="cpu").scatter_(1, picks, True)
 
 
 def _preprocess(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The dispatcher's counts of tokens per rank and expert, computed from balanced routing on the CPU instead of meta."""
 
     def preprocess(dispatcher: Any, routing_map: Tensor) -> Tensor:
-        balanced = _balanced(*routing_map.shape, dispatcher.config.moe_router_topk)
+        balanced = _balanced(routing_map, dispatcher.config.moe_router_topk)
         meta, cpu_patches._CPU = cpu_patches._CPU, torch.device("cpu")
         try:
             return original(dispatcher, balanced)
@@ -397,7 +400,7 @@ def _gathered(original: Callable[..., Any]) -> Callable[..., Any]:
     map."""
 
     def dispatch_postprocess(dispatcher: Any, hidden_states: Tensor, probs: Tensor) -> Any:
-        dispatcher.routing_map = _balanced(*dispatcher.routing_map.shape, dispatcher.config.moe_router_topk)
+        dispatcher.routing_map = _balanced(dispatcher.routing_map, dispatcher.config.moe_router_topk)
         return original(dispatcher, hidden_states, probs)
 
     return dispatch_postprocess

@@ -68,7 +68,7 @@ def rehearsing(*, as_on_gpu: bool, patches: tuple[Patch, ...] = ()) -> Iterator[
     cpu, cpu_patches._CPU = cpu_patches._CPU, META
     chosen._backend = backend
     try:
-        patcher.apply([*_META_TENSORS, *patches])
+        patcher.apply([*_ON_META, *patches])
         yield backend
     finally:
         patcher.undo()
@@ -104,11 +104,22 @@ def _to(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _NO_VALUE = "a tensor on meta has no value"
-_META_TENSORS = (
+_ON_META = (
     Patch(target="torch:Tensor.item", replacement=_answered(0.0), wraps=True, why=_NO_VALUE),
     Patch(target="torch:Tensor.tolist", replacement=_answered([0.0]), wraps=True, why=_NO_VALUE),
     Patch(target="torch:Tensor.__bool__", replacement=_answered(False), wraps=True, why=_NO_VALUE),
     Patch(target="torch:Tensor.__float__", replacement=_answered(0.0), wraps=True, why=_NO_VALUE),
     Patch(target="torch:Tensor.__int__", replacement=_answered(0), wraps=True, why=_NO_VALUE),
     Patch(target="torch:Tensor.cuda", replacement=_to, wraps=True, why="there is no GPU"),
+    *(
+        Patch(
+            target=f"megatron.core.transformer.{scaler}.main_loss_backward_scale",
+            replacement=None,
+            why="a process has one such tensor, which the first step makes; a step after the rehearsal would write to meta",
+        )
+        for scaler in (
+            "moe.moe_utils:MoEAuxLossAutoScaler",
+            "experimental_attention_variant.dsa:DSAIndexerLossAutoScaler",
+        )
+    ),
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rehearsal as one HTML page: memory as stacked bars, the pipeline's timeline, and the tables."""
 
-from nemo2.gpus import GIB
+from nemo2.gpus import GIB, OUTSIDE_TORCH
 from nemo2.pictures.charts import Bar, Limit, stacked_bars
 from nemo2.pictures.page import cards, figure, page, paragraph, section, table
 from nemo2.pictures.pipeline import draw_timeline
@@ -14,12 +14,12 @@ from nemo2.rehearse.text import flop_rows, message_rows, verdict_lines
 def render_page(rehearsal: Rehearsal, rates: Rates) -> str:
     """The page as text. The timeline shows the duration of passes and messages at ``rates``."""
     r, v = rehearsal, rehearsal.verdict
-    reserved = f"{v.capacity / GIB:.1f} less {v.headroom / GIB:.1f} kept free"
+    reserved = f"{v.capacity / GIB:.1f} less {v.reserve / GIB:.1f} kept free"
     usable = f"usable: {reserved if v.headroom else 'all of it'}"
     glance = [
         (v.answer, f"on {v.gpu}"),
         (f"{v.needed / GIB:.1f} GiB", f"needed on the {v.fullest}"),
-        (f"{(v.capacity - v.headroom) / GIB:.1f} GiB", usable),
+        (f"{(v.capacity - v.reserve) / GIB:.1f} GiB", usable),
         (v.largest_term, "largest term"),
         (str(r.num_gpus), "GPUs"),
     ]
@@ -42,7 +42,7 @@ def render_page(rehearsal: Rehearsal, rates: Rates) -> str:
 def memory_picture(rehearsal: Rehearsal) -> Canvas:
     """A bar per kind of rank against the GPU's memory."""
     v = rehearsal.verdict
-    capacity, reserve, outside = (size / GIB for size in (v.capacity, v.headroom, v.outside_torch))
+    capacity, reserve, outside = (size / GIB for size in (v.capacity, v.reserve, OUTSIDE_TORCH))
     bars = [
         Bar(
             name=rank.kind,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from nemo2.columns import columns, folded
 from nemo2.config.overrides import in_shell
-from nemo2.gpus import GIB
+from nemo2.gpus import GIB, OUTSIDE_TORCH
 from nemo2.rehearse.counts import RankRehearsal, Rehearsal, Verdict
 
 
@@ -88,8 +88,8 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     """Whether the job fits, and the change that makes it fit, if one was found."""
     v = verdict
     sizes = (
-        f"{v.needed / GIB:.1f} GiB of {v.capacity / GIB:.1f} GiB on the {v.fullest} ({v.outside_torch / GIB:.1f} GiB of it "
-        f"outside torch; {v.headroom / GIB:.1f} GiB must stay free)"
+        f"{v.needed / GIB:.1f} GiB of {v.capacity / GIB:.1f} GiB on the {v.fullest} ({OUTSIDE_TORCH / GIB:.1f} GiB of it "
+        f"outside torch; {v.reserve / GIB:.1f} GiB must stay free)"
     )
     lines = [f"{v.answer.upper()} on {v.gpu}: {sizes}; the largest term is {v.largest_term}"]
     if v.change is not None and v.change_needs is not None:

@@ -23,6 +23,7 @@ from nemo2.pictures.charts import WIDTH, Mark, Series, line_chart
 from nemo2.pictures.page import cards, details, figures, fitting, listing, note, page, pairs, section, table
 from nemo2.pictures.svg import standalone
 from nemo2.run_dir.bar import short_number
+from nemo2.run_dir.effective import planned_steps
 from nemo2.run_dir.records import (
     CHANGES_FILE,
     CURVE_FILE,
@@ -166,10 +167,10 @@ def _cards(records: list[dict[str, Any]], effective: Mapping[str, Any], done: in
     speeds = [value for _, value in series(records, "tokens_per_second") if math.isfinite(value)]
     samples = series(records, "consumed_samples")
     sequence = (effective.get("data") or {}).get("seq_length")
-    planned = (effective.get("trainer") or {}).get("max_steps")
+    planned = planned_steps(effective)
     shown = []
     if losses:
-        of = f"of {planned:,}" if isinstance(planned, int) and planned > 0 else "done"
+        of = f"of {planned:,}" if planned is not None else "done"
         shown.append((f"{done:,}", f"steps {of}"))
         shown.append((f"{losses[-1][1]:.4g}", f"training loss, from {losses[0][1]:.4g}"))
     if validation:

@@ -13,7 +13,7 @@ from megatron.core.fusions.fused_bias_dropout import _bias_dropout_add_func
 
 from nemo2.config.derivations import Conflict, Derivation, Row
 from nemo2.config.provenance import adjustments
-from nemo2.overlap.conflicts import BETWEEN_STAGES
+from nemo2.overlap.rules import BETWEEN_STAGES
 from nemo2.parallel.layout import ParallelismConfig
 from nemo2.settle.run_settings import DDP, MODEL, OPTIM, STRATEGY, RunSettings
 

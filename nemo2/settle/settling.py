@@ -22,7 +22,7 @@ from nemo2.config.derivations import apply
 from nemo2.config.provenance import Step, adjust_to, adjusting, adjustments
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import leave_one_bucket, overlap, overlap_callbacks
-from nemo2.overlap.conflicts import RULE
+from nemo2.overlap.rules import RULE
 from nemo2.overlap.settings import Decision
 from nemo2.overlap.userbuffer_limits import uncarried
 from nemo2.parallel.layout import Layout, ParallelismConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-from nemo2.place import OF_A_RANK, Place, _first_host, here
+from nemo2.place import OF_A_RANK, Place, _first_host, here, usable_cores
 
 SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "123456"}
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
@@ -100,3 +100,13 @@ def test_nobody_else_reads_a_launchers_variables():
         if isinstance(node, ast.Constant) and node.value in OF_A_RANK
     ]
     assert readers == []
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", 16.0), (None, 16.0)])
+def test_a_container_limits_the_usable_cores(monkeypatch, tmp_path, limit, cores):
+    file = tmp_path / "cpu.max"
+    if limit is not None:
+        file.write_text(limit)
+    monkeypatch.setattr("nemo2.place.CPU_LIMIT", file)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+    assert usable_cores() == cores

@@ -14,7 +14,8 @@ import pytest
 from nemo2 import recipes
 from nemo2.cli.recipe_list import memory_of
 from nemo2.gpus import answer_of
-from nemo2.planner.peaks import peak_of, rehearsed
+from nemo2.planner.peaks import rehearsed
+from nemo2.rehearse.counts import peak_of
 
 FOLDER = Path(recipes.__file__).parent
 NAMES = recipes.names()

@@ -13,10 +13,9 @@ from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.batches import CORPUS
 from nemo2.checks.tokenizers import known_tokenizer, tokenizer_of
-from nemo2.data.finetuning.base import SampleDataModule
-from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.names import safe_name
+from nemo2.place import usable_cores
 from nemo2.run_dir.directory import DEFAULT_BASE, link_in, problems_of_copies
 from nemo2.settle.world import devices_problem, nodes_problem, world_of
 
@@ -152,8 +151,6 @@ def _released(facts: Facts) -> Iterator[str]:
 
     Otherwise: The run stops on every rank after it has built the model.
     """
-    from nemo2.hugging_face.checkpoint import Checkpoint
-
     named = str(facts.at("resume.resume_from_path") or "")
     if named.startswith(HUGGING_FACE):
         yield (
@@ -170,6 +167,8 @@ def _released(facts: Facts) -> Iterator[str]:
             continue
         if not path.startswith(f"{HUGGING_FACE}/"):
             continue  # of a repository of the hub nothing is known before it is downloaded
+        from nemo2.hugging_face.checkpoint import Checkpoint
+
         try:
             Checkpoint.open(path).tensors(facts.parts.get("model.config"))  # headers only
         except Nemo2Error as error:
@@ -203,7 +202,7 @@ def _data(facts: Facts) -> Iterator[str]:
     Otherwise: The data module raises an error on every rank.
     """
     data = facts.parts.get("data")
-    if not isinstance(data, PreTrainingDataModule):
+    if not hasattr(data, "check_files"):
         return
     validates = facts.at("trainer.limit_val_batches") != 0
     try:
@@ -250,8 +249,8 @@ def _text(facts: Facts) -> Iterator[str]:
     """
     data = facts.parts.get("data")
     restore = facts.at("resume.restore_config.path")
-    text = isinstance(data, SampleDataModule) and data.reads_text()
-    if not (text and restore or isinstance(data, PreTrainingDataModule)):
+    text = hasattr(data, "reads_text") and data.reads_text()
+    if not (text and restore or hasattr(data, "check_files")):
         return  # without weights to fine-tune from, the rule about them is broken
     try:
         tokenizer = known_tokenizer(facts, "data")
@@ -288,7 +287,7 @@ def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, c
     if chosen:
         return
 
-    cores = os.cpu_count() or 1
+    cores = max(1, int(usable_cores()))
     if devices is not None and devices > cores and not torch.cuda.is_available():
         yield (
             f"trainer.devices={devices}: this recipe needs {devices} GPUs per node, but this machine has no GPU and {cores} "

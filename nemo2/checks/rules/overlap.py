@@ -9,7 +9,6 @@ from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.pipeline import VP
 from nemo2.checks.rules.world import CP, PP, TP
-from nemo2.config.requested import explicit_fields
 
 OVERLAP = Topic("Overlapped communication")
 _SP = "strategy.sequence_parallel=True"
@@ -29,26 +28,16 @@ def _gathered_parameters_are_sharded() -> None:
     """
 
 
-@OVERLAP.rule(
+@OVERLAP.settled(
     "gather-starts-from-reduction",
     broken="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=False",
     mended="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
 )
-def _hooks(facts: Facts) -> Iterator[str]:
+def _gather_starts_from_reduction() -> None:
     """`overlap_param_gather` requires `overlap_grad_reduce`.
 
-    Otherwise: No gather starts, because Megatron-Core starts gathers from the hooks of the overlapped gradient
-    reduction.
+    Otherwise: Megatron-Core puts all parameters into one bucket, and the first layer waits for all of them.
     """
-    ddp = facts.ddp
-    if ddp is None or facts.asks_for_overlap:
-        return  # the callback turns the gather off and logs that
-    if ddp.overlap_param_gather and not ddp.overlap_grad_reduce and "overlap_param_gather" in explicit_fields(ddp):
-        yield (
-            "strategy.ddp_config.overlap_param_gather=True with overlap_grad_reduce=False: Megatron-Core starts the "
-            "gathers from the hooks of the overlapped gradient reduction. Set strategy.ddp.overlap_grad_reduce=True, "
-            "or set overlap_param_gather=False."
-        )
 
 
 @OVERLAP.rule(
@@ -179,7 +168,7 @@ def _arguments(facts: Facts) -> Iterator[str]:
     broken="trainer.callbacks[1].overlap_grad_reduce=False strategy.ddp.overlap_grad_reduce=True",
     mended="strategy.ddp.overlap_grad_reduce=True",
 )
-def _overlap_is_asked_for_once() -> None:
+def _overlap_is_requested_once() -> None:
     """The overlap callback must not contradict the settings of the model, the optimizer and the gradient buffers.
 
     Otherwise: The callback raises an error on every rank.

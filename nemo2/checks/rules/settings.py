@@ -100,7 +100,7 @@ def _schedule(facts: Facts) -> Iterator[str]:
 
 
 @SETTINGS.settled("checkpoints-are-kept-as-asked", broken="log.ckpt.save_top_k=-2", mended="log.ckpt.save_top_k=-1")
-def _checkpoints_are_kept_as_asked() -> None:
+def _checkpoint_callback() -> None:
     """The checkpoint callback must get a known mode and positive intervals.
 
     Otherwise: The callback raises an error on every rank.

@@ -85,18 +85,6 @@ def test_a_small_shared_memory_and_a_full_disk_are_notes(monkeypatch):
     assert "--shm-size" in notes["shared memory"].fix and "14 bytes per parameter" in notes["disk"].costs
 
 
-@pytest.mark.parametrize(("limit", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", 16.0), (None, 16.0)])
-def test_a_container_limits_the_cores_that_it_and_a_launch_count(monkeypatch, tmp_path, limit, cores):
-    from nemo2.launch import local
-
-    file = tmp_path / "cpu.max"
-    if limit is not None:
-        file.write_text(limit)
-    monkeypatch.setattr(machine, "CPU_LIMIT", file)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    assert machine.usable_cores() == cores and local.usable_cores is machine.usable_cores
-
-
 def test_the_report_is_aligned_wrapped_and_colourless_off_terminals():
     findings = [
         Finding(

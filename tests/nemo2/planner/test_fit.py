@@ -18,8 +18,9 @@ from nemo2.launch.slurm.start import ClusterSettings
 from nemo2.planner import fit
 from nemo2.planner.fit import MARGIN, fit_of
 from nemo2.planner.memory import predict_memory
-from nemo2.planner.peaks import peak_of, rehearsed
+from nemo2.planner.peaks import rehearsed
 from nemo2.planner.plan import plan
+from nemo2.rehearse.counts import peak_of
 from nemo2.settle import Machine
 
 H100 = Machine.named("H100")
@@ -53,12 +54,12 @@ def test_check_plan_and_list_never_differ(unrehearsed: None, capsys: pytest.Capt
         made, peak = configured(name, []), peak_of(stored["ranks"])
         checked = fit_of(made, H100)
         assert checked is not None and (checked.needed, checked.why) == (peak, ""), name
-        assert listed[name] == (round(peak / GIB, 1), checked.answer()), name
+        assert listed[name] == (round(peak / GIB, 1), checked.answer), name
         try:
             planned = plan(made, check=False)
         except ConfigError:  # the planner has no formula for the speed of such layers
             continue
-        assert planned.fit == checked and planned.to_dict()["answer"] == checked.answer(), name
+        assert planned.fit == checked and planned.to_dict()["answer"] == checked.answer, name
 
 
 def test_every_shipped_recipe_is_in_the_table() -> None:
@@ -87,7 +88,7 @@ def test_the_formula_is_within_its_margin_of_nearly_all_rehearsals() -> None:
 )
 def test_what_changes_no_size_is_not_rehearsed_again(overrides, gpus, answer, unrehearsed) -> None:
     found = fit_of(recipe("llama3_8b", *overrides), Machine.named(gpus))
-    assert found is not None and (found.answer(), found.margin) == (answer, 0.0)
+    assert found is not None and (found.answer, found.margin) == (answer, 0.0)
 
 
 @pytest.mark.parametrize(
