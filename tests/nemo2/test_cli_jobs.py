@@ -14,7 +14,7 @@ from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.progress import Progress, progress, span
 from nemo2.launch.slurm.script import STATE
 from nemo2.launch.slurm.shell import shell_of
-from nemo2.launch.slurm.start import Submission
+from nemo2.launch.slurm.submission import Submission
 from nemo2.run_dir.records import to_line
 
 
