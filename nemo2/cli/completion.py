@@ -21,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional
 
+from nemo2.files import replacing
+
 ASK = "__complete"
 """The command that the scripts call: ``nemo2 __complete WORD...``. The last word is the text before the cursor."""
 PARTS = ("model.", "data.", "trainer.", "strategy.", "log.", "optim.", "resume.")
@@ -162,9 +164,8 @@ def write_index(recipe: str) -> None:
 
     file = _file(recipe)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(index_of(recipe_tree(recipe))), encoding="utf-8")
-    os.replace(temporary, file)
+    with replacing(file, by_user=False) as temporary:
+        temporary.write_text(json.dumps(index_of(recipe_tree(recipe))), encoding="utf-8")
 
 
 def _offered(target: Any, name: str) -> list[str]:

@@ -10,8 +10,6 @@ As for JSON, `nemo2.config.policy` lists what a file may name.
 """
 
 import enum
-import importlib
-import math
 import pathlib
 import re
 import typing
@@ -26,7 +24,8 @@ from nemo2.config.checks import check_serialisable
 from nemo2.config.located import recorded_at
 from nemo2.config.moved_names import module_today
 from nemo2.config.overrides import apply_values, hint_of, takes_fields
-from nemo2.config.policy import RecipePolicy
+from nemo2.config.policy import MOST_VALUES, RecipePolicy, has_at_most
+from nemo2.config.provenance import is_same
 from nemo2.config.show import NOT_SET, TARGET, effective_children, format_value, qualified_name
 from nemo2.config.tree import Config, Partial
 from nemo2.config.typed_text import WrongType
@@ -34,8 +33,6 @@ from nemo2.config.values import typed
 from nemo2.errors import ConfigError, SecurityError
 
 PARTIAL, CALL, ARGS = "_partial_", "_call_", "_args_"
-_MOST_VALUES = 1_000_000
-"""The largest number of values, with the values of an alias counted at each use. A large recipe has some hundreds."""
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _VALUES = {
     f"{kind.__module__}.{kind.__qualname__}": kind
@@ -115,8 +112,8 @@ def read(text: str | bytes, source: str) -> Any:
         raise ConfigError(f"{where}: this is not YAML that a recipe can contain: {what}.") from error
     except (RecursionError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: this is not YAML that a recipe can contain: {type(error).__name__}.") from error
-    if not _at_most(form, _MOST_VALUES):
-        raise ConfigError(f"{source}: its aliases contain each other and add up to more than {_MOST_VALUES} values.")
+    if not has_at_most(MOST_VALUES, form, _items):
+        raise ConfigError(f"{source}: its aliases contain each other and add up to more than {MOST_VALUES} values.")
     return form
 
 
@@ -194,14 +191,14 @@ class _Writer:
     def _container(self, value: list[Any] | dict[Any, Any], hint: Any) -> Any:
         if isinstance(value, list):
             form: Any = [self.form(item) for item in value]
-            return form if _has_mappings(form) or _same(_read_back(form, hint), value) else _explicit(value, [form])
+            return form if _has_mappings(form) or is_same(_read_back(form, hint), value) else _explicit(value, [form])
         form = {key: self.form(item) for key, item in value.items()}
         plain = all(type(key) in (str, int) for key in value) and not {TARGET, CALL, ARGS} & value.keys()
         return form if plain else _explicit(value, [[[self.form(key), item] for key, item in form.items()]])
 
     def _leaf(self, value: Any, hint: Any) -> Any:
         for form in _short_forms(value):
-            if _same(_read_back(form, hint), value):
+            if is_same(_read_back(form, hint), value):
                 return form
         if value is None:
             return None
@@ -280,28 +277,20 @@ class _Reader:
             if not self.policy.allows_import(module, symbols[0]):
                 continue
             try:
-                value: Any = importlib.import_module(module)
-                for symbol in symbols:
-                    value = getattr(value, symbol)
+                return self.policy.load(module, ".".join(symbols))
             except (ImportError, AttributeError):
                 continue
-            if not isinstance(value, enum.Enum) and not self.policy.allows_value(value):
-                raise SecurityError(
-                    f"{self.source}:{line}: {name} is not a class, function or constant that its module itself "
-                    "defines. nemo2 does not load it."
-                )
-            return value
+            except SecurityError as error:
+                raise SecurityError(f"{self.source}:{line}: {error}") from error
         self.problems.append(f"{self.source}:{line}: {name}: this class, function or constant does not exist.")
         return None
 
     def _typed(self, value: Any, hint: Any, path: str, line: int) -> Any:
         try:
-            fitted = _read_as(value, hint)
+            return _read_as(value, hint)
         except (WrongType, ConfigError) as error:
             self.problems.append(f"{self.source}:{line}: {path}: {error}")
             return value
-        # a value such as `min_lr: 0` keeps its type
-        return value if isinstance(value, int) and fitted == value else fitted
 
 
 def _device() -> Any:
@@ -312,8 +301,16 @@ def _device() -> Any:
 
 def _read_as(value: Any, hint: Any) -> Any:
     converted = typed(value, hint, text=value if isinstance(value, str) else None)
+    if type(converted) in (list, tuple) and isinstance(value, list):
+        return type(converted)(map(_as_written, value, converted))
+    converted = _as_written(value, converted)
     # If a field accepts both, text is what people mean and what recipes hold.
     return value if isinstance(converted, pathlib.PurePath) and str in typing.get_args(hint) else converted
+
+
+def _as_written(value: Any, converted: Any) -> Any:
+    """The converted value. A number such as ``min_lr: 0`` keeps its type."""
+    return value if isinstance(value, int) and isinstance(converted, float) else converted
 
 
 def _read_back(form: Any, hint: Any) -> Any:
@@ -351,17 +348,6 @@ def _name_of(target: Any) -> str:
     return name if "." in name else f"builtins.{name}"
 
 
-def _same(left: Any, right: Any) -> bool:
-    """Whether two values are equal and of the same type. An int equals a float of the same value."""
-    if isinstance(left, float) and isinstance(right, int | float) and not isinstance(right, bool):
-        return left == right or (math.isnan(left) and math.isnan(right))
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(map(_same, left, right))
-    return left is right or bool(left == right)
-
-
 def _has_mappings(items: list[Any]) -> bool:
     return any(isinstance(item, dict) or (isinstance(item, list) and _has_mappings(item)) for item in items)
 
@@ -383,7 +369,7 @@ def _check_names(form: Any, policy: RecipePolicy) -> None:
         if not isinstance(value, dict | list) or id(value) in seen:
             continue
         seen.add(id(value))
-        pending.extend(value.values() if isinstance(value, dict) else value)
+        pending.extend(_items(value))
         if isinstance(value, dict) and TARGET in value:
             name = str(value[TARGET])
             module, _, symbol = name.rpartition(".")
@@ -392,22 +378,8 @@ def _check_names(form: Any, policy: RecipePolicy) -> None:
                 raise policy.refusal(module, symbol, "it is not on the list of objects that recipes may contain")
 
 
-def _at_most(form: Any, most: int) -> bool:
-    """Whether there are at most this many values. An object that contains itself has infinitely many."""
-    sizes: dict[int, float] = {}
-
-    def size(value: Any) -> float:
-        if not isinstance(value, dict | list):
-            return 1
-        if id(value) not in sizes:
-            sizes[id(value)] = math.inf  # value until the size is known: an object that contains itself is too large
-            sizes[id(value)] = 1 + sum(map(size, value.values() if isinstance(value, dict) else value))
-        return sizes[id(value)]
-
-    try:
-        return size(form) <= most
-    except RecursionError:
-        return False
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 class _Loader(yaml.SafeLoader):
