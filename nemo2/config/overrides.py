@@ -23,7 +23,7 @@ from nemo2.config.located import recorded_at
 from nemo2.config.show import format_value, holds_configs, value_in_effect
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.typed_text import Text, WrongType, part_classes
-from nemo2.config.values import config_class, describe, is_mapping, typed
+from nemo2.config.values import config_class, describe, is_mapping, item_type, typed
 from nemo2.config.walk import iterate_nodes
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import ABBREVIATIONS
@@ -45,6 +45,8 @@ class _Place(NamedTuple):
 
     owner: Any
     key: Any
+    type_of_owner: Any = Any
+    """The annotation of a list or dict."""
 
     def read(self) -> Any:
         if isinstance(self.owner, fdl.Buildable):
@@ -61,7 +63,9 @@ class _Place(NamedTuple):
 
     def hint(self) -> Any:
         """The annotation of this location. `Any` if no annotation can be resolved."""
-        return hint_of(self.owner, self.key) if isinstance(self.owner, fdl.Buildable) else Any
+        if isinstance(self.owner, fdl.Buildable):
+            return hint_of(self.owner, self.key)
+        return item_type(self.type_of_owner, type(self.owner))
 
 
 def hint_of(node: fdl.Buildable, name: str) -> Any:
@@ -278,7 +282,7 @@ def _find(recipe: Any, path: str) -> _Place:
     steps = _steps(path)
     if steps[0] == "recipe" and len(steps) > 1 and "recipe" not in parameter_names(recipe.__fn_or_cls__):
         steps = steps[1:]  # as a script calls it: recipe.trainer.max_steps
-    container = recipe
+    container, kind = recipe, Any
     place = _Place(recipe, None)
     walked = ""
     while steps:
@@ -290,10 +294,10 @@ def _find(recipe: Any, path: str) -> _Place:
                 steps = [*rest, *steps]
             else:
                 step = real
-        place = _Place(container, _key(container, step, walked))
+        place = _Place(container, _key(container, step, walked), kind)
         walked = f"{walked}[{step}]" if isinstance(step, int) else f"{walked}.{step}".removeprefix(".")
         if steps:
-            container = _enter(place, walked)
+            container, kind = _enter(place, walked), place.hint()
     return place
 
 
@@ -306,7 +310,7 @@ def _steps(path: str) -> list[str | int]:
         if name:
             steps.append(name)
         else:
-            steps.append(int(bare) if re.fullmatch(r"-?\d+", bare) else bare)
+            steps.append(int(bare) if re.fullmatch(r"-?\d{1,9}", bare) else bare)
     return steps
 
 

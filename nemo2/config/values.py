@@ -110,6 +110,18 @@ def is_mapping(hint: Any) -> bool:
     return (typing.get_origin(hint) or hint) in MAPPINGS
 
 
+def item_type(hint: Any, kind: type) -> Any:
+    """The annotation of the items in a list or dict (``kind``) of a parameter. `Any` if none can be told."""
+    hint = without_annotated(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        items = tuple(item for choice in arguments if (item := item_type(choice, kind)) is not Any)
+        return typing.Union[items] if items else Any
+    if kind is dict:
+        return arguments[1] if origin in MAPPINGS and len(arguments) == 2 else Any
+    return arguments[0] if SEQUENCES.get(origin) is list and arguments else Any
+
+
 def _one_of(value: Any, choices: tuple, text: str | None) -> Any:
     if value is None and type(None) in choices:
         return None
