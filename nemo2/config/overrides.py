@@ -378,8 +378,8 @@ def _changed(place: _Place, path: str, operation: str, text: Text) -> Any:
         raise ConfigError(f"{path} is {current!r}, so {operation} {text.raw} cannot be applied to it.")
     try:
         result = _OPERATIONS[operation](current, text.literal)
-    except ZeroDivisionError:
-        raise ConfigError(f"{path} cannot be divided by zero.") from None
+    except ArithmeticError as error:
+        raise ConfigError(f"{path} is {current!r}, so {operation} {text.raw} has no result: {error}.") from None
     if isinstance(current, int) and isinstance(result, float) and result.is_integer():
         result = int(result)
     return _fit(place, path, result, None)

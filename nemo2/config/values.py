@@ -166,10 +166,10 @@ def _int(value: Any, text: str | None) -> int:
 
 
 def _float(value: Any, text: str | None) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str) and value.lower() in ("inf", "-inf"):
-        return float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number or (isinstance(value, str) and value.lower() in ("inf", "-inf")):
+        with contextlib.suppress(OverflowError):
+            return float(value)
     raise WrongType(f"takes a number, not {_shown(value, text)}")
 
 
@@ -188,14 +188,15 @@ def _path(value: Any, text: str | None) -> pathlib.Path:
 def _timedelta(value: Any, text: str | None) -> timedelta:
     if isinstance(value, timedelta):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return timedelta(seconds=value)
     source = text if text is not None else str(value)
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", source):
-        return timedelta(**{_UNITS[match[2]]: float(match[1])})
-    if match := re.fullmatch(r"(?:(\d+):)?(\d+):(\d+):(\d+)", source):  # Lightning's DD:HH:MM:SS, days optional
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    with contextlib.suppress(OverflowError, ValueError):  # too long for a time span, infinite, or too many digits
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return timedelta(seconds=value)
+        if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", source):
+            return timedelta(**{_UNITS[match[2]]: float(match[1])})
+        if match := re.fullmatch(r"(?:(\d+):)?(\d+):(\d+):(\d+)", source):  # Lightning's DD:HH:MM:SS, days optional
+            days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     raise WrongType(f"takes a time span such as 90s, 15m, 2h or 1:30:00, not {_shown(value, text)}")
 
 

@@ -30,13 +30,17 @@ from nemo2.config.show import NOT_SET, TARGET, effective_children, format_value,
 from nemo2.config.tree import Config, Partial
 from nemo2.config.typed_text import WrongType
 from nemo2.config.values import typed
+from nemo2.config.wire import constant_name
 from nemo2.errors import ConfigError, SecurityError
+from nemo2.names import shortened
 
 PARTIAL, CALL, ARGS = "_partial_", "_call_", "_args_"
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-_VALUES = {
-    f"{kind.__module__}.{kind.__qualname__}": kind
-    for kind in (tuple, set, frozenset, list, dict, str, int, float, bool, timedelta, pathlib.PosixPath)
+_PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
+_VALUES: dict[str, Any] = {
+    **{f"builtins.{kind.__name__}": kind for kind in (tuple, set, frozenset, list, dict, str, int, float, bool)},
+    **{f"pathlib.{kind.__name__}": kind for kind in _PATHS},  # Python 3.13 defines them in another module
+    "datetime.timedelta": timedelta,
 }
 """Targets that accept ``_args_``, besides torch.device."""
 
@@ -110,7 +114,7 @@ def read(text: str | bytes, source: str) -> Any:
         where = source if mark is None else f"{source}:{mark.line + 1}"
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"{where}: this is not YAML that a recipe can contain: {what}.") from error
-    except (RecursionError, UnicodeDecodeError) as error:
+    except (RecursionError, ValueError) as error:  # also an int of more digits than Python reads
         raise ConfigError(f"{source}: this is not YAML that a recipe can contain: {type(error).__name__}.") from error
     if not has_at_most(MOST_VALUES, form, _items):
         raise ConfigError(f"{source}: its aliases contain each other and add up to more than {MOST_VALUES} values.")
@@ -208,13 +212,15 @@ class _Writer:
         if isinstance(value, timedelta):
             return _explicit(value, [value.days, value.seconds, value.microseconds])
         if isinstance(value, pathlib.PurePath):
-            return {TARGET: "pathlib.PosixPath", ARGS: [str(value)]}
+            return {TARGET: f"pathlib.{type(value).__name__}", ARGS: [str(value)]}
         if type(value) in (bool, int, float, str):
             return _explicit(value, [value])
         if type(value).__module__ == "torch" and type(value).__name__ == "device":
             return {TARGET: "torch.device", ARGS: [str(value)]}
         if isinstance(value, enum.Enum):
             return {TARGET: f"{_name_of(type(value))}.{value.name}", CALL: False}
+        if not hasattr(value, "__qualname__") and constant_name(value) is None:
+            raise ConfigError(f"{shortened(repr(value))} cannot be written as YAML. Write recipe.json instead.")
         return {TARGET: _name_of(value), CALL: False}
 
 
@@ -244,13 +250,25 @@ class _Reader:
             }
         if ARGS in form:
             return self._call(form, path)
+        for key in (PARTIAL, CALL):
+            if not isinstance(form.get(key, False), bool):
+                self.problems.append(
+                    f"{self.source}:{form.lines[key]}: {path}: {key} takes true or false, not {form[key]!r}."
+                )
         target = self._named(str(form[TARGET]), form.line)
         if target is None or form.get(CALL, True) is False:
             return target
         return self._config(target, form, path)
 
     def _config(self, target: Any, form: Any, path: str) -> Any:
-        node = (Partial if form.get(PARTIAL) else Config)(target)
+        try:
+            node = (Partial if form.get(PARTIAL) else Config)(target)
+        except (TypeError, ValueError):
+            self.problems.append(
+                f"{self.source}:{form.line}: {path}: {form[TARGET]} takes no settings. Write `{CALL}: false` below it for "
+                "the object itself."
+            )
+            return None
         for name, item in form.items():
             if name in (TARGET, PARTIAL, CALL):
                 continue
@@ -267,7 +285,7 @@ class _Reader:
         name, arguments = str(form[TARGET]), self.value(form[ARGS], path)
         try:
             return (_VALUES[name] if name in _VALUES else _device())(*arguments)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             self.problems.append(f"{self.source}:{form.line}: {path}: {form[TARGET]}({arguments}): {error}")
             return None
 
@@ -408,6 +426,10 @@ class _Dumper(yaml.SafeDumper):
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
+    def text(self, value: str) -> yaml.Node:
+        style = '"' if "\x85" in value else None  # elsewhere PyYAML writes it as a line break, which readers fold
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
     def sequence(self, value: list[Any]) -> yaml.Node:
         short = not any(isinstance(item, list | dict) for item in value) and len(str(value)) < 100
         return self.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=short)
@@ -415,6 +437,7 @@ class _Dumper(yaml.SafeDumper):
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)  # pyright: ignore[reportArgumentType]
 _Dumper.add_representer(list, _Dumper.sequence)
+_Dumper.add_representer(str, _Dumper.text)
 for _class in (_Loader, _Dumper):
     for _tag, _pattern, _first in (
         ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
