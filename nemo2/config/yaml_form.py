@@ -155,19 +155,19 @@ def apply_form(recipe: Any, form: Mapping, allowed_modules: Iterable[str] = (), 
 class _Writer:
     def __init__(self, defaults: bool) -> None:
         self.defaults = defaults
-        self.made: dict[int, tuple[Any, Any]] = {}
+        self.written: dict[int, tuple[Any, Any]] = {}
 
     def form(self, value: Any, hint: Any = Any) -> Any:
         """The written form of ``value`` in a field with this annotation."""
         if not isinstance(value, fdl.Buildable | list | dict):
             return self._leaf(value, hint)
-        if id(value) not in self.made:
+        if id(value) not in self.written:
             # The value is kept too, because an id is unique only while its object lives.
-            self.made[id(value)] = (
+            self.written[id(value)] = (
                 value,
                 self._config(value) if isinstance(value, fdl.Buildable) else self._container(value, hint),
             )
-        return self.made[id(value)][1]
+        return self.written[id(value)][1]
 
     def _config(self, node: Any) -> dict[str, Any]:
         if not isinstance(node, Config | Partial):
@@ -231,14 +231,14 @@ class _Reader:
         self.policy = policy
         self.source = source
         self.problems: list[str] = []
-        self.made: dict[int, tuple[Any, Any]] = {}
+        self.built: dict[int, tuple[Any, Any]] = {}
 
     def value(self, form: Any, path: str, hint: Any = Any, line: int = 1) -> Any:
         if not isinstance(form, dict | list):
             return self._typed(form, hint, path, line)
-        if id(form) not in self.made:
-            self.made[id(form)] = form, self._container(form, path, hint, line)
-        return self.made[id(form)][1]
+        if id(form) not in self.built:
+            self.built[id(form)] = form, self._container(form, path, hint, line)
+        return self.built[id(form)][1]
 
     def _container(self, form: Any, path: str, hint: Any, line: int) -> Any:
         if isinstance(form, list):
