@@ -411,7 +411,7 @@ def _state(recipe: Any) -> Iterator[Any]:
             continue
         seen.add(id(value))
         if isinstance(value, fdl.Buildable):
-            defaults = value.__dict__.setdefault("_defaults", {})
+            defaults = value.__dict__.get("_defaults", {})
             yield from (value.__arguments__, defaults, value.__argument_history__, *value.__argument_history__.values())
             pending += [*value.__arguments__.values(), *(default.value for default in defaults.values())]
         else:

@@ -111,8 +111,9 @@ def resolve_executor(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
     if executor in known:
         return build_executor(known[executor])
     import nemo_run
+    from nemo_run.config import get_nemorun_home
 
-    file = Path(nemo_run.config.get_nemorun_home()) / "executors.py"
+    file = Path(get_nemorun_home()) / "executors.py"
     functions: list[str] = []
     if file.is_file():
         source = ast.parse(read_trusted(file, effect="its functions run in this process"))
