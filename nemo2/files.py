@@ -186,15 +186,20 @@ def replaceable_file(path: Path | str) -> Path:
 
 
 @contextmanager
-def replacing(path: Path | str) -> Iterator[Path]:
-    """The path of a temporary file beside ``path``, which gets its name when the block ends. Folders are created. After an
-    error, ``path`` is what it was.
+def replacing(path: Path | str, *, by_user: bool = True) -> Iterator[Path]:
+    """The path of a temporary file beside ``path``, which gets its name when the block ends. After an error, ``path`` is
+    what it was.
+
+    Args:
+        by_user: The user named ``path``: a link is followed, and folders are created. Otherwise a link is replaced.
 
     Raises:
-        ConfigError: see `replaceable_file`.
+        ConfigError: the user named a path that can't be written, see `replaceable_file`.
+        OSError: the file can't be written.
     """
-    target = replaceable_file(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = replaceable_file(path) if by_user else Path(path)
+    if by_user:
+        target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp")
     try:
         yield temporary

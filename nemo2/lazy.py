@@ -55,8 +55,8 @@ def stub_homes(stub: str) -> dict[str, str]:
     homes = {}
     for node in ast.parse(stub).body:
         if isinstance(node, ast.ImportFrom) and node.module:
-            given = [alias.name for alias in node.names]
-            names = import_module(node.module).__all__ if given == ["*"] else given
+            names = [alias.name for alias in node.names]
+            names = import_module(node.module).__all__ if names == ["*"] else names
             homes.update(dict.fromkeys(names, node.module))
     return homes
 

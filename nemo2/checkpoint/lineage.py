@@ -8,7 +8,6 @@ run of their directory. A directory holds the checkpoints of one run: another ru
 """
 
 import json
-import os
 import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from nemo2.advice import new_name
 from nemo2.checkpoint.directory import Manifest, finished, read_manifest
 from nemo2.checkpoint.foreign_files import read_json
 from nemo2.errors import CheckpointError
+from nemo2.files import replacing
 
 RUN_FILE = ".run"
 
@@ -110,9 +110,8 @@ def why_writing_is_refused(directory: Path, results: Path, checkpoint: Path) -> 
 
 
 def _record(directory: Path, run: Run) -> None:
-    temporary = directory / f"{RUN_FILE}-{uuid.uuid4().hex[:8]}"
-    temporary.write_text(json.dumps(asdict(run)) + "\n")
-    os.replace(temporary, directory / RUN_FILE)
+    with replacing(directory / RUN_FILE, by_user=False) as temporary:
+        temporary.write_text(json.dumps(asdict(run)) + "\n", encoding="utf-8")
 
 
 def belongs(manifest: Manifest, run: Optional[Run]) -> bool:

@@ -11,7 +11,7 @@ from nemo2.checkpoint.paths import checkpoint_at
 from nemo2.checks.facts import Facts
 from nemo2.checks.tokenizers import tokenizer_of
 from nemo2.errors import CheckpointError
-from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, newest_run, requested_version
+from nemo2.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, furthest_run, requested_version
 from nemo2.settle.parts import node_at
 
 _TRAINING = ("pretrain", "finetune", "train")
@@ -40,7 +40,7 @@ def directory_to_continue(log: Any, *, newest: bool) -> Optional[Path]:
     if log.explicit_log_dir:
         return Path(log.explicit_log_dir).expanduser().absolute()
     version = requested_version(log.version)
-    directory = base / version if version else newest_run(base) if newest else None
+    directory = base / version if version else furthest_run(base) if newest else None
     return None if directory is None else directory.absolute()
 
 

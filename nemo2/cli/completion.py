@@ -21,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional
 
+from nemo2.files import replacing
+
 ASK = "__complete"
 """The command that the scripts call: ``nemo2 __complete WORD...``. The last word is the text before the cursor."""
 PARTS = ("model.", "data.", "trainer.", "strategy.", "log.", "optim.", "resume.")
@@ -46,16 +48,16 @@ complete -o bashdefault -o default -F _nemo2 nemo2
 _ZSH = """\
 #compdef nemo2
 _nemo2() {
-    local -a found open asked
+    local -a matches open typed
     # As typed the words have their quotes, one that is still open too; compadd quotes what it inserts.
-    asked=("${(@Q)words[2,CURRENT]}")
-    asked[-1]=${asked[-1]#[\\'\\"]}
-    found=("${(@f)$(nemo2 __complete "${(@)asked}" 2>/dev/null)}")
-    open=(${(M)found:#*[.=]})
-    found=(${found:#*[.=]})
-    (( $#open + $#found )) || { _files; return }
+    typed=("${(@Q)words[2,CURRENT]}")
+    typed[-1]=${typed[-1]#[\\'\\"]}
+    matches=("${(@f)$(nemo2 __complete "${(@)typed}" 2>/dev/null)}")
+    open=(${(M)matches:#*[.=]})
+    matches=(${matches:#*[.=]})
+    (( $#open + $#matches )) || { _files; return }
     (( $#open )) && compadd -S '' -- $open
-    (( $#found )) && compadd -- $found
+    (( $#matches )) && compadd -- $matches
     return 0
 }
 compdef _nemo2 nemo2
@@ -64,10 +66,10 @@ _FISH = """\
 function __nemo2_complete
     set -l words (commandline -opc)
     set -l word (commandline -ct | string trim -l -c "'\\"" | string replace -ra '\\\\\\\\(.)' '$1')
-    set -l found (nemo2 __complete $words[2..-1] "$word" 2>/dev/null)
+    set -l matches (nemo2 __complete $words[2..-1] "$word" 2>/dev/null)
     # Files only where nemo2 offers nothing, as in bash and zsh.
-    if test (count $found) -gt 0
-        printf '%s\\n' $found
+    if test (count $matches) -gt 0
+        printf '%s\\n' $matches
     else
         __fish_complete_path "$word"
     end
@@ -162,9 +164,8 @@ def write_index(recipe: str) -> None:
 
     file = _file(recipe)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(index_of(recipe_tree(recipe))), encoding="utf-8")
-    os.replace(temporary, file)
+    with replacing(file, by_user=False) as temporary:
+        temporary.write_text(json.dumps(index_of(recipe_tree(recipe))), encoding="utf-8")
 
 
 def _offered(target: Any, name: str) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.cli.adapter import Result
-from nemo2.cli.run_names import checkpoint_called, latest
+from nemo2.cli.run_names import checkpoint_called, last_started
 from nemo2.columns import columns
 from nemo2.names import visible
 
@@ -17,7 +17,7 @@ def is_checkpoint(source: str) -> bool:
     from nemo2.errors import CheckpointError
 
     path = Path(source).expanduser()
-    if not path.is_dir() or latest(path) is not None or source in recipes.names():
+    if not path.is_dir() or last_started(path) is not None or source in recipes.names():
         return False
     from nemo2.hugging_face.identify import kind_at
 

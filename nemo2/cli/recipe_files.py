@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.cli.run_names import latest, run_called, run_of
+from nemo2.cli.run_names import last_started, run_called, run_of
 from nemo2.run_dir.records import RECIPE_FILE
 
 NAME, PERFORMANCE = "recipe", "performance"
@@ -34,7 +34,7 @@ def recipe_file(source: str) -> Optional[Path]:
             raise ConfigError(f"{source}: there is no such file.")
         return path
     if path.is_dir() and ("/" in source or source in (".", "..") or (path / RECIPE_FILE).is_file()):
-        if (run := latest(path) or run_of(path)) is None:
+        if (run := last_started(path) or run_of(path)) is None:
             raise ConfigError(f"{source} is a directory without a {RECIPE_FILE}, and not a run directory.")
         return _recipe_of(run)
     from nemo2 import recipes
@@ -42,7 +42,7 @@ def recipe_file(source: str) -> Optional[Path]:
     if source in recipes.names() or path.suffix or source in recipes.own()[0]:
         return None
     named = run_called(source)
-    return None if named is None or (run := latest(named)) is None else _recipe_of(run)
+    return None if named is None or (run := last_started(named)) is None else _recipe_of(run)
 
 
 def _recipe_of(run: Path) -> Path:

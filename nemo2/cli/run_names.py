@@ -48,7 +48,7 @@ def run_folder(text: str) -> Path:
     from nemo2.errors import DataError
 
     folder = _found(text, DataError)
-    return latest(folder) or run_of(folder) or folder
+    return last_started(folder) or run_of(folder) or folder
 
 
 def run_called(name: str) -> Optional[Path]:
@@ -60,7 +60,7 @@ def run_called(name: str) -> Optional[Path]:
     path = Path(name)
     if not name or path.is_absolute() or ".." in path.parts:
         return None
-    folders = [folder for folder in dict.fromkeys(base / name for base in _bases()) if latest(folder) is not None]
+    folders = [folder for folder in dict.fromkeys(base / name for base in _bases()) if last_started(folder) is not None]
     if len(folders) > 1:
         from nemo2.errors import ConfigError
 
@@ -70,8 +70,12 @@ def run_called(name: str) -> Optional[Path]:
     return folders[0] if folders else None
 
 
-def latest(folder: Path) -> Optional[Path]:
-    """The folder itself if it belongs to a run, else the folder of the latest start in it. None: it holds no run."""
+def last_started(folder: Path) -> Optional[Path]:
+    """The folder itself if it belongs to a run, else the folder of the run in it that started last, which is what a user
+    looks at. None: it holds no run.
+
+    A training resumes another one, `nemo2.run_dir.directory.furthest_run`.
+    """
     if any((folder / sign).is_file() for sign in _SIGNS):
         return folder
     starts = [file for sign in _SIGNS for file in folder.glob(f"*/{sign}") if file.is_file()]

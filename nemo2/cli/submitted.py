@@ -12,8 +12,8 @@ from nemo2.files import write_file
 
 def submissions() -> list[Any]:
     """The submissions, oldest first."""
-    from nemo2.launch.slurm.start import Submission
-    from nemo2.launch.slurm.start import submissions as folder
+    from nemo2.launch.slurm.submission import Submission
+    from nemo2.launch.slurm.submission import submissions as folder
     from nemo2.launch.trusted_files import read_trusted
 
     files = sorted(folder().glob("*.json"), key=lambda file: file.stat().st_mtime)

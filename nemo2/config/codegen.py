@@ -22,6 +22,7 @@ import nemo_run as run
 
 from nemo2.config import wire
 from nemo2.config.checks import check_serialisable
+from nemo2.config.provenance import is_same
 from nemo2.config.tree import Config, Partial
 from nemo2.config.walk import children
 from nemo2.errors import ConfigError
@@ -149,7 +150,7 @@ def same_tree(left: Any, right: Any) -> bool:
             return len(mine) == len(theirs) and all(
                 step in matching and same(child, matching[step]) for step, child in mine
             )
-        return one is other or bool(one == other)
+        return is_same(one, other)
 
     return same(left, right)
 

@@ -6,6 +6,7 @@ The error for an unknown name, the command line and `nemo2 translate` name the f
 """
 
 import sys
+from importlib import import_module
 from typing import Any, Optional
 
 from nemo2.config.aliases import aliases_of, parameter_names
@@ -24,10 +25,16 @@ _PARTS: tuple[tuple[str, str], ...] = (
     ("log.ckpt", "nemo2.checkpoint.model_checkpoint:ModelCheckpoint"),
     ("resume", "nemo2.checkpoint.auto_resume:AutoResume"),
 )
-"""The parts of a recipe with their usual classes ("module:name"), which are read only if they are loaded."""
+"""The parts of a recipe with their usual classes ("module:name"), which are read only if they are loaded (`load_parts`)."""
 _ROLES = {"Strategy": "trainer.strategy", "Precision": "trainer.plugins"}
 """Lightning's base classes whose subclasses take each other's place in a recipe."""
 _EVERYWHERE = frozenset({"name", "config", "path"})
+
+
+def load_parts() -> None:
+    """Load the usual classes of a recipe's parts, so that `homes_of` knows their fields without a recipe."""
+    for _, place in _PARTS:
+        import_module(place.partition(":")[0])
 
 
 def homes_of(name: str, *, besides: Any = None) -> list[str]:

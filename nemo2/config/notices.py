@@ -29,7 +29,7 @@ def warn_without_effect(why: str, **arguments: tuple[Any, Any]) -> None:
 
     Args:
         why: What happens instead, as a sentence.
-        given: The value and the default of each argument.
+        arguments: The value and the default of each argument.
     """
     for name, (value, default) in arguments.items():
         sentence = f"{name}={value!r} has no effect. {why}"

@@ -6,14 +6,15 @@ must fit the annotation of its parameter. `+= -= *= /=` change the current value
 factory's name creates it: `log=default_log`, `optim=distributed_fused_adam_with_cosine_annealing(max_lr=1e-4)`.
 """
 
+import contextlib
 import operator
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional
 
 import fiddle as fdl
-from fiddle._src import history, signatures
+from fiddle._src import signatures
 
 from nemo2.config.aliases import aliases_of, decided_elsewhere, parameter_names
 from nemo2.config.capture import unknown_name
@@ -22,7 +23,7 @@ from nemo2.config.located import recorded_at
 from nemo2.config.show import format_value, holds_configs, value_in_effect
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.typed_text import Text, WrongType, part_classes
-from nemo2.config.values import config_class, describe, is_mapping, typed
+from nemo2.config.values import config_class, describe, is_mapping, item_type, typed
 from nemo2.config.walk import iterate_nodes
 from nemo2.errors import ConfigError, UnknownNameError
 from nemo2.names import ABBREVIATIONS
@@ -44,6 +45,8 @@ class _Place(NamedTuple):
 
     owner: Any
     key: Any
+    type_of_owner: Any = Any
+    """The annotation of a list or dict."""
 
     def read(self) -> Any:
         if isinstance(self.owner, fdl.Buildable):
@@ -60,7 +63,9 @@ class _Place(NamedTuple):
 
     def hint(self) -> Any:
         """The annotation of this location. `Any` if no annotation can be resolved."""
-        return hint_of(self.owner, self.key) if isinstance(self.owner, fdl.Buildable) else Any
+        if isinstance(self.owner, fdl.Buildable):
+            return hint_of(self.owner, self.key)
+        return item_type(self.type_of_owner, type(self.owner))
 
 
 def hint_of(node: fdl.Buildable, name: str) -> Any:
@@ -85,19 +90,18 @@ def apply_overrides(recipe: Any, overrides: Iterable[str]) -> Any:
     Raises:
         ConfigError: overrides can't be applied. The message lists all of them, and the recipe is unchanged.
     """
-    undo: list[tuple[_Place, Any]] = []
     failures: list[str] = []
-    for number, override in _calls(recipe, list(overrides)):
-        with recorded_at(COMMAND_LINE, number):
-            try:
-                _apply(recipe, override, undo)
-            except (UnknownNameError, ConfigError, WrongType) as error:
-                failures.append(f"{override}: {_elsewhere(recipe, override, error)}")
-    if failures:
-        _take_back(undo)
+    with _rollback(recipe):
+        for number, override in _calls(recipe, list(overrides)):
+            with recorded_at(COMMAND_LINE, number):
+                try:
+                    _apply(recipe, override)
+                except (UnknownNameError, ConfigError, WrongType) as error:
+                    failures.append(f"{override}: {_elsewhere(recipe, override, error)}")
         if len(failures) == 1:
             raise ConfigError(f"Override {failures[0]}")
-        raise ConfigError(f"{len(failures)} overrides cannot be applied:\n  " + "\n  ".join(failures))
+        if failures:
+            raise ConfigError(f"{len(failures)} overrides cannot be applied:\n  " + "\n  ".join(failures))
     return recipe
 
 
@@ -111,39 +115,34 @@ def apply_values(recipe: Any, values: Iterable[tuple[str, Any, int]], *, source:
     Raises:
         ConfigError: as in `apply_overrides`, with the line of each change.
     """
-    undo: list[tuple[_Place, Any]] = []
     failures: list[str] = []
-    for path, value, line in values:
-        override = as_override(path, value)
-        with recorded_at(source, line):
-            try:
-                if holds_configs(value):
-                    _put(recipe, path, value, undo)
-                else:
-                    text = value if isinstance(value, str) else format_value(value)
-                    _set(recipe, path, Text(text, value), undo)
-            except (UnknownNameError, ConfigError, WrongType) as error:
-                failures.append(f"{source}:{line}: {override}: {_elsewhere(recipe, override, error)}")
-    if failures:
-        _take_back(undo)
-        raise ConfigError("\n".join(failures))
+    with _rollback(recipe):
+        for path, value, line in values:
+            override = as_override(path, value)
+            with recorded_at(source, line):
+                try:
+                    if holds_configs(value):
+                        _put(recipe, path, value)
+                    else:
+                        text = value if isinstance(value, str) else format_value(value)
+                        _set(recipe, path, Text(text, value))
+                except (UnknownNameError, ConfigError, WrongType) as error:
+                    failures.append(f"{source}:{line}: {override}: {_elsewhere(recipe, override, error)}")
+        if failures:
+            raise ConfigError("\n".join(failures))
     return recipe
 
 
 def takes_fields(recipe: Any, path: str) -> bool:
     """Whether a mapping at this path sets fields of a config: an existing config, or one that the field's type
     names."""
-    undo: list[tuple[_Place, Any]] = []
-    try:
-        place = _find(recipe, path, undo)
+    with contextlib.suppress(ConfigError), _rollback(recipe, always=True):
+        place = _find(recipe, path)
         value = place.read()
         return isinstance(value, fdl.Buildable) or (
             value in (None, _MISSING) and config_class(place.hint()) is not None
         )
-    except ConfigError:
-        return True  # the errors of each field below report a wrong path
-    finally:
-        _take_back(undo)
+    return True  # the errors of each field below report a wrong path
 
 
 def carry_over(old: Any, new: Any) -> None:
@@ -218,29 +217,27 @@ def split_override(override: str) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-def _apply(recipe: Any, override: str, undo: list[tuple[_Place, Any]]) -> None:
+def _apply(recipe: Any, override: str) -> None:
     path, operation, raw = split_override(override)
     text = Text.parse(raw)
     if operation == "=":
-        _set(recipe, path, text, undo)
+        _set(recipe, path, text)
     else:
-        place = _find(recipe, path, undo)
-        _put(recipe, path, _changed(place, path, operation, text), undo)
+        place = _find(recipe, path)
+        _put(recipe, path, _changed(place, path, operation, text))
 
 
-def _set(recipe: Any, path: str, text: Text, undo: list[tuple[_Place, Any]]) -> None:
-    value = _fit(_find(recipe, path, undo), path, text.literal, text.raw)
+def _set(recipe: Any, path: str, text: Text) -> None:
+    value = _fit(_find(recipe, path), path, text.literal, text.raw)
     # A factory may return changes of the whole recipe instead of a config.
     for where, new in value.changes(recipe) if hasattr(type(value), "changes") else [(path, value)]:
-        _put(recipe, where, new, undo)
+        _put(recipe, where, new)
 
 
-def _put(recipe: Any, path: str, value: Any, undo: list[tuple[_Place, Any]]) -> None:
-    place = _find(recipe, path, undo)
+def _put(recipe: Any, path: str, value: Any) -> None:
+    place = _find(recipe, path)
     carry_over(place.read(), value)
-    before = _stored(place)
-    place.write(value)  # a value that the field refuses isn't taken back
-    undo.append((place, before))
+    place.write(value)
 
 
 def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:
@@ -272,24 +269,20 @@ def _calls(recipe: Any, overrides: list[str]) -> list[tuple[int, str]]:
 
 def _is_factorys(recipe: Any, path: str) -> bool:
     """Whether the last name of a path isn't a field of its config, and a factory could create the config."""
-    undo: list[tuple[_Place, Any]] = []
     part, _, name = path.rpartition(".")
-    try:
-        place = _find(recipe, part, undo)
+    with contextlib.suppress(ConfigError), _rollback(recipe, always=True):
+        place = _find(recipe, part)
         is_field = name in getattr(getattr(place.read(), "__signature_info__", None), "valid_param_names", ())
         return not is_field and bool(factory_names(part_classes(place.hint())))
-    except ConfigError:
-        return False
-    finally:
-        _take_back(undo)
+    return False
 
 
-def _find(recipe: Any, path: str, undo: list[tuple[_Place, Any]]) -> _Place:
+def _find(recipe: Any, path: str) -> _Place:
     """The location at the end of a path. Missing configs along the path are created."""
     steps = _steps(path)
     if steps[0] == "recipe" and len(steps) > 1 and "recipe" not in parameter_names(recipe.__fn_or_cls__):
         steps = steps[1:]  # as a script calls it: recipe.trainer.max_steps
-    container = recipe
+    container, kind = recipe, Any
     place = _Place(recipe, None)
     walked = ""
     while steps:
@@ -301,10 +294,10 @@ def _find(recipe: Any, path: str, undo: list[tuple[_Place, Any]]) -> _Place:
                 steps = [*rest, *steps]
             else:
                 step = real
-        place = _Place(container, _key(container, step, walked))
+        place = _Place(container, _key(container, step, walked), kind)
         walked = f"{walked}[{step}]" if isinstance(step, int) else f"{walked}.{step}".removeprefix(".")
         if steps:
-            container = _enter(place, walked, undo)
+            container, kind = _enter(place, walked), place.hint()
     return place
 
 
@@ -317,7 +310,7 @@ def _steps(path: str) -> list[str | int]:
         if name:
             steps.append(name)
         else:
-            steps.append(int(bare) if re.fullmatch(r"-?\d+", bare) else bare)
+            steps.append(int(bare) if re.fullmatch(r"-?\d{1,9}", bare) else bare)
     return steps
 
 
@@ -342,13 +335,12 @@ def _key(container: Any, step: str | int, walked: str) -> Any:
     raise ConfigError(f"{where} is {container!r}, which has no {step!r}. Set {where} itself.")
 
 
-def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
+def _enter(place: _Place, path: str) -> Any:
     """The config at a step of the path. Created if there is none."""
     value = place.read()
     if value is not _MISSING and value is not None:
-        if _stored(place) is _MISSING:  # a default, which must become an argument to keep changes
-            undo.append((place, _MISSING))
-            place.write(value)
+        if isinstance(place.owner, fdl.Buildable) and place.key not in place.owner.__arguments__:
+            place.write(value)  # a default, which must become an argument to keep changes
         return value
     cls = config_class(place.hint())
     if cls is None and not is_mapping(place.hint()):
@@ -357,7 +349,6 @@ def _enter(place: _Place, path: str, undo: list[tuple[_Place, Any]]) -> Any:
             f"Set {path} first, as in {path}={describe(place.hint())[1]}."
         )
     config: Any = {} if cls is None else Config(cls)
-    undo.append((place, _stored(place)))
     place.write(config)
     return config
 
@@ -387,33 +378,45 @@ def _changed(place: _Place, path: str, operation: str, text: Text) -> Any:
         raise ConfigError(f"{path} is {current!r}, so {operation} {text.raw} cannot be applied to it.")
     try:
         result = _OPERATIONS[operation](current, text.literal)
-    except ZeroDivisionError:
-        raise ConfigError(f"{path} cannot be divided by zero.") from None
+    except ArithmeticError as error:
+        raise ConfigError(f"{path} is {current!r}, so {operation} {text.raw} has no result: {error}.") from None
     if isinstance(current, int) and isinstance(result, float) and result.is_integer():
         result = int(result)
     return _fit(place, path, result, None)
 
 
-def _stored(place: _Place) -> Any:
-    """The stored value at a location, without defaults."""
-    if isinstance(place.owner, fdl.Buildable):
-        return place.owner.__arguments__.get(place.key, _MISSING)
-    return place.owner.get(place.key, _MISSING) if isinstance(place.owner, dict) else place.owner[place.key]
+@contextlib.contextmanager
+def _rollback(recipe: Any, *, always: bool = False) -> Iterator[None]:
+    """Restore all parts of the recipe if the block raises, or with ``always`` in any case."""
+    saved = [(part, list(part) if isinstance(part, list) else dict(part)) for part in _state(recipe)]
+    keep = False
+    try:
+        yield
+        keep = not always
+    finally:
+        if not keep:
+            for part, before in saved:
+                part.clear()
+                part.extend(before) if isinstance(part, list) else part.update(before)
 
 
-def _take_back(undo: list[tuple[_Place, Any]]) -> None:
-    with history.suspend_tracking():
-        for place, before in reversed(undo):
-            if isinstance(place.owner, fdl.Buildable):
-                place.owner.__argument_history__[place.key].pop()
-                if before is _MISSING:
-                    delattr(place.owner, place.key)
-                else:
-                    place.owner.__arguments__[place.key] = before
-            elif before is _MISSING:
-                del place.owner[place.key]
-            else:
-                place.owner[place.key] = before
+def _state(recipe: Any) -> Iterator[Any]:
+    """The lists and dicts that a recipe consists of, each once: those in it, and those in which its configs keep their
+    arguments, histories and defaults."""
+    seen: set[int] = set()
+    pending = [recipe]
+    while pending:
+        value = pending.pop()
+        if not isinstance(value, fdl.Buildable | list | tuple | dict) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, fdl.Buildable):
+            defaults = value.__dict__.get("_defaults", {})
+            yield from (value.__arguments__, defaults, value.__argument_history__, *value.__argument_history__.values())
+            pending += [*value.__arguments__.values(), *(default.value for default in defaults.values())]
+        else:
+            yield from () if isinstance(value, tuple) else (value,)
+            pending += value.values() if isinstance(value, dict) else value
 
 
 def _dotted_end(error: Exception) -> str:

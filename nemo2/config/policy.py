@@ -19,8 +19,9 @@ under an allowed module that happens to import it.
 import enum
 import importlib
 import inspect
+import math
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import fiddle as fdl
@@ -120,7 +121,12 @@ SWITCHES_THAT_RUN_CODE = {
 }
 """Arguments that an untrusted recipe must not turn on."""
 
+MOST_VALUES = 10_000_000
+"""The largest number of values in a recipe, with a shared value counted at each of its places. A large recipe has some
+thousands."""
+
 _NOT_LISTED = "this module is not on the list of modules that recipes may use"
+_NOT_ITS_OWN = "its module does not itself define a class, function or constant of this name"
 
 
 class RecipePolicy(serialization.PyrefPolicy):
@@ -157,6 +163,22 @@ class RecipePolicy(serialization.PyrefPolicy):
         """Raise SecurityError for a name that isn't on the list. Imports nothing."""
         if not isinstance(module, str) or not isinstance(symbol, str) or not self.allows_import(module, symbol):
             raise self.refusal(module, symbol, reason)
+
+    def load(self, module: str, symbol: str, reason: str = _NOT_LISTED) -> Any:
+        """The object that ``module`` calls ``symbol``, in which dots lead into classes.
+
+        Raises:
+            SecurityError: the name isn't on the list, and nothing was imported for it; or the module merely imports what
+                the name stands for.
+            ImportError, AttributeError: there is no such object.
+        """
+        self.check_name(module, symbol.partition(".")[0], reason)
+        value: Any = importlib.import_module(module)
+        for step in symbol.split("."):
+            value = getattr(value, step)
+        if not isinstance(value, enum.Enum) and not self.allows_value(value):
+            raise self.refusal(module, symbol, reason if reason != _NOT_LISTED else _NOT_ITS_OWN)
+        return value
 
     def check(self, recipe: Any) -> None:
         """Raise SecurityError if something that isn't made for recipes would be called: when this recipe is built,
@@ -247,10 +269,11 @@ class RecipePolicy(serialization.PyrefPolicy):
         reason = f"{path} has it imported ({NAMES_THAT_ARE_IMPORTED[argument].partition(',')[0]})"
         for module, symbol in _dotted(value, as_pair=argument == "module"):
             self.check_name(module, symbol, reason)
-            named: Any = importlib.import_module(module)
-            for step in symbol.split("."):
-                named = getattr(named, step, None)
-            if named is None or not self.allows_value(named) or not self.may_be_handed_over(named):
+            try:
+                may_be_imported = self.may_be_handed_over(self.load(module, symbol, reason))
+            except AttributeError:
+                may_be_imported = False
+            if not may_be_imported:
                 raise self.refusal(module, symbol, reason)
 
     def _check_switch(self, path: str, value: Any, argument: str) -> None:
@@ -265,6 +288,26 @@ class RecipePolicy(serialization.PyrefPolicy):
 
     def __str__(self) -> str:
         return "nemo2's recipe policy"
+
+
+def has_at_most(most: int, root: Any, items: Callable[[Any], Iterable[Any]]) -> bool:
+    """Whether walking a tree meets at most this many values. An object that contains itself has infinitely many.
+
+    Args:
+        items: The values in a value.
+    """
+    sizes: dict[int, float] = {}
+
+    def size(value: Any) -> float:
+        if id(value) not in sizes:
+            sizes[id(value)] = math.inf  # until the size is known: an object that contains itself is too large
+            sizes[id(value)] = 1 + sum(map(size, items(value)))
+        return sizes[id(value)]
+
+    try:
+        return size(root) <= most
+    except RecursionError:
+        return False
 
 
 def is_value_type(target: Any) -> bool:

@@ -143,9 +143,21 @@ def adjustments(obj: object) -> dict[str, tuple[Step, ...]]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values of a setting are the same, by value and type: True and 1 are different settings."""
+    """Whether two values of a setting are the same, by value and type, also inside lists, tuples and dicts: True, 1 and
+    1.0 are different settings. ``nan`` is the same as ``nan``."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_same(value, other[key]) for key, value in one.items())
+    return is_equal(one, other)
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two values are equal, also of different types: 1 equals 1.0."""
     try:
-        return one is other or (type(one) is type(other) and bool(one == other))
+        return bool(one == other) or bool(one != one and other != other)  # nan
     except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element
         return False
 

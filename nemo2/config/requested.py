@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from nemo2.config.provenance import adjustments, record_of
+from nemo2.config.provenance import adjustments, is_equal, record_of
 from nemo2.errors import ConfigError
 
 
@@ -78,20 +78,11 @@ def silent_changes(path: str, obj: Any) -> list[str]:
         if not hasattr(obj, name) or (expected is None and not changes):
             continue
         current = getattr(obj, name)
-        if _same(expected, current):
+        # a separate configuration is compared under its own path
+        is_part = dataclasses.is_dataclass(expected) and type(expected) is type(current)
+        if expected is current or is_part or is_equal(expected, current):
             continue
         place = where_set(obj, name)
         source = f"announced: {changes[-1].why}" if changes else f"set at {place}" if place else "set in the recipe"
         sentences.append(f"{path}.{name} is {current!r} instead of {expected!r} ({source})")
     return sentences
-
-
-def _same(expected: Any, current: Any) -> bool:
-    if expected is current:
-        return True
-    if dataclasses.is_dataclass(expected) and type(expected) is type(current):
-        return True  # a separate configuration, compared under its own path
-    try:
-        return bool(expected == current)
-    except (TypeError, ValueError, RuntimeError):  # arrays and tensors compare element by element
-        return False

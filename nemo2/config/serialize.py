@@ -12,13 +12,11 @@ from fiddle._src.experimental import serialization
 
 from nemo2.config.checks import check_serialisable
 from nemo2.config.moved_names import module_today
-from nemo2.config.policy import STRUCTURE, VALUES, RecipePolicy
+from nemo2.config.policy import MOST_VALUES, STRUCTURE, VALUES, RecipePolicy, has_at_most
 from nemo2.errors import ConfigError, SecurityError
 from nemo2.files import parse_json
 
 _METADATA = {"type": "pyref", "module": "fiddle._src.config", "name": "BuildableTraverserMetadata"}
-_MOST_VALUES = 10_000_000
-"""The largest number of values, with shared values counted at each place. A large recipe has some thousands."""
 
 
 def to_json(recipe: Any, *, indent: int | None = None) -> str:
@@ -110,24 +108,15 @@ def _refuse_bombs(tree: Any) -> None:
     objects = tree.get("objects") if isinstance(tree, dict) else None
     if not isinstance(objects, dict):
         return
-    sizes: dict[str, int] = {}
 
-    def size(value: Any) -> int:
-        if isinstance(value, list):
-            return 1 + sum(map(size, value))
-        if not isinstance(value, dict):
-            return 1
-        if value.get("type") != "ref":
-            return 1 + sum(map(size, value.values()))
-        key = str(value.get("key"))
-        if key not in sizes:
-            sizes[key] = _MOST_VALUES  # value until the size is known: an object that contains itself is too large
-            sizes[key] = size(objects.get(key))
-        return sizes[key]
+    def items(value: Any) -> Iterable[Any]:
+        if isinstance(value, dict) and value.get("type") == "ref":
+            return (objects.get(str(value.get("key"))),)
+        return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
-    if size(tree.get("root")) >= _MOST_VALUES:
+    if not has_at_most(MOST_VALUES, tree.get("root"), items):
         raise ConfigError(
-            f"This is not a recipe in JSON: its objects contain each other and add up to more than {_MOST_VALUES} "
+            f"This is not a recipe in JSON: its objects contain each other and add up to more than {MOST_VALUES} "
             "values."
         )
 

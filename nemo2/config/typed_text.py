@@ -5,7 +5,6 @@ import ast
 import collections.abc
 import dataclasses
 import enum
-import importlib
 import pathlib
 import re
 import types
@@ -105,6 +104,7 @@ def named_object(text: str) -> Any:
         WrongType: there is none, or it isn't on the allow-list of `nemo2.config.policy`.
     """
     from nemo2.config.policy import RecipePolicy
+    from nemo2.errors import SecurityError
 
     policy = RecipePolicy()
     module, _, symbol = text.partition(":") if ":" in text else text.rpartition(".")
@@ -113,12 +113,11 @@ def named_object(text: str) -> Any:
     if not policy.allows_import(module, symbol):
         raise WrongType(f"cannot be {text!r}: a name given as text must come from nemo2, Megatron-Core or torch")
     try:
-        value = getattr(importlib.import_module(module), symbol)
+        return policy.load(module, symbol)
     except (ImportError, AttributeError) as error:
         raise WrongType(f"cannot be {text!r}: this name does not exist") from error
-    if not policy.allows_value(value):
-        raise WrongType(f"cannot be {text!r}, which is not a class or function of {module}")
-    return value
+    except SecurityError as error:
+        raise WrongType(f"cannot be {text!r}, which is not a class or function of {module}") from error
 
 
 def without_annotated(hint: Any) -> Any:

@@ -110,6 +110,18 @@ def is_mapping(hint: Any) -> bool:
     return (typing.get_origin(hint) or hint) in MAPPINGS
 
 
+def item_type(hint: Any, kind: type) -> Any:
+    """The annotation of the items in a list or dict (``kind``) of a parameter. `Any` if none can be told."""
+    hint = without_annotated(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        items = tuple(item for choice in arguments if (item := item_type(choice, kind)) is not Any)
+        return typing.Union[items] if items else Any
+    if kind is dict:
+        return arguments[1] if origin in MAPPINGS and len(arguments) == 2 else Any
+    return arguments[0] if SEQUENCES.get(origin) is list and arguments else Any
+
+
 def _one_of(value: Any, choices: tuple, text: str | None) -> Any:
     if value is None and type(None) in choices:
         return None
@@ -154,10 +166,10 @@ def _int(value: Any, text: str | None) -> int:
 
 
 def _float(value: Any, text: str | None) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str) and value.lower() in ("inf", "-inf"):
-        return float(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number or (isinstance(value, str) and value.lower() in ("inf", "-inf")):
+        with contextlib.suppress(OverflowError):
+            return float(value)
     raise WrongType(f"takes a number, not {_shown(value, text)}")
 
 
@@ -176,14 +188,15 @@ def _path(value: Any, text: str | None) -> pathlib.Path:
 def _timedelta(value: Any, text: str | None) -> timedelta:
     if isinstance(value, timedelta):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return timedelta(seconds=value)
     source = text if text is not None else str(value)
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", source):
-        return timedelta(**{_UNITS[match[2]]: float(match[1])})
-    if match := re.fullmatch(r"(?:(\d+):)?(\d+):(\d+):(\d+)", source):  # Lightning's DD:HH:MM:SS, days optional
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    with contextlib.suppress(OverflowError, ValueError):  # too long for a time span, infinite, or too many digits
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return timedelta(seconds=value)
+        if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", source):
+            return timedelta(**{_UNITS[match[2]]: float(match[1])})
+        if match := re.fullmatch(r"(?:(\d+):)?(\d+):(\d+):(\d+)", source):  # Lightning's DD:HH:MM:SS, days optional
+            days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
     raise WrongType(f"takes a time span such as 90s, 15m, 2h or 1:30:00, not {_shown(value, text)}")
 
 

@@ -10,8 +10,6 @@ As for JSON, `nemo2.config.policy` lists what a file may name.
 """
 
 import enum
-import importlib
-import math
 import pathlib
 import re
 import typing
@@ -26,20 +24,23 @@ from nemo2.config.checks import check_serialisable
 from nemo2.config.located import recorded_at
 from nemo2.config.moved_names import module_today
 from nemo2.config.overrides import apply_values, hint_of, takes_fields
-from nemo2.config.policy import RecipePolicy
+from nemo2.config.policy import MOST_VALUES, RecipePolicy, has_at_most
+from nemo2.config.provenance import is_same
 from nemo2.config.show import NOT_SET, TARGET, effective_children, format_value, qualified_name
 from nemo2.config.tree import Config, Partial
 from nemo2.config.typed_text import WrongType
 from nemo2.config.values import typed
+from nemo2.config.wire import constant_name
 from nemo2.errors import ConfigError, SecurityError
+from nemo2.names import shortened
 
 PARTIAL, CALL, ARGS = "_partial_", "_call_", "_args_"
-_MOST_VALUES = 1_000_000
-"""The largest number of values, with the values of an alias counted at each use. A large recipe has some hundreds."""
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-_VALUES = {
-    f"{kind.__module__}.{kind.__qualname__}": kind
-    for kind in (tuple, set, frozenset, list, dict, str, int, float, bool, timedelta, pathlib.PosixPath)
+_PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
+_VALUES: dict[str, Any] = {
+    **{f"builtins.{kind.__name__}": kind for kind in (tuple, set, frozenset, list, dict, str, int, float, bool)},
+    **{f"pathlib.{kind.__name__}": kind for kind in _PATHS},  # Python 3.13 defines them in another module
+    "datetime.timedelta": timedelta,
 }
 """Targets that accept ``_args_``, besides torch.device."""
 
@@ -113,10 +114,10 @@ def read(text: str | bytes, source: str) -> Any:
         where = source if mark is None else f"{source}:{mark.line + 1}"
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise ConfigError(f"{where}: this is not YAML that a recipe can contain: {what}.") from error
-    except (RecursionError, UnicodeDecodeError) as error:
+    except (RecursionError, ValueError) as error:  # also an int of more digits than Python reads
         raise ConfigError(f"{source}: this is not YAML that a recipe can contain: {type(error).__name__}.") from error
-    if not _at_most(form, _MOST_VALUES):
-        raise ConfigError(f"{source}: its aliases contain each other and add up to more than {_MOST_VALUES} values.")
+    if not has_at_most(MOST_VALUES, form, _items):
+        raise ConfigError(f"{source}: its aliases contain each other and add up to more than {MOST_VALUES} values.")
     return form
 
 
@@ -154,19 +155,19 @@ def apply_form(recipe: Any, form: Mapping, allowed_modules: Iterable[str] = (), 
 class _Writer:
     def __init__(self, defaults: bool) -> None:
         self.defaults = defaults
-        self.made: dict[int, tuple[Any, Any]] = {}
+        self.written: dict[int, tuple[Any, Any]] = {}
 
     def form(self, value: Any, hint: Any = Any) -> Any:
         """The written form of ``value`` in a field with this annotation."""
         if not isinstance(value, fdl.Buildable | list | dict):
             return self._leaf(value, hint)
-        if id(value) not in self.made:
+        if id(value) not in self.written:
             # The value is kept too, because an id is unique only while its object lives.
-            self.made[id(value)] = (
+            self.written[id(value)] = (
                 value,
                 self._config(value) if isinstance(value, fdl.Buildable) else self._container(value, hint),
             )
-        return self.made[id(value)][1]
+        return self.written[id(value)][1]
 
     def _config(self, node: Any) -> dict[str, Any]:
         if not isinstance(node, Config | Partial):
@@ -194,14 +195,14 @@ class _Writer:
     def _container(self, value: list[Any] | dict[Any, Any], hint: Any) -> Any:
         if isinstance(value, list):
             form: Any = [self.form(item) for item in value]
-            return form if _has_mappings(form) or _same(_read_back(form, hint), value) else _explicit(value, [form])
+            return form if _has_mappings(form) or is_same(_read_back(form, hint), value) else _explicit(value, [form])
         form = {key: self.form(item) for key, item in value.items()}
         plain = all(type(key) in (str, int) for key in value) and not {TARGET, CALL, ARGS} & value.keys()
         return form if plain else _explicit(value, [[[self.form(key), item] for key, item in form.items()]])
 
     def _leaf(self, value: Any, hint: Any) -> Any:
         for form in _short_forms(value):
-            if _same(_read_back(form, hint), value):
+            if is_same(_read_back(form, hint), value):
                 return form
         if value is None:
             return None
@@ -211,13 +212,15 @@ class _Writer:
         if isinstance(value, timedelta):
             return _explicit(value, [value.days, value.seconds, value.microseconds])
         if isinstance(value, pathlib.PurePath):
-            return {TARGET: "pathlib.PosixPath", ARGS: [str(value)]}
+            return {TARGET: f"pathlib.{type(value).__name__}", ARGS: [str(value)]}
         if type(value) in (bool, int, float, str):
             return _explicit(value, [value])
         if type(value).__module__ == "torch" and type(value).__name__ == "device":
             return {TARGET: "torch.device", ARGS: [str(value)]}
         if isinstance(value, enum.Enum):
             return {TARGET: f"{_name_of(type(value))}.{value.name}", CALL: False}
+        if not hasattr(value, "__qualname__") and constant_name(value) is None:
+            raise ConfigError(f"{shortened(repr(value))} cannot be written as YAML. Write recipe.json instead.")
         return {TARGET: _name_of(value), CALL: False}
 
 
@@ -228,14 +231,14 @@ class _Reader:
         self.policy = policy
         self.source = source
         self.problems: list[str] = []
-        self.made: dict[int, tuple[Any, Any]] = {}
+        self.built: dict[int, tuple[Any, Any]] = {}
 
     def value(self, form: Any, path: str, hint: Any = Any, line: int = 1) -> Any:
         if not isinstance(form, dict | list):
             return self._typed(form, hint, path, line)
-        if id(form) not in self.made:
-            self.made[id(form)] = form, self._container(form, path, hint, line)
-        return self.made[id(form)][1]
+        if id(form) not in self.built:
+            self.built[id(form)] = form, self._container(form, path, hint, line)
+        return self.built[id(form)][1]
 
     def _container(self, form: Any, path: str, hint: Any, line: int) -> Any:
         if isinstance(form, list):
@@ -247,13 +250,25 @@ class _Reader:
             }
         if ARGS in form:
             return self._call(form, path)
+        for key in (PARTIAL, CALL):
+            if not isinstance(form.get(key, False), bool):
+                self.problems.append(
+                    f"{self.source}:{form.lines[key]}: {path}: {key} takes true or false, not {form[key]!r}."
+                )
         target = self._named(str(form[TARGET]), form.line)
         if target is None or form.get(CALL, True) is False:
             return target
         return self._config(target, form, path)
 
     def _config(self, target: Any, form: Any, path: str) -> Any:
-        node = (Partial if form.get(PARTIAL) else Config)(target)
+        try:
+            node = (Partial if form.get(PARTIAL) else Config)(target)
+        except (TypeError, ValueError):
+            self.problems.append(
+                f"{self.source}:{form.line}: {path}: {form[TARGET]} takes no settings. Write `{CALL}: false` below it for "
+                "the object itself."
+            )
+            return None
         for name, item in form.items():
             if name in (TARGET, PARTIAL, CALL):
                 continue
@@ -270,7 +285,7 @@ class _Reader:
         name, arguments = str(form[TARGET]), self.value(form[ARGS], path)
         try:
             return (_VALUES[name] if name in _VALUES else _device())(*arguments)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             self.problems.append(f"{self.source}:{form.line}: {path}: {form[TARGET]}({arguments}): {error}")
             return None
 
@@ -280,28 +295,20 @@ class _Reader:
             if not self.policy.allows_import(module, symbols[0]):
                 continue
             try:
-                value: Any = importlib.import_module(module)
-                for symbol in symbols:
-                    value = getattr(value, symbol)
+                return self.policy.load(module, ".".join(symbols))
             except (ImportError, AttributeError):
                 continue
-            if not isinstance(value, enum.Enum) and not self.policy.allows_value(value):
-                raise SecurityError(
-                    f"{self.source}:{line}: {name} is not a class, function or constant that its module itself "
-                    "defines. nemo2 does not load it."
-                )
-            return value
+            except SecurityError as error:
+                raise SecurityError(f"{self.source}:{line}: {error}") from error
         self.problems.append(f"{self.source}:{line}: {name}: this class, function or constant does not exist.")
         return None
 
     def _typed(self, value: Any, hint: Any, path: str, line: int) -> Any:
         try:
-            fitted = _read_as(value, hint)
+            return _read_as(value, hint)
         except (WrongType, ConfigError) as error:
             self.problems.append(f"{self.source}:{line}: {path}: {error}")
             return value
-        # a value such as `min_lr: 0` keeps its type
-        return value if isinstance(value, int) and fitted == value else fitted
 
 
 def _device() -> Any:
@@ -312,8 +319,16 @@ def _device() -> Any:
 
 def _read_as(value: Any, hint: Any) -> Any:
     converted = typed(value, hint, text=value if isinstance(value, str) else None)
+    if type(converted) in (list, tuple) and isinstance(value, list):
+        return type(converted)(map(_as_written, value, converted))
+    converted = _as_written(value, converted)
     # If a field accepts both, text is what people mean and what recipes hold.
     return value if isinstance(converted, pathlib.PurePath) and str in typing.get_args(hint) else converted
+
+
+def _as_written(value: Any, converted: Any) -> Any:
+    """The converted value. A number such as ``min_lr: 0`` keeps its type."""
+    return value if isinstance(value, int) and isinstance(converted, float) else converted
 
 
 def _read_back(form: Any, hint: Any) -> Any:
@@ -351,17 +366,6 @@ def _name_of(target: Any) -> str:
     return name if "." in name else f"builtins.{name}"
 
 
-def _same(left: Any, right: Any) -> bool:
-    """Whether two values are equal and of the same type. An int equals a float of the same value."""
-    if isinstance(left, float) and isinstance(right, int | float) and not isinstance(right, bool):
-        return left == right or (math.isnan(left) and math.isnan(right))
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-        return len(left) == len(right) and all(map(_same, left, right))
-    return left is right or bool(left == right)
-
-
 def _has_mappings(items: list[Any]) -> bool:
     return any(isinstance(item, dict) or (isinstance(item, list) and _has_mappings(item)) for item in items)
 
@@ -383,7 +387,7 @@ def _check_names(form: Any, policy: RecipePolicy) -> None:
         if not isinstance(value, dict | list) or id(value) in seen:
             continue
         seen.add(id(value))
-        pending.extend(value.values() if isinstance(value, dict) else value)
+        pending.extend(_items(value))
         if isinstance(value, dict) and TARGET in value:
             name = str(value[TARGET])
             module, _, symbol = name.rpartition(".")
@@ -392,22 +396,8 @@ def _check_names(form: Any, policy: RecipePolicy) -> None:
                 raise policy.refusal(module, symbol, "it is not on the list of objects that recipes may contain")
 
 
-def _at_most(form: Any, most: int) -> bool:
-    """Whether there are at most this many values. An object that contains itself has infinitely many."""
-    sizes: dict[int, float] = {}
-
-    def size(value: Any) -> float:
-        if not isinstance(value, dict | list):
-            return 1
-        if id(value) not in sizes:
-            sizes[id(value)] = math.inf  # value until the size is known: an object that contains itself is too large
-            sizes[id(value)] = 1 + sum(map(size, value.values() if isinstance(value, dict) else value))
-        return sizes[id(value)]
-
-    try:
-        return size(form) <= most
-    except RecursionError:
-        return False
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 class _Loader(yaml.SafeLoader):
@@ -436,6 +426,10 @@ class _Dumper(yaml.SafeDumper):
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
+    def text(self, value: str) -> yaml.Node:
+        style = '"' if "\x85" in value else None  # elsewhere PyYAML writes it as a line break, which readers fold
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
     def sequence(self, value: list[Any]) -> yaml.Node:
         short = not any(isinstance(item, list | dict) for item in value) and len(str(value)) < 100
         return self.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=short)
@@ -443,6 +437,7 @@ class _Dumper(yaml.SafeDumper):
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)  # pyright: ignore[reportArgumentType]
 _Dumper.add_representer(list, _Dumper.sequence)
+_Dumper.add_representer(str, _Dumper.text)
 for _class in (_Loader, _Dumper):
     for _tag, _pattern, _first in (
         ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),

@@ -13,7 +13,7 @@ from nemo2.config.overrides import in_shell
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError
 from nemo2.launch.result import RunResult
-from nemo2.launch.slurm.start import ClusterSettings
+from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.parallel.layout import Layout
 from nemo2.planner.size import size_of
 from nemo2.run_dir.directory import DEFAULT_BASE

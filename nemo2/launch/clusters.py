@@ -15,7 +15,7 @@ setup_lines = "source /shared/venv/bin/activate"
 env = { NCCL_DEBUG = "WARN" }
 ssh = { host = "login", user = "me", identity = "~/.ssh/id_ed25519" }     # left out: sbatch is on this machine
 job_dir = "/shared/me/jobs"     # required over ssh
-python = "python3"              # this and the following: `nemo2.launch.slurm.start.ClusterSettings`
+python = "python3"              # this and the following: `nemo2.launch.slurm.settings.ClusterSettings`
 runs = "/shared/me/runs"
 code = "tree"
 ```
@@ -29,11 +29,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-import nemo_run
-from nemo_run.config import get_nemorun_home
-
 from nemo2.errors import ConfigError
-from nemo2.launch.slurm.start import ClusterSettings, limit_seconds
+from nemo2.launch.slurm.settings import ClusterSettings, limit_seconds
 from nemo2.launch.trusted_files import read_trusted
 from nemo2.names import did_you_mean, safe_name
 
@@ -113,6 +110,9 @@ def resolve_executor(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
     known = profiles()
     if executor in known:
         return build_executor(known[executor])
+    import nemo_run
+    from nemo_run.config import get_nemorun_home
+
     file = Path(get_nemorun_home()) / "executors.py"
     functions: list[str] = []
     if file.is_file():
@@ -139,6 +139,8 @@ def build_executor(profile: Profile) -> tuple[Any, ClusterSettings]:
         raise ConfigError(
             f"{where} {'has no kind' if kind is None else f'kind={kind!r}'}{did_you_mean(str(kind), KINDS)}"
         )
+    import nemo_run  # takes seconds, which a mistake above doesn't wait for
+
     executor_class: Any = getattr(nemo_run, KINDS[kind])
     ours = {one.name for one in fields(ClusterSettings)} if kind == "slurm" else {"gpu"}
     theirs = {one.name for one in fields(executor_class) if one.init} - set(_SET_BY_US)
@@ -177,6 +179,8 @@ def _slurm_fields(profile: Profile, where: str) -> dict[str, Any]:
     if starter not in _STARTERS:
         raise ConfigError(f"{where} starter={starter!r}: must be 'torchrun' or 'srun'.")
     job_dir, ssh = profile.values.get("job_dir", ""), profile.values.get("ssh")
+    import nemo_run
+
     if ssh is None:
         return {"launcher": _STARTERS[starter], "tunnel": nemo_run.LocalTunnel(job_dir=job_dir)}
     if not isinstance(ssh, dict) or not {"host", "user"} <= ssh.keys() <= {"host", "user", "port", "identity"}:

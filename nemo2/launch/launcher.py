@@ -23,7 +23,7 @@ from nemo2.launch.plugins import Plugins, apply_plugins, build_plugins
 from nemo2.launch.result import RunResult
 from nemo2.launch.shape import give_shape
 from nemo2.launch.slurm.run import on_slurm
-from nemo2.launch.slurm.start import ClusterSettings
+from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.names import safe_name
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
 from nemo2.settle.machine import Machine

@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any, Optional
@@ -23,6 +22,7 @@ from nemo2.backend.extras import version_of
 from nemo2.config.serialize import to_json
 from nemo2.data.home import nemo_home
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
+from nemo2.files import replacing
 from nemo2.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.place import OF_A_RANK
 from nemo2.planner.memory import predict_memory
@@ -96,9 +96,8 @@ def _rehearsed(recipe: Any) -> Ranks:
         ranks = rehearse_ranks(recipe)
     with contextlib.suppress(OSError):  # a home that can't be written costs the next answer its time only
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as written:
-            json.dump(ranks, written)
-        os.replace(written.name, file)
+        with replacing(file, by_user=False) as written:
+            written.write_text(json.dumps(ranks), encoding="utf-8")
     return ranks
 
 

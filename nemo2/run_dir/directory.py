@@ -132,7 +132,7 @@ def choose_directory(
         if resume_if_exists and (meeting is None or meeting.rank == 0):
             for folder in (root / CHECKPOINTS, *root.glob(f"*/{CHECKPOINTS}")):
                 publish_written(folder)
-        earlier = (_of_an_earlier_start(root) or newest_run(root)) if resume_if_exists else None
+        earlier = (_of_an_earlier_start(root) or furthest_run(root)) if resume_if_exists else None
         fresh = (os.environ.get(VERSION_VARIABLE) or _free_version(root)) if use_datetime_version else ""
         decision = fresh if earlier is None else os.path.relpath(earlier, root)
         if resume_if_exists or (use_datetime_version and VERSION_VARIABLE not in os.environ):
@@ -192,7 +192,7 @@ def _of_an_earlier_start(root: Path) -> Path | None:
     return directory if root in (directory, directory.parent) else None
 
 
-def newest_run(root: Path) -> Path | None:
+def furthest_run(root: Path) -> Path | None:
     """The directory below ``root`` whose run has advanced furthest, or ``root`` itself (a run without version).
 
     Runs are compared by the step of their last finished checkpoint. At the same step a run that continues another run

@@ -5,14 +5,13 @@ import contextlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo2.errors import DataError
-from nemo2.files import open_to_write
+from nemo2.files import open_to_write, replacing
 
 RECIPE_FILE = "recipe.json"
 RECIPE_VARIABLE = "NEMO2_RECIPE_FILE"
@@ -176,20 +175,8 @@ def truncate_metrics(path: str | os.PathLike[str], *, finished_steps: int) -> in
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write a file atomically: a reader sees the old or the new file."""
     path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        # mkstemp makes files that only their owner can read. Everyone who may read the directory should be able to read
-        # these.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    with replacing(path, by_user=False) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return path
 
 

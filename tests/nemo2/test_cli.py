@@ -197,7 +197,7 @@ def test_validate_refuses_a_start_besides_its_checkpoint(tmp_path, monkeypatch, 
 
 def test_empty_lists_say_how_they_are_filled(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("NEMO2_RECIPES", raising=False)
-    monkeypatch.setattr("nemo2.launch.slurm.start.submissions", lambda: tmp_path)
+    monkeypatch.setattr("nemo2.launch.slurm.submission.submissions", lambda: tmp_path)
     for arguments, words in (
         (["list", "--own"], "nemo2 new-recipe NAME"),
         (["runs", "list", "--submitted"], "--executor CLUSTER"),

@@ -70,7 +70,7 @@ def test_every_path_that_is_offered_can_be_set(home: Path) -> None:
     assert len(paths) > 300
     recipe = llama_tiny.pretrain_recipe()
     for path in paths:
-        _find(recipe, path, [])
+        _find(recipe, path)
 
 
 class Writer:

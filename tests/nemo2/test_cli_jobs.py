@@ -3,6 +3,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.progress import Progress, progress, span
 from nemo2.launch.slurm.script import STATE
 from nemo2.launch.slurm.shell import shell_of
-from nemo2.launch.slurm.start import Submission
+from nemo2.launch.slurm.submission import Submission
 from nemo2.run_dir.records import to_line
 
 
@@ -138,3 +140,13 @@ def test_an_unknown_name_is_told_with_the_nearest(job: Path, capsys: pytest.Capt
 )
 def test_spans_are_said_as_people_say_them(seconds: float, said: str) -> None:
     assert span(seconds) == said
+
+
+def test_what_needs_no_executor_loads_neither_nemo_run_nor_torch(tmp_path: Path) -> None:
+    code = "import sys; from nemo2.cli.app import main\n"
+    for words in (["runs", "list"], ["cluster", "list"], ["cluster", "add", "mine", "kind=slrm"]):
+        code += f"main({words!r})\n"
+    code += "print({'torch', 'nemo_run'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "set()", done.stderr
+    assert "did you mean 'slurm'" in done.stderr

@@ -23,7 +23,7 @@ from nemo2.cli.app import FIRST, VERBS, app, main
 from nemo2.cli.commands import rules_of
 from nemo2.cli.moved import MOVED
 from nemo2.cli.own_data import Data
-from nemo2.cli.run_names import latest, run_called
+from nemo2.cli.run_names import last_started, run_called
 from nemo2.cli.sources import Overrides
 from nemo2.config.overrides import in_shell
 
@@ -467,7 +467,7 @@ def test_a_run_is_found_by_its_name(
         folder.mkdir(parents=True)
         (folder / "recipe.json").write_text(recipe)
     found = run_called("first")
-    assert found is not None and (newest := latest(found)) is not None and newest.name == "2026-01-02_00-00-00"
+    assert found is not None and (newest := last_started(found)) is not None and newest.name == "2026-01-02_00-00-00"
     job = tmp_path / "jobs" / "first" / "first_1"  # a Slurm job's folder has the recipe too
     job.mkdir(parents=True)
     for name in ("recipe.json", "job.sh"):

@@ -28,7 +28,8 @@ from nemo2.errors import ConfigError
 from nemo2.launch import RankFailure, launch, run
 from nemo2.launch.plugins import apply_plugins, build_plugins, split_plugins
 from nemo2.launch.slurm.script import job_script
-from nemo2.launch.slurm.start import ClusterSettings, job_of
+from nemo2.launch.slurm.settings import ClusterSettings
+from nemo2.launch.slurm.start import job_of
 from nemo2.recipes import llama_tiny
 from nemo2.recipes.log.default import wandb_logger
 from nemo2.run_dir.records import read_metrics

@@ -26,8 +26,9 @@ from nemo2.launch.rank import end_with_a_later_life
 from nemo2.launch.slurm import job_result, probing, queue, ship
 from nemo2.launch.slurm.job_result import ASKED, STALLED, history, judge, record
 from nemo2.launch.slurm.script import MOST_UNJUDGED, SCRIPT, Job, job_script
+from nemo2.launch.slurm.settings import ClusterSettings, limit_seconds
 from nemo2.launch.slurm.shell import LocalShell, RemoteLines, shell_of
-from nemo2.launch.slurm.start import ClusterSettings, _grace, job_of, limit_seconds, prepare
+from nemo2.launch.slurm.start import _grace, job_of, prepare
 from nemo2.run_dir.faults import HANG, Fault
 
 ODD = "a b; $(touch ran) `touch ran` 'q' \"d\" \\ %s\nnew line"

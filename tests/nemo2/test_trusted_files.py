@@ -15,7 +15,7 @@ from nemo2.cli.nemo_run import refuse_untrusted_workspace
 from nemo2.errors import SecurityError
 from nemo2.launch import trusted_files
 from nemo2.launch.clusters import profiles, resolve_executor, user_file
-from nemo2.launch.slurm.start import Submission, submissions
+from nemo2.launch.slurm.submission import Submission, submissions
 from nemo2.launch.trusted_files import read_trusted, refuse_untrusted_kernel_cache
 
 ROOT = Path(__file__).resolve().parents[2]

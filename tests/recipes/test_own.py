@@ -28,7 +28,7 @@ def pretrain_recipe():
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Each test starts without own recipes and leaves no module, path or variable behind."""
     before = set(sys.modules)
     monkeypatch.setattr(_own, "_loaded", {})
@@ -37,7 +37,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv(_own.VARIABLE, raising=False)
     yield
     for name in set(sys.modules) - before:
-        if "tmp" in str(getattr(sys.modules[name], "__file__", "")):
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{tmp_path}{os.sep}"):
             del sys.modules[name]
 
 

@@ -16,7 +16,7 @@ from nemo2.launch.slurm import queue
 from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.script import LIVES, STATE
 from nemo2.launch.slurm.shell import RemoteLines, Shell
-from nemo2.launch.slurm.start import Submission
+from nemo2.launch.slurm.submission import Submission
 from nemo2.launch.stream import RunDisplay
 
 ENDED = ("done", "failed", "cancelled")

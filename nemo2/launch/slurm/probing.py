@@ -22,8 +22,9 @@ import nemo_run
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.launch.slurm import probe, queue
 from nemo2.launch.slurm.script import SCRIPT, Job, job_script
+from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.launch.slurm.shell import Shell, shell_of
-from nemo2.launch.slurm.start import ClusterSettings, job_of
+from nemo2.launch.slurm.start import job_of
 
 LEAST_FREE_GB = 1.0
 MOST_SECONDS_APART = 5.0

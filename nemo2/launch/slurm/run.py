@@ -11,8 +11,9 @@ from nemo2.launch.failure import RankFailure
 from nemo2.launch.result import RunResult, Status
 from nemo2.launch.slurm.follow import CONTINUED, follow, run_directory
 from nemo2.launch.slurm.script import job_script
+from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.launch.slurm.shell import shell_of
-from nemo2.launch.slurm.start import ClusterSettings, prepare, submit
+from nemo2.launch.slurm.start import prepare, submit
 
 
 def on_slurm(

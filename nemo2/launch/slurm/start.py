@@ -5,13 +5,12 @@ failed or left.
 The executor is nemo-run's ``SlurmExecutor``. nemo2 reads its fields but does not use its script (see `script`).
 """
 
-import json
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any, Optional
@@ -27,11 +26,12 @@ from nemo2.launch.shape import launcher_of
 from nemo2.launch.slurm import queue
 from nemo2.launch.slurm.job_result import RUN_DIR
 from nemo2.launch.slurm.script import SCRIPT, SECRETS, Job, Starter, job_script
+from nemo2.launch.slurm.settings import ClusterSettings, limit_seconds
 from nemo2.launch.slurm.shell import Shell, shell_of
-from nemo2.launch.slurm.ship import CODES, Code, ship
+from nemo2.launch.slurm.ship import ship
+from nemo2.launch.slurm.submission import Submission
 from nemo2.run_dir.directory import DEFAULT_BASE, RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, timestamp
-from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE, write_text
-from nemo2.settle.machine import Machine
+from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
 
 _DIRECTIVES = (
     "account", "partition", "qos", "mem", "mem_per_gpu", "mem_per_cpu", "comment", "constraint", "exclude", "gres",
@@ -49,60 +49,6 @@ _MONITORED = (
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _NEMO_RUNS_TIME = "00:10:00"
 _MIN_GRACE, _WRITE_BYTES_PER_SECOND = 60, 0.5e9
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterSettings:
-    """A profile's settings of a Slurm cluster beyond the fields of ``SlurmExecutor``."""
-
-    python: str = ""
-    """The interpreter of the ranks. "": this process's if paths of this machine are valid there, else ``python3``."""
-    code: Code = "tree"
-    runs: str = ""
-    """The folder of runs whose recipes name no absolute directory. "": below the working directory, or over SSH
-    beside jobs."""
-    grace_seconds: Optional[int] = None
-    """The time before the time limit at which a run is asked to save. None: derived from the size of its checkpoint."""
-    requeue: bool = True
-    """Whether Slurm may start the job again. Set it to False if the site forbids it; see also chains."""
-
-    gpu: str = ""
-    """The kind of the cluster's GPUs ("H100"), which decides variables and the check of memory. "": unknown."""
-
-    def __post_init__(self) -> None:
-        if self.gpu:
-            Machine.named(self.gpu, option="gpu")
-        if self.code not in CODES:
-            raise ConfigError(f"code={self.code!r}: must be one of {', '.join(CODES)}.")
-        if self.grace_seconds is not None and self.grace_seconds < 0:
-            raise ConfigError(f"grace_seconds={self.grace_seconds}: must be 0 (never ask) or more seconds.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """A run that Slurm has, with everything to find it again from another shell."""
-
-    name: str
-    folder: str
-    jobs: list[str]
-    ssh: dict[str, Any] = field(default_factory=dict)
-    """The host, user, port and identity of the tunnel. {}: this machine."""
-
-    def save(self) -> None:
-        submissions().mkdir(parents=True, exist_ok=True)
-        write_text(submissions() / f"{Path(self.folder).name}.json", json.dumps(asdict(self), indent=1) + "\n")
-
-    def shell(self) -> Shell:
-        if not self.ssh:
-            return shell_of(None)
-        from nemo_run import SSHTunnel
-
-        return shell_of(SSHTunnel(job_dir="", **self.ssh))
-
-
-def submissions() -> Path:
-    """The folder in which this user's submissions are recorded."""
-    return Path(get_nemorun_home()) / "nemo2" / "jobs"
 
 
 def prepare(
@@ -331,24 +277,6 @@ def _time_limit(executor: Any) -> str:
         )
     limit_seconds(limit)
     return limit
-
-
-def limit_seconds(limit: str) -> Optional[int]:
-    """The seconds of a time limit in one of Slurm's forms. None: no limit.
-
-    The forms are minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
-
-    Raises:
-        ConfigError: another form.
-    """
-    if not limit or limit.upper() in ("UNLIMITED", "INFINITE"):
-        return None
-    days, dash, rest = limit.rpartition("-")
-    numbers = rest.split(":")
-    if not all(number.isdecimal() for number in [*numbers, *([days] if dash else [])]) or len(numbers) > 3:
-        raise ConfigError(f"time={limit!r}: Slurm takes MINUTES, HH:MM:SS or D-HH:MM:SS.")
-    units = (3600, 60, 1) if dash or len(numbers) == 3 else (60, 1)
-    return int(days or 0) * 86400 + sum(int(number) * unit for number, unit in zip(numbers, units, strict=False))
 
 
 def _grace(recipe: Any, settings: ClusterSettings, *, nodes: int, limit: Optional[int]) -> int:

@@ -84,7 +84,7 @@ def test_only_a_run_that_starts_again_at_the_beginning_says_so_on_the_console(tm
 
 @pytest.mark.parametrize("ignore", [False, True])
 def test_checkpoints_that_cannot_be_used_are_never_a_reason_to_start_anew(tmp_path, ignore):
-    from nemo2.run_dir.directory import newest_run
+    from nemo2.run_dir.directory import furthest_run
 
     run = tmp_path / "2026-01-01_00-00-00"
     torn = saved(run / "checkpoints" / "step=9", 9)
@@ -92,7 +92,7 @@ def test_checkpoints_that_cannot_be_used_are_never_a_reason_to_start_anew(tmp_pa
     resume = AutoResume(resume_if_exists=True, resume_ignore_no_checkpoint=ignore)
     with pytest.raises(CheckpointError, match=r"none of them is usable: .*step=9 \(manifest\.json cannot be read\)"):
         resume.setup(trainer(run / "checkpoints"))
-    assert newest_run(tmp_path) == run, "a new folder would hide it"
+    assert furthest_run(tmp_path) == run, "a new folder would hide it"
     # With a good one beside it, that one is taken.
     good = saved(run / "checkpoints" / "step=3", 3)
     assert resume.setup(trainer(run / "checkpoints")) == good

@@ -130,3 +130,9 @@ def test_another_function_is_no_edit_but_has_code() -> None:
         match=r"support.config_samples.train cannot be edited into a call of support.config_samples.write_result",
     ):
         edits(recipe(), TREES["another function"]())
+
+
+def test_values_that_differ_only_in_their_type_are_an_edit():
+    for before, after in (([1], [True]), ((1, 2), (1.0, 2)), ({"a": 1}, {"a": 1.0})):
+        trees = (Config(dict, a=before), Config(dict, a=after))
+        assert same_tree(run_function(edits_source(*trees), "edit", copy.deepcopy(trees[0])), trees[1])

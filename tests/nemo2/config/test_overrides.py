@@ -200,7 +200,8 @@ def test_lists_grow_with_plus():
         ("trainer.callbacks[4].every=1", "has 1 items"),
         ("trainer.max_steps", "not of the form path=value"),
         ("=3", "not of the form path=value"),
-        ("trainer.max_steps/=0", "divided by zero"),
+        ("trainer.max_steps/=0", "division by zero"),
+        (f"trainer.max_steps=1{'0' * 400}.", "takes an int"),
         ("trainer.max_steps*=x", "cannot be applied to it"),
         ("trainer.max_steps/=3", "takes an int"),
         ("trainer.strategy.root+=x", "is not set"),
@@ -316,3 +317,29 @@ def test_torchs_options_of_sharding_are_given_by_name_and_survive_a_file(
     name = override.partition("=")[0]
     for one in (recipe, from_json(to_json(recipe))):
         assert fdl.build(getattr(one.trainer.strategy, name)) == value
+
+
+def test_an_item_of_a_list_takes_the_type_of_the_lists_items():
+    run = llm.llama_tiny.pretrain_recipe()
+    run.trainer.callbacks = [Config(Callback)]
+    apply_overrides(run, ["trainer.callbacks[0]=TimingCallback"])
+    assert run.trainer.callbacks[0].__fn_or_cls__.__name__ == "TimingCallback"
+    for wrong in ("trainer.callbacks[0]=1", "trainer.callbacks[0]=Timing", f"trainer.callbacks[{'9' * 5000}]=1"):
+        with pytest.raises(ConfigError, match=r"trainer\.callbacks"):
+            apply_overrides(run, [wrong])
+
+
+def test_a_failure_restores_the_recipe_and_leaves_its_parts_attached(monkeypatch):
+    run = llm.llama_tiny.pretrain_recipe()
+    held = run.trainer.strategy.ddp
+    before = flatten(run)
+    monkeypatch.setattr("nemo2.config.overrides._put", lambda *_: 1 / 0)
+    for override in ("log.name=x", "resume.restore_config.path=/x"):
+        with pytest.raises(ZeroDivisionError):
+            apply_overrides(run, [override])
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="nosuch"):
+        apply_overrides(run, ["strategy.ddp.bucket_size=7", "trainer.nosuch=1"])
+    assert flatten(run) == before
+    held.bucket_size = 9
+    assert run.strategy.ddp.bucket_size == 9

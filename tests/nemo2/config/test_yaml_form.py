@@ -34,10 +34,11 @@ def test_a_recipe_of_fine_tuning_comes_back() -> None:
     "value",
     [
         "no", "off", "1e-4", "3e4", "12", "0x1f", "~", "", "a: b", "# c", " x ", "1:30", "2026-01-01", "\n", "é ☃", "<<", "=",
-        "*a", "@",
+        "*a", "@", "a\x85b", "\u2028",
         1e-5, 3e-4, -0.5, 1e300, float("inf"), 7, -3, 0, True, None, [], {}, [1, [2, "x"]], {"a": {"b": [1]}}, {1: 2},
         (1, 2), [(1, None)], {(1, 2): "x"}, {"_target_": "x"}, {"_args_": 1}, frozenset({1, 2}), {"x", "y"},
-        pathlib.Path("/x y"), timedelta(seconds=1.5), timedelta(days=2), torch.bfloat16, torch.device("cpu"), torch.tanh,
+        pathlib.Path("/x y"), pathlib.PurePosixPath("x"),
+        timedelta(seconds=1.5), timedelta(days=2), torch.bfloat16, torch.device("cpu"), torch.tanh,
         torch.nn.functional.silu, Mode.EXACT, Options, Config(Options, mode=Mode.FAST, share=1),
         Partial(Callback, every=2), [Config(Callback, every=2)], Config(dict, a=Config(Callback)),
     ],
@@ -115,6 +116,10 @@ def test_who_set_a_field_is_the_line_of_the_file() -> None:
         ("_target_: nemo2.trainer.Trainer\nmax_steps: {_target_: datetime.timedelta, _args_: [x]}", "timedelta"),
         ("\n".join([f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" if n else "a0: &a0 [x]" for n in range(9)]), "more than"),
         ("[" * 5000, "not YAML"),
+        (f"a: {'9' * 5000}", "not YAML"),
+        ("_target_: nemo2.trainer.Trainer\nmax_time: {_target_: datetime.timedelta, _args_: [99999999999]}", "timedelta"),
+        ("_target_: nemo2.trainer.Trainer\n_partial_: no", "run.yaml:2: : _partial_ takes true or false, not 'no'"),
+        ("_target_: torch.nn.functional.gelu", "`_call_: false`"),
         (b"\xff\xfe\x00", "not YAML"),
     ],
 )  # fmt: skip
@@ -186,8 +191,17 @@ def test_changes_that_cannot_be_made_are_told_together_and_none_is_made() -> Non
     assert made == recipe()
 
 
-def test_writing_names_what_cannot_be_written() -> None:
+@pytest.mark.parametrize(("value", "words"), [(Plain(), "options = "), (b"x", "b'x'"), (slice(1), "slice")])
+def test_writing_names_what_cannot_be_written(value: Any, words: str) -> None:
     made: Any = recipe()
-    made.options = Plain()
-    with pytest.raises(ConfigError, match="options = "):
+    made.options = value
+    with pytest.raises(ConfigError, match=words):
         to_yaml(made)
+
+
+def test_a_whole_number_in_a_field_of_floats_stays_one() -> None:
+    made = Partial(
+        recipes.get("llama_tiny").pretrain_recipe().__fn_or_cls__, optim=Config(torch.optim.AdamW, betas=(0, 1))
+    )
+    back = from_yaml(to_yaml(made))
+    assert to_json(back) == to_json(made)

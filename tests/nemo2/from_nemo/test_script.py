@@ -4,6 +4,8 @@
 import ast
 import inspect
 import json
+import subprocess
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -379,3 +381,10 @@ def test_arguments_are_attributes_of_the_live_object_and_a_name_that_means_nothi
     else:
         with pytest.raises(AttributeError, match="has no parameter 'no_such_thing'"):
             live.no_such_thing = 1
+
+
+def test_a_field_of_the_model_on_the_strategy_is_moved_in_a_process_that_has_loaded_no_model() -> None:
+    line = "recipe.trainer.strategy.hidden_size = 8"
+    code = f"from nemo2.from_nemo.script import translated; print(translated({line!r}).text)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "recipe.model.config.hidden_size = 8"

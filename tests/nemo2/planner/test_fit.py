@@ -14,7 +14,7 @@ from nemo2.config import apply_overrides
 from nemo2.errors import ConfigError
 from nemo2.gpus import GIB
 from nemo2.launch import launch
-from nemo2.launch.slurm.start import ClusterSettings
+from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.planner import fit
 from nemo2.planner.fit import MARGIN, fit_of
 from nemo2.planner.memory import predict_memory

@@ -471,7 +471,7 @@ def test_a_job_that_is_started_again_goes_on_with_its_own_run(tmp_path, monkeypa
         (tmp_path / "run" / name / "checkpoints").mkdir(parents=True)
     said = tmp_path / "run_dir"
     monkeypatch.setenv("NEMO2_RUN_DIR_FILE", str(said))
-    monkeypatch.setattr("nemo2.run_dir.directory.newest_run", lambda root: root / "other")
+    monkeypatch.setattr("nemo2.run_dir.directory.furthest_run", lambda root: root / "other")
     given = {"name": "run", "log_dir": str(tmp_path), "explicit_log_dir": None, "use_datetime_version": True}
 
     def chosen(**changes):
