@@ -80,10 +80,11 @@ class TorchNorm(torch.nn.Module):
         weight = self.weight.to(compute_dtype)
         if self.zero_centered:
             weight = weight + 1.0
-        if self.bias is None:
+        if self.is_rms:
             y = F.rms_norm(x.to(compute_dtype), (self.hidden_size,), weight, self.eps)
         else:
-            y = F.layer_norm(x.to(compute_dtype), (self.hidden_size,), weight, self.bias.to(compute_dtype), self.eps)
+            bias = None if self.bias is None else self.bias.to(compute_dtype)
+            y = F.layer_norm(x.to(compute_dtype), (self.hidden_size,), weight, bias, self.eps)
         return y.to(self.weight.dtype)
 
     def extra_repr(self) -> str:
@@ -97,13 +98,6 @@ class UnbiasedNorm(TorchNorm):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.bias = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.is_rms:
-            return super().forward(x)
-        compute_dtype = torch.promote_types(x.dtype, self.weight.dtype)
-        weight = self.weight.to(compute_dtype) + float(self.zero_centered)
-        return F.layer_norm(x.to(compute_dtype), (self.hidden_size,), weight, None, self.eps).to(self.weight.dtype)
 
 
 class _NormOverHeads(TorchNorm):

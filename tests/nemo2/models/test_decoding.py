@@ -202,7 +202,7 @@ def root(names: list[str], tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(run_on_ranks: Any, root: Path, names: list[str]) -> dict[str, Any]:
-    return run_on_ranks(one_process, 1, str(root), names, timeout=300)[0]
+    return run_on_ranks(one_process, 1, str(root), names, timeout=420)[0]
 
 
 def test_every_family_takes_the_tokens_that_transformers_takes(alone: dict[str, Any], names: list[str]) -> None:
