@@ -5,11 +5,18 @@ from nemo2.recipes._assembler import PretrainRecipe as PretrainRecipe
 from nemo2.recipes._find import get as get
 from nemo2.recipes._find import own as own
 from nemo2.recipes._shipped import names as names
+from nemo2.recipes._typed import aya_8b as aya_8b
 from nemo2.recipes._typed import baichuan2_7b as baichuan2_7b
 from nemo2.recipes._typed import chatglm3_6b as chatglm3_6b
+from nemo2.recipes._typed import command_a_111b as command_a_111b
+from nemo2.recipes._typed import command_r7b as command_r7b
+from nemo2.recipes._typed import command_r_32b as command_r_32b
+from nemo2.recipes._typed import command_r_35b as command_r_35b
 from nemo2.recipes._typed import deepseek_v2 as deepseek_v2
 from nemo2.recipes._typed import deepseek_v2_lite as deepseek_v2_lite
 from nemo2.recipes._typed import deepseek_v3 as deepseek_v3
+from nemo2.recipes._typed import ernie45_21b_a3b as ernie45_21b_a3b
+from nemo2.recipes._typed import ernie45_300b_a47b as ernie45_300b_a47b
 from nemo2.recipes._typed import ernie45_300m as ernie45_300m
 from nemo2.recipes._typed import gemma2_2b as gemma2_2b
 from nemo2.recipes._typed import gemma2_9b as gemma2_9b
@@ -25,11 +32,14 @@ from nemo2.recipes._typed import glm45_air as glm45_air
 from nemo2.recipes._typed import gpt3_175b as gpt3_175b
 from nemo2.recipes._typed import gpt_oss_20b as gpt_oss_20b
 from nemo2.recipes._typed import gpt_oss_120b as gpt_oss_120b
+from nemo2.recipes._typed import granite3_1b_a400m as granite3_1b_a400m
 from nemo2.recipes._typed import granite3_2b as granite3_2b
+from nemo2.recipes._typed import granite3_3b_a800m as granite3_3b_a800m
 from nemo2.recipes._typed import granite3_8b as granite3_8b
 from nemo2.recipes._typed import hunyuan_1p8b as hunyuan_1p8b
 from nemo2.recipes._typed import hunyuan_4b as hunyuan_4b
 from nemo2.recipes._typed import hunyuan_7b as hunyuan_7b
+from nemo2.recipes._typed import hunyuan_80b_a13b as hunyuan_80b_a13b
 from nemo2.recipes._typed import hunyuan_500m as hunyuan_500m
 from nemo2.recipes._typed import kimi_k2 as kimi_k2
 from nemo2.recipes._typed import llama2_7b as llama2_7b
@@ -127,11 +137,18 @@ from nemo2.recipes._typed import starcoder2_15b as starcoder2_15b
 from nemo2.recipes._typed import starcoder_15b as starcoder_15b
 
 __all__ = [
+    "aya_8b",
     "baichuan2_7b",
     "chatglm3_6b",
+    "command_a_111b",
+    "command_r7b",
+    "command_r_32b",
+    "command_r_35b",
     "deepseek_v2",
     "deepseek_v2_lite",
     "deepseek_v3",
+    "ernie45_21b_a3b",
+    "ernie45_300b_a47b",
     "ernie45_300m",
     "gemma2_27b",
     "gemma2_2b",
@@ -147,12 +164,15 @@ __all__ = [
     "gpt3_175b",
     "gpt_oss_120b",
     "gpt_oss_20b",
+    "granite3_1b_a400m",
     "granite3_2b",
+    "granite3_3b_a800m",
     "granite3_8b",
     "hunyuan_1p8b",
     "hunyuan_4b",
     "hunyuan_500m",
     "hunyuan_7b",
+    "hunyuan_80b_a13b",
     "kimi_k2",
     "llama2_7b",
     "llama31_405b",

@@ -161,6 +161,9 @@ granite3 = partial(
     vocabulary=49_152,
     config={"vocab_size": None},
 )
+cohere = partial(_today, family="Cohere", model_class="nemo2.models.cohere:CohereModel", vocabulary=256_000)
+cohere2 = partial(cohere, family="Cohere 2", model_class="nemo2.models.cohere2:Cohere2Model")
+granite3_moe = partial(granite3, model_class="nemo2.models.granite_moe:GraniteMoEModel")
 phi4 = partial(_today, family="Phi-4", model_class="nemo2.models.phi3:Phi3Model", config={"vocab_size": None})
 qwen2_moe = partial(_today, family="Qwen 2 MoE", model_class="nemo2.models.qwen2_moe:Qwen2MoEModel", vocabulary=151_936)
 olmo2 = partial(_today, family="OLMo 2", model_class="nemo2.models.olmo2:OLMo2Model", vocabulary=100_352)
@@ -169,7 +172,9 @@ ministral3 = partial(
     _today, family="Ministral 3", model_class="nemo2.models.ministral3:Ministral3Model", vocabulary=131_072
 )
 ernie45 = partial(_today, family="ERNIE 4.5", model_class="nemo2.models.ernie45:ERNIE45Model", vocabulary=103_424)
+ernie45_moe = partial(ernie45, model_class="nemo2.models.ernie45_moe:ERNIE45MoEModel")
 hunyuan = partial(_today, family="Hunyuan", model_class="nemo2.models.hunyuan:HunyuanModel", vocabulary=120_818)
+hunyuan_moe = partial(hunyuan, model_class="nemo2.models.hunyuan_moe:HunyuanMoEModel", vocabulary=128_167)
 olmoe = partial(_today, family="OLMoE", model_class="nemo2.models.olmoe:OLMoEModel", vocabulary=50_304)
 minimax_m2 = partial(
     _today, family="MiniMax M2", model_class="nemo2.models.minimax_m2:MiniMaxM2Model", vocabulary=200_064

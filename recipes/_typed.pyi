@@ -37,8 +37,11 @@ import nemo2.data.mock
 import nemo2.data.tokenizer
 import nemo2.models.baichuan
 import nemo2.models.chatglm
+import nemo2.models.cohere
+import nemo2.models.cohere2
 import nemo2.models.deepseek
 import nemo2.models.ernie45
+import nemo2.models.ernie45_moe
 import nemo2.models.gemma
 import nemo2.models.gemma2
 import nemo2.models.gemma3
@@ -47,7 +50,9 @@ import nemo2.models.gpt
 import nemo2.models.gpt3
 import nemo2.models.gpt_oss
 import nemo2.models.granite
+import nemo2.models.granite_moe
 import nemo2.models.hunyuan
+import nemo2.models.hunyuan_moe
 import nemo2.models.llama
 import nemo2.models.llama4
 import nemo2.models.llama_nemotron
@@ -159,6 +164,9 @@ class AutoResume(_Closed, nemo2.config.Config[nemo2.checkpoint.auto_resume.AutoR
     accept_changes: bool
     """Default: `False`."""
 
+class AyaConfig8B(
+    _GPTConfigFields, _Closed, nemo2.models.cohere.AyaConfig8B, nemo2.config.Config[nemo2.models.cohere.AyaConfig8B]
+): ...
 class Baichuan2Config7B(
     _GPTConfigFields,
     _Closed,
@@ -205,6 +213,32 @@ class ChatGLM3Config6B(
     nemo2.config.Config[nemo2.models.chatglm.ChatGLM3Config6B],
 ): ...
 class ChatGLMModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.chatglm.ChatGLMModel]): ...
+class Cohere2Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.cohere2.Cohere2Model]): ...
+class CohereModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.cohere.CohereModel]): ...
+class CommandAConfig111B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.cohere2.CommandAConfig111B,
+    nemo2.config.Config[nemo2.models.cohere2.CommandAConfig111B],
+): ...
+class CommandR7BConfig(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.cohere2.CommandR7BConfig,
+    nemo2.config.Config[nemo2.models.cohere2.CommandR7BConfig],
+): ...
+class CommandRConfig32B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.cohere.CommandRConfig32B,
+    nemo2.config.Config[nemo2.models.cohere.CommandRConfig32B],
+): ...
+class CommandRConfig35B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.cohere.CommandRConfig35B,
+    nemo2.config.Config[nemo2.models.cohere.CommandRConfig35B],
+): ...
 
 class CosineAnnealingScheduler(_Closed, nemo2.config.Config[nemo2.optim.lr_scheduler.CosineAnnealingScheduler]):
     max_steps: int | None
@@ -276,11 +310,26 @@ class DoRA(_Closed, nemo2.config.Config[nemo2.peft.dora.DoRA]):
     modules_to_save: list[str] | None
     """Default: `None`."""
 
+class ERNIE45Config21B_A3B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ernie45_moe.ERNIE45Config21B_A3B,
+    nemo2.config.Config[nemo2.models.ernie45_moe.ERNIE45Config21B_A3B],
+): ...
+class ERNIE45Config300B_A47B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.ernie45_moe.ERNIE45Config300B_A47B,
+    nemo2.config.Config[nemo2.models.ernie45_moe.ERNIE45Config300B_A47B],
+): ...
 class ERNIE45Config300M(
     _GPTConfigFields,
     _Closed,
     nemo2.models.ernie45.ERNIE45Config300M,
     nemo2.config.Config[nemo2.models.ernie45.ERNIE45Config300M],
+): ...
+class ERNIE45MoEModel(
+    _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.ernie45_moe.ERNIE45MoEModel]
 ): ...
 class ERNIE45Model(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.ernie45.ERNIE45Model]): ...
 class GLM45AirConfig106B_A12B(
@@ -364,17 +413,32 @@ class GemmaConfig7B(
     _GPTConfigFields, _Closed, nemo2.models.gemma.GemmaConfig7B, nemo2.config.Config[nemo2.models.gemma.GemmaConfig7B]
 ): ...
 class GemmaModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.gemma.GemmaModel]): ...
+class Granite3Config1B_A400M(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.granite_moe.Granite3Config1B_A400M,
+    nemo2.config.Config[nemo2.models.granite_moe.Granite3Config1B_A400M],
+): ...
 class Granite3Config2B(
     _GPTConfigFields,
     _Closed,
     nemo2.models.granite.Granite3Config2B,
     nemo2.config.Config[nemo2.models.granite.Granite3Config2B],
 ): ...
+class Granite3Config3B_A800M(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.granite_moe.Granite3Config3B_A800M,
+    nemo2.config.Config[nemo2.models.granite_moe.Granite3Config3B_A800M],
+): ...
 class Granite3Config8B(
     _GPTConfigFields,
     _Closed,
     nemo2.models.granite.Granite3Config8B,
     nemo2.config.Config[nemo2.models.granite.Granite3Config8B],
+): ...
+class GraniteMoEModel(
+    _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.granite_moe.GraniteMoEModel]
 ): ...
 class GraniteModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.granite.GraniteModel]): ...
 class HunyuanConfig1P8B(
@@ -400,6 +464,15 @@ class HunyuanConfig7B(
     _Closed,
     nemo2.models.hunyuan.HunyuanConfig7B,
     nemo2.config.Config[nemo2.models.hunyuan.HunyuanConfig7B],
+): ...
+class HunyuanConfig80B_A13B(
+    _GPTConfigFields,
+    _Closed,
+    nemo2.models.hunyuan_moe.HunyuanConfig80B_A13B,
+    nemo2.config.Config[nemo2.models.hunyuan_moe.HunyuanConfig80B_A13B],
+): ...
+class HunyuanMoEModel(
+    _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.hunyuan_moe.HunyuanMoEModel]
 ): ...
 class HunyuanModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.hunyuan.HunyuanModel]): ...
 class KimiK2Config1T_A32B(
@@ -1687,11 +1760,18 @@ class HybridAndFinetune(_Module, typing.Generic[_Model, _Data, _FinetuningData])
             ConfigError: both names are given; or neither is, and the released model's tokenizer has no name on the hub.
         """
 
+aya_8b: PretrainAndFinetune[CohereModel[AyaConfig8B], MockDataModule, SquadDataModule]
 baichuan2_7b: PretrainAndFinetune[Baichuan2Model[Baichuan2Config7B], MockDataModule, SquadDataModule]
 chatglm3_6b: PretrainAndFinetune[ChatGLMModel[ChatGLM3Config6B], MockDataModule, SquadDataModule]
+command_a_111b: PretrainAndFinetune[Cohere2Model[CommandAConfig111B], MockDataModule, SquadDataModule]
+command_r7b: PretrainAndFinetune[Cohere2Model[CommandR7BConfig], MockDataModule, SquadDataModule]
+command_r_32b: PretrainAndFinetune[CohereModel[CommandRConfig32B], MockDataModule, SquadDataModule]
+command_r_35b: PretrainAndFinetune[CohereModel[CommandRConfig35B], MockDataModule, SquadDataModule]
 deepseek_v2: PretrainAndFinetune[DeepSeekModel[DeepSeekV2Config], MockDataModule, SquadDataModule]
 deepseek_v2_lite: PretrainAndFinetune[DeepSeekModel[DeepSeekV2LiteConfig], MockDataModule, SquadDataModule]
 deepseek_v3: DeepseekV3AndFinetune[DeepSeekModel[DeepSeekV3Config], MockDataModule, SquadDataModule]
+ernie45_21b_a3b: PretrainAndFinetune[ERNIE45MoEModel[ERNIE45Config21B_A3B], MockDataModule, SquadDataModule]
+ernie45_300b_a47b: PretrainAndFinetune[ERNIE45MoEModel[ERNIE45Config300B_A47B], MockDataModule, SquadDataModule]
 ernie45_300m: PretrainAndFinetune[ERNIE45Model[ERNIE45Config300M], MockDataModule, SquadDataModule]
 gemma2_27b: KeywordAndFinetune[Gemma2Model[Gemma2Config27B], MockDataModule, SquadDataModule]
 gemma2_2b: KeywordAndFinetune[Gemma2Model[Gemma2Config2B], MockDataModule, SquadDataModule]
@@ -1707,12 +1787,15 @@ glm45_air: PretrainAndFinetune[GLM4MoEModel[GLM45AirConfig106B_A12B], MockDataMo
 gpt3_175b: Pretrain[GPTModel[GPTConfig175B], MockDataModule]
 gpt_oss_120b: PretrainAndFinetune[GPTOSSModel[GPTOSSConfig120B], MockDataModule, SquadDataModule]
 gpt_oss_20b: PretrainAndFinetune[GPTOSSModel[GPTOSSConfig20B], MockDataModule, SquadDataModule]
+granite3_1b_a400m: PretrainAndFinetune[GraniteMoEModel[Granite3Config1B_A400M], MockDataModule, SquadDataModule]
 granite3_2b: PretrainAndFinetune[GraniteModel[Granite3Config2B], MockDataModule, SquadDataModule]
+granite3_3b_a800m: PretrainAndFinetune[GraniteMoEModel[Granite3Config3B_A800M], MockDataModule, SquadDataModule]
 granite3_8b: PretrainAndFinetune[GraniteModel[Granite3Config8B], MockDataModule, SquadDataModule]
 hunyuan_1p8b: PretrainAndFinetune[HunyuanModel[HunyuanConfig1P8B], MockDataModule, SquadDataModule]
 hunyuan_4b: PretrainAndFinetune[HunyuanModel[HunyuanConfig4B], MockDataModule, SquadDataModule]
 hunyuan_500m: PretrainAndFinetune[HunyuanModel[HunyuanConfig500M], MockDataModule, SquadDataModule]
 hunyuan_7b: PretrainAndFinetune[HunyuanModel[HunyuanConfig7B], MockDataModule, SquadDataModule]
+hunyuan_80b_a13b: PretrainAndFinetune[HunyuanMoEModel[HunyuanConfig80B_A13B], MockDataModule, SquadDataModule]
 kimi_k2: PretrainAndFinetune[DeepSeekModel[KimiK2Config1T_A32B], MockDataModule, SquadDataModule]
 llama2_7b: PretrainAndFinetune[LlamaModel[Llama2Config7B], MockDataModule, SquadDataModule]
 llama31_405b: PretrainAndFinetune[LlamaModel[Llama31Config405B], MockDataModule, SquadDataModule]

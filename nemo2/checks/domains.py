@@ -191,6 +191,7 @@ MODEL: Mapping[str, Domain] = {
     "embedding_multiplier": _positive("multiplies the embeddings"),
     "residual_multiplier": _positive("multiplies the outputs of attention and feed-forward"),
     "logits_scaling": _positive("logits are divided by this number"),
+    "logit_scale": _positive("multiplies the logits"),
     "mup_attn_scale_power": Domain("(-inf, inf)", "an exponent"),
     # Norms, activations, weights as they start
     "layernorm_epsilon": _weight("added to a variance before the square root, so that a negative value gives NaN"),

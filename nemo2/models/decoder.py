@@ -14,6 +14,15 @@ from nemo2.models.gpt import GPTConfig
 from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching, rotary_embedding
 
 
+@dataclass
+class GroupedExperts:
+    """How families with experts compute them, as the first base class of their configuration."""
+
+    moe_grouped_gemm: bool = True
+    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
+    moe_permute_fusion: bool = True
+
+
 @configurable
 @dataclass
 class DecoderConfig(GPTConfig):

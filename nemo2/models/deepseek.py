@@ -23,6 +23,7 @@ from nemo2.models.conversion.settings import (
     Config,
     Field,
     decoder_fields,
+    expert_fields,
     meaning,
     overlaid,
     read,
@@ -224,10 +225,9 @@ _LATENT = [
     Field("qk_nope_head_dim", "qk_head_dim", 128),
     Field("qk_rope_head_dim", "qk_pos_emb_head_dim", 64),
     Field("v_head_dim", "v_head_dim", 128),
-    Field("n_routed_experts", "num_moe_experts"),
-    Field("num_experts_per_tok", "moe_router_topk"),
-    Field("moe_intermediate_size", "moe_ffn_hidden_size"),
-    Field("routed_scaling_factor", "moe_router_topk_scaling_factor", 1.0),
+    *expert_fields(
+        n_routed_experts=NEEDED, num_experts_per_tok=NEEDED, moe_intermediate_size=NEEDED, routed_scaling_factor=1.0
+    ),
 ]
 _GROUPS = [Field("n_group", "moe_router_num_groups", None), Field("topk_group", "moe_router_group_topk", None)]
 _ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1, "ep_size": 1}

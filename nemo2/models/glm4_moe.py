@@ -10,9 +10,9 @@ from typing import Any, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder_conversion
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, meaning
 from nemo2.models.conversion.table import Row
-from nemo2.models.decoder import DecoderConfig
+from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.deepseek import REPEATED, beside_experts, check_routing, further_predictions
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen3 import rows_with_experts
@@ -20,7 +20,7 @@ from nemo2.models.qwen3 import rows_with_experts
 
 @configurable
 @dataclass
-class GLM4MoEConfig(DecoderConfig):
+class GLM4MoEConfig(GroupedExperts, DecoderConfig):
     """Settings that all sizes share: 96 heads of 128 channels for both widths, a dense layer or three before the experts."""
 
     seq_length: int = 131072
@@ -38,9 +38,6 @@ class GLM4MoEConfig(DecoderConfig):
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
     moe_router_load_balancing_type: Union[str, list[str]] = "seq_aux_loss"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-4
-    moe_grouped_gemm: bool = True
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
-    moe_permute_fusion: bool = True
 
 
 class GLM45AirConfig106B_A12B(
@@ -119,10 +116,9 @@ GLM4_MOE = decoder_conversion(
         *decoder_fields(num_key_value_heads=8, rms_norm_eps=1e-5, max_position_embeddings=131072),
         Field("attention_bias", "add_qkv_bias", False),
         Field("use_qk_norm", "qk_layernorm", False),
-        Field("n_routed_experts", "num_moe_experts", 128),
-        Field("num_experts_per_tok", "moe_router_topk", 8),
-        Field("moe_intermediate_size", "moe_ffn_hidden_size", 1408),
-        Field("routed_scaling_factor", "moe_router_topk_scaling_factor", 1.0),
+        *expert_fields(
+            n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408, routed_scaling_factor=1.0
+        ),
     ],
     only={"model_type": "glm4_moe", "hidden_act": "silu", "norm_topk_prob": True},
     ours=_ours,

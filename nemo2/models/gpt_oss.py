@@ -20,6 +20,7 @@ from nemo2.models.conversion.settings import (
     Config,
     Field,
     decoder_fields,
+    expert_fields,
     layer_types,
     pattern_of,
     read,
@@ -30,12 +31,13 @@ from nemo2.models.conversion.settings import (
     written,
 )
 from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
 @configurable(rotary_scaling_factor="yarn_rotary_scaling_factor")
 @dataclass
-class GPTOSSConfig(GPTConfig):
+class GPTOSSConfig(GroupedExperts, GPTConfig):
     """Settings that both sizes share, hidden size, heads and expert width included."""
 
     hidden_size: int = 2880
@@ -61,9 +63,6 @@ class GPTOSSConfig(GPTConfig):
     yarn_mscale_all_dim: Optional[float] = None
     yarn_correction_range_round_to_int: bool = False
     moe_router_topk: int = 4
-    moe_grouped_gemm: bool = True
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
-    moe_permute_fusion: bool = True
     moe_ffn_hidden_size: Optional[int] = 2880
     moe_router_load_balancing_type: Union[str, list[str]] = "none"
     seq_length: int = 131072
@@ -96,8 +95,7 @@ _FIELDS = [
         "intermediate_size",
     ),
     Field("intermediate_size", "moe_ffn_hidden_size", 2880),
-    Field("num_local_experts", "num_moe_experts", 128),
-    Field("num_experts_per_tok", "moe_router_topk", 4),
+    *expert_fields(num_local_experts=128, num_experts_per_tok=4),
     Field("swiglu_limit", "activation_func_clamp_value", 7.0),
 ]
 _ONLY = {"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True, "swiglu_alpha": 1.702}

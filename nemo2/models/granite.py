@@ -25,7 +25,9 @@ from nemo2.models.layers.spec import exchanged, row_parallel_linears
 def granite_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
     """The default layers, whose outputs are multiplied before they are added to the residual stream."""
     spec = default_layer_spec(config, vp_stage=vp_stage)
-    return exchanged(spec, {linear: with_multiplier(linear) for linear in row_parallel_linears()})
+    multiplied = {linear: with_multiplier(linear) for linear in row_parallel_linears()}
+    # The router's weights multiply the outputs of routed experts (`GraniteMoEConfig`), whose layers stay Megatron-Core's.
+    return exchanged(spec, multiplied, keep=("experts",))
 
 
 @configurable
@@ -78,18 +80,20 @@ class GraniteModel(GPTModel):
     """The LightningModule of Granite; see `GPTModel`."""
 
 
+FIELDS = [
+    *without(decoder_fields(), "head_dim"),
+    Field("embedding_multiplier", "embedding_multiplier", 1.0),
+    Field("residual_multiplier", "residual_multiplier", 1.0),
+    Field("attention_multiplier", "softmax_scale", 1.0),
+    Field("logits_scaling", "logits_scaling", 1.0),
+]
+
 GRANITE = decoder_conversion(
     "GraniteForCausalLM",
     GraniteModel,
     GraniteConfig,
     rows=rows,
-    fields=[
-        *without(decoder_fields(), "head_dim"),
-        Field("embedding_multiplier", "embedding_multiplier", 1.0),
-        Field("residual_multiplier", "residual_multiplier", 1.0),
-        Field("attention_multiplier", "softmax_scale", 1.0),
-        Field("logits_scaling", "logits_scaling", 1.0),
-    ],
+    fields=FIELDS,
     only={"model_type": "granite", "hidden_act": "silu"},
     ours=biases,
     theirs=lambda ours: {"attention_bias": ours.add_bias_linear, "mlp_bias": ours.add_bias_linear},

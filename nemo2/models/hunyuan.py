@@ -5,7 +5,6 @@ is raised once, whatever the sequence's length.
 Sources: transformers' ``HunYuanDenseV1Config``; config.json of tencent/Hunyuan-0.5B-Pretrain, 1.8B, 4B and 7B.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -18,18 +17,20 @@ from nemo2.models.conversion.positions import positions_of, rope_fields
 from nemo2.models.conversion.settings import Config, decoder_fields, overlaid
 from nemo2.models.conversion.table import Row, norm
 from nemo2.models.decoder import DecoderConfig
-from nemo2.models.gpt import GPTModel, default_layer_spec
+from nemo2.models.gpt import GPTModel
 from nemo2.models.layers.norm import NormAfterRotation, normalize_after_rotation
+from nemo2.models.layers.spec import changed_layer_spec
 from nemo2.models.rotary import RaisedBase, Stretching
 
 
 def hunyuan_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
     """The default layers, with norms of queries and keys that are applied after the rotation."""
-    spec: Any = copy.deepcopy(default_layer_spec(config, vp_stage=vp_stage))
-    for layer in spec.submodules.layer_specs:
-        parts = layer.submodules.self_attention.submodules
-        parts.q_layernorm = parts.k_layernorm = NormAfterRotation
-    return spec
+
+    def normalize_later(parts: Any, number: int) -> None:
+        attention = parts.self_attention.submodules
+        attention.q_layernorm = attention.k_layernorm = NormAfterRotation
+
+    return changed_layer_spec(config, normalize_later, vp_stage=vp_stage)
 
 
 @configurable
@@ -89,15 +90,18 @@ class HunyuanModel(GPTModel):
 
 
 def rows(config: HunyuanConfig) -> list[Row]:
-    layer = [
-        *(row for row in (*attention(config), *gated_feed_forward()) if "_layernorm." not in row.key),
+    return decoder(config, [*normed_attention(config), *gated_feed_forward()])
+
+
+def normed_attention(config: HunyuanConfig) -> list[Row]:
+    return [
+        *(row for row in attention(config) if "_layernorm." not in row.key),
         *norm("self_attention.q_layernorm.", one("self_attn.query_layernorm.")),
         *norm("self_attention.k_layernorm.", one("self_attn.key_layernorm.")),
     ]
-    return decoder(config, layer)
 
 
-def _flat(hf: Config) -> Config:
+def flat(hf: Config) -> Config:
     """The release calls the raised base "dynamic". Its file has other numbers beside ``alpha``, which have no effect."""
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) != "dynamic" or not rope.get("alpha"):
@@ -106,14 +110,16 @@ def _flat(hf: Config) -> Config:
     return overlaid(hf, rope_parameters=plain, rope_scaling=None, alpha=rope["alpha"])
 
 
-def _ours(hf: Config) -> dict[str, Any]:
+def raised_base(hf: Config) -> dict[str, Any]:
+    """nemo2's setting for ``alpha`` of `flat`."""
     if not hf.get("alpha"):
         return {}
     longest = hf.get("max_position_embeddings", 2048)
     return {"rope_stretching": RaisedBase(original_length=longest, factor=hf["alpha"])}
 
 
-def _theirs(ours: HunyuanConfig) -> dict[str, Any]:
+def raised_base_of(ours: HunyuanConfig) -> dict[str, Any]:
+    """The inverse of `flat` and `raised_base`."""
     stretching = ours.rope_stretching
     if not isinstance(stretching, RaisedBase):
         return positions_of(ours)
@@ -128,7 +134,7 @@ HUNYUAN = decoder_conversion(
     rows=rows,
     fields=decoder_fields(rms_norm_eps=1e-5),
     only={"model_type": "hunyuan_v1_dense", "hidden_act": "silu", "attention_bias": False},
-    ours=_ours,
-    theirs=_theirs,
-    flat=_flat,
+    ours=raised_base,
+    theirs=raised_base_of,
+    flat=flat,
 )

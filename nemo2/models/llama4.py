@@ -7,7 +7,6 @@ meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E in Hugging Face t
 included.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,6 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
@@ -39,22 +37,20 @@ from nemo2.models.conversion.settings import (
     written,
 )
 from nemo2.models.conversion.table import IN_VISION_MODEL, Conversion, Row, linear, norm
-from nemo2.models.gpt import default_layer_spec
 from nemo2.models.layers.queries import sharpen_far_queries
+from nemo2.models.layers.spec import changed_layer_spec
 from nemo2.models.llama import SCALING, Llama3Config, LlamaModel, scale_rotary_frequencies
 
 
 def llama4_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
     """The default layers. Layers without positions also have no norm of queries and keys."""
-    spec: Any = copy.deepcopy(default_layer_spec(config, vp_stage=vp_stage))
-    offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
-    layers = [copy.deepcopy(layer) for layer in spec.submodules.layer_specs]
-    for index, layer in enumerate(layers, start=offset):
-        if config.no_rope_freq and config.no_rope_freq[index]:
-            attention = layer.submodules.self_attention.submodules
+
+    def leave_out_norms(parts: Any, number: int) -> None:
+        if config.no_rope_freq and config.no_rope_freq[number - 1]:
+            attention = parts.self_attention.submodules
             attention.q_layernorm = attention.k_layernorm = IdentityOp
-    spec.submodules.layer_specs = layers
-    return spec
+
+    return changed_layer_spec(config, leave_out_norms, vp_stage=vp_stage)
 
 
 @configurable(nope_layer_interval="no_rope_freq")

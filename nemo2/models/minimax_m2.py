@@ -13,16 +13,16 @@ import torch
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
 from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.settings import Config, Field, decoder_fields
+from nemo2.models.conversion.settings import Config, decoder_fields, expert_fields
 from nemo2.models.conversion.table import Row
-from nemo2.models.decoder import DecoderConfig
+from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.mixtral import rows
 
 
 @configurable
 @dataclass
-class MiniMaxM2Config(DecoderConfig):
+class MiniMaxM2Config(GroupedExperts, DecoderConfig):
     """Settings that all sizes of MiniMax M2 share."""
 
     seq_length: int = 196608
@@ -39,9 +39,6 @@ class MiniMaxM2Config(DecoderConfig):
     moe_router_enable_expert_bias: bool = True
     moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
-    moe_grouped_gemm: bool = True
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
-    moe_permute_fusion: bool = True
 
 
 class MiniMaxM2Config230B_A10B(
@@ -72,9 +69,7 @@ MINIMAX_M2 = decoder_conversion(
     rows=_rows,
     fields=[
         *decoder_fields(num_key_value_heads=8, head_dim=128, max_position_embeddings=196608),
-        Field("num_local_experts", "num_moe_experts", 256),
-        Field("num_experts_per_tok", "moe_router_topk", 8),
-        Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+        *expert_fields(num_local_experts=256, num_experts_per_tok=8, router_aux_loss_coef=0.001),
     ],
     only={"model_type": "minimax_m2", "hidden_act": "silu", "router_jitter_noise": 0.0},
     ours=_rotated,

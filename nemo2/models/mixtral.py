@@ -10,7 +10,7 @@ from typing import Any, Literal, Optional, Union
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import Field, decoder_fields, size_of, window_of
+from nemo2.models.conversion.settings import Field, decoder_fields, expert_fields, size_of, window_of
 from nemo2.models.conversion.table import Row, linear, norm
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
@@ -63,9 +63,7 @@ class MixtralModel(GPTModel):
 _FIELDS = [
     *decoder_fields(num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5),
     Field("max_position_embeddings", "max_position_embeddings", 131072),
-    Field("num_local_experts", "num_moe_experts", 8),
-    Field("num_experts_per_tok", "moe_router_topk", 2),
-    Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+    *expert_fields(num_local_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.001),
 ]
 _ONLY = {"model_type": "mixtral", "hidden_act": "silu"}
 

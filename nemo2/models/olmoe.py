@@ -5,19 +5,19 @@ Sources: arXiv:2409.02060, table 10; transformers' ``OlmoeConfig``, whose defaul
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Optional, Union
+from typing import Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.settings import Field, decoder_fields, without
-from nemo2.models.decoder import DecoderConfig
+from nemo2.models.conversion.decoder import decoder_conversion, expert_weights, expert_weights_of
+from nemo2.models.conversion.settings import decoder_fields, expert_fields, without
+from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen3 import rows_with_experts
 
 
 @configurable
 @dataclass
-class OLMoEConfig(DecoderConfig):
+class OLMoEConfig(GroupedExperts, DecoderConfig):
     """Settings that all sizes of OLMoE share. The weights of a token's experts aren't divided by their sum."""
 
     seq_length: int = 4096
@@ -29,9 +29,6 @@ class OLMoEConfig(DecoderConfig):
     moe_router_pre_softmax: bool = True
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-2
     moe_z_loss_coeff: Optional[float] = 1e-3
-    moe_grouped_gemm: bool = True
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
-    moe_permute_fusion: bool = True
 
 
 class OLMoEConfig7B_A1B(OLMoEConfig, num_layers=16, hidden_size=2048, num_attention_heads=16, ffn_hidden_size=1024):
@@ -43,10 +40,6 @@ class OLMoEModel(GPTModel):
     """The LightningModule of OLMoE; see `GPTModel`."""
 
 
-def _theirs(ours: OLMoEConfig) -> dict[str, Any]:
-    return {"norm_topk_prob": not ours.moe_router_pre_softmax}
-
-
 OLMOE = decoder_conversion(
     "OlmoeForCausalLM",
     OLMoEModel,
@@ -54,11 +47,9 @@ OLMOE = decoder_conversion(
     rows=rows_with_experts,
     fields=[
         *without(decoder_fields(rms_norm_eps=1e-5, max_position_embeddings=4096), "head_dim"),
-        Field("num_experts", "num_moe_experts", 64),
-        Field("num_experts_per_tok", "moe_router_topk", 8),
-        Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.01),
+        *expert_fields(num_experts=64, num_experts_per_tok=8, router_aux_loss_coef=0.01),
     ],
     only={"model_type": "olmoe", "hidden_act": "silu", "attention_bias": False, "clip_qkv": None},
-    ours=lambda hf: {"moe_router_pre_softmax": not hf.get("norm_topk_prob", False)},
-    theirs=_theirs,
+    ours=expert_weights,
+    theirs=expert_weights_of,
 )

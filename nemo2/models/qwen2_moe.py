@@ -6,13 +6,14 @@ Sources: transformers' ``Qwen2MoeConfig``, whose defaults are config.json of Qwe
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Optional, Union
+from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.decoder import decoder_conversion, expert_weights, expert_weights_of
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, without
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, without
 from nemo2.models.conversion.table import Row, linear
+from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config
 from nemo2.models.qwen3 import expert_layers, expert_layers_of, rows_with_experts
@@ -20,15 +21,12 @@ from nemo2.models.qwen3 import expert_layers, expert_layers_of, rows_with_expert
 
 @configurable
 @dataclass
-class Qwen2MoEConfig(Qwen2Config):
+class Qwen2MoEConfig(GroupedExperts, Qwen2Config):
     """Settings that both sizes share. The weights of a token's experts aren't divided by their sum."""
 
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
     moe_router_pre_softmax: bool = True
     moe_shared_expert_gate: bool = True
-    moe_grouped_gemm: bool = True
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
-    moe_permute_fusion: bool = True
     num_moe_experts: Optional[int] = 60
     moe_router_topk: int = 4
     moe_ffn_hidden_size: Optional[int] = 1408
@@ -72,11 +70,11 @@ def _rows(config: Qwen2MoEConfig) -> list[Row]:
 
 
 def _ours(hf: Config) -> dict[str, Any]:
-    return {**expert_layers(hf), "moe_router_pre_softmax": not hf.get("norm_topk_prob", False)}
+    return {**expert_layers(hf), **expert_weights(hf)}
 
 
 def _theirs(ours: Qwen2MoEConfig) -> dict[str, Any]:
-    return {**expert_layers_of(ours), "norm_topk_prob": not ours.moe_router_pre_softmax}
+    return {**expert_layers_of(ours), **expert_weights_of(ours)}
 
 
 QWEN2_MOE = decoder_conversion(
@@ -87,11 +85,13 @@ QWEN2_MOE = decoder_conversion(
     fields=[
         *without(decoder_fields(num_key_value_heads=16, max_position_embeddings=32768), "head_dim"),
         Field("qkv_bias", "add_qkv_bias", True),
-        Field("moe_intermediate_size", "moe_ffn_hidden_size", 1408),
-        Field("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", 5632),
-        Field("num_experts", "num_moe_experts", 60),
-        Field("num_experts_per_tok", "moe_router_topk", 4),
-        Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+        *expert_fields(
+            moe_intermediate_size=1408,
+            shared_expert_intermediate_size=5632,
+            num_experts=60,
+            num_experts_per_tok=4,
+            router_aux_loss_coef=0.001,
+        ),
     ],
     only={"model_type": "qwen2_moe", "hidden_act": "silu", "use_sliding_window": False},
     ours=_ours,

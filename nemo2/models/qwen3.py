@@ -6,7 +6,7 @@ Sources: arXiv:2505.09388, tables 1 and 2; the released config.json files of Qwe
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Optional, Union
+from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import (
@@ -14,12 +14,15 @@ from nemo2.models.conversion.decoder import (
     decoder,
     decoder_conversion,
     dense_or_experts,
+    expert_weights,
+    expert_weights_of,
     gated_feed_forward,
     rows,
 )
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning, overlaid
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, meaning, overlaid
 from nemo2.models.conversion.table import Row, linear, norm
+from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config, windows, windows_of
 
@@ -40,15 +43,12 @@ class Qwen3Config(Qwen2Config):
 
 @configurable
 @dataclass
-class Qwen3MoEConfig(Qwen3Config):
+class Qwen3MoEConfig(GroupedExperts, Qwen3Config):
     """Settings that the sizes with experts share: 128 experts in every layer, eight per token."""
 
     num_moe_experts: Optional[int] = 128
     moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
     moe_router_topk: int = 8
-    moe_grouped_gemm: bool = True
-    moe_token_dispatcher_type: Literal["allgather", "alltoall", "flex"] = "alltoall"
-    moe_permute_fusion: bool = True
 
 
 class Qwen3Config600M(
@@ -182,13 +182,13 @@ def _ours(hf: Config) -> dict[str, Any]:
     return {
         # Whatever else config.json says, transformers' class has the window in all layers or in none.
         **windows(overlaid(hf, max_window_layers=0, layer_types=None)),
-        "moe_router_pre_softmax": not hf.get("norm_topk_prob", False),
+        **expert_weights(hf),
         **expert_layers(hf),
     }
 
 
 def _theirs(ours: Qwen3MoEConfig) -> dict[str, Any]:
-    return {**windows_of(ours), "norm_topk_prob": not ours.moe_router_pre_softmax, **expert_layers_of(ours)}
+    return {**windows_of(ours), **expert_weights_of(ours), **expert_layers_of(ours)}
 
 
 QWEN3_MOE = decoder_conversion(
@@ -199,10 +199,7 @@ QWEN3_MOE = decoder_conversion(
     fields=[
         *decoder_fields(num_key_value_heads=4, max_position_embeddings=32768),
         _LONGEST,
-        Field("moe_intermediate_size", "moe_ffn_hidden_size", 768),
-        Field("num_experts", "num_moe_experts", 128),
-        Field("num_experts_per_tok", "moe_router_topk", 8),
-        Field("router_aux_loss_coef", "moe_aux_loss_coeff", 0.001),
+        *expert_fields(moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, router_aux_loss_coef=0.001),
     ],
     only=_ONLY | {"model_type": "qwen3_moe"},
     ours=_ours,

@@ -292,7 +292,7 @@ class _Reader:
         return Attention(
             name="self_attention",
             hidden=self.hidden,
-            small=self.around() + normed + self.sinks(),
+            small=self.around() + self.shared_norm() + normed + self.sinks(),
             heads=heads,
             groups=groups or self("num_query_groups") or heads,
             head_dim=head_dim,
@@ -410,8 +410,13 @@ class _Reader:
         norms = bool(self("pre_sublayer_layernorm", True)) + bool(self("post_sublayer_layernorm", False))
         return norms * self.norm(self.hidden)
 
+    def shared_norm(self) -> int:
+        """The weights of the norm that attention and feed-forward share."""
+        return self.norm(self.hidden) if self("parallel_sublayers", False) else 0
+
     def norm(self, width: int) -> int:
-        return width if self("normalization", "LayerNorm") == "RMSNorm" else 2 * width
+        unbiased = self("normalization", "LayerNorm") == "RMSNorm" or not self("layernorm_bias", True)
+        return width if unbiased else 2 * width
 
 
 def _flags(pattern: Sequence[int]) -> list[bool]:

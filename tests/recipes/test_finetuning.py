@@ -35,6 +35,8 @@ NEWER = (
         "gemma3_12b",
         "gemma3_27b",
         "gemma3_4b",
+        "aya",
+        "command",
         "ernie45",
         "glm45",
         "granite3",

@@ -120,6 +120,16 @@ def dense_or_experts(config: Any, *, dense: list[Row], experts: list[Row]) -> li
     ]
 
 
+def expert_weights(hf: Config) -> dict[str, Any]:
+    """Whether the weights of a token's experts are divided by their sum."""
+    return {"moe_router_pre_softmax": not hf.get("norm_topk_prob", False)}
+
+
+def expert_weights_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `expert_weights`."""
+    return {"norm_topk_prob": not ours.moe_router_pre_softmax}
+
+
 def biases(hf: Config) -> dict[str, Any]:
     """``add_bias_linear`` for Hugging Face's two fields. In nemo2 all linear layers have biases or none (`unbiased`)."""
     return {"add_bias_linear": bool(hf.get("attention_bias") or hf.get("mlp_bias"))}

@@ -11,6 +11,7 @@ and the export separates them, so a table of operations can't differ between the
     cat(a, b)                    ``a``, then ``b``: gate, then up
     qkv(q, k, v)                 for each query group the rows of its queries, its key and its value; weights and biases
     fused_qkv(a)                 `qkv` of one tensor with all q, then all k, then all v
+    only(a)                      ``a`` has an additional first axis of size 1
     every_other(a)               rows 0, 2, 4 ... of ``a``, then rows 1, 3, 5 ...: gate and up interleaved
     rows(a, start)               the rows of ``a`` from ``start`` on, as many as nemo2's tensor has
     normalised(operation)        rows are scaled to length 1 on import, and exported unchanged
@@ -93,6 +94,15 @@ def one(name: str, *, transposed: bool = False, stacked: bool = False) -> Operat
     def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
         at = place.expert if stacked else None
         return (Piece(name=names[0], start=0, stop=place.rows, transposed=transposed, at=at),)
+
+    return Operation((name,), cut)
+
+
+def only(name: str) -> Operation:
+    """All rows of the only entry of ``name``, whose first axis is of size 1."""
+
+    def cut(names: tuple[str, ...], place: Place) -> tuple[Piece, ...]:
+        return (Piece(name=names[0], start=0, stop=place.rows, at=0),)
 
     return Operation((name,), cut)
 

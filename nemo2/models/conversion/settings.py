@@ -57,6 +57,24 @@ def decoder_fields(**defaults: Any) -> list[Field]:
     return [Field(theirs, ours, values.get(theirs, NEEDED)) for theirs, ours in names.items()]
 
 
+_OF_EXPERTS = {
+    "num_experts": "num_moe_experts",
+    "num_local_experts": "num_moe_experts",
+    "n_routed_experts": "num_moe_experts",
+    "num_experts_per_tok": "moe_router_topk",
+    "moe_intermediate_size": "moe_ffn_hidden_size",
+    "shared_intermediate_size": "moe_shared_expert_intermediate_size",
+    "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+    "router_aux_loss_coef": "moe_aux_loss_coeff",
+    "routed_scaling_factor": "moe_router_topk_scaling_factor",
+}
+
+
+def expert_fields(**defaults: Any) -> list[Field]:
+    """The fields of models with experts. Those of a family are ``defaults``, by their names in config.json."""
+    return [Field(theirs, _OF_EXPERTS[theirs], default) for theirs, default in defaults.items()]
+
+
 def without(fields: Iterable[Field], *theirs: str) -> list[Field]:
     """``fields`` without those named ``theirs`` in config.json."""
     return [field for field in fields if field.theirs not in theirs]

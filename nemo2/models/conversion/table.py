@@ -290,7 +290,7 @@ def released_shapes(entries: Iterable[Entry]) -> dict[str, Shape]:
                 continue
             rows, inner = range(piece.start, piece.stop, piece.step)[-1] + 1, entry.own_shape[1:]
             shape = (inner[0], rows) if piece.transposed else (rows, *inner)
-            shape = shape if piece.at is None else (entry.shape[len(entry.at) - 1], *shape)
+            shape = shape if piece.at is None else (piece.at + 1, *shape)
             before = shapes_by_name.get(piece.name, shape)
             shapes_by_name[piece.name] = tuple(max(one, other) for one, other in zip(shape, before, strict=True))
     return shapes_by_name

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary positions that differ between layers with a window (local) and layers that attend to everything (global)."""
 
-import copy
 from typing import Any, Optional
 
 import torch
@@ -11,15 +10,16 @@ from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 
-from nemo2.models.layers.spec import layer_spec
+from nemo2.models.layers.spec import changed_layer_spec
 
 
 def local_rotary_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
     """The default layers, with an attention that selects the positions of its kind of layer."""
-    spec: Any = copy.deepcopy(layer_spec(config, vp_stage=vp_stage))
-    for layer in spec.submodules.layer_specs:
-        layer.submodules.self_attention.module = SelfAttentionOfItsKind
-    return spec
+
+    def select_positions(parts: Any, number: int) -> None:
+        parts.self_attention.module = SelfAttentionOfItsKind
+
+    return changed_layer_spec(config, select_positions, vp_stage=vp_stage)
 
 
 def is_local(config: Any, layer_number: int) -> bool:

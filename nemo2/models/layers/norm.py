@@ -80,15 +80,24 @@ class TorchNorm(torch.nn.Module):
         weight = self.weight.to(compute_dtype)
         if self.zero_centered:
             weight = weight + 1.0
-        if self.bias is None:
+        if self.is_rms:
             y = F.rms_norm(x.to(compute_dtype), (self.hidden_size,), weight, self.eps)
         else:
-            y = F.layer_norm(x.to(compute_dtype), (self.hidden_size,), weight, self.bias.to(compute_dtype), self.eps)
+            bias = None if self.bias is None else self.bias.to(compute_dtype)
+            y = F.layer_norm(x.to(compute_dtype), (self.hidden_size,), weight, bias, self.eps)
         return y.to(self.weight.dtype)
 
     def extra_repr(self) -> str:
         kind = "RMSNorm" if self.is_rms else "LayerNorm"
         return f"{kind}, {self.hidden_size}, eps={self.eps}, zero_centered={self.zero_centered}"
+
+
+class UnbiasedNorm(TorchNorm):
+    """A norm without a bias, whichever `config.normalization` is."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.bias = None
 
 
 class _NormOverHeads(TorchNorm):

@@ -9,6 +9,7 @@ layer, because only a block names the class of its final norm, and because layer
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable, Collection
 from typing import Any, Optional
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
@@ -22,6 +23,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import TransformerBlock, TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from nemo2.backend import get_backend
 from nemo2.backend.cuda import CudaBackend
@@ -57,6 +59,26 @@ def layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> 
     refuse([*mla_problems(config), *best_of_group_needs_plain_router(config)])
     block = _with_norms(_block(config, use_transformer_engine=True, vp_stage=vp_stage), config)
     return completed(ModuleSpec(module=TransformerBlock, submodules=block), config)
+
+
+def changed_layer_spec(
+    config: TransformerConfig, change: Callable[[Any, int], None], *, vp_stage: Optional[int] = None
+) -> ModuleSpec:
+    """`layer_spec` with changed layers.
+
+    Args:
+        change: It gets the submodules of each layer of this pipeline stage, a copy of its own, and the layer's number,
+            counted from 1 over all stages.
+
+    Raises:
+        ConfigError: see `local_layer_spec`.
+    """
+    spec: Any = copy.deepcopy(layer_spec(config, vp_stage=vp_stage))
+    layers = [copy.deepcopy(layer) for layer in spec.submodules.layer_specs]
+    for number, layer in enumerate(layers, start=get_transformer_layer_offset(config, vp_stage=vp_stage) + 1):
+        change(layer.submodules, number)
+    spec.submodules.layer_specs = layers
+    return spec
 
 
 def local_layer_spec(config: TransformerConfig, *, vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -186,20 +208,20 @@ def row_parallel_linears() -> list[Any]:
     return [RowParallelLinear, te.TERowParallelLinear]
 
 
-def exchanged(spec: Any, table: dict[Any, Any]) -> Any:
-    """A copy of a finished spec with classes exchanged wherever they stand.
+def exchanged(spec: Any, table: dict[Any, Any], *, keep: Collection[str] = ()) -> Any:
+    """A copy of a finished spec with classes exchanged wherever they stand, except in the fields ``keep``.
 
     Specs are nested dataclasses, lists and (from 0.19) partials; the local spec builders take no provider of classes.
     """
     if isinstance(spec, type):
         return table.get(spec, spec)
     if isinstance(spec, list):
-        return [exchanged(item, table) for item in spec]
+        return [exchanged(item, table, keep=keep) for item in spec]
     if isinstance(spec, functools.partial):
-        arguments = [exchanged(item, table) for item in spec.args]
-        keywords = {name: exchanged(item, table) for name, item in spec.keywords.items()}
-        return functools.partial(exchanged(spec.func, table), *arguments, **keywords)
+        arguments = [exchanged(item, table, keep=keep) for item in spec.args]
+        keywords = {name: exchanged(item, table, keep=keep) for name, item in spec.keywords.items()}
+        return functools.partial(exchanged(spec.func, table, keep=keep), *arguments, **keywords)
     if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
-        fields = (field.name for field in dataclasses.fields(spec) if field.init)
-        return dataclasses.replace(spec, **{name: exchanged(getattr(spec, name), table) for name in fields})
+        fields = [field.name for field in dataclasses.fields(spec) if field.init and field.name not in keep]
+        return dataclasses.replace(spec, **{name: exchanged(getattr(spec, name), table, keep=keep) for name in fields})
     return spec

@@ -49,6 +49,14 @@ LIKE_ANOTHER = (
     "Phi-4 mini",
     "Baichuan 2 (by a Llama)",
     "ChatGLM 3 (by a GLM)",
+    "Gemma, stretched",
+    "Gemma 2, stretched",
+    "GLM, stretched",
+    "Command R, many keys",
+    "Command R7B, every other window",
+    "Granite 3 MoE, shared expert",
+    "Hunyuan MoE, plain base",
+    "ERNIE 4.5 MoE, no shared experts",
 )
 """Rows that differ from another row only in what tensor-parallel ranks don't split: positions, sizes, the form of files."""
 
@@ -183,7 +191,7 @@ def root(tmp_path_factory: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(run_on_ranks: Any, root: Path) -> dict[str, Any]:
-    return run_on_ranks(one_process, 1, str(root), timeout=300)[0]
+    return run_on_ranks(one_process, 1, str(root), timeout=420)[0]
 
 
 @pytest.mark.parametrize("name", [row.name for row in ROWS])

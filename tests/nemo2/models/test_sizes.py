@@ -97,6 +97,13 @@ PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
     "smollm3": {"SmolLM3Config3B": (128_256, 3_075_098_624)},
     "seed_oss": {"SeedOSSConfig36B": (155_136, 36.15e9)},
     "granite": {"Granite3Config2B": (49_152, 2.53e9), "Granite3Config8B": (49_152, 8.17e9)},
+    "granite_moe": {"Granite3Config1B_A400M": (49_155, 1.334e9), "Granite3Config3B_A800M": (49_155, 3.30e9)},
+    "cohere": {
+        "CommandRConfig35B": (256_000, 34_980_831_232),
+        "CommandRConfig32B": (256_000, 32.3e9),
+        "AyaConfig8B": (256_000, 8.03e9),
+    },
+    "cohere2": {"CommandR7BConfig": (256_000, 8.03e9), "CommandAConfig111B": (256_000, 111.1e9)},
     "olmo2": {
         "OLMo2Config7B": (100_352, 7.30e9),
         "OLMo2Config13B": (100_352, 13.7e9),
@@ -109,6 +116,11 @@ PUBLISHED: dict[str, dict[str, tuple[int, float]]] = {
         "Ministral3Config14B": (131_072, 13.5e9),
     },
     "ernie45": {"ERNIE45Config300M": (103_424, 360_748_032)},
+    "ernie45_moe": {
+        "ERNIE45Config21B_A3B": (103_424, 21.83e9),
+        "ERNIE45Config300B_A47B": (103_424, 299.5e9),
+    },
+    "hunyuan_moe": {"HunyuanConfig80B_A13B": (128_167, 80.39e9)},
     "hunyuan": {
         "HunyuanConfig500M": (120_818, 0.539e9),
         "HunyuanConfig1P8B": (120_818, 1.79e9),

@@ -20,8 +20,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 TRAINED = ("Llama 3.1, Nemotron Nano and 70B", "Qwen 3 MoE", "Nemotron-H, Nemotron Nano v2", "Nemotron 3 Nano")
 TRAINED += ("OLMo 2", "Granite 3", "Qwen 2 MoE", "OLMo 3", "Ministral 3", "Hunyuan")
+TRAINED += ("Command R7B, Command A", "Granite 3 MoE, shared expert")
 """A dense model, one of experts, a hybrid, a hybrid with experts, and layers of their own: norms over all heads, multipliers, a
-shared expert with a gate."""
+shared expert with a gate, one norm for attention and feed-forward."""
 NAMES = [row.name for row in ROWS]
 
 

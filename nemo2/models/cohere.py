@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cohere's Command R and Aya: attention and feed-forward in parallel behind one LayerNorm without a bias, channels rotated in
+pairs, and scaled logits.
+
+Sources: transformers' ``CohereConfig``, whose defaults are config.json of CohereForAI/c4ai-command-r-v01; config.json of
+CohereForAI/c4ai-command-r-08-2024 and aya-expanse-8b. Command R+ has norms of each head's queries and keys, which nemo2 lacks.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Optional
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
+from nemo2.models.conversion.settings import Field, decoder_fields, without
+from nemo2.models.conversion.table import Row
+from nemo2.models.decoder import DecoderConfig
+from nemo2.models.gpt import GPTModel
+from nemo2.models.layers.shared_norm import check_shared_norms, parallel_layer_spec, share_norms
+from nemo2.models.layers.softcap import divide_logits
+
+
+@configurable
+@dataclass
+class CohereConfig(DecoderConfig):
+    """Settings that all sizes of Command R and Aya share."""
+
+    deciding_fields: ClassVar[tuple[str, ...]] = ("logit_scale",)
+    parallel_sublayers: ClassVar[bool] = True
+    """Attention and feed-forward share one norm."""
+    layernorm_bias: ClassVar[bool] = False
+
+    seq_length: int = 131072
+    normalization: str = "LayerNorm"
+    pre_sublayer_layernorm: bool = False
+    rotary_interleaved: bool = True
+    vocab_size: Optional[int] = 256000
+    share_embeddings_and_output_weights: bool = True
+    logit_scale: float = 0.0625
+    """The factor of the output layer's logits."""
+    transformer_layer_spec: Any = parallel_layer_spec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_shared_norms(self)
+
+    def customize_model(self, model: Any) -> None:
+        super().customize_model(model)
+        share_norms(model)
+        if hasattr(model, "output_layer"):
+            divide_logits(model.output_layer, 1 / self.logit_scale)
+
+
+class CommandRConfig35B(
+    CohereConfig,
+    num_layers=40,
+    hidden_size=8192,
+    num_attention_heads=64,
+    ffn_hidden_size=22528,
+    rotary_base=8_000_000,
+):
+    """35.0 B parameters, the embedding counted once (tied); multi-head attention."""
+
+
+class CommandRConfig32B(
+    CohereConfig,
+    num_layers=40,
+    hidden_size=8192,
+    num_attention_heads=64,
+    num_query_groups=8,
+    ffn_hidden_size=24576,
+    rotary_base=4_000_000,
+):
+    """32.3 B parameters, the embedding counted once (tied)."""
+
+
+class AyaConfig8B(
+    CohereConfig,
+    num_layers=32,
+    hidden_size=4096,
+    num_attention_heads=32,
+    num_query_groups=8,
+    ffn_hidden_size=14336,
+    rotary_base=10_000,
+    seq_length=8192,
+    logit_scale=0.125,
+):
+    """8.03 B parameters, the embedding counted once (tied)."""
+
+
+@configurable
+class CohereModel(GPTModel):
+    """The LightningModule of Command R and Aya; see `GPTModel`."""
+
+
+def rows(config: CohereConfig) -> list[Row]:
+    without_norm = (row for row in gated_feed_forward() if "layer_norm_" not in row.key)
+    return decoder(config, [*attention(config), *without_norm])
+
+
+FIELDS = [
+    *without(decoder_fields(max_position_embeddings=8192, tie_word_embeddings=True), "head_dim", "rms_norm_eps"),
+    Field("layer_norm_eps", "layernorm_epsilon", 1e-5),
+    Field("logit_scale", "logit_scale", 0.0625),
+]
+ONLY = {"hidden_act": "silu", "attention_bias": False}
+
+
+COHERE = decoder_conversion(
+    "CohereForCausalLM",
+    CohereModel,
+    CohereConfig,
+    rows=rows,
+    fields=FIELDS,
+    only={"model_type": "cohere", "use_qk_norm": False, **ONLY},
+    theta=500_000.0,
+)

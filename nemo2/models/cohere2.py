@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command R7B and Command A: Command R's decoder with a window in three of four layers. The fourth attends to everything, and has
+no positions.
+
+Sources: transformers' ``Cohere2Config``; config.json of CohereForAI/c4ai-command-r7b-12-2024 and c4ai-command-a-03-2025.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.models.cohere import FIELDS, ONLY, CohereConfig, rows
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.settings import FULL, SLIDING, Config, layer_types, pattern_of, size_of, window_of
+from nemo2.models.gpt import GPTModel
+
+
+@configurable
+@dataclass
+class Cohere2Config(CohereConfig):
+    """Settings that both sizes share. Layers without a window have no positions either."""
+
+    num_query_groups: Optional[int] = 8
+    rotary_base: int = 50_000
+    logit_scale: float = 0.25
+    window_size: Optional[tuple[int, int]] = (4095, 0)
+    window_attn_skip_freq: Optional[Union[int, list[int]]] = 4
+    no_rope_freq: Optional[Union[int, list[int]]] = 4
+    # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
+    cp_comm_type: Optional[Union[str, list[str]]] = "a2a"
+
+
+class CommandR7BConfig(Cohere2Config, num_layers=32, hidden_size=4096, num_attention_heads=32, ffn_hidden_size=14336):
+    """8.03 B parameters, the embedding counted once (tied)."""
+
+
+class CommandAConfig111B(
+    Cohere2Config, num_layers=64, hidden_size=12288, num_attention_heads=96, ffn_hidden_size=36864
+):
+    """111.1 B parameters, the embedding counted once (tied)."""
+
+
+@configurable
+class Cohere2Model(GPTModel):
+    """The LightningModule of Command R7B and Command A; see `GPTModel`."""
+
+
+def _windows(hf: Config) -> dict[str, Any]:
+    every, layers = hf.get("sliding_window_pattern", 4), hf["num_hidden_layers"]
+    types = hf.get("layer_types") or [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
+    return {
+        "window_size": window_of(hf.get("sliding_window", 4096)),
+        "window_attn_skip_freq": pattern_of(hf, types),
+        "no_rope_freq": [int(kind == FULL) for kind in types],
+    }
+
+
+COHERE2 = decoder_conversion(
+    "Cohere2ForCausalLM",
+    Cohere2Model,
+    Cohere2Config,
+    rows=rows,
+    fields=FIELDS,
+    only={"model_type": "cohere2", **ONLY},
+    ours=_windows,
+    theirs=lambda ours: {"sliding_window": size_of(ours.window_size), "layer_types": layer_types(ours)},
+    theta=500_000.0,
+)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Granite 3 with experts: Granite's decoder and its four numbers; small experts in every layer, and in some models a shared one.
+
+Sources: transformers' ``GraniteMoeConfig`` and ``GraniteMoeSharedConfig``; the model cards and config.json of
+ibm-granite/granite-3.0-1b-a400m-base and granite-3.0-3b-a800m-base.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion
+from nemo2.models.conversion.pieces import one
+from nemo2.models.conversion.settings import Config, expert_fields
+from nemo2.models.conversion.table import Row, norm
+from nemo2.models.decoder import GroupedExperts
+from nemo2.models.gpt import GPTModel
+from nemo2.models.granite import FIELDS, GraniteConfig
+
+
+@configurable
+@dataclass
+class GraniteMoEConfig(GroupedExperts, GraniteConfig):
+    """Settings that all sizes of Granite 3 with experts share."""
+
+    seq_length: int = 4096
+    rotary_base: int = 10_000
+    vocab_size: Optional[int] = 49155
+    logits_scaling: float = 6.0
+    ffn_hidden_size: Optional[int] = 512
+    num_moe_experts: Optional[int] = 32
+    moe_router_topk: int = 8
+    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.moe_router_topk_scaling_factor not in (None, self.residual_multiplier):
+            raise ConfigError(
+                f"model.config.moe_router_topk_scaling_factor={self.moe_router_topk_scaling_factor} is residual_multiplier="
+                f"{self.residual_multiplier} in this model, because it multiplies the experts' outputs: leave it unset, and set "
+                "residual_multiplier."
+            )
+        self.moe_router_topk_scaling_factor = self.residual_multiplier
+        super().__post_init__()
+
+
+class Granite3Config1B_A400M(GraniteMoEConfig, num_layers=24, hidden_size=1024, num_attention_heads=16):
+    """1.33 B parameters, 0.4 B of them used per token; the embedding counted once (tied)."""
+
+
+class Granite3Config3B_A800M(
+    GraniteMoEConfig, num_layers=32, hidden_size=1536, num_attention_heads=24, num_moe_experts=40
+):
+    """3.30 B parameters, 0.8 B of them used per token; the embedding counted once (tied)."""
+
+
+@configurable
+@dataclass
+class GraniteMoESharedConfig(GraniteMoEConfig):
+    """Granite with experts, and with a shared expert of ``moe_shared_expert_intermediate_size`` in every layer."""
+
+
+@configurable
+class GraniteMoEModel(GPTModel):
+    """The LightningModule of Granite with experts; see `GPTModel`."""
+
+
+def _rows(config: GraniteMoEConfig) -> list[Row]:
+    routed, shared = "block_sparse_moe.", "shared_mlp."
+    layer = [
+        *attention(config),
+        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
+        Row("mlp.router.weight", one(f"{routed}router.layer.weight")),
+        Row("mlp.experts.experts.linear_fc1.weight", one(f"{routed}input_linear.weight", stacked=True)),
+        Row("mlp.experts.experts.linear_fc2.weight", one(f"{routed}output_linear.weight", stacked=True)),
+    ]
+    if config.moe_shared_expert_intermediate_size:
+        layer += [
+            Row("mlp.shared_experts.linear_fc1.weight", one(f"{shared}input_linear.weight")),
+            Row("mlp.shared_experts.linear_fc2.weight", one(f"{shared}output_linear.weight")),
+        ]
+    return decoder(config, layer)
+
+
+def _shared(hf: Config) -> dict[str, Any]:
+    return {"moe_shared_expert_intermediate_size": hf.get("shared_intermediate_size") or None}
+
+
+_FIELDS = [*FIELDS, *expert_fields(num_local_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.001)]
+_ONLY = {"hidden_act": "silu", "attention_bias": False}
+
+GRANITE_MOE = decoder_conversion(
+    "GraniteMoeForCausalLM",
+    GraniteMoEModel,
+    GraniteMoEConfig,
+    rows=_rows,
+    fields=_FIELDS,
+    only={"model_type": "granitemoe", **_ONLY},
+)
+GRANITE_MOE_SHARED = decoder_conversion(
+    "GraniteMoeSharedForCausalLM",
+    GraniteMoEModel,
+    GraniteMoESharedConfig,
+    rows=_rows,
+    fields=_FIELDS,
+    only={"model_type": "granitemoeshared", **_ONLY},
+    ours=_shared,
+    theirs=lambda ours: {"shared_intermediate_size": ours.moe_shared_expert_intermediate_size or 0},
+)

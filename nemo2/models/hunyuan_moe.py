@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hunyuan with experts: Hunyuan's attention; routed experts and a shared one of the same width in every layer.
+
+Sources: transformers' ``HunYuanMoEV1Config``; config.json of tencent/Hunyuan-A13B-Pretrain.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Optional, Union
+
+from nemo2.config.capture import configurable
+from nemo2.models.conversion.decoder import decoder, decoder_conversion
+from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, overlaid, refusal
+from nemo2.models.conversion.table import Row, linear, norm
+from nemo2.models.decoder import GroupedExperts
+from nemo2.models.gpt import GPTModel
+from nemo2.models.hunyuan import HunyuanConfig, flat, normed_attention, raised_base, raised_base_of
+from nemo2.models.rotary import RaisedBase, Stretching
+
+
+@configurable
+@dataclass
+class HunyuanMoEConfig(GroupedExperts, HunyuanConfig):
+    """Settings that all sizes of Hunyuan with experts share."""
+
+    seq_length: int = 32768
+    rope_stretching: Optional[Stretching] = field(
+        default_factory=lambda: RaisedBase(original_length=32768, factor=1000.0)
+    )
+    vocab_size: Optional[int] = 128167
+    num_query_groups: Optional[int] = 8
+    num_moe_experts: Optional[int] = 64
+    moe_router_topk: int = 8
+    moe_router_dtype: Optional[Literal["fp32", "fp64"]] = "fp32"
+    moe_aux_loss_coeff: Union[float, list[float]] = 1e-3
+
+
+class HunyuanConfig80B_A13B(
+    HunyuanMoEConfig,
+    num_layers=32,
+    hidden_size=4096,
+    num_attention_heads=32,
+    ffn_hidden_size=3072,
+    moe_shared_expert_intermediate_size=3072,
+):
+    """80.4 B parameters, 13 B of them used per token; the embedding counted once (tied)."""
+
+
+@configurable
+class HunyuanMoEModel(GPTModel):
+    """The LightningModule of Hunyuan with experts; see `GPTModel`."""
+
+
+def _rows(config: HunyuanMoEConfig) -> list[Row]:
+    layer = [
+        *normed_attention(config),
+        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
+        Row("mlp.router.weight", one("mlp.gate.wg.weight")),
+    ]
+    for ours, theirs in (("mlp.experts.experts", "mlp.experts.*"), ("mlp.shared_experts", "mlp.shared_mlp")):
+        layer += linear(f"{ours}.linear_fc1.", cat(f"{theirs}.gate_proj.", f"{theirs}.up_proj."))
+        layer += linear(f"{ours}.linear_fc2.", one(f"{theirs}.down_proj."))
+    return decoder(config, layer)
+
+
+_OF_EACH_LAYER = {"num_experts": 1, "moe_topk": 1, "num_shared_expert": 1, "moe_intermediate_size": None}
+"""Fields that a release may state as a list with an entry per layer, with their defaults."""
+
+
+def _flat(hf: Config) -> Config:
+    uniform = {}
+    for name, default in _OF_EACH_LAYER.items():
+        values = hf.get(name, default)
+        values = set(values) if isinstance(values, list) else {values}
+        if len(values) != 1:
+            raise refusal(hf, name, "nemo2's model has the same in every layer")
+        uniform[name] = values.pop()
+    if uniform["num_shared_expert"] != 1:
+        raise refusal(hf, "num_shared_expert", "nemo2's model has one shared expert in every layer")
+    if uniform["moe_intermediate_size"] not in (None, hf.get("intermediate_size")):
+        raise refusal(hf, "moe_intermediate_size", "transformers' class has experts of intermediate_size")
+    return overlaid(flat(hf), **uniform)
+
+
+def _ours(hf: Config) -> dict[str, Any]:
+    width = hf["intermediate_size"]
+    return {**raised_base(hf), "moe_ffn_hidden_size": width, "moe_shared_expert_intermediate_size": width}
+
+
+HUNYUAN_MOE = decoder_conversion(
+    "HunYuanMoEV1ForCausalLM",
+    HunyuanMoEModel,
+    HunyuanMoEConfig,
+    rows=_rows,
+    fields=[
+        *decoder_fields(rms_norm_eps=1e-5),
+        Field("num_experts", "num_moe_experts", 1),
+        Field("moe_topk", "moe_router_topk", 1),
+    ],
+    only={"model_type": "hunyuan_v1_moe", "hidden_act": "silu", "attention_bias": False},
+    ours=_ours,
+    theirs=raised_base_of,
+    flat=_flat,
+)

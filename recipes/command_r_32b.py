@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command R 32B, of August 2024, at 4,096 tokens, for two nodes of 8 x 80 GB."""
+
+from nemo2.recipes._families import FinetuneRecipe, Layout, On, cohere
+
+RECIPE = cohere(
+    name="command_r_32b",
+    config_class="CommandRConfig32B",
+    parameters=32.3e9,
+    layout=Layout(tp=8, pp=2, sp=True),
+    nodes=2,
+)
+FINETUNE = FinetuneRecipe(
+    of=RECIPE, weights="CohereLabs/c4ai-command-r-08-2024", lora=On(tp=8), full=On(tp=8, pp=2, sp=True, nodes=2)
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Granite 3 1B-A400M at 4,096 tokens, for one node of 8 x 80 GB."""
+
+from nemo2.recipes._families import ATTENTION, FinetuneRecipe, Layout, On, granite3_moe
+
+RECIPE = granite3_moe(
+    name="granite3_1b_a400m", config_class="Granite3Config1B_A400M", parameters=1.33e9, layout=Layout(ep=8)
+)
+FINETUNE = FinetuneRecipe(
+    of=RECIPE, weights="ibm-granite/granite-3.0-1b-a400m-base", lora=On(ep=8), full=On(ep=8), peft=ATTENTION
+)
+
+model, trainer, pretrain_recipe = RECIPE.model, RECIPE.trainer, RECIPE.pretrain_recipe
+finetune_recipe = FINETUNE.finetune_recipe
