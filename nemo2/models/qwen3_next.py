@@ -193,7 +193,7 @@ _EXPERTS = [
 ]
 _ONLY = {"hidden_act": "silu", "attention_bias": False}
 # transformers leaves out the same weights.
-_TEXT_OF_VISION = IN_VISION_MODEL | {"ignored": ("mtp.*", "model.visual.*")}
+_TEXT_OF_VISION: dict[str, Any] = IN_VISION_MODEL | {"ignored": ("mtp.*", "model.visual.*")}
 
 
 def _kinds(hf: Config) -> dict[str, Any]:
