@@ -188,7 +188,7 @@ _FIELDS = [
 _EXPERTS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "router_aux_loss_coef": 0.001}
 _ONLY = {"hidden_act": "silu", "attention_bias": False}
 # transformers leaves out the same weights.
-_TEXT_OF_VISION = IN_VISION_MODEL | {"ignored": ("mtp.*", "model.visual.*")}
+_TEXT_OF_VISION: dict[str, Any] = IN_VISION_MODEL | {"ignored": ("mtp.*", "model.visual.*")}
 
 
 def _kinds(hf: Config) -> dict[str, Any]:

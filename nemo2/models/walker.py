@@ -64,7 +64,8 @@ def linear_layers(config: Any) -> Optional[dict[str, tuple[int, int]]]:
 
 def linear_attention_layers(config: Any) -> list[bool]:
     """Which layers have linear attention, by ``linear_attention_freq``: all except every n-th, or a pattern."""
-    layers, frequency = config.num_layers, getattr(config, "linear_attention_freq", None)
+    layers: int = config.num_layers
+    frequency: Any = getattr(config, "linear_attention_freq", None)
     if getattr(config, "experimental_attention_variant", None) != "gated_delta_net":
         return [False] * layers
     return (

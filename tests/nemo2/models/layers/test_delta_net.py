@@ -90,7 +90,7 @@ def losses(directory: str, expert_parallel: int, **sizes: Any) -> list[float]:
         layers=8, vocab=VOCABULARY, seq=SEQUENCE, mbs=2, gbs=4, steps=STEPS, lr=5e-3,
         sequence_parallel=sizes.get("tp", 1) > 1, **sizes,
     )  # fmt: skip
-    layout = {
+    layout: dict[str, Any] = {
         "tensor_model_parallel_size": settings.tp,
         "pipeline_model_parallel_size": settings.pp,
         "expert_model_parallel_size": expert_parallel,
