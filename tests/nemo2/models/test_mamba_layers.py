@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemo2.errors import ConfigError
+from support.small_runs import device
 
 SIZES: dict[str, Any] = {
     "num_layers": 1,
@@ -81,7 +82,7 @@ def model_and_formula() -> tuple[Tensor, Tensor]:
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(7)
     model = NemotronHConfig8B(**SIZES).configure_model(None)
-    tokens = torch.arange(24).view(2, 12)
+    tokens = torch.arange(24, device=device()).view(2, 12)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

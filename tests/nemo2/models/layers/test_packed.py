@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nemo2.errors import DataError
+from support.small_runs import device
 
 LENGTHS = (8, 4, 12)  # each divides by 2 * cp; 24 of the row's 32 tokens, the rest is padding
 ROW, VOCAB = 32, 64
@@ -67,7 +68,7 @@ def losses(layout: dict[str, int], kind: str, cut: bool) -> tuple[list[float], d
         per_token = model.forward_step(own) * own["loss_mask"]
         per_token.sum().backward()
         sums.append(float(per_token.detach().sum()))
-    total = torch.tensor(sum(sums))
+    total = torch.tensor(sum(sums), device=device())
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     for value in (total, *grads.values()):
         torch.distributed.all_reduce(value)
