@@ -182,7 +182,7 @@ def ours_and_the_formulas(names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
             "hidden_dropout": 0.0, "attention_dropout": 0.0,
         }  # fmt: skip
         config = getattr(import_module(f"nemo2.models.{module}"), cls)(**(sizes | fields))
-        model = config.configure_model(None)
+        model = config.configure_model(None).to(device())
         generator = torch.Generator().manual_seed(3)
         tokens = torch.randint(VOCAB, (2, SEQ), generator=generator)
         with torch.no_grad():

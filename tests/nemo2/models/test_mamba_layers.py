@@ -81,7 +81,7 @@ def model_and_formula() -> tuple[Tensor, Tensor]:
     get_backend().install()
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(7)
-    model = NemotronHConfig8B(**SIZES).configure_model(None)
+    model = NemotronHConfig8B(**SIZES).configure_model(None).to(device())
     tokens = torch.arange(24, device=device()).view(2, 12)
     with torch.no_grad():
         for parameter in model.parameters():

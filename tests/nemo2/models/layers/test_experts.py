@@ -52,7 +52,7 @@ def run(case: str, *, grouped: bool, adapter: bool = False) -> list[torch.Tensor
     )
     kind = TorchGroupedMLP if grouped else LocalExperts
     layers: Any = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    experts = kind(4, config, layers, pg_collection=ProcessGroupCollection.use_mpu_process_groups())
+    experts = kind(4, config, layers, pg_collection=ProcessGroupCollection.use_mpu_process_groups()).to(device())
     generator = torch.Generator().manual_seed(2)
     for parameter in experts.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator))

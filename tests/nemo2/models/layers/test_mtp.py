@@ -96,7 +96,7 @@ def further_losses_and_gradients(depth: int) -> dict[str, Any]:
         layernorm_epsilon=1e-5,
     )
     config.params_dtype = torch.float32
-    chunk = config.configure_model(None, True, True)
+    chunk = config.configure_model(None, True, True).to(device())
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in chunk.parameters():
@@ -185,7 +185,7 @@ def tokens_counted_by_routers(padding: list[list[bool]]) -> list[float]:
         moe_router_enable_expert_bias=True, moe_token_dispatcher_type="alltoall", mtp_num_layers=2,
     )  # fmt: skip
     config.params_dtype = torch.float32
-    chunk = config.configure_model(None, True, True)
+    chunk = config.configure_model(None, True, True).to(device())
     mask = torch.tensor(padding, device=device())
     tokens = torch.ones_like(mask, dtype=torch.int64)
     places = torch.arange(mask.shape[1], device=device()).expand_as(tokens)

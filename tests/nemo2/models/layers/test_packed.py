@@ -52,6 +52,7 @@ def losses(layout: dict[str, int], kind: str, cut: bool) -> tuple[list[float], d
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     model = LlamaModel(Llama3Config(**CONFIG, **layout, cp_comm_type=kind))
     model.configure_model()
+    model.to(device())
     generator = torch.Generator().manual_seed(5)
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
