@@ -28,7 +28,7 @@ def recurrence(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor) -> Te
     """Equation 1 of arXiv:2405.21060 with a scalar decay per head, one step after the other."""
     heads = x.size(2)
     b, c = (t.repeat_interleave(heads // t.size(2), dim=2) for t in (b, c))
-    state = torch.zeros(x.size(0), heads, b.size(-1), x.size(-1), dtype=x.dtype)
+    state = torch.zeros(x.size(0), heads, b.size(-1), x.size(-1), dtype=x.dtype, device=x.device)
     outputs = []
     for t in range(x.size(1)):
         kept = (dt[:, t] * decay).exp()[..., None, None]
