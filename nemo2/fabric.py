@@ -165,7 +165,7 @@ class FabricMegatronStrategy(DDPStrategy):
         self._set_world_ranks()
         assert self.trainer is not None
         get_backend().install()
-        get_backend().set_device(self.local_rank)
+        get_backend().set_device(self.root_device)
         self.training.setup_distributed()
 
     def setup_module(self, module: Any) -> MegatronParallel:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -73,6 +73,8 @@ def _call(job):
         )
     function, args, kwargs = pickle.loads(job["call"])
     result = function(*args, **kwargs)
+    if torch.cuda.is_available():  # the process that asked compares with tensors of its own, on the CPU
+        result = torch.utils._pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), result)
     if job["store"] is not None:
         torch.distributed.barrier()  # no rank leaves while another still reads from it
     return result

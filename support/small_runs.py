@@ -63,9 +63,12 @@ def global_batch(step: int, size: int = GBS) -> dict[str, torch.Tensor]:
 
 def on_device(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """``batch`` for a model that is called by hand."""
-    from nemo2.backend import get_backend
+    return {name: value.to(device()) for name, value in batch.items()}
 
-    return {name: value.to(get_backend().device) for name, value in batch.items()}
+
+def device() -> torch.device:
+    """Where this rank's tensors live: its GPU, or the CPU where there is none."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def devices(world: int) -> list[torch.device]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,8 @@ def main() -> int:
             "start it by python -m support.pretend_gpu --gpus 4: without pretend GPUs all runs would be on CPUs"
         )
     ranks.prepare(*PRELOAD, *(["megatron.core.extensions.transformer_engine"] if WITH_TE else []))
+    for module in PRELOAD:  # here, because two threads that import Megatron-Core at once find it half imported
+        import_module(module)
     kept = HOME / "recipes"
     kept.mkdir(parents=True, exist_ok=True)
     ends = None if arguments.seconds is None else time.monotonic() + arguments.seconds

@@ -35,8 +35,8 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def set_device(self, local_rank: int) -> None:
-        """Bind this process to the `local_rank`-th device of its node."""
+    def set_device(self, device: torch.device) -> None:
+        """Bind this process to `device`, that of its rank."""
 
     def build_extensions(self, config: Any, *, local_rank: int) -> None:
         """Compile what Megatron-Core would compile within the first step of ``config``, the model's configuration."""

@@ -90,9 +90,9 @@ class CpuBackend(Backend):
             logging.getLogger(_RNG_LOGGER).removeFilter(_no_shared_generator_warning)
             self._patcher = None
 
-    def set_device(self, local_rank: int) -> None:
+    def set_device(self, device: torch.device) -> None:
         """Nothing to bind: the ranks of a node share its cores."""
-        del local_rank
+        del device
 
     def synchronize(self) -> None:
         """Nothing is queued on a CPU."""

@@ -36,8 +36,8 @@ class CudaBackend(Backend):
         self._patcher = Patcher(rebind_in=("megatron",))
         self._patcher.apply(gpu_patches(), version=importlib.import_module("megatron.core").__version__)
 
-    def set_device(self, local_rank: int) -> None:
-        torch.cuda.set_device(local_rank)
+    def set_device(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)
 
     def build_extensions(self, config: Any, *, local_rank: int) -> None:
         build_extensions(config, local_rank=local_rank)

@@ -14,6 +14,7 @@ from megatron.core.fusions.fused_bias_dropout import _bias_dropout_add_func
 from nemo2.config.derivations import Conflict, Derivation, Row
 from nemo2.config.provenance import adjustments
 from nemo2.overlap.rules import BETWEEN_STAGES
+from nemo2.parallel.cuda_graphs import modules_of
 from nemo2.parallel.layout import ParallelismConfig
 from nemo2.settle.run_settings import DDP, MODEL, OPTIM, STRATEGY, RunSettings
 
@@ -158,6 +159,33 @@ GRAPHS: tuple[Row, ...] = (
         True,
         "model.config.cuda_graph_impl: a graph advances its random streams",
         lambda run: run.graphs != "none",
+    ),
+    _graphs(
+        (_IMPL, f"{STRATEGY}.pipeline_model_parallel_size"),
+        "Megatron-Core counts the uses of the rotary frequencies, which all micro-batches share, when it captures the first of "
+        "them, and ends in an AssertionError",
+        "Set cuda_graph_impl='transformer_engine' or 'full_iteration', or pipeline_model_parallel_size=1.",
+        lambda run: (
+            run.graphs == "local"
+            and run.layout.pp > 1
+            and run[f"{MODEL}.position_embedding_type"] in ("rope", "yarn")
+            and not run[f"{MODEL}.multi_latent_attention"]  # which turns positions inside
+            and "attn" in (modules_of(run.model_config) or ("attn",))
+        ),
+    ),
+    Derivation(
+        f"{MODEL}.deallocate_pipeline_outputs",
+        _IMPL,
+        False,
+        "a stage's output is a buffer of its last layer's graph, which each step fills again",
+        lambda run: run.graphs == "local" and run.layout.pp > 1,
+    ),
+    Derivation(
+        f"{MODEL}.batch_p2p_sync",
+        _IMPL,
+        False,
+        "a graph of the whole step can't wait for the messages between stages, and its streams keep their order",
+        lambda run: run.graphs == "full_iteration" and run.layout.pp > 1,
     ),
     Derivation(
         f"{DDP}.check_for_nan_in_grad",

@@ -189,7 +189,7 @@ class BaseStrategy(DDPStrategy):
             self.precision_plugin.check_hardware()
         backend = get_backend()
         backend.install()
-        backend.set_device(self.local_rank)
+        backend.set_device(self.root_device)
         super().setup_environment()
         if self._init_model_parallel:
             initialize_model_parallel(self.layout, timeout=self._timeout, **self._options_of_groups(backend))

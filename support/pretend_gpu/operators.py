@@ -203,7 +203,8 @@ class Replacement:
                 return None
             new = call.packed(results)
             if captured:
-                keep(lambda: call.compute_into(new))
+                places = [_bytes_of(part) for part in new]
+                keep(lambda: call.compute_into(places))
             return new[0] if len(self.returned) == 1 else tuple(new)
 
 
@@ -326,14 +327,22 @@ class _Call:
             return self.arguments[position]
         return self.keywords[self.kernel.arguments[position].name]
 
-    def compute_into(self, new: list[Any]) -> None:
-        """Compute again, into the tensors of the first time."""
+    def compute_into(self, places: list[Any]) -> None:
+        """Compute again, into the memory of the first time."""
         results = self.compute()
         parts = [results] if len(self.kernel.returned) == 1 else results
-        for part, target, position in zip(parts, new, self.kernel.returned, strict=True):
+        for part, target, position in zip(parts, places, self.kernel.returned, strict=True):
             if position is None:
-                for value, tensor in _pairs(part, target):
-                    on_cpu(tensor).copy_(value)
+                for value, place in _pairs(part, target):
+                    place.copy_(value)
+
+
+def _bytes_of(value: Any) -> Any:
+    """Views of the bytes of tensors, which stay where they are: a pipeline's stage gives other memory to tensors that it has
+    sent (``tensor.data = ...``), and a launch writes where the capture wrote."""
+    if isinstance(value, torch.Tensor):
+        return on_cpu(value) if value.device.type == "cuda" else value
+    return [_bytes_of(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _pairs(part: Any, target: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -55,6 +55,36 @@ def test_graphs_train_as_without(run: Run, tmp_path: Path, graphs: str) -> None:
     assert replayed["losses"] == pytest.approx(plain["losses"], rel=1e-4)
 
 
+def test_a_captured_step_of_a_pipeline_trains_as_without(run: Run, tmp_path: Path) -> None:
+    stages = ["strategy.pipeline_model_parallel_size=2", "trainer.devices=2"]
+    overrides = [*ONE, *stages, "strategy.ddp_config.check_for_nan_in_grad=False"]
+    captured = ["model.config.cuda_graph_impl=full_iteration", "model.config.cuda_graph_warmup_steps=1"]
+    plain, replayed = (
+        run(runs.train, 2, str(tmp_path), NAME, steps=4, overrides=[*overrides, *more], save=False)
+        for more in ([], captured)
+    )
+    assert replayed["losses"] == pytest.approx(plain["losses"], rel=1e-4)
+    assert replayed["norms"] == pytest.approx(plain["norms"], rel=1e-3)
+
+
+def bound_devices() -> list[str]:
+    """The GPUs that a rank of Fabric touches, which were to be the second alone."""
+    import torch
+
+    from support import small_runs
+
+    bound, bind = [], torch.cuda.set_device
+    torch.cuda.set_device = lambda device: (bound.append(str(device)), bind(device))[1]
+    fabric = nemo2.Fabric(strategy=nemo2.FabricMegatronStrategy(), devices=[1], accelerator="gpu")
+    fabric.launch()
+    chunks = fabric.setup(small_runs.build_llama())
+    return [*bound, str(next(chunks.parameters()).device)]
+
+
+def test_a_rank_touches_no_gpu_but_the_chosen_one(run: Run) -> None:
+    assert set(run(bound_devices, 1)) == {"cuda:1"}
+
+
 def test_an_exchange_of_experts_beside_computation_trains_the_same(run: Run, tmp_path: Path) -> None:
     overlapped = ["model.config.overlap_moe_expert_parallel_comm=True"]
     name, overrides = "mixtral_8x7b", ["model.config.moe_token_dispatcher_type=alltoall"]

@@ -208,6 +208,49 @@ def test_nccl_moves_data_between_processes(run_on_ranks: Callable[..., list[Any]
     assert first["objects"] == [{"rank": 0}, {"rank": 1}]
 
 
+def test_a_launch_writes_where_the_capture_wrote_though_a_tensor_has_other_memory_by_now() -> None:
+    source = torch.ones(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        doubled = source * 2
+        total = doubled.sum()
+        doubled.data = torch.empty(1, device="cuda")
+    source.fill_(3)
+    graph.replay()
+    assert total.item() == 24
+
+
+def replayed_messages() -> list[float]:
+    import torch.distributed as dist
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.cuda.set_device(rank)
+    sent, received = torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda")
+
+    def exchange() -> None:
+        operations = [
+            dist.P2POp(dist.isend, sent, (rank + 1) % world),
+            dist.P2POp(dist.irecv, received, (rank - 1) % world),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    exchange()  # outside, because it makes the communicator
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        exchange()
+    found = []
+    for step in (1, 2):
+        sent.fill_(10 * rank + step)
+        graph.replay()
+        found.append(received.item())
+    return found
+
+
+def test_messages_between_ranks_are_captured_and_move_at_each_replay(run_on_ranks: Callable[..., list[Any]]) -> None:
+    assert run_on_ranks(replayed_messages, 2) == [[11, 12], [1, 2]]
+
+
 def unequal_counts() -> None:
     rank = torch.distributed.get_rank()
     torch.cuda.set_device(rank)

@@ -27,8 +27,9 @@ def _kind(facts: Facts) -> str:
     mended=f"{_IMPL}=transformer_engine {CP}=1",
 )
 def _graphs_go_with_the_rest() -> None:
-    """CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. A graph of the
-    whole step cannot check gradients for NaN. The optimizer step cannot be captured.
+    """CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. Megatron-Core's own
+    graphs of layers cannot be used with rotary embeddings in a pipeline. A graph of the whole step cannot check
+    gradients for NaN. The optimizer step cannot be captured.
 
     Otherwise: Megatron-Core raises an AssertionError on the ranks, or CUDA rejects the capture after the first steps.
     """

@@ -192,6 +192,7 @@ struct Transfer {
   size_t count;
   int t, peer;
   ncclComm* c;
+  Node* node;  // captured: it moves at each launch of the graph
 };
 static thread_local std::vector<Transfer>* pending = 0;
 static int nccl_trace() {
@@ -336,10 +337,7 @@ static int receive(Transfer& p) {
   b->full.store(0);
   return e;
 }
-static int flush() {
-  if (!pending) return 0;
-  auto v = std::move(*pending);
-  pending->clear();
+static int move_all(std::vector<Transfer> v) {
   int e = 0;
   for (auto& p : v)
     if (p.send)
@@ -348,6 +346,14 @@ static int flush() {
     if (!p.send)
       if (int r = receive(p)) e = r;
   return e;
+}
+static int flush() {
+  if (!pending) return 0;
+  std::vector<Transfer> captured, now;
+  for (auto& p : *pending) (p.node ? captured : now).push_back(p);
+  pending->clear();
+  if (!captured.empty()) captured.back().node->replay.push_back([captured] { move_all(captured); });
+  return move_all(now);
 }
 static int transfer(bool send, void* b, size_t n, int t, int peer, ncclComm* c, cudaStream_t st) {
   if (!c) return 4;
@@ -361,7 +367,7 @@ static int transfer(bool send, void* b, size_t n, int t, int peer, ncclComm* c, 
     report("nccl %s comm %s rank %d peer %d count %zu dtype %d", send ? "send" : "recv", c->name.substr(0, 8).c_str(),
            c->rank, peer, n, t);
   if (!pending) pending = new std::vector<Transfer>;
-  pending->push_back(Transfer{send, b, n, t, peer, c});
+  pending->push_back(Transfer{send, b, n, t, peer, c, replaying ? 0 : captured_node});
   return group_depth ? 0 : flush();
 }
 struct UniqueId {

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from support.small_runs import device
+
 SEQ, VOCAB, WIDTH, HEADS, DIM = 32, 96, 32, 4, 8
 
 
@@ -180,16 +182,17 @@ def ours_and_the_formulas(names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
             "hidden_dropout": 0.0, "attention_dropout": 0.0,
         }  # fmt: skip
         config = getattr(import_module(f"nemo2.models.{module}"), cls)(**(sizes | fields))
-        model = config.configure_model(None)
+        model = config.configure_model(None).to(device())
         generator = torch.Generator().manual_seed(3)
         tokens = torch.randint(VOCAB, (2, SEQ), generator=generator)
         with torch.no_grad():
             for parameter in model.parameters():
                 # Biases and norms start at 0 and 1, where much that is wrong would not show.
-                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * 0.2)
             positions = torch.arange(SEQ).expand_as(tokens)
-            theirs = logits(formula, dict(model.state_dict()), tokens, config.num_layers)
-            found[name] = (model(tokens, positions, None), theirs)
+            weights = {key: value.cpu() for key, value in model.state_dict().items() if value is not None}
+            theirs = logits(formula, weights, tokens, config.num_layers)
+            found[name] = (model(tokens.to(device()), positions.to(device()), None), theirs)
     return found
 
 

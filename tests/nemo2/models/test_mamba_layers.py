@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nemo2.errors import ConfigError
+from support.small_runs import device
 
 SIZES: dict[str, Any] = {
     "num_layers": 1,
@@ -27,7 +28,7 @@ def recurrence(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor) -> Te
     """Equation 1 of arXiv:2405.21060 with a scalar decay per head, one step after the other."""
     heads = x.size(2)
     b, c = (t.repeat_interleave(heads // t.size(2), dim=2) for t in (b, c))
-    state = torch.zeros(x.size(0), heads, b.size(-1), x.size(-1), dtype=x.dtype)
+    state = torch.zeros(x.size(0), heads, b.size(-1), x.size(-1), dtype=x.dtype, device=x.device)
     outputs = []
     for t in range(x.size(1)):
         kept = (dt[:, t] * decay).exp()[..., None, None]
@@ -80,8 +81,8 @@ def model_and_formula() -> tuple[Tensor, Tensor]:
     get_backend().install()
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(7)
-    model = NemotronHConfig8B(**SIZES).configure_model(None)
-    tokens = torch.arange(24).view(2, 12)
+    model = NemotronHConfig8B(**SIZES).configure_model(None).to(device())
+    tokens = torch.arange(24, device=device()).view(2, 12)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -155,6 +155,45 @@ def test_messages_of_interleaved_stages_are_overlapped_or_batched(
     assert settled.value("model.config", "batch_p2p_comm") == (True, batched)
 
 
+def staged(graphs: str, stages: int) -> tuple[str, ...]:
+    impl, check = f"model.config.cuda_graph_impl={graphs}", "strategy.ddp_config.check_for_nan_in_grad=False"
+    return f"{PP}={stages}", impl, check
+
+
+@pytest.mark.parametrize(("graphs", "stages", "waits"), [("full_iteration", 2, False), ("none", 2, True)])
+def test_a_captured_step_waits_for_no_message_between_stages(graphs: str, stages: int, waits: bool) -> None:
+    """CUDA ends the capture otherwise (Megatron-LM's pull request 6958)."""
+    settled = settle(changed(llama3_8b, *staged(graphs, stages)), H100)
+    assert settled.messages == [] and settled.value("model.config", "batch_p2p_sync") == (True, waits)
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        ("model.config.cuda_graph_impl=local", True),
+        ("model.config.position_embedding_type=none", False),
+        (f"{PP}=1", False),
+        ("model.config.cuda_graph_impl=full_iteration", False),
+    ],
+)
+def test_graphs_of_layers_in_stages_are_refused_where_micro_batches_share_rotary_frequencies(
+    more: str, refused: bool
+) -> None:
+    settled = settle(changed(llama3_8b, *staged("local", 2), more), H100)
+    assert bool(settled.refused("graphs-go-with-the-rest")) is refused
+
+
+@pytest.mark.parametrize(
+    ("graphs", "stages", "freed"),
+    [("local", 2, False), ("local", 1, True), ("full_iteration", 2, True), ("none", 2, True)],
+)
+def test_a_stage_frees_its_output_unless_that_is_a_buffer_of_a_graph(graphs: str, stages: int, freed: bool) -> None:
+    """Megatron-Core ends the first step of such a stage with an AssertionError otherwise (``deallocate_output_tensor``)."""
+    settled = settle(changed(llama3_8b, *staged(graphs, stages), "model.config.position_embedding_type=none"), H100)
+    assert settled.messages == []
+    assert settled.value("model.config", "deallocate_pipeline_outputs") == (True, freed)
+
+
 def test_every_rule_that_a_refusal_may_name_is_in_the_table() -> None:
     assert {*RULE_OF.values(), *(rule for _, rule in REFUSED), "overlap-is-asked-for-once"} <= {
         rule.name for rule in RULES

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model set up without a loop is the one that a loop would have run."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,3 +60,24 @@ def test_callbacks_hear_of_it_before_there_is_a_model(found):
 
 def test_without_training_there_is_a_loaded_model_and_no_optimizer(found):
     assert found["evaluates"] and found["loaded"] and found["optimizers"] == 0
+
+
+def test_a_rank_is_bound_to_the_gpu_of_its_rank_among_those_that_were_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``devices=[1, 3]``: a process that touches the GPU of its number first takes memory on one that may be in use."""
+    import torch
+
+    from nemo2 import MegatronStrategy
+    from nemo2.backend.cpu import CpuBackend
+
+    class Bound(Exception):
+        pass
+
+    def bind(backend: CpuBackend, device: torch.device) -> None:
+        raise Bound(device)
+
+    monkeypatch.setattr(CpuBackend, "set_device", bind)
+    strategy = MegatronStrategy()
+    strategy.parallel_devices = [torch.device("cuda", 1), torch.device("cuda", 3)]
+    strategy.cluster_environment = SimpleNamespace(local_rank=lambda: 1, creates_processes_externally=False)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(Bound, match="cuda:3"):
+        strategy.setup_environment()

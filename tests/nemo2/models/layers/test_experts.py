@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from support.small_runs import device
+
 CASES: dict[str, tuple[list[int], dict[str, Any]]] = {
     "some without tokens": ([0, 5, 0, 2], {}),
     "none with tokens": ([0, 0, 0, 0], {}),
@@ -50,15 +52,15 @@ def run(case: str, *, grouped: bool, adapter: bool = False) -> list[torch.Tensor
     )
     kind = TorchGroupedMLP if grouped else LocalExperts
     layers: Any = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    experts = kind(4, config, layers, pg_collection=ProcessGroupCollection.use_mpu_process_groups())
+    experts = kind(4, config, layers, pg_collection=ProcessGroupCollection.use_mpu_process_groups()).to(device())
     generator = torch.Generator().manual_seed(2)
     for parameter in experts.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
     if adapter:
         layer: Any = experts.local_experts[1].linear_fc1
         experts.local_experts[1].linear_fc1 = Doubled(layer)
-    x = torch.randn(sum(counts), 16, generator=generator).requires_grad_()
-    probs = torch.rand(sum(counts), generator=generator).requires_grad_()
+    x = torch.randn(sum(counts), 16, generator=generator).to(device()).requires_grad_()
+    probs = torch.rand(sum(counts), generator=generator).to(device()).requires_grad_()
     out, bias = experts(x, torch.tensor(counts), probs)
     assert bias is None
     parameters = list(experts.parameters())
@@ -118,9 +120,9 @@ def exchange(sizes: list[int]) -> list[list[float]]:
     get_backend().install()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
     rank, group = torch.distributed.get_rank(), parallel_state.get_tensor_model_parallel_group()
-    own = torch.full((sizes[rank], 2), 1.0 + rank, requires_grad=True)
+    own = torch.full((sizes[rank], 2), 1.0 + rank, requires_grad=True, device=device())
     whole = tensor_parallel.gather_from_sequence_parallel_region(own, group=group, output_split_sizes=sizes)
-    (gradient,) = torch.autograd.grad((whole * torch.arange(1.0, 1 + len(whole))[:, None]).sum(), own)
+    (gradient,) = torch.autograd.grad((whole * torch.arange(1.0, 1 + len(whole), device=device())[:, None]).sum(), own)
     return [whole[:, 0].tolist(), gradient[:, 0].tolist()]
 
 

@@ -10,6 +10,7 @@ import torch
 
 from nemo2.models.walker import mtp_layer_name
 from support.plain_decoder import PlainDecoder
+from support.small_runs import device
 
 FACTOR = 0.3
 MASK = [1, 1, 0, 1, 1, 0, 0, 1]
@@ -38,6 +39,7 @@ def weights_of(mask: list[int], per_token: bool) -> list[float]:
     further = FurtherLosses(chunk)
     step_tokens.count_step_tokens([{"loss_mask": torch.tensor([mask])}], mtp_num_layers=2)
     share = torch.tensor([[mask[place] for place in SHARES[torch.distributed.get_rank()]]], dtype=torch.float32)
+    share = share.to(device())
     labels = torch.zeros_like(share)
     further.look_at_the_batch(None, (), {"labels": labels, "loss_mask": share})
     ones = torch.ones_like(share)
@@ -94,14 +96,18 @@ def further_losses_and_gradients(depth: int) -> dict[str, Any]:
         layernorm_epsilon=1e-5,
     )
     config.params_dtype = torch.float32
-    chunk = config.configure_model(None, True, True)
+    chunk = config.configure_model(None, True, True).to(device())
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in chunk.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    tokens = torch.randint(1, 64, (2, 17), generator=generator)
-    mask = (torch.rand(2, 16, generator=generator) > 0.3).float()
-    ids, labels, places = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.arange(16).expand(2, 16)
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
+    tokens = torch.randint(1, 64, (2, 17), generator=generator).to(device())
+    mask = (torch.rand(2, 16, generator=generator) > 0.3).float().to(device())
+    ids, labels, places = (
+        tokens[:, :-1].contiguous(),
+        tokens[:, 1:].contiguous(),
+        torch.arange(16).to(tokens).expand(2, 16),
+    )
     losses = chunk(ids, places, None, labels=labels, loss_mask=mask)
     own = (losses * mask).sum() / mask.sum()
     own.backward()
@@ -179,10 +185,10 @@ def tokens_counted_by_routers(padding: list[list[bool]]) -> list[float]:
         moe_router_enable_expert_bias=True, moe_token_dispatcher_type="alltoall", mtp_num_layers=2,
     )  # fmt: skip
     config.params_dtype = torch.float32
-    chunk = config.configure_model(None, True, True)
-    mask = torch.tensor(padding)
+    chunk = config.configure_model(None, True, True).to(device())
+    mask = torch.tensor(padding, device=device())
     tokens = torch.ones_like(mask, dtype=torch.int64)
-    places = torch.arange(mask.shape[1]).expand_as(tokens)
+    places = torch.arange(mask.shape[1], device=device()).expand_as(tokens)
     chunk(tokens, places, None, labels=tokens, loss_mask=(~mask).float(), padding_mask=mask)
     return [float(one.local_tokens_per_expert.sum()) for one in chunk.modules() if isinstance(one, WeightedRouter)]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nemo2.errors import DataError
+from support.small_runs import device
 
 LENGTHS = (8, 4, 12)  # each divides by 2 * cp; 24 of the row's 32 tokens, the rest is padding
 ROW, VOCAB = 32, 64
@@ -51,6 +52,7 @@ def losses(layout: dict[str, int], kind: str, cut: bool) -> tuple[list[float], d
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     model = LlamaModel(Llama3Config(**CONFIG, **layout, cp_comm_type=kind))
     model.configure_model()
+    model.to(device())
     generator = torch.Generator().manual_seed(5)
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
@@ -67,7 +69,7 @@ def losses(layout: dict[str, int], kind: str, cut: bool) -> tuple[list[float], d
         per_token = model.forward_step(own) * own["loss_mask"]
         per_token.sum().backward()
         sums.append(float(per_token.detach().sum()))
-    total = torch.tensor(sum(sums))
+    total = torch.tensor(sum(sums), device=device())
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     for value in (total, *grads.values()):
         torch.distributed.all_reduce(value)
