@@ -432,7 +432,7 @@ def main() -> None:
             parser.add_argument(f"--{field.name}", type=_parse, default=field.default, metavar=repr(field.default))
     settings = Settings(**vars(parser.parse_args()))
     backend = get_backend()
-    backend.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend.set_device(torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))))
     torch.distributed.init_process_group(backend.process_group_backend)
     result = train(settings)
     if torch.distributed.get_rank() == 0:

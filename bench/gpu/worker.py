@@ -67,7 +67,7 @@ def start_alone() -> None:
 
     backend = get_backend()
     backend.install()
-    backend.set_device(0)
+    backend.set_device(torch.device("cuda", 0))
     torch.distributed.init_process_group(backend.process_group_backend)
 
 
