@@ -43,6 +43,7 @@ from nemo2.checkpoint.paths import digest_of, missing
 from nemo2.checkpoint.random_state import load_random_state
 from nemo2.config.notices import announce_machine_settings
 from nemo2.data.batch_sampler import EvalBatchSampler
+from nemo2.data.workers import outliving_signals
 from nemo2.errors import CheckpointError, ConfigError, DataError, RuntimeFault
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.optim.base import OptimizerModule
@@ -268,7 +269,7 @@ class BaseStrategy(DDPStrategy):
     def process_dataloader(self, dataloader: Any) -> Any:
         if self.data_sampler is None:
             warn_of_equal_data(dataloader, self.trainer)
-            return with_own_generator(dataloader)
+            return outliving_signals(with_own_generator(dataloader))
         stage = str(getattr(self.trainer.state.stage, "value", "") or "")
         mode = getattr(dataloader, "mode", _MODES.get(stage, "train"))
         options = {}
@@ -279,7 +280,7 @@ class BaseStrategy(DDPStrategy):
         loader = self.data_sampler.transform_dataloader(
             dataloader, consumed_samples=self.consumed_samples, mode=mode, **options
         )
-        return with_own_generator(loader)
+        return outliving_signals(with_own_generator(loader))
 
     @property
     def consumed_samples(self) -> int:
