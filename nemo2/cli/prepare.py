@@ -23,6 +23,7 @@ def prepare_data(
     text_key: str = "text",
     skip_bad_lines: bool = False,
     special_tokens: Literal["keep", "text", "fail"] = "keep",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> Result:
     """Tokenize text into Megatron's indexed dataset.
 
@@ -48,10 +49,18 @@ def prepare_data(
     from nemo2.data import prepare
     from nemo2.data.tokenizer import BPETokenizer
 
+    trained = output.with_name(f"{output.name}_tokenizer.json")
+    prefix = prepare.strip_suffix(output)
+    written = [Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), *([trained] if train_bpe is not None else [])]
+    if not overwrite and (existing := [str(file) for file in written if file.exists()]):
+        raise ConfigError(
+            f"--output {output}: {' and '.join(existing)} exist{'s' if len(existing) == 1 else ''}: use another name, or "
+            "--overwrite."
+        )
     if train_bpe is not None:
         from nemo2.data.bpe import train_bpe as train
 
-        tokenizer = output.with_name(f"{output.name}_tokenizer.json")
+        tokenizer = trained
         output.parent.mkdir(parents=True, exist_ok=True)
         train(list(inputs), vocab_size=train_bpe, output=tokenizer, text_key=text_key, on_bad_line=on_bad_line)
         if not as_json():

@@ -333,7 +333,11 @@ def test_prepare_data_writes_a_tokenizer_and_a_dataset(tmp_path, capsys):
     arguments = [str(tmp_path / "*.txt"), "--output", str(tmp_path / "out" / "c"), "--train-bpe", "300"]
     assert main(["data", "prepare", *arguments]) == 0
     assert "2 documents" in capsys.readouterr().out
-    assert main(["data", "prepare", *arguments, "--json"]) == 0
+    before = (tmp_path / "out" / "c_tokenizer.json").read_bytes()
+    assert main(["data", "prepare", *arguments[:-1], "400"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (tmp_path / "out" / "c_tokenizer.json").read_bytes() == before
+    assert main(["data", "prepare", *arguments, "--json", "--overwrite"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["documents"] == 2 and told["tokens"] > 100 and told["tokenizer"].endswith("c_tokenizer.json")
     for name in ("c.bin", "c.idx", "c.json", "c_tokenizer.json"):
