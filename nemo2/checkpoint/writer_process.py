@@ -137,7 +137,7 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    for _number in (signal.SIGINT, signal.SIGTERM):
+    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         # The run handles these signals, and may still need this checkpoint. This process ends with the run.
         signal.signal(_number, signal.SIG_IGN)
     main()

@@ -193,7 +193,9 @@ def _virtual_bytes() -> int:
 def main() -> None:
     settings = json.loads(sys.argv[1])
     sys.path += [folder for folder in settings["folders"] if folder not in sys.path]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt ends
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        # Launchers and Slurm signal all processes of a rank, which still needs this one for its last steps and its save.
+        signal.signal(number, signal.SIG_IGN)
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     renderer = Renderer(settings["seconds"], settings["memory_bytes"], settings["output_characters"])
     with contextlib.suppress(ValueError, OSError):

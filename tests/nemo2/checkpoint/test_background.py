@@ -97,6 +97,23 @@ def test_a_writer_that_dies_or_stops_is_replaced_and_told_by_the_checkpoints_nam
         os.kill(first, 0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_to_all_processes_of_a_rank_ends_no_writer(tmp_path, number):
+    write = begun(tmp_path)
+    deadline = time.monotonic() + 20
+    while not ignored(pid(write)) >> (number - 1) & 1:  # its interpreter starts; until then it would be replaced
+        assert time.monotonic() < deadline
+    os.kill(pid(write), number)
+    ended(write)
+    assert whole(tmp_path, write) and not write.warnings
+
+
+def ignored(pid: int) -> int:
+    """The mask of the signals that a process ignores."""
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn"))
+    return int(line.split()[1], 16)
+
+
 def test_after_two_lost_writers_this_process_writes(tmp_path, monkeypatch):
     before, lost = descriptors(), []
 

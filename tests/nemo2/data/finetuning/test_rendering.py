@@ -111,6 +111,15 @@ def test_a_forked_process_has_a_renderer_of_its_own():
     assert reply.text == "here"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_to_all_processes_of_a_rank_does_not_end_it(number):
+    rendered("{{ 1 }}", [])
+    process = RENDERER._process
+    os.kill(process.pid, number)
+    [reply] = rendered("{{ 2 }}", [])
+    assert reply.text == "2" and RENDERER._process is process and process.poll() is None
+
+
 def test_a_process_that_ended_is_replaced():
     rendered("{{ 1 }}", [])
     os.kill(RENDERER._process.pid, signal.SIGKILL)
