@@ -25,6 +25,11 @@ def own_data() -> str:
     return advice("pass --data PATH", "set recipe.data to a PreTrainingDataModule with paths=PATH")
 
 
+def dataset_setting(name: str, value: str) -> str:
+    """How to set an entry of fine-tuning data's ``dataset_kwargs``, as words to type or code to copy."""
+    return advice(f"data.dataset_kwargs.{name}={value}", f"dataset_kwargs={{{name!r}: {value!r}}}")
+
+
 def again() -> str:
     """What goes on with a run that has stopped, as a line to copy."""
     return os.environ.get(_VARIABLE, "the same command or script")

@@ -220,6 +220,8 @@ def _recipe(module: ModuleType, name: Optional[str], *, origin: str) -> OwnRecip
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ConfigError(f"{path}: this file does not exist.")
+    if path.suffix != ".py":
+        raise ConfigError(f"{path} is no recipe: a recipe in Python ends in .py.")
     path = path.resolve()
     if path in _loaded:
         return _loaded[path]

@@ -20,7 +20,7 @@ def chat(
     name: str,
     limits: dict[str, Any],
     system: Optional[str],
-    template: Optional[Path],
+    template: Optional[str],
     *,
     seed: int,
     trust_remote_code: bool,
@@ -31,19 +31,14 @@ def chat(
         path: The weights.
         name: What the user calls them.
         limits: Arguments of `GenerationOptions`.
-        template: A file with a chat template. None: the run's.
+        template: A file with a chat template, or "plain". None: the run's.
     """
-    from nemo2.errors import ConfigError
-
-    if template is not None and not template.is_file():
-        raise ConfigError(f"--template {template}: there is no such file.")
     from nemo2.llm.chat import conversation
     from nemo2.llm.inference import GenerationOptions
 
-    chat_template = None if template is None else template.read_text("utf-8")
     how = GenerationOptions(**limits)
     with conversation(
-        path, how, seed=seed, system=system, chat_template=chat_template, trust_remote_code=trust_remote_code
+        path, how, seed=seed, system=system, chat_template=template, trust_remote_code=trust_remote_code
     ) as talk:
         print(f"{name}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands.")
         _talk(talk)

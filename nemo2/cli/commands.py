@@ -97,7 +97,8 @@ class _Parsed:
         words = ctx.command_path.removeprefix("nemo2 ")
         refuse_moved(f"{words} {option}")
         name, written = option.lstrip("-"), _value_of(option, args)
-        if self._takes_changes and (paths := _paths_in_recipe(name, args)):
+        paths = _paths_in_recipe(name, args) if self._takes_changes else []
+        if paths or (words == "finetune" and (paths := _settings_of_samples(name))):
             spelled = " or ".join(f"{path}={written}" for path in paths)
             raise ConfigError(f"{option}: {ctx.command_path} has no such option. Write {spelled}") from error
         close = did_you_mean(option, options, listed=True)
@@ -170,6 +171,14 @@ def _paths_in_recipe(option: str, args: list[str]) -> list[str]:
         return paths_of(recipe_tree(name), field) if field.isidentifier() else []
     except Nemo2Error:  # the recipe's own error comes once the options are right
         return []
+
+
+def _settings_of_samples(option: str) -> list[str]:
+    """The paths of the setting of fine-tuning data that an unknown option such as ``--chat-template`` names."""
+    from nemo2.data.finetuning.settings import DatasetSettings
+
+    field = option.replace("-", "_")
+    return [f"data.dataset_kwargs.{field}"] if field in DatasetSettings.__dataclass_fields__ else []
 
 
 class App(typer.Typer):

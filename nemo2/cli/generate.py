@@ -25,7 +25,7 @@ def generate(
     source: WeightsOption = None,
     chat: bool = False,
     system: Optional[str] = None,
-    template: Optional[Path] = None,
+    template: Optional[str] = None,
     max_new_tokens: Annotated[Optional[int], AT_LEAST_1] = None,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -49,7 +49,7 @@ def generate(
         prompt: A prompt; may be repeated. '-' reads standard input.
         chat: Chat in the terminal. Type /help for commands.
         system: With --chat: system message.
-        template: With --chat: file with a Jinja chat template. Default: the run's template.
+        template: With --chat: a chat template: a file, or 'plain'. Default: the run's template.
         max_new_tokens: Maximum number of tokens to generate. Default: 64 per prompt, 256 per answer of a chat.
         stop: Stop before this text; may be repeated.
         prompts_file: A JSON-lines file of {"input": PROMPT}; '-' reads standard input.

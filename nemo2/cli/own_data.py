@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``--data PATH``: gives a recipe the user's data and keeps the recipe's sequence length and batch sizes."""
 
+import contextlib
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -54,6 +56,10 @@ def _tokens(path: str) -> Any:
 
     prefix = strip_suffix(path)
     if not Path(f"{prefix}.bin").expanduser().is_file():
+        if _are_chats(Path(path).expanduser()):
+            raise ConfigError(
+                f"--data {path}: these are chats, which are for `nemo2 finetune`. Pre-training takes the prefix of token files."
+            )
         raise ConfigError(
             f"--data {path}: there is no {prefix}.bin. `nemo2 data prepare TEXT --output {prefix} --train-bpe 8192` makes token "
             "files and a tokenizer from text."
@@ -67,8 +73,26 @@ def _tokens(path: str) -> Any:
 def _samples(path: str) -> Any:
     from nemo2.config import Config
     from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
+    from nemo2.data.prepare import strip_suffix
     from nemo2.errors import ConfigError
 
+    if Path(f"{strip_suffix(path)}.bin").expanduser().is_file():
+        raise ConfigError(
+            f"--data {path}: these are tokens, which are for `nemo2 pretrain`. Fine-tuning takes a file or directory of samples."
+        )
     if not Path(path).expanduser().exists():
         raise ConfigError(f"--data {path}: there is no such file or directory.")
     return Config(HFDatasetDataModule, path_or_dataset=path)
+
+
+def _are_chats(file: Path) -> bool:
+    """Whether the first record of a file is a conversation."""
+    from nemo2.data.documents import BadInput, holds_records, read_records
+    from nemo2.data.finetuning.dialects import has_messages
+    from nemo2.errors import Nemo2Error
+
+    if not file.is_file() or not holds_records(file):
+        return False
+    with contextlib.suppress(OSError, EOFError, Nemo2Error):
+        return any(has_messages(record) for _, record in islice(read_records(file, BadInput("skip")), 1))
+    return False

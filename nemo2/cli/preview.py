@@ -79,17 +79,13 @@ def preview_data(
     data.fetch()
     if as_json():
         return Result(_as_data(data, split, samples, everything=everything))
-    shown = 0
     for where, sample in islice(_samples(data, split), samples):
-        shown += 1
         cut = ", truncated" if sample.truncated else ""
         console.print(
             f"{where}: {len(sample.ids)} tokens, {sample.num_trained} trained on{cut}", style="bold", markup=False
         )
         console.print(marked(sample, data.tokenizer, colours=console.is_terminal and not console.no_color))
         console.print()
-    if not shown and samples:
-        console.print(f"The split {split!r} gives no sample.", markup=False)
     if everything:
         data.build_datasets([split])
         console.print(str(data.reports.get(split, "no records")), markup=False)
@@ -162,20 +158,29 @@ def _samples(
     data: "SampleDataModule", split: str, *, complaints: Optional[TextIO] = None
 ) -> Iterator[tuple[str, "Sample"]]:
     """The first samples, each with the position of its record. A record that makes no sample is reported at its place
-    in the output, on ``complaints`` or standard output."""
-    from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
+    in the output, on ``complaints`` or standard output.
+
+    Raises:
+        DataError: no record makes a sample.
+    """
+    from nemo2.data.finetuning.encode import BadRecords, Report, encode_all, nothing_left
     from nemo2.errors import ConfigError
 
     source = data.source(split)
     if source is None:
         raise ConfigError(f"--split {split}: there are no such records.")
     limits, encoder = data.settings.limits(data.seq_length + 1), data.encoder()
-    for where, record in source.records(BadRecords(limits, Report())):
+    every = Report()
+    for where, record in source.records(BadRecords(limits, every)):
         report = Report()
         bad = BadRecords(limits, report)
         yield from ((where, sample) for sample in encode_all([(where, record)], encoder, limits=limits, bad=bad))
         if report.samples == 0:
             print(str(report).partition("\n")[2], file=complaints)
+        every.records += report.records
+        every.samples += report.samples
+    if every.samples == 0:
+        raise nothing_left(source.name, every)
 
 
 def _is_recipe(path: Path) -> bool:

@@ -13,6 +13,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from nemo2.names import nearest
 from nemo2.run_dir.records import ENVIRONMENT_FILE, RECIPE_FILE
 
 VARIABLE = "NEMO2_RUNS"
@@ -104,6 +105,12 @@ def _found(text: str, error: type[Exception]) -> Path:
     folder = path if path.exists() else run_called(text)
     if folder is None:
         hub = f" For a release on Hugging Face's hub, write hf://{text}." if _REPOSITORY.fullmatch(text) else ""
+        beside = (
+            [str(one.relative_to(path.parent)) for one in path.parent.glob("[!.]*/")] if path.parent.is_dir() else []
+        )
+        close = [str(path.parent / name) for name in nearest(path.name, beside)]
+        if close:
+            raise error(f"{text} does not exist; did you mean {' or '.join(close)}?{hub}")
         raise error(f"{text} does not exist: {_known()}.{hub}")
     return folder
 

@@ -98,16 +98,32 @@ def recipe_tree(source: str, *, performance: bool = False, **finetuning: Any) ->
 
 def _by_name(name: str, method: Optional[str], performance: bool, finetuning: dict[str, Any]) -> Any:
     from nemo2 import recipes
+    from nemo2.errors import ConfigError
 
     base, colon, word = name.rpartition(":")
     if colon and base in recipes.names():
-        from nemo2.errors import ConfigError
         from nemo2.names import did_you_mean
 
         raise ConfigError(f"{name}: {word!r} is not a method of fine-tuning{did_you_mean(word, list(FINETUNING))}")
-    recipe = recipes.get(name)
+    try:
+        recipe = recipes.get(name)
+    except ConfigError:
+        _refuse_data(name)
+        raise
     arguments = {**finetuning, **({"performance_mode": True} if performance else {})}
     return recipe.pretrain_recipe(**arguments) if method is None else _finetuned(recipe, name, method, arguments)
+
+
+def _refuse_data(name: str) -> None:
+    """Raise ConfigError if a recipe's name is a file or folder, or ends as files with data do."""
+    from nemo2.data.documents import holds_records
+    from nemo2.errors import ConfigError
+
+    path = Path(name).expanduser()
+    if path.is_file() or (path.is_dir() and any(map(holds_records, path.iterdir()))):
+        raise ConfigError(f"{name} is no recipe. If it is your data, write --data {name}.")
+    if holds_records(path):
+        raise ConfigError(f"{name} is no recipe, and there is no such file. Data are named with --data FILE.")
 
 
 def finetuned_name(source: str) -> tuple[str, Optional[str]]:

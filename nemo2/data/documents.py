@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Optional, TypeVar, Union, cast, get_args
 
+from nemo2.advice import advice
 from nemo2.errors import ConfigError, DataError, SecurityError
 from nemo2.files import MIB, parse_json
 
@@ -27,7 +28,8 @@ T = TypeVar("T")
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _TABLES = {".csv": ",", ".tsv": "\t"}
-_RECORDS = (*_JSON_LINES, ".json", *_TABLES)
+RECORD_SUFFIXES = (*_JSON_LINES, ".json", *_TABLES)
+"""Of files of records, each also with ``.gz``."""
 _NO_TEXT = (
     ".parquet",
     ".arrow",
@@ -88,6 +90,11 @@ class BadInput:
     def __post_init__(self) -> None:
         check_choice("on_bad_line", self.policy, OnBadLine)
 
+    @property
+    def how_to_skip(self) -> str:
+        """How the reader chooses the policy "skip", as the end of a sentence."""
+        return " with " + advice("--skip-bad-lines", "on_bad_line='skip'")
+
     def report(self, where: str, why: str) -> None:
         """Record a bad input.
 
@@ -95,7 +102,7 @@ class BadInput:
             DataError: the policy is "fail", or there are more bad inputs than the limit.
         """
         if self.policy == "fail":
-            raise DataError(f"{where}: {why}. Correct the document, or skip such documents with on_bad_line='skip'.")
+            raise DataError(f"{where}: {why}. Correct it, or skip such lines{self.how_to_skip}.")
         self.count += 1
         if len(self.examples) < _SHOWN:
             self.examples.append(f"{where}: {why}")
@@ -322,7 +329,7 @@ def _first_character(file: Path) -> bytes:
 
 def holds_records(file: Path) -> bool:
     """Whether the file's name ends in a suffix of files of records."""
-    return _suffix(file) in _RECORDS
+    return _suffix(file) in RECORD_SUFFIXES
 
 
 def _suffix(file: Path) -> str:

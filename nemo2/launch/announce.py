@@ -15,6 +15,7 @@ from nemo2.errors import ConfigError
 from nemo2.launch.result import RunResult
 from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.parallel.layout import Layout
+from nemo2.place import usable_cores
 from nemo2.planner.size import size_of
 from nemo2.run_dir.directory import DEFAULT_BASE
 from nemo2.run_dir.environment import redact_text
@@ -73,6 +74,9 @@ def _block(recipe: Any, name: str, executor: Optional[str], machine: Machine, ru
         if executor is None
         else f"{executor} ({machine.describe()})"
     )
+    cores = max(1, int(usable_cores()))
+    if executor is None and machine.accelerator == "cpu" and (world.nodes > 1 or world.devices > cores):
+        kind += f" (one node of {cores} core{'' if cores == 1 else 's'})"
     data, log = recipe.data, recipe.log
     base = log.log_dir or ("" if runs else DEFAULT_BASE)
     size, resume = size_of(recipe, machine), getattr(recipe, "resume", None)

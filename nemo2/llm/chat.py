@@ -129,7 +129,7 @@ def conversation(
 
     Args:
         path: A checkpoint directory, a run's, or released weights (``hf://organisation/name``, or their folder).
-        chat_template: Jinja text, or a file with it. None: the one that the model was trained with.
+        chat_template: Jinja text, a file with it, or "plain". None: the one that the model was trained with.
         how, seed, system: As in `Conversation`.
         trust_remote_code: As in `nemo2.llm.generate`.
 
@@ -140,6 +140,13 @@ def conversation(
 
     def encoder_of(model: Any) -> ChatEncoder:
         encoder = ChatEncoder(model.tokenizer, chat_template=chat_template)
+        give = advice("--template plain, or --template FILE", "chat_template='plain', or a file")
+        if not encoder.has_template:
+            raise ConfigError(
+                f"{path} cannot be used for chat: {model.tokenizer!r} has no chat template, as the tokenizers of base models. "
+                f"Give the one that the model was trained with ({give}), "
+                "or complete texts with nemo2 generate --prompt."
+            )
         try:
             encoder.template  # noqa: B018  # there is one, or there is no conversation
             encoder.end_of_turn  # noqa: B018
@@ -147,7 +154,7 @@ def conversation(
         except ConfigError as error:
             raise ConfigError(
                 f"{path} cannot be used for chat: {error} Give the template that the model was trained with "
-                f"({advice('--template FILE', 'template=')}, Jinja), train on "
+                f"({give}), train on "
                 "conversations with a template (ChatDataModule), or complete "
                 "texts with nemo2 generate."
             ) from None

@@ -78,6 +78,10 @@ def chosen(engine: Optional[str], *, print_only: bool = False) -> Engine:
             return one
     if print_only:
         return ENGINES[0]
+    others = [one for one in ENGINES if one != engine and _missing(one) is None]
+    if engine is not None and others:
+        leave, named = advice("Leave --engine out", "Set engine=None"), advice(f"--engine {engine}", f"{engine=}")
+        raise ConfigError(f"{named}: {_missing(engine)}. {leave} to serve with {others[0]}, or install it.")
     reasons = "; ".join(f"{_missing(one)}" for one in ENGINES if engine in (None, one))
     show = advice("--print", "plan_serving(..., print_only=True)")
     raise ConfigError(f"This machine has no engine to serve with: {reasons}. To only see the command, use {show}.")

@@ -63,10 +63,41 @@ def test_a_set_of_which_nothing_is_left_says_why_with_counts(tmp_path, told):
     assert "no turn of the assistant" in text and "3" in text
 
 
-def test_a_preview_of_an_empty_file_says_that_there_is_nothing(tmp_path, capsys):
-    (tmp_path / "training.jsonl").write_text("")
-    assert main(["data", "preview", str(tmp_path)]) == 0
-    assert "'train' gives no sample" in capsys.readouterr().out
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_preview_without_a_sample_is_an_error_that_names_the_file_and_why(tmp_path, capsys, as_json):
+    small_chats.make_tokenizer(tmp_path / "tokenizer")
+    empty, misspelled = tmp_path / "empty.jsonl", tmp_path / "misspelled.jsonl"
+    empty.write_text("")
+    write_lines(misspelled, [say(("user", "red?"), ("assitant", "blue"))] * 2)
+    for file, words in ((empty, ("empty",)), (misspelled, ("0 samples of 2 records", "assitant"))):
+        assert main(["data", "preview", str(file), "--tokenizer", str(tmp_path / "tokenizer"), *as_json]) == 2
+        printed = capsys.readouterr()
+        assert file.name in printed.err.splitlines()[-1] and all(word in printed.out + printed.err for word in words)
+
+
+def test_a_preview_of_a_folder_without_data_names_the_folder(tmp_path, told):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "README.md").write_text("none yet")
+    text = told("data", "preview", tmp_path / "notes")
+    assert f"{tmp_path}/notes" in text and ".jsonl" in text and "split" not in text
+
+
+def test_a_bad_line_is_told_with_the_words_that_skip_it(tmp_path, told):
+    from nemo2.cli.sources import configured
+
+    (tmp_path / "a.jsonl").write_text(json.dumps(GOOD) + "\n{\n")
+    (change,) = (word for word in told("data", "preview", tmp_path / "a.jsonl").split() if "on_bad_line" in word)
+    recipe = configured("llama3_8b:lora", [change.rstrip(".")], data=str(tmp_path / "a.jsonl"))
+    assert recipe.data.dataset_kwargs["on_bad_line"] == "skip"
+    text = told("data", "prepare", tmp_path / "a.jsonl", "--output", tmp_path / "out", "--train-bpe", "300")
+    assert "a.jsonl:1" in text and "--skip-bad-lines" in text
+
+
+def test_records_of_an_unknown_form_are_told_the_form_of_chats_first(tmp_path, told):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"chat": [{"role": "user", "content": "a"}]}) + "\n")
+    text = told("data", "preview", tmp_path / "a.jsonl")
+    assert "chat" in text and 0 < text.index("'messages'") < text.index("'input'")
+    assert "data.dataset_kwargs.prompt_template=" in text
 
 
 @pytest.mark.parametrize(

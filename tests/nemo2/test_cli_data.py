@@ -75,6 +75,29 @@ def test_data_that_are_not_there_are_told_with_the_way_to_have_some(
     assert words in capsys.readouterr().err
 
 
+def test_data_of_the_other_kind_are_told_with_their_command(
+    tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"messages": [{"role": "user", "content": "a"}]}\n')
+    for command, data, right in (
+        (["finetune", "llama3_8b"], tokens, "nemo2 pretrain"),
+        (["pretrain", "llama_tiny"], str(chats), "nemo2 finetune"),
+    ):
+        assert main([*command, "--data", data, "--dryrun"]) == 2
+        told = capsys.readouterr().err
+        assert f"--data {data}" in told and right in told
+
+
+def test_data_in_the_place_of_a_recipe_are_told_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"input": "a", "output": "b"}\n')
+    assert main(["finetune", "--from", "x", str(chats)]) == 2
+    assert f"--data {chats}" in capsys.readouterr().err
+    assert main(["finetune", "--from", "x", "no_such.jsonl"]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
 def test_a_tokenizer_that_nobody_names_is_asked_for(
     tokens: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -405,6 +405,11 @@ def test_a_change_in_another_spelling_is_answered_with_the_right_one(
     assert words in capsys.readouterr().err
 
 
+def test_a_setting_of_samples_as_an_option_is_answered_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["finetune", "--from", "x", "--data", "y", "--chat-template", "plain"]) == 2
+    assert "Write data.dataset_kwargs.chat_template=plain" in capsys.readouterr().err
+
+
 def test_of_two_changes_the_last_counts_with_and_without_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     for first, last in (
         ("--trainer.max_steps=7", "trainer.max_steps=8"),
@@ -485,6 +490,9 @@ def test_a_run_is_found_by_its_name(
     assert told.out == ""  # no prompt without an answer
     assert main(["generate", "meta-llama/Llama-3.2-1B", "--prompt", "a"]) == 2
     assert "hf://meta-llama/Llama-3.2-1B" in capsys.readouterr().err
+    assert main(["generate", "runs/frist", "--prompt", "a"]) == 2
+    told = capsys.readouterr().err
+    assert "did you mean runs/first?" in told and told.index("runs/first?") < told.index("hf://")
     (tmp_path / "more" / "first").mkdir(parents=True)
     (tmp_path / "more" / "first" / "recipe.json").write_text(recipe)
     assert main(["show", "first"]) == 2

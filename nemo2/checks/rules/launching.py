@@ -277,21 +277,22 @@ def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, c
 
     from nemo2.trainer import missing_gpus
 
-    if nodes is not None and nodes > 1:
+    cores = max(1, int(usable_cores()))
+    if devices is not None and devices > cores and not chosen and not torch.cuda.is_available():
+        few = min(2, cores)
         yield (
-            f"trainer.num_nodes={nodes}: a launch on this machine starts the ranks of one node. Use "
-            f"{advice('--nodes 1', 'trainer.num_nodes=1')}, or a cluster ({advice('--executor NAME', 'launch(recipe, NAME)')})."
+            f"trainer.devices={devices}: this recipe needs {devices * (nodes or 1)} GPUs, but this machine has no GPU and "
+            f"{cores} CPU core{'s' if cores > 1 else ''}. Run it on a machine with GPUs. Without GPUs, "
+            "`nemo2 rehearse RECIPE` counts its memory and messages, and a small recipe trains on CPU "
+            f"processes: {advice(f'`nemo2 pretrain llama_tiny --devices {few}`', f'llama_tiny, launch(recipe, devices={few})')}."
+        )
+        return
+    if nodes is not None and nodes > 1:
+        here = advice("--nodes 1 --devices N without --gpus", "launch(recipe, nodes=1, devices=N)")
+        cluster = advice("--executor NAME", "launch(recipe, NAME)")
+        yield (
+            f"trainer.num_nodes={nodes}: a launch on this machine starts the ranks of one node, {devices} of these "
+            f"(trainer.devices). For N ranks here, use {here}; for several nodes, a cluster ({cluster})."
         )
     if devices is not None and (missing := missing_gpus(devices)):
         yield missing
-    if chosen:
-        return
-
-    cores = max(1, int(usable_cores()))
-    if devices is not None and devices > cores and not torch.cuda.is_available():
-        yield (
-            f"trainer.devices={devices}: this recipe needs {devices} GPUs per node, but this machine has no GPU and {cores} "
-            f"CPU core{'s' if cores > 1 else ''}. Run the recipe on a machine with GPUs. To run a smaller version "
-            f"here on CPU processes, use "
-            f"{advice(f'--devices {min(2, cores)}', f'launch(recipe, devices={min(2, cores)})')}."
-        )

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from nemo2 import ranks
 from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
-from nemo2.data.finetuning.encode import BadRecords, Report, encode_all
+from nemo2.data.finetuning.encode import BadRecords, Report, encode_all, nothing_left
 from nemo2.data.finetuning.packing import Fullness, PackedSequenceSpecs, pack
 from nemo2.data.finetuning.rows import Collate, PackedRows, SampleRows
 from nemo2.data.finetuning.sample import Encoder
@@ -351,7 +351,7 @@ def _some(samples: Any, source: Source, report: Report) -> Any:
     """The samples, after a check that there is at least one."""
     yield from samples
     if report.samples == 0:
-        raise DataError(f"{source.name} leaves nothing to train on. {report}")
+        raise nothing_left(source.name, report)
 
 
 def _fullness(samples: Samples, members: np.ndarray, ends: np.ndarray, capacity: int) -> Fullness:

@@ -142,6 +142,11 @@ class ChatEncoder(Encoder):
         return template
 
     @property
+    def has_template(self) -> bool:
+        """Whether ``chat_template`` is set, or the tokenizer has its own."""
+        return self.chat_template is not None or "default" in self._own_templates
+
+    @property
     def explicit_template(self) -> Optional[str]:
         """The Jinja text of ``chat_template``. None: it isn't set, and the tokenizer's own is used."""
         return None if self.chat_template is None else self.template

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any, Optional
 
-from nemo2.data.finetuning.encode import EMPTY, BadRecords, Limits, Report, encode_all
+from nemo2.data.finetuning.encode import EMPTY, BadRecords, Limits, Report, encode_all, nothing_left
 from nemo2.data.finetuning.packing import pack
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed
 from nemo2.data.finetuning.sources import Source
@@ -68,7 +68,7 @@ def check_records(
         return
     samples = len(lengths) + unencoded
     if samples == 0:
-        raise DataError(f"{source.name} leaves nothing to train on. {report}")
+        raise nothing_left(source.name, report)
     full, what = samples, "samples"
     if capacity is not None and not unencoded:
         full, what = len(pack(lengths, capacity, align=align)), "packed rows"

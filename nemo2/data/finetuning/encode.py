@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, Optional
 
+from nemo2.advice import dataset_setting
 from nemo2.data.documents import BadInput, OnBadLine, check_choice
 from nemo2.data.finetuning.fields import not_shown
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
@@ -52,13 +53,19 @@ class Report:
 
     def __str__(self) -> str:
         share = 100 * self.trained_tokens / max(1, self.tokens)
-        lines = [
-            f"{self.samples:,} samples of {self.records:,} records, {self.tokens:,} tokens, {share:.1f}% of them trained on"
-        ]
+        tokens = f", {self.tokens:,} tokens, {share:.1f}% of them trained on" if self.samples else ""
+        lines = [f"{self.samples:,} samples of {self.records:,} records{tokens}"]
         for fate, places in self.places.items():
             shown = "; ".join(places[:_SHOWN]) + (" ..." if len(places) > _SHOWN else "")
             lines.append(f"{len(places):,} {'kept, but ' if fate in _KEPT else 'left out, '}{fate}: {shown}")
         return "\n".join(lines)
+
+
+def nothing_left(name: str, report: Report) -> DataError:
+    """The error of the records called ``name``, none of which makes a sample."""
+    if not report.records and not report.places:
+        return DataError(f"{name} is empty: it has no record to train on.")
+    return DataError(f"{name} leaves nothing to train on. {report}")
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,10 @@ class BadRecords(BadInput):
     def __init__(self, limits: Limits, report: Report) -> None:
         super().__init__(policy=limits.on_bad_line, limit=limits.max_bad_lines)
         self.into = report
+
+    @property
+    def how_to_skip(self) -> str:
+        return f" in a run with {dataset_setting('on_bad_line', 'skip')}"
 
     def report(self, where: str, why: str) -> None:
         super().report(where, why)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
+from nemo2.advice import dataset_setting
 from nemo2.data.finetuning.dialects import has_messages
 from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Malformed, Sample, strings_in
 from nemo2.data.finetuning.template import TemplateEncoder
@@ -46,6 +47,10 @@ FORMS = (
     Form(None, None, "text"),
 )
 """The forms in the order in which they are tried. TRL joins a prompt and its completion without a blank."""
+_NO_FORM = (
+    "neither a conversation ('messages': [{'role': 'user', 'content': ...}, {'role': 'assistant', 'content': ...}]) nor a "
+    "prompt and its answer, such as 'input' and 'output'"
+)
 
 
 @dataclass(frozen=True)
@@ -84,15 +89,15 @@ class FieldsEncoder(Encoder):
         if form is None:
             fields = ", ".join(map(str, list(record)[:8])) or "none"
             half = next((form for form in FORMS if form.question in record), None)
-            lacks = (
-                "no fields of a usual form, such as 'input' and 'output'"
-                if half is None
-                else f"no field {half.answer!r}"
-            )
-            hint = ". Conversations are read by ChatDataModule" if has_messages(record) else ""
+            lacks, hint = _NO_FORM if half is None else f"no field {half.answer!r}", ""
+            if has_messages(record):
+                lacks, hint = (
+                    "a conversation, not a prompt and its answer",
+                    ". Conversations are read by ChatDataModule",
+                )
             raise Malformed(
-                f"{lacks}; its fields are: {fields}. Name them in a template (dataset_kwargs={{'prompt_template': ..., "
-                f"'label_key': ...}}){hint}"
+                f"{lacks}; its fields are: {fields}. Rename them, or name them in a template "
+                f"({dataset_setting('prompt_template', 'TEXT')} and label_key){hint}"
             )
         with_extra = form.extra is not None and bool(str(record.get(form.extra) or "").strip())
         used = {form.question, form.answer, form.extra}
@@ -139,5 +144,5 @@ def not_shown(name: str, text: str = "") -> str:
     shown = f" ({text[:40]!r})" if text else ""
     return (
         f"the field {name!r} holds text that no sample would show{shown}. Remove it, or name it in a template, "
-        "dataset_kwargs={'prompt_template': ...}"
+        f"{dataset_setting('prompt_template', 'TEXT')}"
     )

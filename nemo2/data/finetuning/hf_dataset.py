@@ -202,12 +202,14 @@ class HFDatasetDataModule(SampleDataModule):
                 part.name,
                 *(("train",) if split == "train" and not isinstance(self.path_or_dataset, Mapping) else ()),
             )
-        source = open_split(self.path_or_dataset, names, streaming=streaming)
+        held = self.path_or_dataset
+        source = open_split(held, names, streaming=streaming)
         if source is not None and part is not None:
             source = part.of(source)
         if source is None and split == "train":
             raise ConfigError(
-                f"data.path_or_dataset has no split {' or '.join(map(repr, names))}. Name the split with "
+                f"data.path_or_dataset{f'={str(held)!r}' if isinstance(held, str | Path) else ''} has no split "
+                f"{' or '.join(map(repr, names))}. Name the split with "
                 "data.split=..., or data.train_aliases."
             )
         functions = [function for function, splits in self._maps if splits is None or split in splits]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.backend.extras import has, why_missing
-from nemo2.data.documents import holds_records
+from nemo2.data.documents import RECORD_SUFFIXES, holds_records
 from nemo2.data.finetuning.sources import RecordFiles, Records, Source
 from nemo2.data.hub import asking_hub
 from nemo2.errors import ConfigError, DataError
@@ -49,7 +49,11 @@ def _of_path(path: str | Path, names: Sequence[str], *, streaming: bool) -> Opti
     if place.is_file():
         return _of_files([place], streaming=streaming) if "train" in names else None
     if place.is_dir():
-        files = _files_of_split(place, names)
+        if not (files := _data_files(place)):
+            raise DataError(
+                f"{path}: this folder has no data files, which end in {', '.join(RECORD_SUFFIXES + _TABLES)}."
+            )
+        files = _files_of_split(place, files, names)
         return _of_files(files, streaming=streaming) if files else None
     if not on_hub(path):
         raise DataError(f"data.path_or_dataset={str(path)!r}: this file or folder does not exist.")
@@ -66,9 +70,8 @@ def on_hub(held: Any) -> bool:
     return not (place.exists() or place.is_absolute() or str(held).startswith((".", "~")))
 
 
-def _files_of_split(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Files in a folder for a split: a file of the split's name, and files whose names begin with it, as on the hub
-    (train-00000-of-00002.parquet). If no file names its split, all are for training."""
+def _data_files(folder: Path) -> list[Path]:
+    """The files with records in a folder, except the samples that a run keeps beside its data."""
     files = sorted(
         file
         for file in folder.rglob("*")
@@ -77,9 +80,14 @@ def _files_of_split(folder: Path, names: Sequence[str]) -> list[Path]:
         and "index_cache" not in file.relative_to(folder).parts
     )
     # Beside files of other types, a .json describes the set.
-    files = [file for file in files if file.suffix != ".json"] or files
+    return [file for file in files if file.suffix != ".json"] or files
+
+
+def _files_of_split(folder: Path, files: list[Path], names: Sequence[str]) -> list[Path]:
+    """Those of a folder's files that belong to a split: a file of the split's name, and files whose names begin with it, as
+    on the hub (train-00000-of-00002.parquet). If no file names its split, all are for training."""
     of_split = [file for file in files if _split_of(file, folder) in names]
-    if of_split or not files or "train" not in names:
+    if of_split or "train" not in names:
         return of_split
     return [file for file in files if _split_of(file, folder) is None]
 

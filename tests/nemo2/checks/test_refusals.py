@@ -71,7 +71,7 @@ def test_what_is_launched_must_be_what_the_trainer_was_told():
 def test_a_launch_on_this_machine_has_one_node():
     several = recipe(trainer__num_nodes=4)
     with pytest.raises(
-        ConfigError, match=r"trainer\.num_nodes=4: a launch on this machine starts the ranks of one node"
+        ConfigError, match=r"trainer\.num_nodes=4: a launch on this machine starts the ranks of one node, 8 .*devices=N"
     ):
         check_recipe(several, devices=8, nodes=4, local=True)
     check_recipe(several, devices=8, nodes=4)
@@ -112,6 +112,9 @@ def test_a_recipe_for_more_gpus_than_a_machine_has_cores_asks_for_a_choice(monke
     recipe = recipes.get("llama3_8b").pretrain_recipe()
     with pytest.raises(ConfigError, match=r"trainer\.devices=8: .* this machine has no GPU and 2 CPU cores.*devices=2"):
         check_recipe(recipe, devices=8, local=True, chosen=False)
+    with pytest.raises(ConfigError, match="needs 16 GPUs.*nemo2 rehearse.*llama_tiny") as refused:
+        check_recipe(recipe, devices=8, nodes=2, local=True, chosen=False)
+    assert "ranks of one node" not in str(refused.value)
     check_recipe(recipe, devices=8, local=True, chosen=True)
     check_recipe(recipe, devices=8, local=False, chosen=False)
 

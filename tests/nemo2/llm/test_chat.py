@@ -205,6 +205,12 @@ def test_a_conversation_in_a_terminal(run_on_ranks: Any, tmp_path: Path) -> None
     told = untold.process.stderr.read().decode()
     assert untold.process.wait(timeout=60) == 2
     assert "has no chat template" in told and "--template FILE" in told and "nemo2 generate" in told
+    assert "--template plain" in told and "dataset_kwargs" not in told
+    plain = Terminal("generate", "--chat", runs["without"], "--template", "plain")
+    assert "tokens of conversation" in plain.read_until("> ")
+    os.write(plain.side, b"/exit\n")
+    plain.read_until("never")
+    assert plain.process.wait(timeout=60) == 0
 
     bad = tmp_path / "bad.jinja"
     bad.write_text("{{ messages[0]")

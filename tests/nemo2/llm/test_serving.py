@@ -192,6 +192,8 @@ def test_an_engine_that_is_missing_is_told_with_what_installs_it(
     assert engines.chosen(None) == "vllm"
     (tmp_path / "elsewhere" / "vllm").unlink()
     assert engines.chosen(None) == "transformers"
+    with pytest.raises(ConfigError, match=r"vllm.*engine=None.*transformers"):
+        engines.chosen("vllm")
 
 
 def test_an_option_that_the_server_lacks_is_refused_before_the_export(

@@ -81,7 +81,7 @@ def test_a_template_of_ones_own_decides(tmp_path):
 
 
 def test_records_of_no_form_say_their_fields_and_what_reads_them():
-    with pytest.raises(Malformed, match=r"its fields are: a, b\. Name them in a template.*'prompt_template'"):
+    with pytest.raises(Malformed, match=r"'messages'.*'input'.*its fields are: a, b\..*'prompt_template'"):
         shown({"a": "x", "b": "y"})
     with pytest.raises(Malformed, match="Conversations are read by ChatDataModule"):
         shown(say(("user", "x"), ("assistant", "y")))

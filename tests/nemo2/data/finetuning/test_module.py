@@ -177,7 +177,7 @@ def test_a_broken_line_stops_before_training_and_says_which(root):
     lines = [json.dumps(record) for record in records(2000)]
     lines[999] = lines[999][:-5]
     write_lines(root / "training.jsonl", lines)
-    with pytest.raises(DataError, match=r"training\.jsonl:1000: not JSON .*on_bad_line='skip'"):
+    with pytest.raises(DataError, match=r"training\.jsonl:1000: not JSON .*'on_bad_line': 'skip'"):
         module(root).setup("fit")
 
 
