@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 3.5 35B-A3B, its text model, at 4,096 tokens, for 2 nodes of 8 x 80 GB."""
+"""Qwen 3.5 35B-A3B, its text model, at 4,096 tokens, for two nodes of 8 x 80 GB."""
 
 from nemo2.recipes._families import LINEAR, RECOMPUTED, FinetuneRecipe, Layout, On, qwen35
 

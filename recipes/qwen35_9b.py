@@ -4,7 +4,7 @@
 from nemo2.recipes._families import LINEAR, RECOMPUTED, FinetuneRecipe, Layout, On, qwen35
 
 RECIPE = qwen35(
-    name="qwen35_9b", config_class="Qwen35Config9B", parameters=9.0e9, layout=Layout(tp=2, sp=True), config=RECOMPUTED
+    name="qwen35_9b", config_class="Qwen35Config9B", parameters=8.95e9, layout=Layout(tp=2, sp=True), config=RECOMPUTED
 )
 FINETUNE = FinetuneRecipe(
     of=RECIPE,

@@ -216,7 +216,7 @@ def _with_stacked_experts(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The text model of a file with a vision model, which has one tensor for all experts."""
     found = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
-    for layer in range(config["num_hidden_layers"]):
+    for layer in range(config["num_hidden_layers"] if tensors else 0):
         name = f"model.layers.{layer}.mlp.experts."
         experts = [
             {part: tensors[f"{name}{expert}.{part}_proj.weight"] for part in ("gate", "up", "down")}
@@ -476,6 +476,8 @@ def released_config(row: Row) -> dict[str, Any]:
         "GPT2Config": "GPT2LMHeadModel",
         "Llama4TextConfig": "Llama4ForCausalLM",
         "Gemma3TextConfig": "Gemma3ForCausalLM",
+        "Qwen3_5TextConfig": "Qwen3_5ForCausalLM",
+        "Qwen3_5MoeTextConfig": "Qwen3_5MoeForCausalLM",
     }
     config["architectures"] = [classes.get(row.config, row.config.replace("Config", "ForCausalLM"))]
     return config if row.released is None else row.released({}, config)[1]

@@ -46,7 +46,7 @@ def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dic
 @pytest.mark.parametrize(
     ("option", "keeps"),
     [
-        (["--family", "qwen 3"], lambda r: r["family"] == "Qwen 3"),
+        (["--family", "qwen 3"], lambda r: r["family"].startswith("Qwen 3")),
         (["--max-gpus", "8"], lambda r: r["gpus"] <= 8),
         (["--min-params", "7B", "--max-params", "9e9"], lambda r: 7e9 <= r["parameters"] <= 9e9),
         (["--precision", "bf16"], lambda r: "bf16" in r["precision"]),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from nemo2.errors import ConfigError
 from nemo2.models.layers.norm import UnbiasedNorm
 from nemo2.models.layers.spec import changed_layer_spec
+from nemo2.parallel.cuda_graphs import modules_of
 
 
 class SharedNorm(UnbiasedNorm):
@@ -70,9 +71,10 @@ def check_shared_norms(config: Any) -> None:
             f"model.config.recompute_modules={config.recompute_modules!r} has 'layernorm', which discards the output of a "
             "layer's norm after attention, but the feed-forward of this model reads it too. Remove 'layernorm'."
         )
-    scope = getattr(config, "cuda_graph_scope", None)
-    if config.cuda_graph_impl == "transformer_engine" and scope:
+    parts = modules_of(config)
+    if config.cuda_graph_impl == "transformer_engine" and parts:
         raise ConfigError(
-            f"model.config.cuda_graph_scope={scope!r} captures parts of a layer, but attention and feed-forward of this model "
-            "share a norm, so that they can't be captured apart. Leave cuda_graph_scope unset, which captures whole layers."
+            f"model.config.cuda_graph_scope={','.join(parts)} captures parts of a layer, but attention and feed-forward of "
+            "this model share a norm, so that they can't be captured apart. Leave cuda_graph_scope unset, which captures "
+            "whole layers."
         )

@@ -29,7 +29,7 @@ OWN = {
 }
 """Fields that nemo2's configuration doesn't have."""
 LONGEST = 131072
-AS_ANOTHER = ("ChatGLM 3 (by a GLM)",)
+AS_ANOTHER = ("ChatGLM 3 (by a GLM)", "Qwen 3.5 MoE, stacked")
 
 
 def families() -> dict[str, Row]:

@@ -138,10 +138,10 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
                 "num_experts": 8,
                 "num_experts_per_tok": 2,
                 "moe_intermediate_size": 32,
-                "linear_conv_kernel_dim": 4,
+                "linear_window": 4,
             },
             "Qwen3MoeForCausalLM",
-            "it lacks the field linear_conv_kernel_dim",
+            "it lacks the field linear_window",
         ),
         (
             {"kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "n_routed_experts": 8, "index_topk": 4},
