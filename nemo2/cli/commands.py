@@ -98,7 +98,7 @@ class _Parsed:
         refuse_moved(f"{words} {option}")
         name, written = option.lstrip("-"), _value_of(option, args)
         paths = _paths_in_recipe(name, args) if self._takes_changes else []
-        if paths or (words == "finetune" and (paths := _settings_of_samples(name))):
+        if paths or (words in ("finetune", "data preview") and (paths := _settings_of_samples(name))):
             spelled = " or ".join(f"{path}={written}" for path in paths)
             raise ConfigError(f"{option}: {ctx.command_path} has no such option. Write {spelled}") from error
         close = did_you_mean(option, options, listed=True)

@@ -7,7 +7,8 @@ from typing import Any, Optional
 
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import Output, spread
-from nemo2.cli.launching import TRAINING, TrainingOptions, launched, logged
+from nemo2.cli.launching import TRAINING, TrainingOptions, changes_of, launched, logged
+from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import Overrides, recipe_tree, run_with_recipe
 from nemo2.files import write_file
@@ -19,6 +20,7 @@ def distill(
     *,
     teacher: str,
     recipe: Optional[str] = None,
+    data: Data = None,
     temperature: Optional[float] = None,
     top_k: Optional[int] = None,
     output: Output = None,
@@ -49,7 +51,7 @@ def distill(
         return distillation_recipe(begin, taught_by, recipe_tree(source), _settings(temperature, top_k))
 
     name = f"{Path(student).resolve().name}_distilled"
-    tree = logged(made, overrides or [], own_name=name, options=options)
+    tree = logged(made, overrides or [], own_name=name, options=options, data=data)
     if output is not None:
         from nemo2.config.serialize import to_json
 
@@ -57,7 +59,7 @@ def distill(
         write_file(output, to_json(placed, indent=1) + "\n")
         print(f"{output}: nemo2 check {output}, nemo2 rehearse {output}, nemo2 plan {output}, nemo2 pretrain {output}")
         return
-    launched(tree, name=name, changes=overrides or [], options=options)
+    launched(tree, name=name, changes=changes_of(overrides, data, performance=False), options=options)
 
 
 def _settings(temperature: Optional[float], top_k: Optional[int]) -> Any:

@@ -18,6 +18,18 @@ Data = Annotated[
 ]
 
 
+def refuse_data(word: str, place: str) -> None:
+    """Raise ConfigError if a word that is no ``place`` ("recipe") is a file or folder, or ends as files with data do."""
+    from nemo2.data.documents import holds_records
+    from nemo2.errors import ConfigError
+
+    path = Path(word).expanduser()
+    if path.is_file() or (path.is_dir() and any(map(holds_records, path.iterdir()))):
+        raise ConfigError(f"{word} is no {place}. If it is your data, write --data {word}.")
+    if holds_records(path):
+        raise ConfigError(f"{word} is no {place}, and there is no such file. Data are named with --data FILE.")
+
+
 def give_data(recipe: Any, path: str) -> None:
     """Make ``recipe`` train on the data at ``path``.
 
@@ -60,9 +72,10 @@ def _tokens(path: str) -> Any:
             raise ConfigError(
                 f"--data {path}: these are chats, which are for `nemo2 finetune`. Pre-training takes the prefix of token files."
             )
+        text, output = (path, Path(path).with_suffix("")) if Path(path).expanduser().exists() else ("TEXT", prefix)
         raise ConfigError(
-            f"--data {path}: there is no {prefix}.bin. `nemo2 data prepare TEXT --output {prefix} --train-bpe 8192` makes token "
-            "files and a tokenizer from text."
+            f"--data {path}: there is no {prefix}.bin. `nemo2 data prepare {text} --output {output} --train-bpe 8192` makes "
+            "token files and a tokenizer from text."
         )
     data = Config(PreTrainingDataModule, paths=prefix)
     if Path(f"{prefix}_tokenizer.json").expanduser().is_file():

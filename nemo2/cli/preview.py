@@ -13,6 +13,7 @@ import typer
 
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import as_json
+from nemo2.cli.own_data import Data
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -34,6 +35,7 @@ def preview_data(
     tokenizer: Optional[str] = None,
     seq_length: Annotated[Optional[int], AT_LEAST_1] = None,
     chat_template: Optional[str] = None,
+    own_data: Data = None,
     everything: Annotated[bool, typer.Option("--all")] = False,
 ) -> Result:
     """Print samples of fine-tuning data, with the trained tokens marked.
@@ -42,7 +44,7 @@ def preview_data(
 
     Args:
         source: A file or directory, a data set by name such as 'squad' or 'dolly(seq_length=512)', or a recipe.
-        overrides: Changes to the recipe, such as data.seq_length=512.
+        overrides: Changes to the data as in a recipe, such as data.dataset_kwargs.on_bad_line=skip.
         samples: Number of samples to print.
         split: Split: train, validation or test.
         tokenizer: A tokenizer.json, or the directory or hub name of a Hugging Face tokenizer.
@@ -55,16 +57,19 @@ def preview_data(
     from rich.console import Console
 
     from nemo2.data.base import SPLITS
+    from nemo2.data.documents import holds_records
     from nemo2.errors import ConfigError
 
     if split not in SPLITS:
         raise ConfigError(f"--split {split}: must be one of {', '.join(SPLITS)}.")
+    if holds_records(Path(source)) and not Path(source).exists():
+        raise ConfigError(f"{source}: there is no such file.")
     if Path(source).exists() and not _is_recipe(Path(source)):
-        if overrides:
+        if own_data is not None:
             raise ConfigError(
-                f"{overrides[0]}: {source} is no recipe to change. Use --seq-length, --chat-template and --tokenizer."
+                f"--data {own_data}: {source} is no recipe. Name one file or directory, or a recipe and its data."
             )
-        data = _of_files(source, seq_length, chat_template)
+        data = _of_files(source, overrides or [], seq_length, chat_template)
     else:
         for option, value in (("--seq-length", seq_length), ("--chat-template", chat_template)):
             if value is not None:
@@ -72,7 +77,7 @@ def preview_data(
                     f"{option} {value}: {source} is not a file or directory, and sets this itself. To change it, write "
                     "data.seq_length=512 behind a recipe, or 'dolly(seq_length=512)' for a data set."
                 )
-        data = _configured(source, overrides or [], own_tokenizer=tokenizer is not None)
+        data = _configured(source, overrides or [], own_data, own_tokenizer=tokenizer is not None)
     if tokenizer is not None:
         data.tokenizer = tokenizer_called(tokenizer)
     console = Console(soft_wrap=True, highlight=False)
@@ -196,17 +201,39 @@ def _has_records(file: Path) -> bool:
     return start[:1] == b"[" or (start[:1] == b"{" and b'"root"' not in start)
 
 
-def _of_files(path: str, seq_length: Optional[int], chat_template: Optional[str]) -> "SampleDataModule":
+def _of_files(
+    path: str, overrides: list[str], seq_length: Optional[int], chat_template: Optional[str]
+) -> "SampleDataModule":
+    import fiddle as fdl
+
+    from nemo2.cli.flags import put
+    from nemo2.cli.sources import changed
+    from nemo2.config import Config, Partial
     from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
     from nemo2.data.tokenizer import ByteTokenizer
+    from nemo2.errors import ConfigError
+    from nemo2.llm.api import finetune
 
-    settings = {} if chat_template is None else {"chat_template": chat_template}
-    data = HFDatasetDataModule(path, seq_length=seq_length or 2048, dataset_kwargs=settings)
-    data.tokenizer = ByteTokenizer()
+    config = Config(HFDatasetDataModule, path_or_dataset=path, seq_length=2048)
+    config = changed(lambda: Partial(finetune, data=config), overrides).data
+    if seq_length is not None:
+        put(config, "seq_length", seq_length, option="--seq-length", path="data.seq_length")
+    if chat_template is not None:
+        settings = config.dataset_kwargs or {}
+        if (other := settings.get("chat_template", chat_template)) != chat_template:
+            raise ConfigError(
+                f"--chat-template {chat_template} contradicts data.dataset_kwargs.chat_template={other}: leave one of "
+                "them out."
+            )
+        config.dataset_kwargs = {**settings, "chat_template": chat_template}
+    data = fdl.build(config)
+    data.tokenizer = data.tokenizer or ByteTokenizer()
     return data
 
 
-def _configured(source: str, overrides: list[str], *, own_tokenizer: bool) -> "SampleDataModule":
+def _configured(
+    source: str, overrides: list[str], own_data: Optional[str], *, own_tokenizer: bool
+) -> "SampleDataModule":
     """The data module of a recipe, or a data module by name."""
     import fiddle as fdl
     import lightning.pytorch as pl
@@ -221,13 +248,11 @@ def _configured(source: str, overrides: list[str], *, own_tokenizer: bool) -> "S
 
     try:
         config = made_by_name(source, (pl.LightningDataModule,), fit=typed)
-        if overrides:
-            raise ConfigError(
-                f"{overrides[0]}: write the settings of a data set in brackets: {source}(seq_length=512)."
-            )
+        if named := [*overrides, *([f"--data {own_data}"] if own_data else [])]:
+            raise ConfigError(f"{named[0]}: write the settings of a data set in brackets: {source}(seq_length=512).")
         tokenizer = None
     except WrongType:
-        recipe = configured(source, overrides)
+        recipe = configured(source, overrides, data=own_data)
         config, tokenizer = recipe.data, getattr(recipe, "tokenizer", None)
     data: Any = fdl.build(config)
     if not isinstance(data, SampleDataModule):

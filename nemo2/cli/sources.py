@@ -7,7 +7,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.own_data import give_data, refuse_unknown_tokenizer
+from nemo2.cli.own_data import give_data, refuse_data, refuse_unknown_tokenizer
 from nemo2.cli.recipe_files import NAME, changes_in, names_its_run, recipe_file, recipe_in
 from nemo2.run_dir.records import RECIPE_FILE
 
@@ -45,6 +45,8 @@ def changed(make: Callable[[], Any], overrides: list[str], *, data: Optional[str
     if strange := [text for text in overrides if "=" not in text]:
         from nemo2.errors import ConfigError
 
+        for word in strange:
+            refuse_data(word, "change of the recipe")
         raise ConfigError(
             f"{', '.join(map(repr, strange))}: not a change of the form path=value, such as trainer.max_steps=100."
         )
@@ -108,22 +110,10 @@ def _by_name(name: str, method: Optional[str], performance: bool, finetuning: di
     try:
         recipe = recipes.get(name)
     except ConfigError:
-        _refuse_data(name)
+        refuse_data(name, "recipe")
         raise
     arguments = {**finetuning, **({"performance_mode": True} if performance else {})}
     return recipe.pretrain_recipe(**arguments) if method is None else _finetuned(recipe, name, method, arguments)
-
-
-def _refuse_data(name: str) -> None:
-    """Raise ConfigError if a recipe's name is a file or folder, or ends as files with data do."""
-    from nemo2.data.documents import holds_records
-    from nemo2.errors import ConfigError
-
-    path = Path(name).expanduser()
-    if path.is_file() or (path.is_dir() and any(map(holds_records, path.iterdir()))):
-        raise ConfigError(f"{name} is no recipe. If it is your data, write --data {name}.")
-    if holds_records(path):
-        raise ConfigError(f"{name} is no recipe, and there is no such file. Data are named with --data FILE.")
 
 
 def finetuned_name(source: str) -> tuple[str, Optional[str]]:

@@ -129,6 +129,8 @@ def test_json_of_show_is_plain_values(capsys):
     [
         (["show", "llama3_8"], "did you mean 'llama3_8b'"),
         (["show", "llama_tiny", "max_steps"], "'max_steps': not a change of the form path=value"),
+        (["show", "llama_tiny", "gone.jsonl"], "gone.jsonl is no change of the recipe, and there is no such file"),
+        (["data", "preview", "gone.jsonl"], "gone.jsonl: there is no such file"),
         (["show", "llama_tiny", "trainer.max_step=7", "data.seq_length=x"], "did you mean 'max_steps'"),
         (["pretrain", "llama_tiny", "--executor", "slurm"], "neither a profile of this name"),
         (["generate", "."], "needs a prompt"),
@@ -183,8 +185,12 @@ def test_files_are_not_changed_or_passed_over_in_silence(tmp_path, monkeypatch, 
     assert "--output script.py: the file exists" in capsys.readouterr().err
     assert Path("script.py").read_text("utf-8") == "import nemo\n"
     Path("samples.jsonl").write_text('{"input": "a", "output": "b"}\n', "utf-8")
-    assert main(["data", "preview", "samples.jsonl", "data.seq_length=3"]) == 2
-    assert "data.seq_length=3: samples.jsonl is no recipe to change" in capsys.readouterr().err
+    assert main(["data", "preview", "samples.jsonl", "data.seq_length=3", "--seq-length", "4"]) == 2
+    assert "--seq-length 4 contradicts data.seq_length=3" in capsys.readouterr().err
+    for command in ("finetune", "pretrain", "check"):
+        assert main([command, "llama_tiny", "samples.jsonl"]) == 2
+        assert "samples.jsonl is no change of the recipe" in (text := capsys.readouterr().err)
+        assert "--data samples.jsonl" in text
 
 
 def test_validate_refuses_a_start_besides_its_checkpoint(tmp_path, monkeypatch, capsys):

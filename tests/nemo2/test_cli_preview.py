@@ -58,6 +58,17 @@ def test_samples_as_json(root, capsys, monkeypatch):
     assert told["report"]["records"] == 3 and "training.jsonl:2: no turn" in printed.err
 
 
+def test_files_take_the_changes_that_a_recipe_takes(root, capsys):
+    file = root / "sums" / "training.jsonl"
+    file.write_text(f"{{\n{file.read_text('utf-8')}", "utf-8")
+    changes = ("data.dataset_kwargs.on_bad_line=skip", "data.dataset_kwargs.prompt_template='{input} is {output}'")
+    of_file = shown(capsys, file, *changes, "--samples", 1)
+    assert "training.jsonl:2: " in of_file and "1 + 1 = is⟦ 2<eos>⟧" in of_file
+    tokenizer = ["--tokenizer", root / "tokenizer", "--samples", 1]
+    of_recipe = shown(capsys, "llama_tiny:lora", "--data", file, *changes, *tokenizer)
+    assert of_recipe == shown(capsys, file, *changes, *tokenizer)
+
+
 def test_files_in_bytes_without_a_tokenizer(root, capsys):
     assert "1 + 1 =⟦ 2<eos>⟧" in shown(capsys, root / "sums" / "training.jsonl", "--samples", 1)
 
@@ -78,6 +89,7 @@ def test_the_data_of_a_recipe_and_data_by_name(root, capsys):
         (["llama_tiny"], "its data is a StdlibDataModule, which has no loss masks"),
         (["squad", "--split", "training"], "--split training: must be one of train, validation, test"),
         (["squad", "data.seq_length=4"], "write the settings of a data set in brackets"),
+        (["squad", "--data", "x.jsonl"], "--data x.jsonl: write the settings of a data set in brackets"),
         (["no_such_recipe"], "There is no recipe 'no_such_recipe'"),
     ],
 )
