@@ -69,6 +69,10 @@ class CheckpointError(Nemo2Error):
     """A checkpoint is missing or incomplete, or was written for another purpose."""
 
 
+class OutputExists(ConfigError, CheckpointError):
+    """Something already exists where a file or folder would be written. Nothing was replaced."""
+
+
 class DamagedCheckpointError(CheckpointError):
     """A checkpoint differs from what was written, or is missing. An earlier checkpoint may be usable."""
 

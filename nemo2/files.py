@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
-from nemo2.errors import ConfigError
+from nemo2.advice import advice
+from nemo2.errors import ConfigError, OutputExists
 
 MIB = 1 << 20
 _SAMPLE_BYTES, _SAMPLES = 4096, 64
@@ -156,6 +157,24 @@ def open_to_write(path: Path | str, flags: int = 0) -> int:
     return descriptor
 
 
+def refuse_existing(*paths: Path | str, overwrite: Optional[bool] = None) -> None:
+    """Refuse to write where files or folders exist.
+
+    Args:
+        paths: The files and folders to write.
+        overwrite: What the user has set; True replaces them. None: the caller never replaces them.
+
+    Raises:
+        OutputExists: some of them exist, and ``overwrite`` isn't True.
+    """
+    existing = [] if overwrite else [str(path) for path in paths if os.path.exists(os.path.expanduser(path))]
+    if existing:
+        fix = "delete what is there" if overwrite is None else advice("--overwrite", "overwrite=True")
+        raise OutputExists(
+            f"{' and '.join(existing)} exist{'' if len(existing) > 1 else 's'}: use another name, or {fix}."
+        )
+
+
 def output_file(path: Path | str) -> Path:
     """The path of a file to write, which may exist already, in a folder that may not.
 
@@ -212,11 +231,11 @@ def write_file(path: Path | str, text: str, *, new: bool = False) -> Path:
     """Write a file and its folders. With ``new``, a file that exists is an error instead of replaced.
 
     Raises:
-        ConfigError: see `output_file`; or the file exists.
+        ConfigError: see `output_file`; or the file exists (`OutputExists`).
     """
     target = output_file(path)
-    if new and target.exists():
-        raise ConfigError(f"{path} already exists: use another name, or remove it first.")
+    if new:
+        refuse_existing(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     return target

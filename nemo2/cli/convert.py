@@ -12,6 +12,7 @@ from nemo2.cli.adapter import Result
 from nemo2.cli.commands import refuse_all_but
 from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
+from nemo2.files import refuse_existing
 
 _Dtype = Annotated[
     Optional[Literal["bf16", "fp16", "fp32"]],
@@ -43,6 +44,7 @@ def import_weights(
     Example: nemo2 import hf:///models/Llama-3.1-8B --output checkpoints/llama
     """
     _refuse_missing(source)
+    refuse_existing(output, overwrite=overwrite)
     from nemo2.hugging_face.api import import_ckpt
     from nemo2.hugging_face.checkpoint import Checkpoint as Opened
 
@@ -79,8 +81,7 @@ def export_weights(
     if to == "checkpoint" and not merge:
         raise ConfigError("--to checkpoint: an export that merges nothing is to Hugging Face format. Add --merge.")
     folder = checkpoint_called(checkpoint)
-    if output.exists() and not overwrite:
-        raise ConfigError(f"--output {output}: already exists: use another name, or --overwrite.")
+    refuse_existing(output, overwrite=overwrite)
     from nemo2.hugging_face.api import export_ckpt
     from nemo2.llm.peft import merge_lora
 

@@ -8,7 +8,7 @@ import typer
 
 from nemo2.cli.adapter import Result
 from nemo2.cli.flags import FileOrFolder
-from nemo2.files import write_file
+from nemo2.files import refuse_existing, write_file
 
 
 def new_recipe(
@@ -34,20 +34,19 @@ def new_recipe(
     check_name(name)
     file = output or Path(f"{name}.py")
     file = file if file.suffix == ".py" else file / f"{name}.py"
+    check_importable(file)
     refuse_existing(file)
     write_file(file, page(name, parent, recipes.get(parent)), new=True)
     text = f"{file}: print it with `nemo2 show {as_source(file)}`; to add it to `nemo2 list`, run\n"
     return Result({"file": str(file)}, f"{text}  export NEMO2_RECIPES={file.resolve().parent}")
 
 
-def refuse_existing(path: Path) -> None:
-    """Raise ConfigError if a recipe can't be written to ``path``: the file exists, or Python couldn't import it."""
+def check_importable(path: Path) -> None:
+    """Raise ConfigError if ``path`` is a Python file that couldn't be imported."""
     from nemo2.errors import ConfigError
 
     if path.suffix == ".py" and not path.stem.isidentifier():
         raise ConfigError(f"{path} must be a Python file that can be imported, such as my_recipe.py.")
-    if path.exists():
-        raise ConfigError(f"{path} already exists: use another name, or remove it first.")
 
 
 def as_source(path: Path) -> str:

@@ -61,8 +61,8 @@ def refuse_unknown_tokenizer(recipe: Any, path: str) -> None:
 
 def _tokens(path: str) -> Any:
     from nemo2.config import Config
-    from nemo2.data.prepare import strip_suffix
     from nemo2.data.pretraining import PreTrainingDataModule
+    from nemo2.data.token_files import strip_suffix
     from nemo2.data.tokenizer import BPETokenizer
     from nemo2.errors import ConfigError
 
@@ -86,7 +86,7 @@ def _tokens(path: str) -> Any:
 def _samples(path: str) -> Any:
     from nemo2.config import Config
     from nemo2.data.finetuning.hf_dataset import HFDatasetDataModule
-    from nemo2.data.prepare import strip_suffix
+    from nemo2.data.token_files import strip_suffix
     from nemo2.errors import ConfigError
 
     if Path(f"{strip_suffix(path)}.bin").expanduser().is_file():

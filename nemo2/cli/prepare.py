@@ -11,6 +11,8 @@ import typer
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import as_json
 from nemo2.cli.flags import Prefix
+from nemo2.data.token_files import token_files
+from nemo2.files import refuse_existing
 from nemo2.run_dir.terminal import is_terminal
 
 
@@ -46,17 +48,11 @@ def prepare_data(
     on_bad_line = "skip" if skip_bad_lines else "fail"
     if (tokenizer is None) == (train_bpe is None):
         raise ConfigError("data prepare requires either --tokenizer PATH or --train-bpe N.")
+    trained = output.with_name(f"{output.name}_tokenizer.json")
+    refuse_existing(*token_files(output), *[trained] * (train_bpe is not None), overwrite=overwrite)
     from nemo2.data import prepare
     from nemo2.data.tokenizer import BPETokenizer
 
-    trained = output.with_name(f"{output.name}_tokenizer.json")
-    prefix = prepare.strip_suffix(output)
-    written = [Path(f"{prefix}.bin"), Path(f"{prefix}.idx"), *([trained] if train_bpe is not None else [])]
-    if not overwrite and (existing := [str(file) for file in written if file.exists()]):
-        raise ConfigError(
-            f"--output {output}: {' and '.join(existing)} exist{'s' if len(existing) == 1 else ''}: use another name, or "
-            "--overwrite."
-        )
     if train_bpe is not None:
         from nemo2.data.bpe import train_bpe as train
 
@@ -72,6 +68,7 @@ def prepare_data(
         text_key=text_key,
         on_bad_line=on_bad_line,
         on_special_token=special_tokens,
+        overwrite=overwrite,
         progress=is_terminal(sys.stdout) and not as_json(),
     )
     skipped = f", {prepared.skipped_documents:,} skipped" if prepared.skipped_documents else ""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Optional
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
+from nemo2.files import refuse_existing
 
 
 def prune(
@@ -51,6 +52,7 @@ def prune(
             "prune needs a size to keep: --layers, --drop, --hidden-size, --ffn-hidden-size, --heads or --groups. "
             "For example: --layers 12."
         )
+    refuse_existing(output, overwrite=overwrite)
     from nemo2.llm.pruning import PruningConfig
     from nemo2.llm.pruning import prune as entry
 

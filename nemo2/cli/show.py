@@ -14,9 +14,9 @@ from nemo2.cli.explain import reasons
 from nemo2.cli.flags import UNCHANGED, Output, RecipeOptions, machine_of, place, recipe_on
 from nemo2.cli.inspect import identified, is_checkpoint
 from nemo2.cli.layout import layout_of
-from nemo2.cli.new_recipe import as_source, refuse_existing
+from nemo2.cli.new_recipe import as_source, check_importable
 from nemo2.cli.sources import RECIPE_HELP, Overrides
-from nemo2.files import write_file
+from nemo2.files import refuse_existing, write_file
 from nemo2.names import visible
 
 GROUPS = (
@@ -143,6 +143,7 @@ def _refuse_output(output: Path, *, layout: bool) -> None:
     if output.suffix not in (*_RECIPES, *SUFFIXES):
         raise ConfigError(f"--output {output}: must end in one of {', '.join((*_RECIPES, *SUFFIXES))}.")
     if output.suffix in _RECIPES:
+        check_importable(output)
         refuse_existing(output)
 
 

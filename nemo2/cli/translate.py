@@ -9,7 +9,7 @@ from typing import Optional
 from nemo2.cli.adapter import Result
 from nemo2.cli.flags import Output
 from nemo2.errors import ConfigError
-from nemo2.files import write_file
+from nemo2.files import refuse_existing, write_file
 from nemo2.from_nemo.notebook import translated_notebook
 from nemo2.from_nemo.script import translated
 
@@ -31,8 +31,8 @@ def translate(
 
     Example: nemo2 translate pretrain.py --output pretrain_nemo2.py
     """
-    if output is not None and output.exists():
-        raise ConfigError(f"--output {output}: the file exists: use another name, or remove it first.")
+    if output is not None:
+        refuse_existing(output)
     text, left, taken_out = _of_run(script, output) if script.is_dir() else _of_script(script)
     if output is not None:
         write_file(output, text, new=True)

@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
-from nemo2.data.prepare import strip_suffix
+from nemo2.data.token_files import strip_suffix
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 

@@ -29,14 +29,14 @@ from nemo2.data.documents import (
     unknown_in,
 )
 from nemo2.data.special_text import OnSpecialToken, as_plain_text, special_in
+from nemo2.data.token_files import SUFFIXES, strip_suffix, token_files
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import DataError
-from nemo2.files import read_bounded, replaceable_file, sha256
+from nemo2.files import read_bounded, refuse_existing, replaceable_file, sha256
 
 FORMAT = 1
 _MOST_DESCRIPTION = 16 << 20
 _BATCH_CHARACTERS = 1 << 20
-_SUFFIXES = (".bin", ".idx", ".json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +92,7 @@ def prepare_data(
     max_bad_lines: int = 1000,
     on_special_token: OnSpecialToken = "keep",
     progress: bool = False,
+    overwrite: bool = False,
 ) -> PreparedData:
     """Tokenize `inputs` into ``output_prefix.bin/.idx``, which `PreTrainingDataModule` reads.
 
@@ -112,8 +113,10 @@ def prepare_data(
             that token, and is counted. "text": it is encoded as plain text, and counted. "fail": the document is bad
             (``on_bad_line``).
         progress: Show a bar on the terminal.
+        overwrite: Replace existing token files.
 
     Raises:
+        OutputExists: some of the files exist, and ``overwrite`` is False.
         ConfigError: a setting is wrong, no files can be written there, or the tokenizer can't encode special tokens as plain
             text.
         DataError: an input is missing or unreadable, no document remains, or writing fails.
@@ -122,8 +125,9 @@ def prepare_data(
     check_choice("on_special_token", on_special_token, OnSpecialToken)
     plain = as_plain_text(tokenizer) if on_special_token == "text" else None
     prefix = Path(strip_suffix(output_prefix)).expanduser()
-    for suffix in _SUFFIXES:
-        replaceable_file(f"{prefix}{suffix}")
+    for file in token_files(prefix):
+        replaceable_file(file)
+    refuse_existing(*token_files(prefix), overwrite=overwrite)
     files = find_files(inputs)
     eod = tokenizer.eod if append_eod else None
     try:
@@ -166,17 +170,12 @@ def read_sidecar(prefix: Union[str, Path]) -> Optional[PreparedData]:
     return None
 
 
-def strip_suffix(path: Union[str, Path]) -> str:
-    """The prefix of a pair of token files, also if ``path`` names one of the two files."""
-    return str(path).removesuffix(".bin").removesuffix(".idx")
-
-
 def _delete_leftovers(prefix: Path) -> None:
     """Delete the temporary files of writers of ``prefix`` that were killed. A living writer holds a lock."""
     for lock in prefix.parent.glob(f".{glob.escape(prefix.name)}.*.tmp.lock"):
         with contextlib.suppress(OSError):
             if (held := _locked(lock)) is not None:
-                for suffix in (*_SUFFIXES, ".lock"):
+                for suffix in (*SUFFIXES, ".lock"):
                     Path(f"{str(lock).removesuffix('.lock')}{suffix}").unlink(missing_ok=True)
                 os.close(held)
 
@@ -215,7 +214,7 @@ class _Writer:
 
     def __exit__(self, *exception: object) -> None:
         self._builder.data_file.close()  # pyright: ignore[reportAttributeAccessIssue]
-        for suffix in (*_SUFFIXES, ".lock"):
+        for suffix in (*SUFFIXES, ".lock"):
             Path(f"{self.temporary}{suffix}").unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)

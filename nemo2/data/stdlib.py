@@ -119,7 +119,9 @@ def _prepare(files: list[Path], vocab_size: int, data: DemoData, finished: Path,
     training = [file for number, file in enumerate(files) if number % _VALIDATION_EVERY]
     tokens = {}
     for prefix, part in ((data.train, training), (data.validation, validation)):
-        tokens[Path(prefix).name] = prepare_data(part, prefix, tokenizer, on_bad_line="skip", progress=progress).tokens
+        # A run that was killed may have left one of the two.
+        prepared = prepare_data(part, prefix, tokenizer, on_bad_line="skip", progress=progress, overwrite=True)
+        tokens[Path(prefix).name] = prepared.tokens
     with replacing(finished) as unfinished:
         unfinished.write_text(json.dumps({"tokens": tokens, "files": len(files)}, indent=2) + "\n", "utf-8")
 

@@ -35,7 +35,7 @@ from nemo2.hugging_face.adapter_rows import (
     short_names,
     stored_module,
 )
-from nemo2.hugging_face.importing import refuse_existing, write_checkpoint
+from nemo2.hugging_face.importing import check_target, write_checkpoint
 from nemo2.hugging_face.streams import Computed, Stretch
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
@@ -78,7 +78,7 @@ def import_adapter(
         ConfigError: a field of ``adapter_config.json`` requests a feature that nemo2's LoRA and DoRA lack.
         SecurityError: a file leads out of the folder.
     """
-    refuse_existing(Path(target).expanduser(), overwrite=overwrite)
+    check_target(Path(target).expanduser(), overwrite=overwrite)
     folder = Path(source).expanduser()
     settings = read_settings(folder)
     base = open_base(base_model or named_base(settings, folder))

@@ -35,7 +35,7 @@ from nemo2.hugging_face.adapter_rows import (
     stored_apart,
 )
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.hugging_face.importing import new_folder, refuse_existing
+from nemo2.hugging_face.importing import check_target, new_folder
 from nemo2.hugging_face.safetensors_files import write_json
 from nemo2.hugging_face.stored import StoredTensors
 from nemo2.models.conversion.families import conversion_of
@@ -74,7 +74,7 @@ def export_adapter(
         ConfigError: Hugging Face has no such model, or ``peft`` no such adapters.
     """
     final = Path(target).expanduser()
-    refuse_existing(final, overwrite=overwrite)
+    check_target(final, overwrite=overwrite)
     source = Checkpoint.open(checkpoint).require_nemo2().require_complete()
     model = load_context(source.path, "model")
     method = getattr(model, "model_transform", None)

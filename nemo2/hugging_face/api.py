@@ -24,7 +24,7 @@ from nemo2.hugging_face.adapter_files import is_adapter
 from nemo2.hugging_face.adapter_import import import_adapter
 from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.hugging_face.exporting import export_weights
-from nemo2.hugging_face.importing import refuse_existing, write_checkpoint
+from nemo2.hugging_face.importing import check_target, write_checkpoint
 from nemo2.hugging_face.tokenizers import put_tokenizer
 from nemo2.names import did_you_mean
 
@@ -72,7 +72,7 @@ def import_ckpt(
     if output_path is None and not overwrite and read_manifest(target) is not None:
         _log.info("%s is already in %s. Set overwrite=True to import it again.", source, target)
         return target
-    refuse_existing(target, overwrite=overwrite)
+    check_target(target, overwrite=overwrite)
     options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
     config = getattr(model, "config", model)
     if isinstance(config, type):
@@ -157,7 +157,7 @@ class Connector:
         config = getattr(model, "config", model)
         options: dict[str, Any] = {"dtype": dtype, "overwrite": overwrite, "show_progress": show_progress}
         target = Path(output_path).expanduser() if output_path is not None else self.local_path
-        refuse_existing(target, overwrite=overwrite, reads=[self.path])
+        check_target(target, overwrite=overwrite, reads=[self.path])
         tokenizer: Any = None
         checkpoint = _to_export(self.path)
         if not checkpoint.is_nemo2:

@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from nemo2.advice import advice
 from nemo2.checkpoint.changes import tokenizer_settings
 from nemo2.checkpoint.context import write_parts
 from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
@@ -36,6 +35,7 @@ from nemo2.checkpoint.reading import locate
 from nemo2.checkpoint.untrusted import COMMON
 from nemo2.checkpoint.writing import without_crc
 from nemo2.errors import CheckpointError
+from nemo2.files import refuse_existing
 from nemo2.hugging_face.streams import Planned, Stretch, There, grouped, progress_bar, refuse_full_disk, write_files
 from nemo2.hugging_face.tensor_source import TensorSource
 from nemo2.models.conversion.table import Entry
@@ -107,8 +107,8 @@ def write_checkpoint(
     return final
 
 
-def refuse_existing(target: Path, *, overwrite: bool, reads: Sequence[Path | str] = ()) -> None:
-    """Called before anything is downloaded or read.
+def check_target(target: Path, *, overwrite: bool, reads: Sequence[Path | str] = ()) -> None:
+    """Refuse a folder that must not be replaced, before anything is downloaded or read.
 
     Args:
         target: The folder to write.
@@ -116,15 +116,12 @@ def refuse_existing(target: Path, *, overwrite: bool, reads: Sequence[Path | str
         reads: The checkpoints and folders that are read.
 
     Raises:
-        CheckpointError: ``target`` exists and must not be replaced: ``overwrite`` is False, or it holds one of ``reads`` or
-            checkpoints of runs.
+        OutputExists: ``target`` exists, and ``overwrite`` is False.
+        CheckpointError: ``target`` holds one of ``reads`` or checkpoints of runs.
     """
+    refuse_existing(target, overwrite=overwrite)
     if not target.exists():
         return
-    if not overwrite:
-        raise CheckpointError(
-            f"{target} exists: use {advice('--overwrite', 'overwrite=True')} to replace it, or another directory."
-        )
     whole = target.resolve()
     lost = [path for path in map(Path, reads) if path.resolve().is_relative_to(whole)] or checkpoints_of_runs(target)
     if lost:
@@ -138,9 +135,9 @@ def new_folder(target: Path, num_bytes: int, *, overwrite: bool, reads: Sequence
     """A temporary folder beside ``target``, which the caller fills and renames. After a failure nothing remains.
 
     Raises:
-        CheckpointError: see `refuse_existing`; or the disk has no room, or a write failed.
+        CheckpointError: see `check_target`; or the disk has no room, or a write failed.
     """
-    refuse_existing(target, overwrite=overwrite, reads=reads)
+    check_target(target, overwrite=overwrite, reads=reads)
     temporary = temporary_name(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ def merge_lora(
         CheckpointError: there is no checkpoint, it is not of a PEFT run, or ``output_path`` exists.
     """
     from nemo2.hugging_face.checkpoint import Checkpoint
-    from nemo2.hugging_face.importing import refuse_existing
+    from nemo2.hugging_face.importing import check_target
     from nemo2.llm.signatures import only_defaults
     from nemo2.peft.merge import merge
     from nemo2.strategies.set_up import set_up
@@ -79,7 +79,7 @@ def merge_lora(
     only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))
     checkpoint, target = Checkpoint.open(lora_checkpoint_path).require_nemo2(), Path(output_path)
     base = (checkpoint.base or "").removeprefix(HUGGING_FACE)
-    refuse_existing(target, overwrite=overwrite, reads=[checkpoint.path, *([base] if base else [])])
+    check_target(target, overwrite=overwrite, reads=[checkpoint.path, *([base] if base else [])])
     model: Any = checkpoint.model()
     if not isinstance(model.model_transform, PEFT):
         raise CheckpointError(f"{checkpoint.path} does not come from a PEFT run: its context names no method.")

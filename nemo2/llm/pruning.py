@@ -23,7 +23,7 @@ from nemo2.backend import get_backend
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.data.mock import MockDataModule
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.hugging_face.importing import refuse_existing
+from nemo2.hugging_face.importing import check_target
 from nemo2.llm.importances import importances_of
 from nemo2.llm.inference import loaded
 from nemo2.llm.pruned import LAYERS, Sizes
@@ -88,7 +88,7 @@ def prune(
         legacy_ckpt=(legacy_ckpt, False),
     )
     target = Path(save_path)
-    refuse_existing(target, overwrite=overwrite, reads=[Checkpoint.open(nemo_checkpoint).path] if overwrite else [])
+    check_target(target, overwrite=overwrite, reads=[Checkpoint.open(nemo_checkpoint).path] if overwrite else [])
     layout: dict[str, Any] = {"tensor_model_parallel_size": tp_size, "pipeline_model_parallel_size": pp_size}
     ends = {
         "num_layers_in_first_pipeline_stage": num_layers_in_first_pipeline_stage,

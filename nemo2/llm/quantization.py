@@ -13,6 +13,7 @@ from nemo2.backend.extras import install
 from nemo2.checkpoint.directory import take_place, temporary_name
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, DataError
+from nemo2.files import refuse_existing
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.exported import DTYPES, Form, dtype_of, own_dtype
 from nemo2.llm.signatures import only_defaults
@@ -127,8 +128,7 @@ def ptq(
         trust_remote_code=(trust_remote_code, False),
     )
     settings, target = quantization_config or QuantizationConfig(), Path(export_config.path)
-    if target.exists():
-        raise ConfigError(f"ExportConfig.path={export_config.path!r} already exists. Set another path, or remove it.")
+    refuse_existing(target)
     if importlib.util.find_spec("modelopt") is None:
         raise ConfigError(
             f"Quantization requires NVIDIA's ModelOpt, which is not installed: {install('quantize')}. "

@@ -182,7 +182,7 @@ def test_files_are_not_changed_or_passed_over_in_silence(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     Path("script.py").write_text("import nemo\n", "utf-8")
     assert main(["translate", "script.py", "--output", "script.py"]) == 2
-    assert "--output script.py: the file exists" in capsys.readouterr().err
+    assert "script.py exists: use another name, or delete what is there." in capsys.readouterr().err
     assert Path("script.py").read_text("utf-8") == "import nemo\n"
     Path("samples.jsonl").write_text('{"input": "a", "output": "b"}\n', "utf-8")
     assert main(["data", "preview", "samples.jsonl", "data.seq_length=3", "--seq-length", "4"]) == 2

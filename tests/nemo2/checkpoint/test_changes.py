@@ -179,7 +179,7 @@ def corpus(prefix: Path, text: str = "one text " * 40_000, **options: Any) -> An
     if text:
         documents = (text[: len(text) // 2], text[len(text) // 2 :])
         prefix.with_suffix(".jsonl").write_text("\n".join(json.dumps({"text": one}) for one in documents))
-        prepare_data(prefix.with_suffix(".jsonl"), prefix, ByteTokenizer())
+        prepare_data(prefix.with_suffix(".jsonl"), prefix, ByteTokenizer(), overwrite=True)
     settings = {"paths": str(prefix), "split": "1,0,0"} | options
     return PreTrainingDataModule(
         seq_length=16, tokenizer=ByteTokenizer(), num_train_samples=4, num_workers=0, **settings

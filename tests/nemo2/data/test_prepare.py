@@ -17,7 +17,7 @@ from nemo2.data.documents import find_files
 from nemo2.data.prepare import prepare_data, read_sidecar
 from nemo2.data.stdlib import prepare_demo_data, python_stdlib_corpus
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
-from nemo2.errors import ConfigError, DataError
+from nemo2.errors import ConfigError, DataError, OutputExists
 
 BYTES = ByteTokenizer()
 
@@ -153,13 +153,22 @@ def test_the_temporary_files_of_a_killed_writer_are_deleted_by_the_next_and_thos
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out.bin", "out.idx", "out.json"]
 
 
+def test_a_file_of_records_is_not_replaced_by_the_description(tmp_path):
+    (tmp_path / "a.json").write_text('[{"text": "one"}]')
+    with pytest.raises(OutputExists, match=r"a\.json exists"):
+        prepare_data(tmp_path / "a.json", tmp_path / "a", BYTES)
+    assert (tmp_path / "a.json").read_text() == '[{"text": "one"}]'
+
+
 def test_an_interrupted_run_leaves_the_earlier_files(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("first")
     prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
     (tmp_path / "a.txt").write_text("second")
     monkeypatch.setattr("nemo2.data.prepare.sha256", lambda path: (_ for _ in ()).throw(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(OutputExists, match="overwrite=True"):
         prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES, overwrite=True)
     assert documents(tmp_path / "d") == ["first"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.txt", "d.bin", "d.idx", "d.json"]
 

@@ -191,7 +191,7 @@ def test_a_corpus_made_with_another_tokenizer_is_refused(tmp_path):
     other = train_bpe(tmp_path / "t.txt", 270, tmp_path / "other.json", ("<|endoftext|>", "<pad>"))
     prepare_data(tmp_path / "t.txt", tmp_path / "d", one)
     assert len(datasets(module(tmp_path / "d", tokenizer=one, split="1"), "fit")["train"]) > 0
-    prepare_data(tmp_path / "t.txt", tmp_path / "d", other)
+    prepare_data(tmp_path / "t.txt", tmp_path / "d", other, overwrite=True)
     with pytest.raises(DataError, match="was prepared with another tokenizer"):
         module(tmp_path / "d", tokenizer=one, split="1").setup("fit")
 

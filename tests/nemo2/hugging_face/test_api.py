@@ -15,7 +15,7 @@ import nemo2 as nl
 from nemo2 import llm
 from nemo2.checkpoint.context import load_context
 from nemo2.cli.app import app
-from nemo2.errors import CheckpointError, ConfigError, SecurityError
+from nemo2.errors import CheckpointError, ConfigError, OutputExists, SecurityError
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.identify import identify
 from support import resharding
@@ -121,13 +121,13 @@ def test_what_stands_there_is_replaced_only_where_it_is_asked_for(released: Path
     target = tmp_path / "in"
     target.mkdir()
     (target / "mine").write_text("x")
-    with pytest.raises(CheckpointError, match="exists: use overwrite=True"):
+    with pytest.raises(OutputExists, match="overwrite=True"):
         llm.import_ckpt(None, str(released), target)
     assert os.listdir(target) == ["mine"]
     llm.import_ckpt(None, str(released), target, overwrite=True)
     out = llm.export_ckpt(target)
     assert out == target / "hf", "NeMo's default"
-    with pytest.raises(CheckpointError, match="exists: use overwrite=True"):
+    with pytest.raises(OutputExists, match="overwrite=True"):
         llm.export_ckpt(target)
     assert identify(target, verify=True).problems == []
 

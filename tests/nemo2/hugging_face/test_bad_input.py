@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nemo2.errors import CheckpointError, ConfigError, SecurityError
+from nemo2.errors import CheckpointError, ConfigError, OutputExists, SecurityError
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -302,7 +302,7 @@ def test_a_target_that_exists_is_replaced_only_if_asked(tmp_path: Path) -> None:
         target = tmp_path / name
         target.mkdir()
         (target / "mine.txt").write_text("kept")
-        with pytest.raises(CheckpointError, match="exists: use overwrite=True"):
+        with pytest.raises(OutputExists, match="overwrite=True"):
             convert(begin, target)
         assert (target / "mine.txt").read_text() == "kept"
         convert(begin, target, overwrite=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.errors import CheckpointError, ConfigError
+from nemo2.errors import ConfigError, OutputExists
 from support import answering_runs, small_runs
 
 SIZES = {"num_layers": 3, "num_query_groups": 2}
@@ -200,7 +200,7 @@ def test_what_is_not_pruned_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="legacy_ckpt=True: nemo2 prunes models with their own tokenizer"):
         llm.prune("run", str(tmp_path / "new"), llm.PruningConfig(drop_layers=[1]), legacy_ckpt=True)
-    with pytest.raises(CheckpointError, match="exists: use"):
+    with pytest.raises(OutputExists, match="overwrite=True"):
         llm.prune("run", str(tmp_path), llm.PruningConfig(drop_layers=[1]))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nemo2 import llm
-from nemo2.errors import ConfigError
+from nemo2.errors import ConfigError, OutputExists
 
 
 def test_without_modelopt_it_is_told_how_to_get_it_and_what_to_run_instead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,5 +76,5 @@ def test_a_release_is_read_in_the_requested_dtype_and_written_whole_or_not_at_al
     failing.clear()
     assert llm.ptq("hf://a/b", to, forward_loop=lambda model: None) == tmp_path / "quantised"
     assert read == {"dtype": torch.bfloat16} and [path.name for path in tmp_path.iterdir()] == ["quantised"]
-    with pytest.raises(ConfigError, match="already exists"):
+    with pytest.raises(OutputExists, match="delete what is there"):
         llm.ptq("hf://a/b", to, forward_loop=lambda model: None)
