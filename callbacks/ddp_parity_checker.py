@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from nemo2 import ranks
-from nemo2.callbacks.steps import require_counts
 from nemo2.config.capture import configurable
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.parallel.inspection import named_parameters
 

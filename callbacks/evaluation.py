@@ -8,9 +8,9 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 import torch
 
-from nemo2.callbacks.steps import require_counts
 from nemo2.checkpoint.model_checkpoint import ends_now
 from nemo2.config.capture import configurable
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.evaluation import figures
 from nemo2.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown

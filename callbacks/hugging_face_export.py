@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 from nemo2.checkpoint.directory import temporary_name, trash_name, without_last
 from nemo2.checkpoint.lineage import why_writing_is_refused
 from nemo2.config.capture import configurable
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.place import OF_A_RANK
 
@@ -56,9 +57,7 @@ class HuggingFaceExportCallback(pl.Callback):
         keep: Optional[int] = None,
         dtype: Optional[Literal["bf16", "fp16", "fp32"]] = None,
     ) -> None:
-        for name, value in (("every_n_saves", every_n_saves), ("keep", keep)):
-            if value is not None and value < 1:
-                raise ConfigError(f"HuggingFaceExportCallback.{name}={value}: must be at least 1, or None.")
+        require_counts("HuggingFaceExportCallback", others=(None,), every_n_saves=every_n_saves, keep=keep)
         if every_n_saves is None and not at_end:
             raise ConfigError(
                 "HuggingFaceExportCallback would export nothing. Set every_n_saves (for example 1), or leave "

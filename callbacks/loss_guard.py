@@ -12,10 +12,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from nemo2 import ranks
-from nemo2.callbacks.steps import require_counts
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.names import did_you_mean
 

@@ -9,8 +9,9 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 import torch
 
-from nemo2.callbacks.steps import chosen_ranks, count_problems
+from nemo2.callbacks.steps import chosen_ranks
 from nemo2.config.capture import configurable
+from nemo2.counts import count_problems
 from nemo2.errors import ConfigError
 from nemo2.run_dir.directory import directory_of
 
@@ -46,7 +47,7 @@ class MemoryProfileCallback(pl.Callback):
     ) -> None:
         problems: list[str] = []
         self.ranks = chosen_ranks("MemoryProfileCallback", ranks, problems) if ranks else []
-        problems += count_problems("MemoryProfileCallback", "max_entries", max_entries, least=1)
+        problems += count_problems("MemoryProfileCallback", max_entries=max_entries)
         if problems:
             raise ConfigError("\n".join(problems))
         self.dir = dir

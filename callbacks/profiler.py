@@ -8,8 +8,9 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 import torch
 
-from nemo2.callbacks.steps import count_problems, step_range_problems
+from nemo2.callbacks.steps import step_range_problems
 from nemo2.config.capture import configurable
+from nemo2.counts import count_problems
 from nemo2.errors import ConfigError
 from nemo2.run_dir.directory import directory_of
 from nemo2.trace.report import TRACES
@@ -49,8 +50,8 @@ class PytorchProfilerCallback(pl.Callback):
     ) -> None:
         problems = [
             *step_range_problems(_OWNER, start_step, end_step),
-            *count_problems(_OWNER, "warmup_steps", warmup_steps, least=0),
-            *count_problems(_OWNER, "active_steps", active_steps, least=1),
+            *count_problems(_OWNER, least=0, warmup_steps=warmup_steps),
+            *count_problems(_OWNER, active_steps=active_steps),
         ]
         if not problems and end_step <= start_step + warmup_steps:
             problems.append(

@@ -8,8 +8,8 @@ from typing import Any
 import lightning.pytorch as pl
 
 from nemo2.callbacks.consumption import consumed_by, sampler_of, seconds_per
-from nemo2.callbacks.steps import require_counts
 from nemo2.config.capture import configurable
+from nemo2.counts import require_counts
 
 
 @configurable

@@ -4,29 +4,14 @@
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from nemo2.errors import ConfigError
-
-
-def count_problems(owner: str, name: str, value: Any, *, least: int) -> list[str]:
-    """Why ``value`` is not an integer of at least ``least``. Empty for a valid value."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
-        return []
-    return [f"{owner}.{name}={value!r} must be a whole number of at least {least}."]
-
-
-def require_counts(owner: str, *, least: int = 1, **counts: Any) -> None:
-    """Raise ConfigError unless every argument of a callback in ``counts`` is an integer of at least ``least``."""
-    if problems := [
-        problem for name, value in counts.items() for problem in count_problems(owner, name, value, least=least)
-    ]:
-        raise ConfigError("\n".join(problems))
+from nemo2.counts import count_problems, is_count
 
 
 def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]:
     """Why ``[start_step, end_step)`` is not a range of steps, counted from 0. Empty for a valid range."""
     problems = [
-        *count_problems(owner, "start_step", start_step, least=0),
-        *count_problems(owner, "end_step", end_step, least=1),
+        *count_problems(owner, least=0, start_step=start_step),
+        *count_problems(owner, end_step=end_step),
     ]
     if not problems and end_step <= start_step:
         problems.append(
@@ -43,6 +28,6 @@ def chosen_ranks(owner: str, ranks: Optional[Sequence[int]], problems: list[str]
     problems += [
         f"{owner}.ranks contains {rank!r}, which is not a rank. Ranks count from 0."
         for rank in chosen
-        if count_problems(owner, "ranks", rank, least=0)
+        if not is_count(rank, least=0)
     ]
     return chosen

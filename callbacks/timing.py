@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 from nemo2.backend import get_backend
 from nemo2.callbacks.consumption import global_batch
 from nemo2.config.capture import configurable
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.models.flops import model_flops_per_step
 from nemo2.names import did_you_mean
@@ -52,8 +53,7 @@ class TimingCallback(pl.Callback):
         if settings.get("reduction", "mean") != "mean":
             raise ConfigError(f"TimingCallback.timer_kwargs['reduction']={settings['reduction']!r}: must be 'mean'.")
         buffer_size = settings.get("buffer_size")
-        if buffer_size is not None and buffer_size < 1:
-            raise ConfigError(f"TimingCallback.timer_kwargs['buffer_size']={buffer_size}: must be at least 1.")
+        require_counts("TimingCallback.timer_kwargs", others=(None,), buffer_size=buffer_size)
         self.log_tokens_per_sec = log_tokens_per_sec
         self.timer_kwargs = settings
         self._durations: deque[float] = deque(maxlen=buffer_size)

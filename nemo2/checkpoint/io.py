@@ -61,6 +61,7 @@ from nemo2.checkpoint.writer_process import persistently
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning, with_reason
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
+from nemo2.counts import require_counts
 from nemo2.errors import (
     LOST_PEER,
     ON_ANOTHER_RANK,
@@ -119,10 +120,7 @@ class MegatronCheckpointIO(CheckpointIO):
     ) -> None:
         if save_timeout_seconds is not None and save_timeout_seconds <= 0:
             raise ConfigError(f"save_timeout_seconds={save_timeout_seconds}: must be more than 0 seconds, or None.")
-        if torch_dist_multiproc is not None and torch_dist_multiproc < 1:
-            raise ConfigError(
-                f"strategy.ckpt_torch_dist_multiproc={torch_dist_multiproc}: must be a whole number of at least 1, or None."
-            )
+        require_counts("strategy", others=(None,), ckpt_torch_dist_multiproc=torch_dist_multiproc)
         if save_ckpt_format != "torch_dist":
             raise ConfigError(
                 f"strategy.save_ckpt_format={save_ckpt_format!r}: Megatron-Core no longer supports other formats. Set "

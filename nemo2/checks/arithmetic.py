@@ -2,7 +2,6 @@
 """Arithmetic for the messages of rules: divisors and nearby multiples."""
 
 import math
-from typing import TypeGuard
 
 
 def nearest(value: int, unit: int) -> str:
@@ -20,8 +19,3 @@ def divisors_of(value: int) -> list[int]:
     """All divisors of a positive number, ascending."""
     low = [size for size in range(1, math.isqrt(max(0, value)) + 1) if value % size == 0]
     return sorted({*low, *(value // size for size in low)})
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    """Whether the value is a whole number of at least 1, and not a boolean."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Optional
 
 from nemo2.backend import extras
-from nemo2.checks.arithmetic import is_count
+from nemo2.counts import is_count
 from nemo2.errors import ConfigError
 from nemo2.overlap.apply import overlap_callbacks
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout

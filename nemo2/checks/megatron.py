@@ -14,10 +14,10 @@ from pathlib import Path
 import fiddle as fdl
 
 import nemo2
-from nemo2.checks.arithmetic import is_count
 from nemo2.checks.facts import Facts, read_facts
 from nemo2.config.derivations import Setting
 from nemo2.config.walk import place_of, who_set
+from nemo2.counts import is_count
 from nemo2.settle.parts import node_at
 
 AGREES = "megatron-core-agrees"

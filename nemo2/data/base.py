@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from nemo2 import ranks
 from nemo2.advice import own_data
+from nemo2.counts import is_count
 from nemo2.data.batch_size import check_positive
 from nemo2.data.blend import SPLITS
 from nemo2.data.inputs import Comparison, Input, compare_all, with_hashes
@@ -112,7 +113,7 @@ class MegatronDataModule(LightningDataModule):
         super().__init__()
         # Megatron-Core's index builder divides by this number and would crash the process.
         check_positive("seq_length", seq_length)
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
+        if not is_count(num_workers, least=0):
             raise ConfigError(
                 f"num_workers={num_workers!r}: must be a whole number of at least 0; with 0, the training process "
                 "loads the data."

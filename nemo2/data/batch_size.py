@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
 
 
@@ -153,5 +154,4 @@ def check_positive(name: str, value: Any) -> None:
     Raises:
         ConfigError: ``value`` isn't a whole number of at least 1.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: must be a whole number of at least 1.", rule="batches-are-counts")
+    require_counts("", rule="batches-are-counts", **{name: value})

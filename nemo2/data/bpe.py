@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Union
 
+from nemo2.counts import is_count
 from nemo2.data.documents import BadInput, Inputs, OnBadLine, find_files, read_documents
 from nemo2.data.tokenizer import END_OF_DOCUMENT, BPETokenizer
 from nemo2.errors import ConfigError, DataError
@@ -42,7 +43,7 @@ def train_bpe(
         DataError: there is no text, or some of it is unreadable.
     """
     least = _BYTES + len(special_tokens)
-    if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < least:
+    if not is_count(vocab_size, least):
         raise ConfigError(
             f"vocab_size={vocab_size!r}: must be at least {least}, for the {_BYTES} bytes and the "
             f"{len(special_tokens)} special tokens."

@@ -22,6 +22,7 @@ from typing import Any, Optional, Union
 
 from nemo2.backend.extras import install
 from nemo2.config.capture import configurable
+from nemo2.counts import require_counts
 from nemo2.data.hub import asking_hub
 from nemo2.errors import ConfigError, DataError
 
@@ -464,8 +465,7 @@ class NullTokenizer(Tokenizer):
     """
 
     def __init__(self, vocab_size: int) -> None:
-        if isinstance(vocab_size, bool) or not isinstance(vocab_size, int) or vocab_size < 2:
-            raise ConfigError(f"NullTokenizer.vocab_size={vocab_size!r}: must be a whole number of at least 2.")
+        require_counts("NullTokenizer", least=2, vocab_size=vocab_size)
         self._vocab_size = vocab_size
 
     @property

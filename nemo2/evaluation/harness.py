@@ -21,6 +21,7 @@ from megatron.core import parallel_state
 from nemo2 import ranks
 from nemo2.advice import advice
 from nemo2.backend.extras import install
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.evaluation import task_files
 from nemo2.evaluation.answers import Answers
@@ -108,9 +109,8 @@ def refuse_counts(*, limit: Optional[int], num_fewshot: Optional[int]) -> None:
     Raises:
         ConfigError: a number isn't a whole number in its range.
     """
-    for name, value, least in (("limit", limit, 1), ("num_fewshot", num_fewshot, 0)):
-        if value is not None and (type(value) is not int or value < least):
-            raise ConfigError(f"{name}={value!r}: must be a whole number of at least {least}, or None.")
+    require_counts("", others=(None,), limit=limit)
+    require_counts("", least=0, others=(None,), num_fewshot=num_fewshot)
 
 
 def refuse_unknown(tasks: Sequence[str], task_folder: Optional[Path], *, trust_tasks: bool = False) -> Any:

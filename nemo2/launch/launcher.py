@@ -13,6 +13,7 @@ import nemo_run
 
 from nemo2.advice import advice, own_data
 from nemo2.checkpoint.auto_resume import refuse_unresumable
+from nemo2.counts import require_counts
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch.announce import print_end, print_start
@@ -92,8 +93,7 @@ def launch(
     recipe = copy.deepcopy(recipe)
     chosen, requested = devices is not None, executor
     executor, settings, machine = place_of(executor, gpu)
-    if isinstance(chain, bool) or not isinstance(chain, int) or chain < 1:
-        raise ConfigError(f"chain={chain!r}: must be a whole number of at least 1.")
+    require_counts("", chain=chain)
     if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another. Remove chain.")
     if check:
@@ -283,9 +283,7 @@ def apply_shape(
     Raises:
         ConfigError: ``devices`` or ``nodes``, or the trainer's, are not valid numbers.
     """
-    for field, value in (("devices", devices), ("nodes", nodes)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(f"{field}={value!r}: must be a whole number of at least 1.")
+    require_counts("", others=(None,), devices=devices, nodes=nodes)
     trainer = _get(recipe, "trainer")
     log = _get(recipe, "log")
     if trainer is not None:

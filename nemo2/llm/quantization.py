@@ -12,6 +12,7 @@ from typing import Any, Optional
 from nemo2.backend.extras import install
 from nemo2.checkpoint.directory import take_place, temporary_name
 from nemo2.config.capture import configurable
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError, DataError
 from nemo2.files import refuse_existing
 from nemo2.hugging_face.checkpoint import Checkpoint
@@ -47,9 +48,8 @@ class QuantizationConfig:
     def __post_init__(self) -> None:
         if self.algorithm not in _CONFIGS:
             raise ConfigError(f"QuantizationConfig.algorithm={self.algorithm!r}: must be one of {', '.join(_CONFIGS)}.")
-        for name in ("calibration_dataset_size", "calibration_batch_size", "calibration_seq_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"QuantizationConfig.{name}={getattr(self, name)}: must be at least 1.")
+        names = "calibration_dataset_size", "calibration_batch_size", "calibration_seq_len"
+        require_counts("QuantizationConfig", **{name: getattr(self, name) for name in names})
 
 
 @configurable

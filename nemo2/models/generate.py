@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nemo2.backend import get_backend
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.models.decoding import (
     Decoder,
@@ -120,16 +121,14 @@ def generate(
             model; or the model's layout doesn't support generation.
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens={max_new_tokens} must be at least 1.")
+    require_counts("", max_new_tokens=max_new_tokens)
     refuse_another_vocabulary(model, tokenizer.vocab_size)
     ids = read_prompts(tokenizer, prompts, max_sequence_length=max_sequence_length, add_bos=add_bos)
     rows = _rows(tokenizer, prompts, ids, max_new_tokens, max_sequence_length, seed)
     ends = {getattr(tokenizer, "eos_id", None), *end_ids}
     by_length = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
     size = len(rows) if max_batch_size is None else max_batch_size
-    if size < 1:
-        raise ConfigError(f"max_batch_size={max_batch_size} must be at least 1, or None for all prompts at once.")
+    require_counts("", others=(None,), max_batch_size=max_batch_size)
     cached = core_of(model) if use_cache else None
     with torch.no_grad(), evaluating(model), without_sequence_parallelism(cached), with_plain_products(cached):
         for start in range(0, len(rows), size):

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Optional, TypeVar, Union
 
 from nemo2.config.capture import configurable
+from nemo2.counts import is_count
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 
@@ -243,7 +244,7 @@ def _problems(gemm: str, value: Optional[dict[str, Any]], layer: Mapping[str, An
         )
     for name in ("num_sm", "cga_size", "num_splits"):
         number = value.get(name, 1)
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        if not is_count(number):
             problems.append(f"{_NAME}.{gemm}.{name}={number!r} must be a positive whole number.")
     if value.get("atomic_gemm") and not quantized:
         problems.append(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional, Union
 
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
+from nemo2.counts import count_problems
 from nemo2.errors import ConfigError
 
 
@@ -95,13 +96,12 @@ class Layout:
     def size_problems(**sizes: Any) -> list[str]:
         """One sentence for each of the sizes, by short name, that is not an integer of at least 1. ``sp`` is not a
         size."""
-        return [
-            f"strategy.{SIZE_FIELDS[name]}={value!r}: must be a whole number of at least 1."
+        set_sizes = {
+            SIZE_FIELDS[name]: value
             for name, value in sizes.items()
-            if name in SIZE_FIELDS
-            and not (value is None and name in _OPTIONAL)
-            and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
-        ]
+            if name in SIZE_FIELDS and not (value is None and name in _OPTIONAL)
+        }
+        return count_problems("strategy", **set_sizes)
 
     @classmethod
     def of(cls, strategy: Any) -> "Layout":

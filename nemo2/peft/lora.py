@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
+from nemo2.counts import is_count
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
 from nemo2.parallel.norm_names import module_of_key
@@ -78,7 +79,7 @@ class LoRA(PEFT):
 
     def refuse_out_of_range(self) -> None:
         """Raise ConfigError for a setting that is out of range."""
-        if not isinstance(self.dim, int) or self.dim < 1:
+        if not is_count(self.dim):
             raise ConfigError(
                 f"peft.dim={self.dim!r}: the rank of {type(self).__name__}'s adapters must be a whole number, at least 1."
             )

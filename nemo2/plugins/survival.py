@@ -9,7 +9,7 @@ import nemo_run
 
 from nemo2.backend.extras import has, install
 from nemo2.callbacks.fault_tolerance import FaultToleranceCallback
-from nemo2.callbacks.steps import require_counts
+from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.plugins.editing import add_callback, set_variable, trainer_of
 from nemo2.run_dir.hang import HangWatchdog

@@ -23,6 +23,7 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
+from nemo2.counts import count_problems
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
@@ -127,15 +128,13 @@ class FSDP2Strategy(TorchShardedStrategy):
         ckpt_save_part: Optional[Part] = None,
     ) -> None:
         tp = 1 if tensor_parallel_size == "auto" else tensor_parallel_size
-        problems = [
-            f"strategy.{name}={value!r}: must be 'auto' or a whole number of at least 1."
-            for name, value in (
-                ("data_parallel_size", data_parallel_size),
-                ("tensor_parallel_size", tensor_parallel_size),
-                ("context_parallel_size", context_parallel_size),
-            )
-            if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1)
-        ]
+        problems = count_problems(
+            "strategy",
+            others=("auto",),
+            data_parallel_size=data_parallel_size,
+            tensor_parallel_size=tensor_parallel_size,
+            context_parallel_size=context_parallel_size,
+        )
         if sequence_parallel:
             problems.append(
                 "strategy.sequence_parallel=True: with FSDP2Strategy the tensor-parallel plan shards the sequence "

@@ -181,7 +181,7 @@ def test_the_last_step_is_evaluated_and_logged_whatever_ends_training(run_on_ran
     ("arguments", "words"),
     [
         ({}, "nothing to measure"),
-        ({"texts": ["a"], "every_n_steps": 0}, "every_n_steps=0 must be a whole number"),
+        ({"texts": ["a"], "every_n_steps": 0}, "every_n_steps=0: must be a whole number"),
         ({"texts": ["a"], "at_end": False}, "would never run"),
         ({"texts": ["a"], "max_batch_size": 0}, "max_batch_size=0"),
         ({"tasks": ["a"], "limit": 0}, "limit=0"),

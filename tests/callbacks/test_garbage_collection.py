@@ -70,5 +70,5 @@ def test_validation_outside_training_is_left_alone(collected: list[int]) -> None
 
 @pytest.mark.parametrize("name", ["gc_interval_train", "gc_interval_val"])
 def test_an_interval_below_one_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}=0 must be a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=f"{name}=0: must be a whole number of at least 1"):
         GarbageCollectionCallback(**{"gc_interval_train": 5, "gc_interval_val": 5, name: 0})

@@ -144,8 +144,8 @@ def test_an_export_that_is_killed_leaves_nothing_and_the_next_is_made(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"every_n_saves": 0}, "every_n_saves=0: must be at least 1"),
-        ({"keep": 0}, "keep=0: must be at least 1"),
+        ({"every_n_saves": 0}, "every_n_saves=0: must be a whole number of at least 1, or None"),
+        ({"keep": 0}, "keep=0: must be a whole number"),
         ({"at_end": False}, "would export nothing"),
         ({"dtype": "int8"}, "dtype='int8'"),
     ],

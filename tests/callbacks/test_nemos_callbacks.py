@@ -334,7 +334,7 @@ def test_deepep_is_for_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch, caplog
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SpeedMonitor(window_size=0), "window_size=0 must be a whole number of at least 1"),
+        (lambda: SpeedMonitor(window_size=0), "window_size=0: must be a whole number of at least 1"),
         (lambda: SpeedMonitor(time_unit="hour"), "time_unit='hour': must be one of .*did you mean 'hours'"),
         (lambda: RuntimeEstimator("weeks"), "RuntimeEstimator.time_unit='weeks'"),
         (lambda: DdpParityChecker(-1), "interval=-1"),

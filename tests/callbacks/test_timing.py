@@ -61,7 +61,7 @@ def test_a_model_without_a_gpts_shape_gets_no_flops(monkeypatch: pytest.MonkeyPa
     ("settings", "words"),
     [
         ({"buffersize": 2}, "did you mean 'buffer_size'"),
-        ({"buffer_size": 0}, "must be at least 1"),
+        ({"buffer_size": 0}, "buffer_size=0: must be a whole number of at least 1"),
         ({"reduction": "max"}, "must be 'mean'"),
     ],
 )

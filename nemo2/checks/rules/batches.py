@@ -4,12 +4,13 @@
 from collections.abc import Iterator
 
 from nemo2.checks import domains
-from nemo2.checks.arithmetic import is_count, nearest
+from nemo2.checks.arithmetic import nearest
 from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.pipeline import VP
 from nemo2.checks.rules.world import CP, PP
+from nemo2.counts import is_count
 
 BATCHES = Topic("Batches and sequences")
 CORPUS = {"paths": "corpus", "seq_length": 128, "micro_batch_size": 8, "global_batch_size": 16}

@@ -7,10 +7,11 @@ from typing import Any, cast
 from megatron.core.transformer.utils import is_layer_window_attention
 from packaging.version import Version
 
-from nemo2.checks.arithmetic import is_count, nearest
+from nemo2.checks.arithmetic import nearest
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import CP, TP
+from nemo2.counts import is_count
 from nemo2.models.layers import rules as layers
 
 CONTEXT = Topic("Context parallelism")

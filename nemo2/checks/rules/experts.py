@@ -3,10 +3,11 @@
 
 from collections.abc import Iterator
 
-from nemo2.checks.arithmetic import divisors, is_count, nearest
+from nemo2.checks.arithmetic import divisors, nearest
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import EP, ETP, TP
+from nemo2.counts import is_count
 from nemo2.models.layers import rules as layers
 
 EXPERTS = Topic("Experts", recipe="deepseek_v2_lite")

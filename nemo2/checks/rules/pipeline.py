@@ -4,10 +4,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from nemo2.checks.arithmetic import divisors, is_count, nearest
+from nemo2.checks.arithmetic import divisors, nearest
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.world import PP
+from nemo2.counts import is_count
 
 PIPELINE = Topic("Pipeline parallelism")
 VP = "strategy.virtual_pipeline_model_parallel_size"

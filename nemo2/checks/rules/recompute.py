@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Optional
 
-from nemo2.checks.arithmetic import divisors, is_count
+from nemo2.checks.arithmetic import divisors
 from nemo2.checks.facts import Facts
 from nemo2.checks.rule import Topic
+from nemo2.counts import is_count
 
 RECOMPUTE = Topic("Recomputation and offloading")
 

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from nemo2.checks import domains
-from nemo2.checks.arithmetic import divisors, is_count
+from nemo2.checks.arithmetic import divisors
 from nemo2.checks.domains import out_of_range
 from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
 from nemo2.config.walk import class_of
+from nemo2.counts import is_count
 from nemo2.names import did_you_mean
 
 SHAPE = Topic("The model", needs_sizes=False)

@@ -14,6 +14,7 @@ from typing import Optional
 import numpy as np
 
 from nemo2.config.capture import configurable
+from nemo2.counts import is_count
 from nemo2.errors import ConfigError, DataError
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class PackedSequenceSpecs:
 
     def __post_init__(self) -> None:
         size = self.packed_sequence_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < -1:
+        if not is_count(size, least=-1):
             raise ConfigError(f"packed_sequence_size={size!r}: must be a number of tokens, or -1 for no packing.")
         for name in ("packed_train_data_path", "packed_val_data_path"):
             if str(getattr(self, name) or "").endswith(".npy"):

@@ -87,10 +87,10 @@ def test_context_parallel_messages_are_told_from_others_with_their_hidden_share(
         ({"start_step": 1, "end_step": 3, "warmup_steps": 2}, "Set end_step to 4 or more"),
         (
             {"start_step": -1, "end_step": 2},
-            "PytorchProfilerCallback.start_step=-1 must be a whole number of at least 0",
+            "PytorchProfilerCallback.start_step=-1: must be a whole number of at least 0",
         ),
         ({"start_step": 1.5, "end_step": 2}, "start_step=1.5"),
-        ({"start_step": 0, "end_step": 2, "warmup_steps": True}, "warmup_steps=True must be a whole number"),
+        ({"start_step": 0, "end_step": 2, "warmup_steps": True}, "warmup_steps=True: must be a whole number"),
         ({"start_step": -1, "end_step": 0, "active_steps": 0}, "start_step=-1.*\n.*end_step=0.*\n.*active_steps=0"),
         ({"start_step": 0, "end_step": 2, "active_steps": 0}, "active_steps=0"),
     ],
