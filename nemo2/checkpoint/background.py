@@ -27,6 +27,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ign
 from nemo2 import ranks
 from nemo2.backend import get_backend
 from nemo2.checkpoint import writer_process
+from nemo2.helper_signals import IGNORED
 
 IN_FLIGHT = 2
 """The number of concurrent saves. Each holds a copy of this rank's state in memory."""
@@ -168,6 +169,7 @@ class _Process:
         job = {
             "files": [[image.descriptor, path] for image, path in files],
             "record": record,
+            "ignored_signals": IGNORED,
             # The signal comes when the thread that started it ends.
             "dies_with_parent": threading.current_thread() is threading.main_thread(),
         }

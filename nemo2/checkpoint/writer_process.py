@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that writes one rank's files of one checkpoint in the background.
 
-It is started by path, in isolated mode, and imports only the standard library. It therefore needs tens of milliseconds
-and megabytes, no torch, and nothing of its parent except the descriptors that it receives. The parent has filled memory
-with the files' contents (`background`), so training can continue. ``argv[1]`` is the job as JSON: ``files``, a list of
-``[descriptor, path]``, ``record`` (see `write`), and ``dies_with_parent``. The process writes a dot to standard output
-every second and finally one line of JSON: ``hashes``, the SHA-256 of each file by its path, or ``error``, with
-``errno``. Standard input is never written to: its end means that the parent has ended, which ends this process.
+It is started by path, in isolated mode, and imports only the standard library. It therefore needs tens of
+milliseconds and megabytes, no torch, and nothing of its parent except the descriptors that it receives. The parent
+has filled memory with the files' contents (`background`), so training can continue. ``argv[1]`` is the job as JSON:
+``files``, a list of ``[descriptor, path]``, ``record`` (see `write`), ``ignored_signals`` and ``dies_with_parent``.
+The process writes a dot to standard output every second and finally one line of JSON: ``hashes``, the SHA-256 of each
+file by its path, or ``error``, with ``errno``. Standard input is never written to: its end means that the parent has
+ended, which ends this process.
 """
 
 import contextlib
@@ -102,6 +103,8 @@ def _write_record(path: str, hashes: dict[str, str]) -> None:
 
 def main() -> None:
     job = json.loads(sys.argv[1])
+    for number in job["ignored_signals"]:
+        signal.signal(number, signal.SIG_IGN)
     if job["dies_with_parent"]:
         _die_with_parent()
     answer: list[dict[str, Any]] = []
@@ -137,7 +140,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        # The run handles these signals, and may still need this checkpoint. This process ends with the run.
-        signal.signal(_number, signal.SIG_IGN)
     main()

@@ -15,6 +15,8 @@ from typing import Any, Optional
 
 from torch.utils.data import DataLoader
 
+from nemo2.helper_signals import IGNORED
+
 
 def outliving_signals(dataloader: Any) -> Any:
     """The loader, whose workers end with their rank, and not by a signal from elsewhere."""
@@ -33,8 +35,9 @@ class _IgnoreSignals:
     then: Optional[Callable[[int], Any]]
 
     def __call__(self, worker: int) -> None:
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_IGN)
+        for number in IGNORED:
+            if number != signal.SIGTERM:
+                signal.signal(number, signal.SIG_IGN)
         # Blocked in all threads, of which this process has only one yet, so that one thread can see who sent it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         parent = multiprocessing.parent_process()

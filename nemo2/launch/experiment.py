@@ -20,6 +20,7 @@ import fiddle as fdl
 import nemo_run
 from nemo_run.config import get_nemorun_home
 
+from nemo2.advice import again
 from nemo2.config.serialize import to_json
 from nemo2.errors import EXIT_PREEMPTED
 from nemo2.launch.failure import explain_failure
@@ -39,7 +40,7 @@ from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.launch.stream import STARTING, RunDisplay
 from nemo2.launch.trusted_files import KERNEL_CACHE, refuse_untrusted_kernel_cache
 from nemo2.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
-from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
+from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
 from nemo2.run_dir.parent_watchdog import LAUNCHER_VARIABLE, process_identity
 from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
 
@@ -144,7 +145,7 @@ def on_experiment(
         if not local:  # nemo-run shows the log
             for job in experiment.jobs:
                 job.wait()
-        state = _follow(experiment, log_dir, before) if local else _status(experiment)
+        state = _follow(experiment, log_dir, before, faults=staging / "faults") if local else _status(experiment)
     file = staging / "run_dir"
     run_dir = Path(file.read_text(encoding="utf-8")) if file.is_file() else None
     result = {"experiment_id": experiment_id, "log_dir": log_dir, "run_dir": run_dir}
@@ -216,10 +217,11 @@ def describe(executor: Any, title: str) -> str:
     )
 
 
-def _follow(experiment: Any, log_dir: Path, before: set[int]) -> str:
+def _follow(experiment: Any, log_dir: Path, before: set[int], *, faults: Path) -> str:
     """Show the run until it ends. Returns nemo-run's word for its end.
 
-    If this process is interrupted, the ranks are ended. ``before`` are the child processes that existed before them.
+    If this process is interrupted, the ranks are ended. ``before`` are the child processes that existed before them, and
+    ``faults`` is the folder of the ranks' errors.
     """
     display = RunDisplay(log_dir, waiting=STARTING)
     interval, next_look, status = 0.2, 0.0, "UNKNOWN"
@@ -234,9 +236,12 @@ def _follow(experiment: Any, log_dir: Path, before: set[int]) -> str:
             time.sleep(0.1)
     except BaseException:
         _end_ranks(before)  # before the display closes, which then shows what they saved
+        display.close(succeeded=False)
+        if not display.trained and not any(fault.step for fault in read_faults(faults)):
+            message = f"No step was finished, so nothing was trained or saved. To start again, run: {again()}"
+            print(message, file=sys.stderr, flush=True)
         raise
-    finally:
-        display.close(succeeded=status == "SUCCEEDED")
+    display.close(succeeded=status == "SUCCEEDED")
     return status
 
 

@@ -65,6 +65,8 @@ class RunDisplay:
         self._bar = TrainingBar() if is_terminal(self._out) else None
         self._followers: dict[tuple[str, Path], Follower] = {}
         self._held: list[str] = []
+        self.trained = False
+        """Whether a step was shown."""
         self._waits = bool(waiting) and self._bar is not None
         if self._waits:
             self._out.write(waiting)
@@ -103,6 +105,7 @@ class RunDisplay:
             return
         progress = parse_line(text)
         if progress is not None:
+            self.trained = True
             # The run continues, so the lines held back were not its end.
             self._release()
         if progress is None or self._bar is None:

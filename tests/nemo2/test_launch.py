@@ -21,7 +21,7 @@ import pytest
 from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2.config import Config, Partial
-from nemo2.errors import ConfigError, RuntimeFault
+from nemo2.errors import ConfigError, Preempted, RuntimeFault
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.exit_causes import rank_exits
 from nemo2.launch.experiment import prepare_executor
@@ -227,13 +227,18 @@ def test_a_terminal_says_that_the_ranks_start_until_their_first_output(logs, mon
     assert piped.getvalue() == ""
 
 
-def test_an_interrupted_run_shows_what_its_ranks_saved_while_they_ended(logs, monkeypatch, capsys):
+@pytest.mark.parametrize("step", [6, None])
+def test_an_interrupted_run_shows_what_its_ranks_saved_while_they_ended(step, tmp_path, logs, monkeypatch, capsys):
     from nemo2.launch import experiment
 
     job = logs(stderr="[default0]:first\n")
 
     def ended(_):
-        logs(stderr="[default0]:first\n[default0]:saved step=6. Run the same command again to resume.\n")
+        if step is not None:
+            monkeypatch.setenv(FAULT_DIR_VARIABLE, str(tmp_path))
+            monkeypatch.setattr("nemo2.run_dir.faults._step", None)
+            record_fault(Preempted("SIGTERM after step 6"), step=step)
+            logs(stderr="[default0]:first\n[default0]:saved step=6. Run the same command again to resume.\n")
 
     def interrupted(_):
         raise KeyboardInterrupt
@@ -241,10 +246,13 @@ def test_an_interrupted_run_shows_what_its_ranks_saved_while_they_ended(logs, mo
     monkeypatch.setattr(experiment, "stop_processes", ended)
     monkeypatch.setattr(experiment, "_status", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        experiment._follow(None, job, set())
+        experiment._follow(None, job, set(), faults=tmp_path)
     told = capsys.readouterr().err.splitlines()
     assert told[:2] == ["first", "ending the ranks; press Ctrl-C again to kill them"]
-    assert told[2:] == ["saved step=6. Run the same command again to resume."]
+    if step is None:
+        assert len(told) == 3 and "nothing was trained or saved" in told[2]
+    else:
+        assert told[2:] == ["saved step=6. Run the same command again to resume."]
 
 
 def test_a_growing_file_is_read_line_by_line(tmp_path):

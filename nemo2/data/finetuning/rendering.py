@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from nemo2.data.finetuning.sample import Malformed
 from nemo2.errors import ConfigError, SecurityError
+from nemo2.helper_signals import IGNORED
 
 _SCRIPT = Path(__file__).with_name("rendering_process.py")
 _PASSED_ON = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ")
@@ -150,6 +151,7 @@ class Renderer:
             "memory_bytes": self.memory_bytes,
             "output_characters": self.output_characters,
             "folders": _folders_of_jinja(),
+            "ignored_signals": IGNORED,
         }
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(_SCRIPT), json.dumps(settings)],

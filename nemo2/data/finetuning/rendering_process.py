@@ -4,8 +4,8 @@
 A chat template is a program, so its time, its memory and its output are limited by the operating system, whichever of
 Jinja's operators and filters use them. The process may open no file for writing and start no process once its limits
 are set. It is started by path, in isolated mode, and imports only the standard library and Jinja. ``argv[1]`` holds the
-limits and Jinja's folders as JSON. A line of standard input is a request, lines of standard output are its replies,
-all JSON (`Renderer.render`). The end of standard input ends the process.
+limits, Jinja's folders and the signals to ignore as JSON. A line of standard input is a request, lines of
+standard output are its replies, all JSON (`Renderer.render`). The end of standard input ends the process.
 
 The environment of templates is the one that transformers, vLLM and other engines give them: Jinja's immutable sandbox
 with ``trim_blocks``, ``lstrip_blocks``, loop controls, ``raise_exception``, ``strftime_now``, a ``tojson`` that doesn't
@@ -193,8 +193,7 @@ def _virtual_bytes() -> int:
 def main() -> None:
     settings = json.loads(sys.argv[1])
     sys.path += [folder for folder in settings["folders"] if folder not in sys.path]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        # Launchers and Slurm signal all processes of a rank, which still needs this one for its last steps and its save.
+    for number in settings["ignored_signals"]:
         signal.signal(number, signal.SIG_IGN)
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     renderer = Renderer(settings["seconds"], settings["memory_bytes"], settings["output_characters"])

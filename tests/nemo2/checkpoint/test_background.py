@@ -252,6 +252,7 @@ def test_the_writers_answer_is_one_line_of_json(tmp_path):
         {
             "files": [[image.descriptor, str(tmp_path / "x")]],
             "record": str(tmp_path / "record"),
+            "ignored_signals": [],
             "dies_with_parent": False,
         }
     )
