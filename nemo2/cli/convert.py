@@ -16,7 +16,9 @@ from nemo2.files import refuse_existing
 
 _Dtype = Annotated[
     Optional[Literal["bf16", "fp16", "fp32"]],
-    typer.Option(help="Data type of the written weights. Default: unchanged."),
+    typer.Option(
+        help="Data type of the written weights. Default: that of the weights; of adapters, that of their base model."
+    ),
 ]
 _Recipe = Annotated[
     Optional[str], typer.Option(help="A recipe of the same model, if the weights don't describe their model.")
@@ -83,6 +85,7 @@ def export_weights(
     folder = checkpoint_called(checkpoint)
     refuse_existing(output, overwrite=overwrite)
     from nemo2.hugging_face.api import export_ckpt
+    from nemo2.hugging_face.checkpoint import Checkpoint as Opened
     from nemo2.llm.peft import merge_lora
 
     if to == "checkpoint":
@@ -90,12 +93,15 @@ def export_weights(
         target = merge_lora(str(folder), output, overwrite=overwrite)
         text = f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 export {target} --output FOLDER"
         return Result({"path": str(target)}, text)
+    written = _dtype(dtype)
     with contextlib.ExitStack() as stack:
         if merge:
+            # The merged weights have the dtype of the run, which is fp32 on CPUs.
+            written = written or Opened.open(folder).dtype
             output.parent.mkdir(parents=True, exist_ok=True)
             beside = stack.enter_context(tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}."))
             folder = merge_lora(str(folder), Path(beside) / "merged")
-        target = export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=_dtype(dtype))
+        target = export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=written)
     return Result({"path": str(target)}, str(target))
 
 

@@ -2,6 +2,7 @@
 """``--from``: an own model's folder, of sizes that no recipe has, is enough to fine-tune, to export and to load again."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,12 +30,21 @@ def nemo2(*words: str) -> None:
 
 
 @pytest.mark.usefixtures("warm_interpreter")
-def test_three_commands_from_a_folder_to_a_folder_that_transformers_loads(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("peft", "dtype"), [("full", "float32"), ("lora", "bfloat16")])
+def test_three_commands_from_a_folder_to_a_folder_that_transformers_loads(
+    folder: Path, tmp_path: Path, peft: str, dtype: str
+) -> None:
+    """Adapters that were trained in fp32 are merged into weights of the base's dtype."""
     import transformers
+
+    shutil.copy(folder.parent / "chats.jsonl", tmp_path)
+    folder = shutil.copytree(folder, tmp_path / folder.name)
+    released = json.loads((folder / "config.json").read_text()) | {"dtype": dtype, "torch_dtype": dtype}
+    (folder / "config.json").write_text(json.dumps(released))
 
     runs, exported = tmp_path / "runs", tmp_path / "exported"
     sizes = ["trainer.max_steps=1", "data.global_batch_size=2", "data.seq_length=64", "trainer.limit_val_batches=0"]
-    data = str(folder.parent / "chats.jsonl")
+    data = str(tmp_path / "chats.jsonl")
     nemo2(
         "finetune",
         "--from",
@@ -42,14 +52,15 @@ def test_three_commands_from_a_folder_to_a_folder_that_transformers_loads(folder
         "--data",
         data,
         "--peft",
-        "full",
+        peft,
         "--dir",
         str(runs),
         "--devices",
         "1",
         *sizes,
     )
-    nemo2("export", str(runs / folder.name), "--output", str(exported))
+    nemo2("export", str(runs / folder.name), "--output", str(exported), *["--merge"] * (peft == "lora"))
+    assert json.loads((exported / "config.json").read_text())["dtype"] == dtype
     model = transformers.AutoModelForCausalLM.from_pretrained(exported)
     assert model.config.eos_token_id == [2, 8]
     assert tuple(model.model.embed_tokens.weight.shape) == (331, 48)
@@ -144,8 +155,6 @@ def test_weights_are_named_once(folder: Path) -> None:
 
 
 def test_released_weights_without_a_tokenizer_are_refused(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     from nemo2.hugging_face.checkpoint import Checkpoint
 
     shutil.copytree(folder, tmp_path / "bare", ignore=shutil.ignore_patterns("*token*", "chat_template*"))
