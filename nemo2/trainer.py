@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import Strategy
 from nemo2.advice import advice
 from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
+from nemo2.counts import counted
 from nemo2.errors import ConfigError
 from nemo2.place import here
 from nemo2.precision import MegatronMixedPrecision
@@ -254,8 +255,8 @@ def missing_gpus(devices: int) -> str:
     if not 0 < gpus < devices:
         return ""
     return (
-        f"trainer.devices={devices}: a rank needs a GPU of its own, and this process sees {gpus} "
-        f"GPU{'s' if gpus > 1 else ''}. Use {advice('--devices', 'trainer.devices')}={gpus} and parallel sizes that divide it, "
+        f"trainer.devices={devices}: a rank needs a GPU of its own, and this process sees "
+        f"{counted(gpus, 'GPU')}. Use {advice('--devices', 'trainer.devices')}={gpus} and parallel sizes that divide it, "
         "run on a machine with more GPUs, or make more of them visible in CUDA_VISIBLE_DEVICES."
     )
 

@@ -15,6 +15,7 @@ from nemo2.checks.rules.launching import too_many_for_this_machine
 from nemo2.checks.rules.types import TYPES
 from nemo2.checks.table import LAYOUT_TOPICS, apply_rules
 from nemo2.config.tree import Partial, described_now
+from nemo2.counts import counted
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.parallel.layout import Layout
 from nemo2.settle.machine import Machine
@@ -180,5 +181,4 @@ def layout_hint(
     if not near:
         return None
     listed = "; ".join(f"{layout.describe(facts.world_size)} ({' '.join(changes)})" for layout, changes in near)
-    ranks = f"{facts.world_size} GPU{'s' if facts.world_size > 1 else ''}"
-    return f"The nearest legal layouts on {ranks}: {listed}."
+    return f"The nearest legal layouts on {counted(facts.world_size, 'GPU')}: {listed}."

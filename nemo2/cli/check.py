@@ -14,6 +14,7 @@ from nemo2.cli.commands import not_with
 from nemo2.cli.flags import UNCHANGED, RecipeOptions, machine_of, recipe_on
 from nemo2.cli.sources import RECIPE_HELP, Overrides
 from nemo2.columns import columns
+from nemo2.counts import counted
 from nemo2.run_dir.terminal import is_terminal
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
     def style(text: str, code: str) -> str:
         return f"\033[{code}m{text}\033[0m" if colours else text
 
-    place = f"{verdict['nodes']} node{'s' if verdict['nodes'] > 1 else ''} x {verdict['devices'] or 1}"
+    place = f"{counted(verdict['nodes'], 'node')} x {verdict['devices'] or 1}"
     problems = verdict["problems"]
     machine = f"\nparameters: {verdict['model']}" if verdict.get("model") else ""
     machine += "\ndata: random tokens (MockDataModule)" if verdict.get("mock_data") else ""
@@ -136,7 +137,7 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
     from nemo2.checks.rules.types import TYPES
 
     width = min(shutil.get_terminal_size((120, 24)).columns, 120)
-    lines = [head + style(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", "31")]
+    lines = [head + style(counted(len(problems), "problem"), "31")]
     for problem in problems:
         lines += ["", f"{style(problem['rule'], '1')}  ({problem['topic']})"]
         for paragraph in problem["message"].splitlines():

@@ -10,6 +10,7 @@ import typer
 
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import as_json
+from nemo2.counts import counted
 
 Name = Annotated[str, typer.Argument(help="Name of the profile.")]
 Settings = Annotated[
@@ -116,7 +117,7 @@ def test(
         if not as_json():
             print(f"{'error' if finding.stops else 'note'}: {finding.message}", flush=True)
     stops = any(one["stops"] for one in findings)
-    works = f"the all-reduce over {nodes} node{'s' if nodes > 1 else ''} is correct. Runs can start."
+    works = f"the all-reduce over {counted(nodes, 'node')} is correct. Runs can start."
     text = f"{name}: {'runs will fail. Fix the errors above.' if stops else works}"
     return Result({"name": name, "nodes": nodes, "works": not stops, "findings": findings}, text, int(stops))
 

@@ -6,6 +6,7 @@ from typing import Any, Optional
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import machine_of
+from nemo2.counts import counted
 
 ENVIRONMENT, ALL = "environment", "all"
 """Words in place of a field: the environment variables of the ranks; every setting that differs from its default."""
@@ -25,9 +26,8 @@ def reasons(recipe: Any, gpus: Optional[str], field: str, executor: Optional[str
     settings = explain_all(recipe, effective) if field == ALL else explain(recipe, effective, field)
     size = effective.world.size if effective.world else effective.layout.model_parallel_size
     text = "\n".join(one.line() for one in settings) if field == ALL else "\n\n".join(map(str, settings))
-    ranks = f"{size} rank{'' if size == 1 else 's'}"
     how = "" if field == ALL else "; the last line of each setting is the value in the run"
-    text += f"\n\nOn {ranks} of {effective.machine.describe()}, {effective.layout.describe()}{how}."
+    text += f"\n\nOn {counted(size, 'rank')} of {effective.machine.describe()}, {effective.layout.describe()}{how}."
     refused = "".join(f"\n\nThe run would stop with an error: {refusal}" for refusal in effective.messages)
     return Result(_as_data(settings, effective, size), text + refused)
 
@@ -66,7 +66,7 @@ def _variables(recipe: Any, gpus: Optional[str], executor: Optional[str], plugin
         nodes=nodes,
         profile=executor or "",
     )
-    where = f"{nodes} node{'s' if nodes > 1 else ''} x {machine.counted(devices)}"
+    where = f"{counted(nodes, 'node')} x {machine.counted(devices)}"
     text = "\n".join([*origin_lines(origins), f"\nOn {where}; the first line of each is the value that the ranks get."])
     by_name = {variable: [one._asdict() for one in values] for variable, values in origins.items()}
     data = {"variables": by_name, "machine": where}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from nemo2.cli.own_data import Data
+from nemo2.counts import counted
 from nemo2.files import output_file
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def place(recipe: Any, machine: "Machine") -> str:
         return ""
 
     world = world_of(recipe, machine)
-    return f"for {world.nodes} node{'s' if world.nodes > 1 else ''} x {machine.counted(world.devices)}"
+    return f"for {counted(world.nodes, 'node')} x {machine.counted(world.devices)}"
 
 
 def _is_number(gpus: str) -> bool:

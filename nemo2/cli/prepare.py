@@ -11,6 +11,7 @@ import typer
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import as_json
 from nemo2.cli.flags import Prefix
+from nemo2.counts import counted
 from nemo2.data.token_files import token_files
 from nemo2.files import refuse_existing
 from nemo2.run_dir.terminal import is_terminal
@@ -72,7 +73,7 @@ def prepare_data(
         progress=is_terminal(sys.stdout) and not as_json(),
     )
     skipped = f", {prepared.skipped_documents:,} skipped" if prepared.skipped_documents else ""
-    text = f"{prepared.prefix}: {prepared.documents:,} documents{skipped}, {prepared.tokens:,} tokens"
+    text = f"{prepared.prefix}: {counted(prepared.documents, 'document')}{skipped}, {counted(prepared.tokens, 'token')}"
     if prepared.documents_with_special_tokens:
         text += (
             f"\n{prepared.documents_with_special_tokens:,} of the documents spell special tokens of the tokenizer, which the "

@@ -17,6 +17,7 @@ from typing import Any, Literal, Optional
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
+from nemo2.counts import counted
 from nemo2.data.batch_size import BatchSizeSchedule
 from nemo2.errors import DataError
 
@@ -61,7 +62,7 @@ class StepBatchSampler(Sampler[list[int]]):
         schedule.check(micro_batch_size, data_parallel_size)
         if total_samples < schedule.global_batch_size:
             raise DataError(
-                f"The dataset has {total_samples} samples, fewer than one global batch of "
+                f"The dataset has {counted(total_samples, 'sample')}, fewer than one global batch of "
                 f"{schedule.global_batch_size}, so it is too small for a single step. Use more data, a shorter "
                 "seq_length, or a smaller global_batch_size."
             )
@@ -148,7 +149,7 @@ class EvalBatchSampler(Sampler[list[int]]):
         BatchSizeSchedule(global_batch_size).check(micro_batch_size, data_parallel_size)
         if total_samples < (global_batch_size if drop_last else 1):
             raise DataError(
-                f"The dataset has {total_samples} samples, fewer than one global batch of {global_batch_size}, so "
+                f"The dataset has {counted(total_samples, 'sample')}, fewer than one global batch of {global_batch_size}, so "
                 "there is nothing to evaluate. Use more data for this split, a shorter seq_length, or a smaller "
                 "global_batch_size."
             )

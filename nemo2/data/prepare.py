@@ -17,6 +17,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from nemo2.advice import advice
+from nemo2.counts import counted
 from nemo2.data.documents import (
     BadInput,
     Inputs,
@@ -147,7 +148,7 @@ def prepare_data(
                 writer.with_unknown_text += unknown_in(ids, tokenizer) is not None
             if writer.documents == 0:
                 left_out = f", {bad.count} could not be read ({'; '.join(bad.examples)})" if bad.count else ""
-                raise DataError(f"No text in the {len(files)} input files: {writer.empty} are empty{left_out}.")
+                raise DataError(f"No text in {counted(len(files), 'input file')}: {writer.empty} empty{left_out}.")
             return writer.commit(tokenizer, eod, bad, on_special_token)
     except OSError as error:
         raise DataError(

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from nemo2 import ranks
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
+from nemo2.counts import counted
 from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of
 from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory
@@ -300,9 +301,9 @@ class PreTrainingDataModule(MegatronDataModule):
             return
         share = "" if isinstance(self._blends, Mapping) else f" (split={self.split!r})"
         raise DataError(
-            f"The {split} data of {file.prefix}{share} has {tokens} tokens in its part of {len(file.lengths)} "
-            f"documents ({file.tokens} tokens); at least {needed} are needed. Use more data, another split, or set "
-            f"the trainer's limit of {split} batches to 0."
+            f"The {split} data of {file.prefix}{share} has {counted(tokens, 'token')} in its part of "
+            f"{counted(len(file.lengths), 'document')} ({counted(file.tokens, 'token')}); at least {needed} are needed. "
+            f"Use more data, another split, or set the trainer's limit of {split} batches to 0."
         )
 
     # Building

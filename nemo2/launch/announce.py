@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from nemo2.columns import folded
 from nemo2.config.overrides import in_shell
+from nemo2.counts import counted
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError
 from nemo2.launch.result import RunResult
@@ -66,8 +67,8 @@ def print_end(result: RunResult) -> None:
 
 def _block(recipe: Any, name: str, executor: Optional[str], machine: Machine, runs: str, changes: Sequence[str]) -> str:
     world = world_of(recipe, machine)
-    each = "process" if machine.accelerator == "cpu" else "GPU"
-    count = f"{world.size:,} {each}{'' if world.size == 1 else 'es' if each == 'process' else 's'}"
+    each = ("process", "processes") if machine.accelerator == "cpu" else ("GPU",)
+    count = counted(world.size, *each)
     nodes = f" on {world.nodes} nodes" if world.nodes > 1 else ""
     kind = (
         machine.describe() + machine.lacking(world.devices)
@@ -76,7 +77,7 @@ def _block(recipe: Any, name: str, executor: Optional[str], machine: Machine, ru
     )
     cores = max(1, int(usable_cores()))
     if executor is None and machine.accelerator == "cpu" and (world.nodes > 1 or world.devices > cores):
-        kind += f" (one node of {cores} core{'' if cores == 1 else 's'})"
+        kind += f" (one node of {counted(cores, 'core')})"
     data, log = recipe.data, recipe.log
     base = log.log_dir or ("" if runs else DEFAULT_BASE)
     size, resume = size_of(recipe, machine), getattr(recipe, "resume", None)

@@ -13,7 +13,7 @@ import nemo_run
 
 from nemo2.advice import advice, own_data
 from nemo2.checkpoint.auto_resume import refuse_unresumable
-from nemo2.counts import require_counts
+from nemo2.counts import counted, require_counts
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch.announce import print_end, print_start
@@ -266,7 +266,7 @@ def _refuse_more_ranks_than_gpus(executor: Any, *, devices: int, nodes: int) -> 
     per_node = advice("--devices", "devices")
     fit = f"{ranks // gpus} nodes of {gpus}, or " if not devices % gpus else ""
     raise ConfigError(
-        f"trainer.devices={devices}: the executor requests only {gpus} GPU{'s' if gpus > 1 else ''} per node "
+        f"trainer.devices={devices}: the executor requests only {counted(gpus, 'GPU')} per node "
         f"(gpus_per_node), but each rank needs one. Use {fit}nodes of at most {gpus} ({per_node}={gpus}), or correct "
         "gpus_per_node."
     )

@@ -22,6 +22,7 @@ from nemo2 import ranks
 from nemo2.backend import get_backend
 from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
+from nemo2.counts import counted
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.stored_names import stored_chunk
@@ -147,7 +148,7 @@ def unshared(layout: Layout, world_size: int, *, has_experts: bool) -> str | Non
     that is all on one rank. Experts that one rank alone holds, however, get 60 to 92 % of their gradients there
     (measured, two micro-batches).
     """
-    ranks = f"on {world_size} rank{'s' if world_size > 1 else ''} ({layout.describe()})"
+    ranks = f"on {counted(world_size, 'rank')} ({layout.describe()})"
     model_parallel = layout.tp * layout.pp
     if world_size // model_parallel == 1:
         return (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional, Union
 
 from nemo2.config.aliases import NOT_HERE, register_elsewhere
-from nemo2.counts import count_problems
+from nemo2.counts import count_problems, counted
 from nemo2.errors import ConfigError
 
 
@@ -164,8 +164,8 @@ class Layout:
             up = -(-world_size // size) * size
             return (
                 f"tensor_model_parallel_size * pipeline_model_parallel_size * context_parallel_size = {self.tp} * "
-                f"{self.pp} * {self.cp} = {size} does not divide the world of {world_size} "
-                f"rank{'s' if world_size > 1 else ''}. Run on {up} ranks (or another multiple of {size}), or use a "
+                f"{self.pp} * {self.cp} = {size} does not divide the world of "
+                f"{counted(world_size, 'rank')}. Run on {up} ranks (or another multiple of {size}), or use a "
                 "smaller layout."
             )
         expert = self.expert_parallel_size

@@ -4,6 +4,7 @@
 from itertools import groupby, pairwise
 
 from nemo2.columns import columns
+from nemo2.counts import counted
 from nemo2.pictures.ranks import Placement
 from nemo2.pictures.schedule import Slot, Timeline
 
@@ -40,8 +41,8 @@ def placement_text(placement: Placement) -> str:
     """The stages with their layers and the ranks of the first replica, then the groups of every kind."""
     layout = placement.layout
     title = (
-        f"{placement.name or 'layout'}: {placement.world_size:,} ranks on {placement.nodes:,} node"
-        f"{'s' if placement.nodes > 1 else ''} of {placement.gpus_per_node}: {layout.describe(placement.world_size)}"
+        f"{placement.name or 'layout'}: {counted(placement.world_size, 'rank')} on {counted(placement.nodes, 'node')} "
+        f"of {placement.gpus_per_node}: {layout.describe(placement.world_size)}"
     )
     first = placement.replica()
     stages = [
@@ -56,7 +57,7 @@ def placement_text(placement: Placement) -> str:
             groups.append((name, len(members[0]), f"{len(members):,}", nodes, ranks_text(members[0])))
     parts = [title, "", *columns(stages, head=("stage", "ranks of replica 0", "holds"))]
     if placement.replicas > 1:
-        parts.append(f"and {placement.replicas - 1:,} more replica{'s' if placement.replicas > 2 else ''} of the same")
+        parts.append(f"and {counted(placement.replicas - 1, 'more replica')} of the same")
     if groups:
         parts += ["", *columns(groups, head=("group", "size", "groups", "nodes", "the first one"))]
     return "\n".join(parts)

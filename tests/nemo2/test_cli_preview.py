@@ -80,7 +80,7 @@ def test_the_data_of_a_recipe_and_data_by_name(root, capsys):
     tokenizer = ["--tokenizer", root / "tokenizer", "--samples", 1]
     assert "⟦ 2<|im_end|>⟧" in shown(capsys, by_name, *tokenizer)
     text = shown(capsys, "llama_tiny", f"data={packed}", *tokenizer, "--all")
-    assert "⟦ 2<|im_end|>⟧" in text and "3 samples in 1 rows" in text
+    assert "⟦ 2<|im_end|>⟧" in text and "3 samples in 1 row," in text
 
 
 @pytest.mark.parametrize(

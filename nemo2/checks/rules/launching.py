@@ -13,6 +13,7 @@ from nemo2.checks.facts import Facts, number
 from nemo2.checks.rule import Topic
 from nemo2.checks.rules.batches import CORPUS
 from nemo2.checks.tokenizers import known_tokenizer, tokenizer_of
+from nemo2.counts import counted
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.names import safe_name
 from nemo2.place import usable_cores
@@ -282,7 +283,7 @@ def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, c
         few = min(2, cores)
         yield (
             f"trainer.devices={devices}: this recipe needs {devices * (nodes or 1)} GPUs, but this machine has no GPU and "
-            f"{cores} CPU core{'s' if cores > 1 else ''}. Run it on a machine with GPUs. Without GPUs, "
+            f"{counted(cores, 'CPU core')}. Run it on a machine with GPUs. Without GPUs, "
             "`nemo2 rehearse RECIPE` counts its memory and messages, and a small recipe trains on CPU "
             f"processes: {advice(f'`nemo2 pretrain llama_tiny --devices {few}`', f'llama_tiny, launch(recipe, devices={few})')}."
         )

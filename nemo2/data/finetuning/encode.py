@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, Literal, Optional
 
 from nemo2.advice import dataset_setting
+from nemo2.counts import counted
 from nemo2.data.documents import BadInput, OnBadLine, check_choice
 from nemo2.data.finetuning.fields import not_shown
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample
@@ -53,8 +54,8 @@ class Report:
 
     def __str__(self) -> str:
         share = 100 * self.trained_tokens / max(1, self.tokens)
-        tokens = f", {self.tokens:,} tokens, {share:.1f}% of them trained on" if self.samples else ""
-        lines = [f"{self.samples:,} samples of {self.records:,} records{tokens}"]
+        tokens = f", {counted(self.tokens, 'token')}, {share:.1f}% of them trained on" if self.samples else ""
+        lines = [f"{counted(self.samples, 'sample')} of {counted(self.records, 'record')}{tokens}"]
         for fate, places in self.places.items():
             shown = "; ".join(places[:_SHOWN]) + (" ..." if len(places) > _SHOWN else "")
             lines.append(f"{len(places):,} {'kept, but ' if fate in _KEPT else 'left out, '}{fate}: {shown}")
@@ -169,7 +170,7 @@ def encode_all(
         report.trained_tokens += sample.num_trained
         yield sample
     for name in in_all or ():
-        raise DataError(f"All {bad.into.samples:,} records: {not_shown(name)}")
+        raise DataError(f"All {counted(bad.into.samples, 'record')}: {not_shown(name)}")
 
 
 Fate = Malformed | Empty | tuple[Sample, int]

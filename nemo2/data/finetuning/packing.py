@@ -14,7 +14,7 @@ from typing import Optional
 import numpy as np
 
 from nemo2.config.capture import configurable
-from nemo2.counts import is_count
+from nemo2.counts import counted, is_count
 from nemo2.errors import ConfigError, DataError
 
 _log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class Fullness:
 
     def __str__(self) -> str:
         return (
-            f"{self.samples:,} samples in {self.rows:,} rows, {self.samples / max(1, self.rows):.1f} each: padding is "
-            f"{100 * self.padding:.1f}% of the tokens, and was {100 * self.padding_unpacked:.1f}% with a row per sample "
-            f"({100 * self.padding_to_longest:.1f}% with rows as long as the longest)"
+            f"{counted(self.samples, 'sample')} in {counted(self.rows, 'row')}, {self.samples / max(1, self.rows):.1f} each: "
+            f"padding is {100 * self.padding:.1f}% of the tokens, and was {100 * self.padding_unpacked:.1f}% with a row "
+            f"per sample ({100 * self.padding_to_longest:.1f}% with rows as long as the longest)"
         )

@@ -121,7 +121,7 @@ def test_other_keys_and_no_end_of_document(tmp_path):
 
 def test_nothing_to_write_is_an_error(tmp_path):
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(DataError, match="No text in the 1 input files: 1 are empty"):
+    with pytest.raises(DataError, match="No text in 1 input file: 1 empty"):
         prepare_data(tmp_path / "a.txt", tmp_path / "d", BYTES)
     with pytest.raises(DataError, match=r"nowhere\*: this is no file"):
         prepare_data(str(tmp_path / "nowhere*"), tmp_path / "d", BYTES)
