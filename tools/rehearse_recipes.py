@@ -28,6 +28,8 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 GIB = 2**30
 PROCESSES = 2
+LAST_RUN = "All recipes were last rehearsed on"
+"""The start of the line that stays when only some recipes are rehearsed."""
 _LEFT_OUT = {"llama_tiny:lora", "llama_tiny:full"}
 """Recipes whose vocabulary comes from the run that they continue, which the user names."""
 
@@ -67,11 +69,12 @@ def main() -> int:
             rows = [*(row for row in rows_of(arguments.write) if row["recipe"] not in peaks), *rows]
             peaks = json.loads(FILE.read_text()) | peaks
         rows.sort(key=lambda row: row["recipe"])
-        page = table(rows, arguments.gpu, processor, arguments.processes)
-        if arguments.names:  # the head of the page tells of the last run over all recipes
-            head = arguments.write.read_text().partition("| recipe")[0]
-            page = head + "| recipe" + page.partition("| recipe")[2]
-        arguments.write.write_text(page)
+        if arguments.names:
+            lines = arguments.write.read_text().splitlines()
+            last_run = next(line for line in lines if line.startswith(LAST_RUN))
+        else:
+            last_run = described(processor, arguments.processes)
+        arguments.write.write_text(table(rows, arguments.gpu, last_run))
         lines = (f"  {json.dumps(name)}: {json.dumps(peaks[name])}" for name in sorted(peaks))
         FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     late = _late(processor, arguments.limit)
@@ -156,9 +159,16 @@ def rows_of(page: Path) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
-def table(rows: list[dict[str, str]], gpu: str, processor: float, processes: int) -> str:
-    """The rows as a Markdown page; ``processor``: seconds of it in each of the processes."""
+def described(processor: float, processes: int) -> str:
+    """The line about a rehearsal of all recipes; ``processor``: seconds of it in each of the processes."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("megatron-core", "torch"))
+    return (
+        f"{LAST_RUN} {date.today()}, with {versions}: {processor:.0f} s of processor time on each of {processes} cores."
+    )
+
+
+def table(rows: list[dict[str, str]], gpu: str, last_run: str) -> str:
+    """The rows as a Markdown page. ``last_run``: see `described`."""
     head = list(rows[0])
     fit = sum(row["verdict"] == "fits" for row in rows)
     lines = [
@@ -173,9 +183,9 @@ def table(rows: list[dict[str, str]], gpu: str, processor: float, processes: int
         "if 5% of the GPU stays free, and is tight with less. If a recipe doesn't fit, `nemo2 rehearse NAME` looks for the",
         "smallest change that makes it fit. [Rehearse a job](rehearse.md) explains what is counted, and the assumptions.",
         "",
-        f"`make rehearse` checked and rehearsed {len(rows)} recipes on {date.today()}, with {versions}. Each ran on as many",
-        f"{gpu}s as it declares. {fit} recipes fit. The rehearsals took {processor:.0f} s of processor time on each of",
-        f"{processes} cores. The last column is the processor time of one recipe.",
+        f"The table has {len(rows)} recipes, each on as many {gpu}s as it declares. {fit} of them fit. The last column is the",
+        "processor time of one recipe.",
+        last_run,
         "",
         "| " + " | ".join(head) + " |",
         "|" + "---|" * len(head),

@@ -2,6 +2,7 @@
 """Rehearsals against formulas: messages, arithmetic, schedules, verdicts. All of them run once, in a process of their own."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ def rehearse_all() -> dict[str, Any]:
     from nemo2.rehearse.step_timeline import Rates, step_timeline
     from nemo2.rehearse.text import render
     from nemo2.settle import Machine
-    from tools.rehearse_recipes import rehearse_one, table
+    from tools.rehearse_recipes import described, rehearse_one, table
 
     experts = [*PIPELINE, *(f"model.config.{name}={value}" for name, value in EXPERTS.items())]
     experts.append("strategy.expert_model_parallel_size=2")
@@ -89,7 +90,7 @@ def rehearse_all() -> dict[str, Any]:
         for kind in ("native", "te")
     }
     _, row, _, results["error"] = rehearse_one(("llama_tiny", "H100"))
-    results["table"] = table([row], "H100", 10.0, 2)
+    results["table"] = table([row], "H100", described(10.0, 2))
     pipelined = on_gpus(small_recipe(*PIPELINE), Machine(count=2))
     whole = rehearse(small_recipe(*PIPELINE), gpus="H100x2")
     results["enough"] = [dataclasses.asdict(rank) for rank in whole.ranks]
@@ -218,7 +219,15 @@ def test_a_step_in_time_takes_its_arithmetic_at_the_given_rate_and_its_messages_
 
 def test_the_table_of_recipes_has_a_line_with_the_verdict(results: Any) -> None:
     assert results["error"] == ""
-    assert "1 recipes fit" in results["table"] and "| llama_tiny | 2 |" in results["table"]
+    assert "1 of them fit" in results["table"] and "| llama_tiny | 2 |" in results["table"]
+
+
+def test_the_page_of_all_recipes_counts_its_own_rows() -> None:
+    from tools.rehearse_recipes import LAST_RUN, rows_of
+
+    page = Path(__file__).parents[3] / "docs" / "rehearsed_recipes.md"
+    assert f"The table has {len(rows_of(page))} recipes" in page.read_text()
+    assert any(line.startswith(LAST_RUN) for line in page.read_text().splitlines())
 
 
 def test_the_change_that_is_proposed_makes_it_fit(results: Any) -> None:
