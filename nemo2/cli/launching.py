@@ -104,7 +104,9 @@ def logged(
         ConfigError: an override and an option set different names or directories of the run.
     """
     from nemo2.errors import ConfigError
+    from nemo2.launch.clusters import resolve_executor
 
+    resolve_executor(options.executor)  # building the recipe takes seconds, which an unknown name doesn't wait for
     before: dict[str, Any] = {}
     trackers = options.trackers or [] if isinstance(options, TrainingOptions) else []
 

@@ -29,8 +29,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from nemo2.advice import advice
 from nemo2.errors import ConfigError
 from nemo2.launch.slurm.settings import ClusterSettings, limit_seconds
+from nemo2.launch.slurm.submission import nemo_run_home
 from nemo2.launch.trusted_files import read_trusted
 from nemo2.names import did_you_mean, safe_name
 
@@ -110,19 +112,18 @@ def resolve_executor(executor: Any) -> tuple[Any, Optional[ClusterSettings]]:
     known = profiles()
     if executor in known:
         return build_executor(known[executor])
-    import nemo_run
-    from nemo_run.config import get_nemorun_home
-
-    file = Path(get_nemorun_home()) / "executors.py"
+    file = nemo_run_home() / "executors.py"
     functions: list[str] = []
     if file.is_file():
         source = ast.parse(read_trusted(file, effect="its functions run in this process"))
         functions = [one.name for one in source.body if isinstance(one, ast.FunctionDef | ast.ClassDef)]
         if executor in functions:
+            import nemo_run
+
             return nemo_run.import_executor(executor, str(file)), None
     raise ConfigError(
-        f"executor={executor!r}: there is neither a profile of this name in {user_file()} or {PROJECT_FILE} (`nemo2 "
-        f"cluster add {executor}` writes one) nor a function in "
+        f"{advice(f'--executor {executor}', f'executor={executor!r}')}: there is neither a profile of this name in "
+        f"{user_file()} or {PROJECT_FILE} (`nemo2 cluster add {executor}` writes one) nor a function in "
         f"{file}{did_you_mean(executor, ['local', *known, *functions])}"
     )
 

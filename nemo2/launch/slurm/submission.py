@@ -36,6 +36,11 @@ class Submission:
 
 def submissions() -> Path:
     """The folder in which this user's submissions are recorded, below nemo-run's."""
+    return nemo_run_home() / "nemo2" / "jobs"
+
+
+def nemo_run_home() -> Path:
+    """nemo-run's folder, without importing nemo-run."""
     nemo_run = sys.modules.get("nemo_run.config")  # a program may have set another folder there
     home = os.environ.get("NEMORUN_HOME", os.path.expanduser("~/.nemo_run"))
-    return Path(nemo_run.get_nemorun_home() if nemo_run is not None else home) / "nemo2" / "jobs"
+    return Path(nemo_run.get_nemorun_home() if nemo_run is not None else home)
