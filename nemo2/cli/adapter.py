@@ -106,6 +106,8 @@ def described(verb: Callable[..., Any]) -> tuple[str, dict[str, str], str]:
     """The help, the help of each parameter, and the example in a verb's docstring."""
     help_text, _, example = inspect.cleandoc(verb.__doc__ or "").partition("\n\nExample: ")
     help_text, _, arguments = help_text.partition("\n\nArgs:\n")
+    # typer folds the first paragraph only, and would keep the line breaks of the source in the others.
+    help_text = "\n\n".join(" ".join(paragraph.split()) for paragraph in help_text.split("\n\n"))
     rows = re.findall(r"^(\w+): (.*(?:\n[ ].*)*)", textwrap.dedent(arguments), re.MULTILINE)
     return help_text, {name: " ".join(text.split()) for name, text in rows}, " ".join(example.split())
 

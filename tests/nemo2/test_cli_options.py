@@ -88,6 +88,7 @@ def test_what_commands_share_is_the_same_in_all_of_them() -> None:
             f"nemo2 {words}: a file or folder is written by one rule"
         )
         assert all(one.help for one in command.params), f"nemo2 {words}: each parameter has a line in Args"
+        assert "\n" not in command.help.replace("\n\n", ""), f"nemo2 {words}: a paragraph folds at the terminal's width"
         assert command.help and command.epilog.startswith(f"Example: nemo2 {words}"), words
         for name, parameter in inspect.signature(as_typed(words)).parameters.items():
             if name in SHARED and (words, name) not in ANOTHER_MEANING:
