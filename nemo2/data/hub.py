@@ -6,8 +6,6 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
-from nemo2.ranks import is_rank_zero
-
 _TIMEOUT_SECONDS = 5
 
 
@@ -20,6 +18,8 @@ def asking_hub(name: str) -> Iterator[None]:
         ConnectionError: the hub doesn't answer, and the cache doesn't suffice.
     """
     from huggingface_hub import constants
+
+    from nemo2.ranks import is_rank_zero  # with torch, which a tokenizer from a file doesn't need
 
     if constants.HF_HUB_OFFLINE:
         yield
