@@ -84,12 +84,25 @@ def columns(
     return [f"{' ' * indent}{line.rstrip()}" for line in captured.get().splitlines()]
 
 
-def folded(sentence: str, *, indent: int = 2) -> str:
-    """A sentence that on a terminal goes on below, between words. In a file or a pipe it is one line of any length."""
-    further = " " * indent
+def folded(sentence: str, *, indent: int = 2, first: int = 0) -> str:
+    """A sentence, folded between words at `prose_width`. ``first`` and ``indent`` are the spaces before its first line and
+    before the others."""
     return textwrap.fill(
-        sentence, _longest_line(), subsequent_indent=further, break_long_words=False, break_on_hyphens=False
+        sentence,
+        prose_width(),
+        initial_indent=" " * first,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
+
+
+def prose_width() -> int:
+    """The longest line of prose: the terminal's width, at most 120 columns; 120 in a file or a pipe.
+
+    Rows of tables, commands and errors are whole in a file or a pipe, so that programs find them by line.
+    """
+    return min(shutil.get_terminal_size((120, 24)).columns, 120)
 
 
 def _longest_line() -> int:

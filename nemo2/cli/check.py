@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 check``: checks whether a recipe can run, before anything starts."""
 
-import shutil
 import sys
-import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -13,7 +11,7 @@ from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import UNCHANGED, RecipeOptions, machine_of, recipe_on
 from nemo2.cli.sources import RECIPE_HELP, Overrides
-from nemo2.columns import columns
+from nemo2.columns import columns, folded
 from nemo2.counts import counted
 from nemo2.run_dir.terminal import is_terminal
 
@@ -136,19 +134,11 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
         return head + style(f"legal, {verdict['rules']} rules hold", "32") + said + machine
     from nemo2.checks.rules.types import TYPES
 
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     lines = [head + style(counted(len(problems), "problem"), "31")]
     for problem in problems:
         lines += ["", f"{style(problem['rule'], '1')}  ({problem['topic']})"]
         for paragraph in problem["message"].splitlines():
-            lines += textwrap.wrap(
-                paragraph,
-                width,
-                initial_indent="  ",
-                subsequent_indent="  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            lines.append(folded(paragraph, first=2))
     if any(problem["topic"] == TYPES.title for problem in problems):
         lines += ["", "The other rules are checked once each value has its type."]
     if verdict["nearest_layouts"]:

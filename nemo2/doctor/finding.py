@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A finding of the doctor, and a list of findings for reading."""
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from nemo2.columns import columns
+from nemo2.columns import columns, prose_width
 
 State = Literal["ok", "absent", "note", "broken"]
 """``absent``: an optional part is missing. ``note``: worth knowing. ``broken``: something that nemo2 needs is missing
@@ -51,13 +50,12 @@ def checked(ok: object, *, otherwise: State = "broken", costs: str = "", fix: st
 def report(findings: Iterable[Finding], *, colours: bool = False) -> str:
     """A table by topic, and a last line with the overall result."""
     findings = list(findings)
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     longest = max((len(finding.name) for finding in findings), default=0)
     lines: list[str] = []
     for topic in dict.fromkeys(finding.topic for finding in findings):
         lines += ["", _style(topic, "1", colours)]
         rows = [(_mark(one), one.name, one.text) for one in findings if one.topic == topic]
-        lines += columns(rows, least=longest, indent=2, width=width, colours=colours)
+        lines += columns(rows, least=longest, indent=2, width=prose_width(), colours=colours)
     broken = [finding.name for finding in findings if finding.state == "broken"]
     verdict = f"broken: {', '.join(broken)}" if broken else "everything that nemo2 needs is installed and works"
     return "\n".join([*lines[1:], "", _style(verdict, "31" if broken else "32", colours)])

@@ -68,12 +68,15 @@ def test_control_characters_of_a_file_reach_no_terminal():
     assert lines == ["run   a\\x1b]0;title\\x07\\x9b2Jb\\u202ec", "next  \\x1b[31mred"]
 
 
-def test_a_sentence_goes_on_below_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sentence_is_folded_at_the_terminals_width_and_at_120_columns_in_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sentence = (
         "  parameters  3.67M with a vocabulary of 2,048; 524k in adapters and 524k in modules_to_save train (28.55%)"
     )
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert folded(sentence) == sentence
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert [len(line) <= 120 for line in folded(f"{sentence} {sentence}").splitlines()] == [True, True]
     monkeypatch.setenv("COLUMNS", "80")
     first, second = folded(sentence, indent=14).splitlines()
     assert len(first) <= 80 and second.startswith(" " * 14) and f"{first} {second.strip()}" == sentence
