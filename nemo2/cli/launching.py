@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from nemo2.cli.flags import Devices, Gpus, Nodes, kind_of, spread
+from nemo2.cli.flags import Devices, Gpus, Nodes, kind_of, put, spread
 from nemo2.cli.sources import changed
 from nemo2.cli.trackers import Trackers, add_trackers, place_trackers, tracker_called, variables_for
 
@@ -103,11 +103,9 @@ def logged(
     Raises:
         ConfigError: an override and an option set different names or directories of the run.
     """
-    from nemo2.errors import ConfigError
     from nemo2.launch.clusters import resolve_executor
 
     resolve_executor(options.executor)  # building the recipe takes seconds, which an unknown name doesn't wait for
-    before: dict[str, Any] = {}
     trackers = options.trackers or [] if isinstance(options, TrainingOptions) else []
 
     def make() -> Any:
@@ -116,20 +114,15 @@ def logged(
             recipe.log.name = own_name
         # Before the overrides, so that an override can set fields of the tracker.
         add_trackers(recipe, trackers)
-        before.update(name=recipe.log.name, log_dir=recipe.log.log_dir)
         return recipe
 
-    log = (recipe := changed(make, overrides, data=data)).log
+    recipe = changed(make, overrides, data=data)
     for option, field, requested in (
         ("--name", "name", options.run_name),
         ("--dir", "log_dir", None if options.directory is None else str(options.directory)),
     ):
-        if requested is None:
-            continue
-        now = getattr(log, field)
-        if now not in (before[field], requested):
-            raise ConfigError(f"{option} {requested} contradicts log.{field}={now}: leave one of them out.")
-        setattr(log, field, requested)
+        if requested is not None:
+            put(recipe.log, field, requested, option=option, path=f"log.{field}")
     place_trackers(recipe, trackers)
     if isinstance(options, TrainingOptions) and options.accept_changes:
         recipe.resume.accept_changes = True
