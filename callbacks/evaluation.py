@@ -14,7 +14,8 @@ from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.evaluation import figures
 from nemo2.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown
-from nemo2.evaluation.perplexity import perplexity_of, text_of
+from nemo2.evaluation.perplexity import perplexity_of
+from nemo2.files import text_of
 from nemo2.models.decoding import core_of, refuse_layouts
 from nemo2.run_dir.hang import HangWatchdog
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from nemo2.advice import advice
-from nemo2.errors import ConfigError, OutputExists
+from nemo2.errors import ConfigError, DataError, OutputExists
 
 MIB = 1 << 20
 _SAMPLE_BYTES, _SAMPLES = 4096, 64
@@ -85,6 +85,23 @@ def open_regular(path: Path | str, *, follow: bool = True) -> Any:
         file.close()
         raise UnusableFile("is no regular file")
     return file
+
+
+def text_of(file: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        DataError: the file can't be read, isn't UTF-8 text, or is empty.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{file} can't be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} isn't UTF-8 text: {error}.") from None
+    if not text:
+        raise DataError(f"{file} is empty.")
+    return text
 
 
 def sha256(path: Path | str, *, report: Optional[Callable[[int], None]] = None) -> str:

@@ -16,6 +16,7 @@ from nemo2.cli.launching import LAUNCHING, LaunchOptions, changes_of, launched, 
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import checkpoint_called
 from nemo2.cli.sources import Overrides, name_of_run, recipe_tree, run_with_recipe
+from nemo2.files import text_of
 
 
 def evaluate(
@@ -90,6 +91,8 @@ def _measured(
         from nemo2.evaluation.harness import require_lm_eval
 
         require_lm_eval()  # before the texts, which take a while
+    for file in texts:
+        text_of(file)  # refused before torch is imported
     report: dict[str, Any] = {}
     if texts:
         from nemo2.llm.evaluation import perplexity

@@ -12,7 +12,7 @@ from nemo2.cli.begin_from import WeightsOption, named_weights
 from nemo2.cli.chat import chat as converse
 from nemo2.cli.commands import as_json, not_with, only_with, refuse_all_but
 from nemo2.cli.flags import Html, MinP, Output, Temperature, TopK, TopP, TrustRemoteCode
-from nemo2.files import write_file
+from nemo2.files import text_of, write_file
 
 _STANDARD = Path("-")
 """Standard input or output, in place of a file name."""
@@ -99,6 +99,8 @@ def generate(
         raise ConfigError(
             f"--prompts -: standard input can be read only once, but there are {len(named)} checkpoints. Give a file."
         )
+    if prompts_file is not None and prompts_file != _STANDARD:
+        text_of(prompts_file)  # refused before torch is imported
     texts = [sys.stdin.read() if text == "-" else text for text in prompt or ()]
     paths = [named_weights(checkpoint, source) for checkpoint in named]
     from nemo2.llm.api import generate as entry

@@ -36,7 +36,7 @@ def checkpoint_called(text: str) -> Path:
     """
     from nemo2.errors import CheckpointError
 
-    return _found(text, CheckpointError).absolute()
+    return _folder_called(text, CheckpointError).absolute()
 
 
 def run_folder(text: str) -> Path:
@@ -48,7 +48,7 @@ def run_folder(text: str) -> Path:
     """
     from nemo2.errors import DataError
 
-    folder = _found(text, DataError)
+    folder = _folder_called(text, DataError)
     return last_started(folder) or run_of(folder) or folder
 
 
@@ -99,7 +99,7 @@ def all_runs() -> Iterator[Path]:
         yield from sorted({file.parent for file in files})
 
 
-def _found(text: str, error: type[Exception]) -> Path:
+def _folder_called(text: str, error: type[Exception]) -> Path:
     """The folder of this path, or of the runs of this name. Raises ``error`` if neither exists."""
     path = Path(text).expanduser()
     folder = path if path.exists() else run_called(text)

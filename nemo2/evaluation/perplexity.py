@@ -4,7 +4,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError, DataError
@@ -109,20 +108,3 @@ def _windows(ids: Sequence[int], most: int, stride: int) -> Iterator[Pair]:
     for start in range(1, len(ids), stride):
         end = min(start + stride, len(ids))
         yield ids[max(0, end - 1 - most) : start], ids[start:end]
-
-
-def text_of(file: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        DataError: the file can't be read, isn't UTF-8 text, or is empty.
-    """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{file} can't be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} isn't UTF-8 text: {error}.") from None
-    if not text:
-        raise DataError(f"{file} is empty.")
-    return text

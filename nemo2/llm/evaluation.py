@@ -13,8 +13,8 @@ from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError, Nemo2Error
 from nemo2.evaluation import figures
 from nemo2.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown
-from nemo2.evaluation.perplexity import Perplexity, perplexity_of, text_of
-from nemo2.files import output_file, write_file
+from nemo2.evaluation.perplexity import Perplexity, perplexity_of
+from nemo2.files import output_file, text_of, write_file
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.exported import exports_cache
 from nemo2.llm.inference import loaded

@@ -14,8 +14,7 @@ import torch
 
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.errors import ConfigError, DataError
-from nemo2.evaluation.perplexity import text_of
-from nemo2.files import output_file, write_file
+from nemo2.files import output_file, text_of, write_file
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.models.generate import Generation, generate, read_prompts
 from nemo2.models.sampling import Sampling

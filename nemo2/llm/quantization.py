@@ -14,7 +14,7 @@ from nemo2.checkpoint.directory import take_place, temporary_name
 from nemo2.config.capture import configurable
 from nemo2.counts import require_counts
 from nemo2.errors import ConfigError, DataError
-from nemo2.files import refuse_existing
+from nemo2.files import refuse_existing, text_of
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.llm.exported import DTYPES, Form, dtype_of, own_dtype
 from nemo2.llm.signatures import only_defaults
@@ -169,8 +169,6 @@ def ptq(
 def _batches(tokenizer: Any, settings: QuantizationConfig) -> Iterator[Any]:
     """The text's tokens, ``[batch, sequence]``."""
     import torch
-
-    from nemo2.evaluation.perplexity import text_of
 
     file = Path(settings.calibration_dataset or "")
     ids = tokenizer(text_of(file))["input_ids"]
