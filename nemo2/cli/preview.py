@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, TextIO
 
 import typer
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nemo2.data.finetuning.sample import Sample
     from nemo2.data.tokenizer import Tokenizer
 
+Split = Literal["train", "validation", "test"]
 BEGIN, END = "⟦", "⟧"
 """Marks around trained tokens, in output without colours."""
 
@@ -31,7 +32,7 @@ def preview_data(
     overrides: Optional[list[str]] = None,
     *,
     samples: Annotated[int, AT_LEAST_1] = 3,
-    split: str = "train",
+    split: Split = "train",
     tokenizer: Optional[str] = None,
     seq_length: Annotated[Optional[int], AT_LEAST_1] = None,
     chat_template: Optional[str] = None,
@@ -46,7 +47,7 @@ def preview_data(
         source: A file or directory, a data set by name such as 'squad' or 'dolly(seq_length=512)', or a recipe.
         overrides: Changes to the data as in a recipe, such as data.dataset_kwargs.on_bad_line=skip.
         samples: Number of samples to print.
-        split: Split: train, validation or test.
+        split: Split of the data.
         tokenizer: A tokenizer.json, or the directory or hub name of a Hugging Face tokenizer.
         seq_length: Tokens per sample, if SOURCE is a file or directory.
         chat_template: A chat template, if SOURCE is a file or directory: a file, or 'plain'.
@@ -56,12 +57,9 @@ def preview_data(
     """
     from rich.console import Console
 
-    from nemo2.data.base import SPLITS
     from nemo2.data.documents import holds_records
     from nemo2.errors import ConfigError
 
-    if split not in SPLITS:
-        raise ConfigError(f"--split {split}: must be one of {', '.join(SPLITS)}.")
     if holds_records(Path(source)) and not Path(source).exists():
         raise ConfigError(f"{source}: there is no such file.")
     if Path(source).exists() and not _is_recipe(Path(source)):

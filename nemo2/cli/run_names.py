@@ -36,7 +36,10 @@ def checkpoint_called(text: str) -> Path:
     """
     from nemo2.errors import CheckpointError
 
-    return _folder_called(text, CheckpointError).absolute()
+    folder = _folder_called(text, CheckpointError)
+    if folder.is_file():
+        raise CheckpointError(f"{text} is a file, but a checkpoint is a folder. Name a checkpoint, or a run.")
+    return folder.absolute()
 
 
 def run_folder(text: str) -> Path:

@@ -73,9 +73,15 @@ def compare(
 
     Example: nemo2 runs compare first second --html compared.html
     """
+    from nemo2.errors import ConfigError
+
+    folders = [run_folder(name) for name in names]
+    if twice := next((name for name, one in zip(names, folders, strict=True) if folders.count(one) > 1), None):
+        raise ConfigError(f"{twice}: the same run is named twice. Name the directory of another run or start.")
+    if not 2 <= len(folders) <= 8:
+        raise ConfigError(f"{len(folders)} runs: compare takes two to eight runs.")
     from nemo2.columns import columns
     from nemo2.config.show import format_value
-    from nemo2.errors import ConfigError
     from nemo2.run_dir.compare import (
         COLUMNS,
         FIRST_TO_GO,
@@ -88,12 +94,7 @@ def compare(
     )
     from nemo2.run_dir.run_folder import RunFolder
 
-    folders = [run_folder(name) for name in names]
-    if twice := next((name for name, one in zip(names, folders, strict=True) if folders.count(one) > 1), None):
-        raise ConfigError(f"{twice}: the same run is named twice. Name the directory of another run or start.")
     runs = [RunFolder(folder) for folder in folders]
-    if not 2 <= len(runs) <= 8:
-        raise ConfigError(f"{len(runs)} runs: compare takes two to eight runs.")
     called = labels(runs)
     recipes, without = _recipes(runs)
     changes = differences(recipes) if recipes else []

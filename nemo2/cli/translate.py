@@ -9,7 +9,7 @@ from typing import Optional
 from nemo2.cli.adapter import Result
 from nemo2.cli.flags import Output
 from nemo2.errors import ConfigError
-from nemo2.files import refuse_existing, write_file
+from nemo2.files import refuse_existing, text_of, write_file
 from nemo2.from_nemo.notebook import translated_notebook
 from nemo2.from_nemo.script import translated
 
@@ -46,14 +46,14 @@ def translate(
 
 
 def _of_script(script: Path) -> tuple[str, list[str], list[str]]:
+    text = text_of(script)
     try:
-        text = script.read_text(encoding="utf-8")
         if script.suffix == ".ipynb":
             notebook, *said = translated_notebook(text, translated)
             left, taken_out = ([f"{script}: {place}: {message}" for place, message in lines] for lines in said)
             return notebook, left, taken_out
         done = translated(text)
-    except (SyntaxError, UnicodeDecodeError, OSError) as error:
+    except SyntaxError as error:
         raise ConfigError(f"{script} can't be read as Python: {error}.") from None
     left, taken_out = (
         [f"{script}:{line}: {message}" for line, message in lines] for lines in (done.left, done.taken_out)

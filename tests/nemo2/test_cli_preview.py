@@ -87,7 +87,7 @@ def test_the_data_of_a_recipe_and_data_by_name(root, capsys):
     "arguments, why",
     [
         (["llama_tiny"], "its data is a StdlibDataModule, which has no loss masks"),
-        (["squad", "--split", "training"], "--split training: must be one of train, validation, test"),
+        (["squad", "--split", "training"], "--split training: must be one of 'train', 'validation', 'test'"),
         (["squad", "data.seq_length=4"], "write the settings of a data set in brackets"),
         (["squad", "--data", "x.jsonl"], "--data x.jsonl: write the settings of a data set in brackets"),
         (["no_such_recipe"], "There is no recipe 'no_such_recipe'"),
