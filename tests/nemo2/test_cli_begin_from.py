@@ -60,7 +60,8 @@ def test_three_commands_from_a_folder_to_a_folder_that_transformers_loads(
         *sizes,
     )
     nemo2("export", str(runs / folder.name), "--output", str(exported), *["--merge"] * (peft == "lora"))
-    assert json.loads((exported / "config.json").read_text())["dtype"] == dtype
+    described = json.loads((exported / "config.json").read_text())
+    assert described.get("dtype", described.get("torch_dtype")) == dtype
     model = transformers.AutoModelForCausalLM.from_pretrained(exported)
     assert model.config.eos_token_id == [2, 8]
     assert tuple(model.model.embed_tokens.weight.shape) == (331, 48)
