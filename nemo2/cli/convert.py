@@ -93,15 +93,15 @@ def export_weights(
         target = merge_lora(str(folder), output, overwrite=overwrite)
         text = f"{target}\nnext:\n  nemo2 generate {target} --prompt ...\n  nemo2 export {target} --output FOLDER"
         return Result({"path": str(target)}, text)
-    written = _dtype(dtype)
+    target_dtype = _dtype(dtype)
     with contextlib.ExitStack() as stack:
         if merge:
             # The merged weights have the dtype of the run, which is fp32 on CPUs.
-            written = written or Opened.open(folder).dtype
+            target_dtype = target_dtype or Opened.open(folder).dtype
             output.parent.mkdir(parents=True, exist_ok=True)
             beside = stack.enter_context(tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}."))
             folder = merge_lora(str(folder), Path(beside) / "merged")
-        target = export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=written)
+        target = export_ckpt(folder, "hf", output, overwrite=overwrite, model=_model(recipe), dtype=target_dtype)
     return Result({"path": str(target)}, str(target))
 
 

@@ -246,8 +246,8 @@ def _configured(
 
     try:
         config = made_by_name(source, (pl.LightningDataModule,), fit=typed)
-        if named := [*overrides, *([f"--data {own_data}"] if own_data else [])]:
-            raise ConfigError(f"{named[0]}: write the settings of a data set in brackets: {source}(seq_length=512).")
+        if changes := [*overrides, *([f"--data {own_data}"] if own_data else [])]:
+            raise ConfigError(f"{changes[0]}: write the settings of a data set in brackets: {source}(seq_length=512).")
         tokenizer = None
     except WrongType:
         recipe = configured(source, overrides, data=own_data)
