@@ -27,6 +27,7 @@ from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, 
 from nemo2.checkpoint.nemo_context import describe, model_config
 from nemo2.checkpoint.paths import checkpoint_folders, checkpoints_of_runs
 from nemo2.checkpoint.untrusted import read_metadata
+from nemo2.counts import counted
 from nemo2.errors import CheckpointError
 from nemo2.files import read_bounded
 from nemo2.hugging_face.safetensors_files import MOST_INDEX, conversion_of_pickles, read_header
@@ -374,7 +375,7 @@ def _read_weights(identified: Identified, weights: Path) -> None:
             )
     if identified.layout is None:
         writers = {match[1] for name in needed if (match := re.match(r"(?:\w*?)__(\d+)_", name))}
-        identified.layout = f"written by {len(writers)} ranks" if writers else None
+        identified.layout = f"written by {counted(len(writers), 'rank')}" if writers else None
 
 
 def _inside(path: Path) -> list[Path]:

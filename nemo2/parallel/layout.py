@@ -178,7 +178,7 @@ class Layout:
             return (
                 "expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
                 f"{self.expert_tensor_size} * {self.ep} * {self.pp} = {expert}{origin} does not divide the world "
-                f"of {world_size} ranks. Run on a multiple of {expert} ranks, or reduce the expert sizes."
+                f"of {counted(world_size, 'rank')}. Run on a multiple of {expert} ranks, or reduce the expert sizes."
             )
         return None
 

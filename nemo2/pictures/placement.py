@@ -5,6 +5,7 @@ A world of a thousand ranks consists of identical replicas, so the picture shows
 all.
 """
 
+from nemo2.counts import counted
 from nemo2.pictures.ranks import Chunk, Placement
 from nemo2.pictures.svg import COLOURS, Canvas, text_width
 
@@ -158,7 +159,7 @@ def _how_to_read(placement: Placement) -> str:
 def _title(placement: Placement, shown: int, per_replica: int) -> str:
     ranks = f"{shown * per_replica:,} of {placement.world_size:,} ranks"
     if placement.replicas == 1:
-        words = f"all {placement.world_size:,} ranks, one replica"
+        words = f"all {counted(placement.world_size, 'rank')}, one replica"
     elif shown == placement.replicas:
         words = f"all {shown} replicas, {placement.world_size:,} ranks"
     else:

@@ -23,7 +23,7 @@ from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
-from nemo2.counts import count_problems
+from nemo2.counts import count_problems, counted
 from nemo2.errors import ConfigError
 from nemo2.parallel.layout import Layout
 from nemo2.parallel.sharded_chunk import blocks_of, sharding_mesh
@@ -177,7 +177,7 @@ class FSDP2Strategy(TorchShardedStrategy):
         size = self.layout.data_parallel_size(world_size)
         if self.data_parallel_size not in ("auto", size):
             raise ConfigError(
-                f"strategy.data_parallel_size={self.data_parallel_size} contradicts the world: {world_size} ranks / "
+                f"strategy.data_parallel_size={self.data_parallel_size} contradicts the world: {counted(world_size, 'rank')} / "
                 f"(tensor_parallel_size {self.layout.tp} * context_parallel_size {self.layout.cp}) = {size}. Set "
                 f"data_parallel_size={size} or 'auto'."
             )

@@ -150,7 +150,7 @@ def test_an_iteration_of_megatron_is_found_through_its_tracker(tmp_path, file, k
         (tmp_path / "iter_0000100" / file).write_text(f"model:\n  {model}  pipeline_model_parallel_size: 1\n")
     found = identify(tmp_path)
     assert (found.kind, found.step, found.problems) == (kind, 100, [])
-    assert found.layout == ("tp2" if file else "written by 1 ranks")
+    assert found.layout == ("tp2" if file else "written by 1 rank")
     assert (found.parameters, found.weights_only) == (12, False)
     shard = next((tmp_path / "iter_0000100").glob("*.distcp"))
     shard.unlink()

@@ -91,7 +91,7 @@ def refusals() -> dict[str, str]:
 
 def test_what_the_world_or_the_model_rules_out_is_said_before_any_group_exists(run_on_ranks) -> None:
     found = run_on_ranks(refusals, 1, init_process_group=False)[0]
-    assert "data_parallel_size=3 contradicts the world: 1 ranks" in found["data_parallel_size"]
+    assert "data_parallel_size=3 contradicts the world: 1 rank " in found["data_parallel_size"]
     assert "does not divide the world of 1 rank" in found["cp"]
     assert "this layout has one data-parallel rank, so Megatron-FSDP has nothing to shard" in found["alone"]
     assert "optim.config.clip_grad=1.0" in found["clip"]
