@@ -47,9 +47,8 @@ def changed(make: Callable[[], Any], overrides: list[str], *, data: Optional[str
 
         for word in strange:
             refuse_data(word, "change of the recipe")
-        raise ConfigError(
-            f"{', '.join(map(repr, strange))}: not a change of the form path=value, such as trainer.max_steps=100."
-        )
+        example = "=".join(strange) if len(strange) == 2 and "." in strange[0] else "trainer.max_steps=100"
+        raise ConfigError(f"{', '.join(map(repr, strange))}: not a change of the form path=value, such as {example}.")
     recipe = make()
     if data is not None:
         give_data(recipe, data)

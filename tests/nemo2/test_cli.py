@@ -129,6 +129,7 @@ def test_json_of_show_is_plain_values(capsys):
     [
         (["show", "llama3_8"], "did you mean 'llama3_8b'"),
         (["show", "llama_tiny", "max_steps"], "'max_steps': not a change of the form path=value"),
+        (["show", "llama_tiny", "trainer.max_steps", "5"], "of the form path=value, such as trainer.max_steps=5."),
         (["show", "llama_tiny", "gone.jsonl"], "gone.jsonl is no change of the recipe, and there is no such file"),
         (["data", "preview", "gone.jsonl"], "gone.jsonl: there is no such file"),
         (["show", "llama_tiny", "trainer.max_step=7", "data.seq_length=x"], "did you mean 'max_steps'"),
