@@ -224,7 +224,7 @@ def _of_files(
                 "them out."
             )
         config.dataset_kwargs = {**settings, "chat_template": chat_template}
-    data = fdl.build(config)
+    data: Any = fdl.build(config)
     data.tokenizer = data.tokenizer or ByteTokenizer()
     return data
 

@@ -96,7 +96,7 @@ class Layout:
     def size_problems(**sizes: Any) -> list[str]:
         """One sentence for each of the sizes, by short name, that is not an integer of at least 1. ``sp`` is not a
         size."""
-        set_sizes = {
+        set_sizes: dict[str, Any] = {
             SIZE_FIELDS[name]: value
             for name, value in sizes.items()
             if name in SIZE_FIELDS and not (value is None and name in _OPTIONAL)
