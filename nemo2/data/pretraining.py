@@ -14,6 +14,7 @@ from typing import Any, Literal, Optional, Union
 from torch.utils.data import Dataset
 
 from nemo2 import ranks
+from nemo2.backend.extras import have_te
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of
@@ -50,7 +51,8 @@ class PreTrainingDataModule(MegatronDataModule):
         dataloader_type, init_consumed_samples, init_global_step, output_log: See `MegatronDataSampler`.
         num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`.
         reset_position_ids: Restart positions after each end of a document.
-        reset_attention_mask: Restrict attention to the tokens of the same document.
+        reset_attention_mask: Restrict attention to the tokens of the same document, by a mask in each item. Transformer
+            Engine's attention takes no such mask, which is reported.
         eod_mask_loss: Leave the prediction after each end of a document out of the loss.
         create_attention_mask: Whether items hold a mask. Attention kernels make causal masks themselves.
         seed: The seed of Megatron's shuffling, and of the order of each pass with ``dataloader_type="cyclic"``.
@@ -155,6 +157,11 @@ class PreTrainingDataModule(MegatronDataModule):
                 "PreTrainingDataModule.tokenizer is None. Set it to the tokenizer that the data was prepared with."
             )
         self._refuse_empty(splits)
+        if have_te():
+            warn_without_effect(
+                "Transformer Engine's attention makes a causal mask over the whole sample.",
+                reset_attention_mask=(self.reset_attention_mask, False),
+            )
         sizes = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
         if not sizes:
             return dict.fromkeys(splits)
@@ -350,7 +357,8 @@ class PreTrainingDataModule(MegatronDataModule):
             reset_position_ids=self.reset_position_ids,
             reset_attention_mask=self.reset_attention_mask,
             eod_mask_loss=self.eod_mask_loss,
-            create_attention_mask=self.create_attention_mask,
+            # Otherwise there would be no mask to reset.
+            create_attention_mask=self.create_attention_mask or self.reset_attention_mask,
             **self.build_kwargs,
         )
 

@@ -35,7 +35,17 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def fit(directory, steps, *, ckpt_path=None, rampup=None, num_train_samples=64, num_workers=0, **trainer_arguments):
+def fit(
+    directory,
+    steps,
+    *,
+    ckpt_path=None,
+    rampup=None,
+    num_train_samples=64,
+    num_val_samples=16,
+    num_workers=0,
+    **trainer_arguments,
+):
     data = MockDataModule(
         seq_length=4,
         tokenizer=NullTokenizer(10_000),
@@ -43,7 +53,7 @@ def fit(directory, steps, *, ckpt_path=None, rampup=None, num_train_samples=64, 
         global_batch_size=8,
         rampup_batch_size=rampup,
         num_train_samples=num_train_samples,
-        num_val_samples=16,
+        num_val_samples=num_val_samples,
         num_workers=num_workers,
     )
     model = Recorder()
@@ -84,6 +94,20 @@ class TestFit:
         whole, _ = fit(tmp_path, 8)
         cut, _ = fit(tmp_path, 8, num_workers=1, limit_train_batches=3)
         assert cut.trained == whole.trained
+
+    @pytest.mark.parametrize("limit", [{"limit_train_batches": 3}, {"limit_train_batches": 0.4}])
+    def test_each_epoch_that_is_cut_short_ends_with_its_validation(self, tmp_path, limit):
+        model, _ = fit(tmp_path, 12, limit_val_batches=1, **limit)
+        assert len(model.validated) == 4
+
+    @pytest.mark.parametrize("batches", [2, 0.25])
+    def test_overfitting_repeats_the_first_batches(self, tmp_path, batches):
+        whole, _ = fit(tmp_path, 2)
+        model, _ = fit(tmp_path, 6, overfit_batches=batches, num_val_samples=64)
+        assert model.trained == whole.trained * 3
+        stopped, checkpoint = fit(tmp_path, 3, overfit_batches=batches, num_val_samples=64)
+        resumed, _ = fit(tmp_path, 6, overfit_batches=batches, num_val_samples=64, ckpt_path=checkpoint)
+        assert stopped.trained + resumed.trained == model.trained
 
     def test_validation_runs_the_same_batches_each_time(self, tmp_path):
         model, _ = fit(tmp_path, 4, val_check_interval=2, check_val_every_n_epoch=None, limit_val_batches=2)

@@ -136,14 +136,14 @@ def test_a_resume_with_more_passes_over_a_corpus_tells_that_the_order_differs(tm
     assert ("another order than before the resume" in caplog.text) != same_order
 
 
-def test_masks_and_ends_of_documents_can_be_asked_for(tmp_path):
-    data = module(
-        corpus(tmp_path / "a"), split="1,0,0", create_attention_mask=True, eod_mask_loss=True, reset_position_ids=True
-    )
+@pytest.mark.parametrize("mask", ["create_attention_mask", "reset_attention_mask"])
+def test_masks_and_ends_of_documents_can_be_asked_for(tmp_path, mask):
+    data = module(corpus(tmp_path / "a"), split="1,0,0", eod_mask_loss=True, reset_position_ids=True, **{mask: True})
     sample = datasets(data, "fit")["train"]
     with_end = next(s for s in (sample[i] for i in range(len(sample))) if (s["tokens"][:-1] == VOCAB - 1).any())
     end = int((with_end["tokens"] == VOCAB - 1).nonzero()[0])
     assert with_end["attention_mask"].shape == (1, SEQ, SEQ)
+    assert bool(with_end["attention_mask"][0, end + 1, end]) == (mask == "reset_attention_mask")
     assert with_end["loss_mask"][end] == 0 and with_end["position_ids"][end + 1] == 0
 
 
