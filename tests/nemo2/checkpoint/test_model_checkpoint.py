@@ -245,6 +245,7 @@ def schedules(directory: str) -> dict[str, list[str]]:
         "steps": {"every_n_train_steps": 3},
         "time": {"train_time_interval": timedelta(microseconds=1)},
         "validation": {},
+        "steps and epochs": {"every_n_train_steps": 3, "every_n_epochs": 1},
     }.items():
         folder = Path(directory) / name
         keep = ModelCheckpoint(dirpath=str(folder), save_top_k=-1, filename="{step}", verbose=False, **options)
@@ -322,3 +323,4 @@ def test_saves_follow_steps_time_or_validations(run_on_ranks, tmp_path):
     assert found["steps"] == ["step=3", "step=4-last"]
     assert found["time"] == ["step=1", "step=2", "step=3", "step=4-last"]
     assert found["validation"] == ["step=2", "step=4-last"]
+    assert found["steps and epochs"] == ["step=2", "step=3", "step=4-last"]
