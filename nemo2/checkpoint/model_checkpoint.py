@@ -52,7 +52,8 @@ class ModelCheckpoint(Checkpoint):
         save_weights_only: Leave out the states of the optimizer, the schedule and the loop. Such a checkpoint can't be
             resumed.
         mode: "min" or "max".
-        every_n_epochs: Save after the validation of every n-th epoch, beside the other intervals. None: see above.
+        every_n_epochs: Save after the validation of every n-th epoch, or at its end in a run that doesn't validate,
+            beside the other intervals. None: see above.
         every_n_train_steps: The interval between saves, in optimizer steps.
         train_time_interval: The wall time between saves.
         save_on_train_epoch_end: Save at the end of an epoch rather than after its validation.
@@ -226,7 +227,10 @@ class ModelCheckpoint(Checkpoint):
             self.save(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.save_on_train_epoch_end and (trainer.current_epoch + 1) % (self.every_n_epochs or 1) == 0:
+        without_validation = self.every_n_epochs and not trainer.limit_val_batches  # pyright: ignore[reportAttributeAccessIssue]
+        if not (self.save_on_train_epoch_end or without_validation):
+            return
+        if (trainer.current_epoch + 1) % (self.every_n_epochs or 1) == 0:
             self.save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -320,11 +324,10 @@ class ModelCheckpoint(Checkpoint):
                 path.rename(plain)
         checkpoints = own(finished(newest.parent), self._run)
         ranked = self._ranked(checkpoints)
-        if ranked:
-            best, manifest = ranked[0]
+        keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
+        for best, manifest in [item for item in ranked if item[0] in keep][:1]:
             self.best_model_path = str(best)
             self.best_model_score = manifest.finite_metric(self.monitor)
-        keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
         for path, _ in checkpoints:
             if path not in keep:
                 remove(path)

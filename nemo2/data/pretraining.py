@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Optional, Union
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from nemo2 import ranks
 from nemo2.backend.extras import have_te
@@ -170,7 +170,15 @@ class PreTrainingDataModule(MegatronDataModule):
         config = self.gpt_dataset_config
         config.path_to_cache = cache
         built = build_datasets(config, sizes, self.dataset_cls)
-        return {split: built.get(split) for split in splits}
+        return {split: self._cut(split, built.get(split)) for split in splits}
+
+    def _cut(self, split: str, dataset: Optional[Dataset]) -> Optional[Dataset]:
+        """``dataset`` without what Megatron-Core makes beyond the requested samples: it fills whole passes over the data."""
+        limits = {"train": self.num_train_samples, "validation": self.num_val_samples, "test": self.num_test_samples}
+        limit = limits[split]
+        if split == "train" and self.trainer is not None and self.trainer.max_steps > 0:
+            return dataset  # the run ends before
+        return dataset if dataset is None or limit is None else Subset(dataset, range(min(limit, len(dataset))))  # pyright: ignore[reportArgumentType]
 
     def _refuse_empty(self, splits: Sequence[str]) -> None:
         """Raise ConfigError if a split that the trainer needs has no data. Otherwise it would train on nothing, with

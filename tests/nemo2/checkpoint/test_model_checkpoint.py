@@ -113,6 +113,7 @@ def test_the_best_are_kept_and_always_the_newest(tmp_path, options, kept):
     names, callback = after(tmp_path, LOSSES, **options)
     assert names == kept
     assert Path(callback.last_model_path).name == kept[-1]
+    assert Path(callback.best_model_path).exists()
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

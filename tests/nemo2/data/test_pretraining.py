@@ -163,6 +163,12 @@ def test_the_whole_of_a_split_is_one_pass_over_it(tmp_path):
     assert len(validation) == (tokens - 1) // SEQ
 
 
+def test_a_number_of_samples_is_that_number(tmp_path):
+    steps = trainer(max_steps=-1, limit_val_batches=1.0)
+    data = module(corpus(tmp_path / "a"), split="50,50", num_train_samples=7, num_val_samples=3, steps=steps)
+    assert {split: len(dataset) for split, dataset in datasets(data, "fit").items()} == {"train": 7, "validation": 3}
+
+
 def test_a_replaced_corpus_gets_a_new_index(tmp_path):
     prefix = corpus(tmp_path / "a", documents=60)
     before = datasets(module(prefix, split="1"), "fit")["train"]
