@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MegatronDataSampler`: turns a plain DataLoader into a loader of steps and counts the consumed samples."""
 
+import logging
 from typing import Any, Literal, Optional
 
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -17,6 +19,7 @@ from nemo2.data.batch_sampler import EvalBatchSampler, Order, PaddedDataset, Ste
 from nemo2.data.batch_size import BatchSizeSchedule, check_positive, setup_microbatch_calculator
 from nemo2.data.documents import check_choice
 
+_log = logging.getLogger(__name__)
 Mode = Literal["train", "validation", "test", "predict"]
 
 
@@ -189,6 +192,10 @@ class MegatronDataSampler(DataSampler):
             )
         else:
             sampler = EvalBatchSampler(**share, global_batch_size=self.global_batch_size, drop_last=drop_last)
+            if mode == "predict" and (left_out := share["total_samples"] % self.global_batch_size):
+                _log.warning("The last %d samples fill no global batch, so there is no prediction for them.", left_out)
+            if isinstance(dataloader.batch_sampler, _IndexBatchSamplerWrapper):
+                sampler = _IndexBatchSamplerWrapper(sampler)  # Lightning asks it which samples were predicted
         return _rebuilt(dataloader, sampler, mode, padded=mode != "train" and not drop_last)
 
     def compute_consumed_samples(self, steps_since_resume: int = 0) -> int:
@@ -249,7 +256,10 @@ def _limited(steps: int, limit: Any) -> Optional[int]:
 def _replaceable(dataloader: Any) -> bool:
     if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
         return False
-    if dataloader.batch_sampler is not None and type(dataloader.batch_sampler) is not BatchSampler:
+    batch_sampler = dataloader.batch_sampler
+    if isinstance(batch_sampler, _IndexBatchSamplerWrapper):  # Lightning's, around that of every loader for prediction
+        batch_sampler = batch_sampler._batch_sampler
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         return False
     return isinstance(dataloader.sampler, (SequentialSampler, RandomSampler, DistributedSampler))
 

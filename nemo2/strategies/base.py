@@ -42,7 +42,7 @@ from nemo2.backend.base import Backend
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import inputs_of, settings_of
 from nemo2.checkpoint.context import write_context
-from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
+from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, read_manifest, versions
 from nemo2.checkpoint.forms.form import Form
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.paths import digest_of, missing
@@ -836,6 +836,12 @@ class BaseStrategy(DDPStrategy):
             return
         if (why := missing(self.restore_config.path)) is not None:
             raise CheckpointError(f"resume.restore_config.path={self.restore_config.path}: {why}")
+        manifest = read_manifest(path) if self.restore_config.load_optim_state else None
+        if manifest is not None and manifest.weights_only:
+            raise CheckpointError(
+                f"resume.restore_config.load_optim_state=True: {path} holds weights only. Set load_optim_state=False, or the "
+                "path of a checkpoint with the optimizer's state (log.ckpt.save_optim_on_train_end=True saves it at the end)."
+            )
         loaded = self.form.read(
             path,
             optimizer=self.restore_config.load_optim_state,

@@ -262,6 +262,10 @@ def started_from_weights(directory: str) -> dict[str, Any]:
     with pytest.raises(CheckpointError) as caught:
         small_runs.fit(small_runs.build_llama(), max_steps=1, restore_config=RestoreConfig(path=f"{directory}/no"))
     found["missing"] = str(caught.value)
+    restore = RestoreConfig(path=f"{directory}/weights", load_optim_state=True)
+    with pytest.raises(CheckpointError) as caught:
+        small_runs.fit(small_runs.build_llama(), max_steps=1, restore_config=restore)
+    found["weights only"] = str(caught.value)
     return found
 
 
@@ -272,6 +276,7 @@ def _at_step_two(directory: str) -> list[Any]:
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             if trainer.global_step == 2:
                 trainer.save_checkpoint(f"{directory}/two")
+                trainer.save_checkpoint(f"{directory}/weights", weights_only=True)
 
     return [Saver()]
 
@@ -287,3 +292,4 @@ def test_a_run_started_from_weights_has_those_and_nothing_else(run_on_ranks, tmp
     first_loss, second_loss = found["only the optimizer"]["losses"]
     assert first_loss == second_loss, "the fp32 copies in the optimizer's state are the other run's weights"
     assert "this checkpoint directory does not exist" in found["missing"]
+    assert "load_optim_state=True" in found["weights only"]

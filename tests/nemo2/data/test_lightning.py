@@ -4,6 +4,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from nemo2.data.mock import MockDataModule
@@ -33,6 +34,11 @@ class Recorder(pl.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class Predictor(Recorder):
+    def predict_step(self, batch, batch_idx):
+        return batch["tokens"]
 
 
 def fit(
@@ -113,6 +119,22 @@ class TestFit:
         model, _ = fit(tmp_path, 4, val_check_interval=2, check_val_every_n_epoch=None, limit_val_batches=2)
         assert model.validated[:2] == model.validated[2:]
         assert [len(batch) for batch in model.validated] == [8] * 4
+
+    def test_prediction_has_whole_batches_and_its_writer_knows_their_samples(self, tmp_path):
+        batches = []
+
+        class Writer(BasePredictionWriter):
+            def write_on_batch_end(self, trainer, module, prediction, indices, batch, batch_idx, dataloader_idx):
+                batches.append((len(batch["tokens"]), indices))
+
+        data = MockDataModule(seq_length=4, micro_batch_size=2, global_batch_size=8, num_val_samples=18, num_workers=0)
+        data.predict_dataloader = data.val_dataloader
+        trainer = pl.Trainer(
+            strategy=TransformingStrategy(device="cpu"), accelerator="cpu", logger=False, enable_progress_bar=False,
+            callbacks=[Writer("batch")], default_root_dir=str(tmp_path),
+        )  # fmt: skip
+        trainer.predict(Predictor(), datamodule=data)
+        assert batches == [(8, list(range(8))), (8, list(range(8, 16)))]
 
     def test_resuming_a_finished_run_does_nothing(self, tmp_path):
         _, checkpoint = fit(tmp_path, 8)
