@@ -29,7 +29,7 @@ def sampler_of(trainer: Any) -> Any:
 
 
 def global_batch(trainer: Any) -> Optional[tuple[int, int]]:
-    """The samples and the tokens per sample of the current step. None without a data sampler."""
+    """The samples and the tokens per sample of the step that has not ended yet. None without a data sampler."""
     sampler = sampler_of(trainer)
     return None if sampler is None else (sampler.current_global_batch_size, sampler.seq_len)
 

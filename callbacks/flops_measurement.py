@@ -58,6 +58,7 @@ class FLOPsMeasurementCallback(pl.Callback):
         self.peak_tflops = peak_tflops
         self._since: float | None = None
         self._flops = 0.0
+        self._of_step = 0.0
         self._per_step: dict[tuple[int, int], float] = {}
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -69,11 +70,12 @@ class FLOPsMeasurementCallback(pl.Callback):
     ) -> None:
         if self._since is None:
             self._since = self._now()
+        self._of_step = self._step_flops(trainer, pl_module)  # after the step the sampler is at the next batch
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._flops += self._step_flops(trainer, pl_module)
+        self._flops += self._of_step
         if self._since is None or not trainer._logger_connector.should_update_logs:
             return
         now = self._now()

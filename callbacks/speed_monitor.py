@@ -60,8 +60,9 @@ class SpeedMonitor(pl.Callback):
                 "samples_per_sec": (samples - samples_before) / seconds,
                 "tokens_per_sec": (tokens - tokens_before) / seconds,
             }
+            size = samples - self._marks[-2][1] or sampler.current_global_batch_size  # the latter is the next step's
             pl_module.log("throughput/micro_batch_size", float(sampler.micro_batch_size), batch_size=1)
-            pl_module.log("throughput/global_batch_size", float(sampler.current_global_batch_size), batch_size=1)
+            pl_module.log("throughput/global_batch_size", float(size), batch_size=1)
         for name, rate in rates.items():
             pl_module.log(f"throughput/{name}", rate, batch_size=1)
             pl_module.log(f"throughput/device/{name}", rate / trainer.world_size, batch_size=1)

@@ -56,37 +56,43 @@ class TimingCallback(pl.Callback):
         require_counts("TimingCallback.timer_kwargs", others=(None,), buffer_size=buffer_size)
         self.log_tokens_per_sec = log_tokens_per_sec
         self.timer_kwargs = settings
-        self._durations: deque[float] = deque(maxlen=buffer_size)
-        self._started: float | None = None
+        self._steps: deque[tuple[float, Optional[tuple[int, int]]]] = deque(maxlen=buffer_size)
+        """The seconds and the batch of each step that the next logged values average over."""
+        self._started: tuple[float, Optional[tuple[int, int]]] | None = None
         self._flops: dict[tuple[int, int], float] = {}
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._started = self._now()
+        # The batch is read here, because after the step the sampler is at the next one.
+        self._started = self._now(), global_batch(trainer)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if self._started is None:
             return
-        self._durations.append(self._now() - self._started)
+        began, shape = self._started
+        self._steps.append((self._now() - began, shape))
         self._started = None
         if not trainer._logger_connector.should_update_logs:
             return
-        seconds = sum(self._durations) / len(self._durations)
-        if self._durations.maxlen is None:
-            self._durations.clear()
-        pl_module.log("train_step_timing in s", seconds, prog_bar=True, batch_size=1)
-        for name, value in self._rates(trainer, pl_module, seconds).items():
+        steps = list(self._steps)
+        if self._steps.maxlen is None:
+            self._steps.clear()
+        seconds = sum(duration for duration, _ in steps)
+        pl_module.log("train_step_timing in s", seconds / len(steps), prog_bar=True, batch_size=1)
+        shapes = [shape for _, shape in steps if shape is not None]
+        for name, value in self._rates(trainer, pl_module, shapes, seconds).items():
             pl_module.log(name, value, batch_size=1)
 
-    def _rates(self, trainer: pl.Trainer, pl_module: pl.LightningModule, seconds: float) -> dict[str, float]:
-        shape = global_batch(trainer)
-        if shape is None:
+    def _rates(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, shapes: list[tuple[int, int]], seconds: float
+    ) -> dict[str, float]:
+        """The rates of steps with batches of these shapes, which took ``seconds`` together."""
+        if not shapes:
             return {}
-        batch_size, seq_length = shape
-        tokens_per_second = batch_size * seq_length / seconds
+        tokens_per_second = sum(batch_size * seq_length for batch_size, seq_length in shapes) / seconds
         rates = {"tokens_per_second": tokens_per_second}
         if self.log_tokens_per_sec:
             rates["tokens_per_sec_per_gpu"] = tokens_per_second / trainer.world_size
@@ -94,10 +100,12 @@ class TimingCallback(pl.Callback):
         # CPUs have no known peak rate, so the value would say nothing.
         on_gpu = trainer.strategy.root_device.type != "cpu"
         if on_gpu and getattr(config, "num_layers", None) and getattr(config, "num_attention_heads", None):
-            if shape not in self._flops:
-                rows = getattr(pl_module, "padded_vocab_size", None)
-                self._flops[shape] = model_flops_per_step(config, seq_length, batch_size, vocab_size=rows)
-            rates["tflops_per_gpu"] = self._flops[shape] / seconds / trainer.world_size / 1e12
+            rows = getattr(pl_module, "padded_vocab_size", None)
+            for batch_size, seq_length in set(shapes) - self._flops.keys():
+                flops = model_flops_per_step(config, seq_length, batch_size, vocab_size=rows)
+                self._flops[batch_size, seq_length] = flops
+            total = sum(self._flops[shape] for shape in shapes)
+            rates["tflops_per_gpu"] = total / seconds / trainer.world_size / 1e12
         return rates
 
     def _now(self) -> float:

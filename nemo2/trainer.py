@@ -59,12 +59,13 @@ class Trainer(pl.Trainer):
         min_steps: Optimizer steps to train at least. None: no minimum.
         max_time: Stop after this time: "DD:HH:MM:SS", a ``timedelta`` or a dictionary of its arguments. The time starts
             from zero in each run that resumes. None: no limit.
-        limit_train_batches: Batches per epoch, or as a float their fraction. None: all batches.
+        limit_train_batches: Batches per epoch, or as a float their fraction. The next epoch goes on behind them. None: all
+            batches.
         limit_val_batches: Batches per validation, or as a float their fraction. None: all batches.
         limit_test_batches: Batches per test, or as a float their fraction. None: all batches.
         limit_predict_batches: Batches per prediction, or as a float their fraction. None: all batches.
-        overfit_batches: Train and validate on the same batches: this many, or as a float their fraction. 0: all
-            batches.
+        overfit_batches: Train on the same batches in each epoch, in the same order: the first ones of the dataset, this
+            many, or as a float their fraction. Validation takes as many of its own data. 0: all batches.
         val_check_interval: An integer: optimizer steps between validations, over the whole run rather than within an
             epoch. It may exceed an epoch. A float: the fraction of an epoch. A text, ``timedelta`` or dictionary: the
             time, as in ``max_time``. None: 1.0.

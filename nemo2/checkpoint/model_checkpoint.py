@@ -35,10 +35,10 @@ class ModelCheckpoint(Checkpoint):
     A checkpoint appears under its name only when it is complete. The newest checkpoint is never deleted. A run whose
     directory holds checkpoints of another run ends before its first step.
 
-    A save is due every ``every_n_train_steps`` steps or every ``train_time_interval``. With neither set, it is due
-    after every validation. One more save follows the end of training. A step that is both saved and validated is saved
-    after its validation, with that validation's metrics. A checkpoint never records the metrics of an earlier
-    validation.
+    A save is due every ``every_n_train_steps`` steps, every ``train_time_interval`` and every ``every_n_epochs``
+    epochs. With none of them set, it is due after every validation. One more save follows the end of training. A step
+    that is both saved and validated is saved after its validation, with that validation's metrics. A checkpoint never
+    records the metrics of an earlier validation.
 
     After each save the callback keeps the ``save_top_k`` best checkpoints by ``monitor``, and the newest. Checkpoints
     without a validation, or whose metric isn't finite, rank last.
@@ -52,7 +52,8 @@ class ModelCheckpoint(Checkpoint):
         save_weights_only: Leave out the states of the optimizer, the schedule and the loop. Such a checkpoint can't be
             resumed.
         mode: "min" or "max".
-        every_n_epochs: Save after the validation of every n-th epoch. None: see above.
+        every_n_epochs: Save after the validation of every n-th epoch, or at its end in a run that doesn't validate,
+            beside the other intervals. None: see above.
         every_n_train_steps: The interval between saves, in optimizer steps.
         train_time_interval: The wall time between saves.
         save_on_train_epoch_end: Save at the end of an epoch rather than after its validation.
@@ -219,15 +220,17 @@ class ModelCheckpoint(Checkpoint):
         if self._due:
             self._due = False
             self.save(trainer)
-        by_validation = self.every_n_train_steps is None and self.train_time_interval is None
-        if not by_validation or self.save_on_train_epoch_end:
+        by_interval = self.every_n_train_steps is not None or self.train_time_interval is not None
+        if self.save_on_train_epoch_end or (by_interval and not self.every_n_epochs):
             return
-        if self.every_n_epochs and (trainer.current_epoch + 1) % self.every_n_epochs:
-            return
-        self.save(trainer)
+        if (trainer.current_epoch + 1) % (self.every_n_epochs or 1) == 0:
+            self.save(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.save_on_train_epoch_end and (trainer.current_epoch + 1) % (self.every_n_epochs or 1) == 0:
+        without_validation = self.every_n_epochs and not trainer.limit_val_batches  # pyright: ignore[reportAttributeAccessIssue]
+        if not (self.save_on_train_epoch_end or without_validation):
+            return
+        if (trainer.current_epoch + 1) % (self.every_n_epochs or 1) == 0:
             self.save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -321,11 +324,10 @@ class ModelCheckpoint(Checkpoint):
                 path.rename(plain)
         checkpoints = own(finished(newest.parent), self._run)
         ranked = self._ranked(checkpoints)
-        if ranked:
-            best, manifest = ranked[0]
+        keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
+        for best, manifest in [item for item in ranked if item[0] in keep][:1]:
             self.best_model_path = str(best)
             self.best_model_score = manifest.finite_metric(self.monitor)
-        keep = {path for path, _ in (ranked if self.save_top_k == -1 else ranked[: self.save_top_k])} | {newest}
         for path, _ in checkpoints:
             if path not in keep:
                 remove(path)

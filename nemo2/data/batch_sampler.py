@@ -28,8 +28,9 @@ class StepBatchSampler(Sampler[list[int]]):
     """The dataset indices of this rank's part, step by step.
 
     The sampler passes over the dataset repeatedly. A pass has as many whole global batches as fit. One iteration of the
-    sampler yields the rest of the current pass. `len` is the number of steps in the whole current pass, because
-    Lightning also counts the steps before a resume.
+    sampler yields the rest of the current pass, or with ``epoch_steps`` so many steps, of the next pass too where the
+    current pass ends. `len` is the number of steps in the whole current pass, because Lightning also counts the steps
+    before a resume.
 
     Args:
         total_samples: Samples in the dataset.
@@ -42,6 +43,8 @@ class StepBatchSampler(Sampler[list[int]]):
             that loading resumes at the position of training rather than of prefetching. None: start at 0, then continue
             after the last whole pass.
         seed: The seed of "cyclic".
+        epoch_steps: The steps of one iteration, where an epoch is shorter than a pass. None: the rest of the pass.
+        overfit: A pass has the first ``epoch_steps`` steps only, so that every epoch trains on the same samples.
 
     Raises:
         DataError: the dataset has fewer samples than one global batch.
@@ -58,6 +61,8 @@ class StepBatchSampler(Sampler[list[int]]):
         order: Order = "single",
         position: Optional[Callable[[], int]] = None,
         seed: int = 1234,
+        epoch_steps: Optional[int] = None,
+        overfit: bool = False,
     ) -> None:
         schedule.check(micro_batch_size, data_parallel_size)
         if total_samples < schedule.global_batch_size:
@@ -73,26 +78,34 @@ class StepBatchSampler(Sampler[list[int]]):
         self.data_parallel_size = data_parallel_size
         self.order: Order = order
         self.seed = seed
+        self.epoch_steps = epoch_steps
+        self.overfit = overfit
         self._position = position
         self._consumed_samples = 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        consumed = self._now()
-        number, start, steps = self._pass_at(consumed)
-        end = self.schedule.after(start, steps)
-        order = self._permutation(number)
-        while consumed < end:
-            batch = self.schedule.at(consumed)
-            offset = consumed - start
-            if offset + batch > self.total_samples:
-                break  # nonzero only if a resume with another batch size begins between two steps of this pass
-            share = share_of(batch, self.micro_batch_size, self.data_parallel_rank, self.data_parallel_size) + offset
-            yield (share if order is None else order[share]).tolist()
-            consumed += batch
-        self._consumed_samples = end
+        consumed, steps_left = self._now(), self.epoch_steps
+        while True:
+            number, start, steps = self._pass_at(consumed)
+            end = self.schedule.after(start, steps)
+            order = self._permutation(number)
+            while consumed < end and steps_left != 0:
+                batch = self.schedule.at(consumed)
+                offset = consumed - start
+                if offset + batch > self.total_samples:
+                    break  # nonzero only if a resume with another batch size begins between two steps of this pass
+                share = share_of(batch, self.micro_batch_size, self.data_parallel_rank, self.data_parallel_size)
+                yield (share + offset if order is None else order[share + offset]).tolist()
+                consumed += batch
+                steps_left = None if steps_left is None else steps_left - 1
+            if not steps_left:  # None: the pass has ended
+                break
+            consumed = end
+        self._consumed_samples = consumed if steps_left == 0 else end
 
     def __len__(self) -> int:
-        return self._pass_at(self._now())[2]
+        _, start, _ = self._pass_at(self._now())
+        return self.schedule.steps_within(start, self.total_samples)
 
     def samples_of_step(self, consumed: int) -> list[int]:
         """The dataset indices of the whole global batch that follows after ``consumed`` samples, in the order of training."""
@@ -109,6 +122,8 @@ class StepBatchSampler(Sampler[list[int]]):
         number, start = 0, 0
         while True:
             steps = self.schedule.steps_within(start, self.total_samples)
+            if self.overfit and self.epoch_steps is not None:
+                steps = min(steps, self.epoch_steps)
             end = self.schedule.after(start, steps)
             if consumed < end:
                 return number, start, steps

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Optional, Union
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from nemo2 import ranks
+from nemo2.backend.extras import have_te
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 from nemo2.counts import counted
@@ -51,7 +52,8 @@ class PreTrainingDataModule(MegatronDataModule):
         dataloader_type, init_consumed_samples, init_global_step, output_log: See `MegatronDataSampler`.
         num_workers, pin_memory, persistent_workers: See `torch.utils.data.DataLoader`.
         reset_position_ids: Restart positions after each end of a document.
-        reset_attention_mask: Restrict attention to the tokens of the same document.
+        reset_attention_mask: Restrict attention to the tokens of the same document, by a mask in each item. Transformer
+            Engine's attention takes no such mask, which is reported.
         eod_mask_loss: Leave the prediction after each end of a document out of the loss.
         create_attention_mask: Whether items hold a mask. Attention kernels make causal masks themselves.
         seed: The seed of Megatron's shuffling, and of the order of each pass with ``dataloader_type="cyclic"``.
@@ -156,6 +158,11 @@ class PreTrainingDataModule(MegatronDataModule):
                 "PreTrainingDataModule.tokenizer is None. Set it to the tokenizer that the data was prepared with."
             )
         self._refuse_empty(splits)
+        if have_te():
+            warn_without_effect(
+                "Transformer Engine's attention makes a causal mask over the whole sample.",
+                reset_attention_mask=(self.reset_attention_mask, False),
+            )
         sizes = {split: size for split, size in self._sizes().items() if split in splits and size != 0}
         if not sizes:
             return dict.fromkeys(splits)
@@ -164,7 +171,15 @@ class PreTrainingDataModule(MegatronDataModule):
         config = self.gpt_dataset_config
         config.path_to_cache = cache
         built = build_datasets(config, sizes, self.dataset_cls)
-        return {split: built.get(split) for split in splits}
+        return {split: self._cut(split, built.get(split)) for split in splits}
+
+    def _cut(self, split: str, dataset: Optional[Dataset]) -> Optional[Dataset]:
+        """``dataset`` without what Megatron-Core makes beyond the requested samples: it fills whole passes over the data."""
+        limits = {"train": self.num_train_samples, "validation": self.num_val_samples, "test": self.num_test_samples}
+        limit = limits[split]
+        if split == "train" and self.trainer is not None and self.trainer.max_steps > 0:
+            return dataset  # the run ends before
+        return dataset if dataset is None or limit is None else Subset(dataset, range(min(limit, len(dataset))))  # pyright: ignore[reportArgumentType]
 
     def _refuse_empty(self, splits: Sequence[str]) -> None:
         """Raise ConfigError if a split that the trainer needs has no data. Otherwise it would train on nothing, with
@@ -351,7 +366,8 @@ class PreTrainingDataModule(MegatronDataModule):
             reset_position_ids=self.reset_position_ids,
             reset_attention_mask=self.reset_attention_mask,
             eod_mask_loss=self.eod_mask_loss,
-            create_attention_mask=self.create_attention_mask,
+            # Otherwise there would be no mask to reset.
+            create_attention_mask=self.create_attention_mask or self.reset_attention_mask,
             **self.build_kwargs,
         )
 

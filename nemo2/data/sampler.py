@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MegatronDataSampler`: turns a plain DataLoader into a loader of steps and counts the consumed samples."""
 
+import logging
 from typing import Any, Literal, Optional
 
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -17,6 +19,7 @@ from nemo2.data.batch_sampler import EvalBatchSampler, Order, PaddedDataset, Ste
 from nemo2.data.batch_size import BatchSizeSchedule, check_positive, setup_microbatch_calculator
 from nemo2.data.documents import check_choice
 
+_log = logging.getLogger(__name__)
 Mode = Literal["train", "validation", "test", "predict"]
 
 
@@ -175,15 +178,24 @@ class MegatronDataSampler(DataSampler):
         if mode == "train":
             if consumed_samples and consumed_samples != self.consumed_samples:
                 self.init_consumed_samples, self.init_global_step = consumed_samples, self._global_step()
+            limit = getattr(self.trainer, "limit_train_batches", None)
+            overfit = getattr(self.trainer, "overfit_batches", 0) > 0
+            order = "cyclic" if isinstance(dataloader.sampler, RandomSampler) else self.dataloader_type
             sampler = StepBatchSampler(
                 **share,
                 schedule=self._schedule,
-                order="cyclic" if isinstance(dataloader.sampler, RandomSampler) else self.dataloader_type,
+                order="single" if overfit else order,
                 position=lambda: self.consumed_samples,
                 seed=self.seed,
+                epoch_steps=_limited(self._schedule.steps_within(0, share["total_samples"]), limit),
+                overfit=overfit,
             )
         else:
             sampler = EvalBatchSampler(**share, global_batch_size=self.global_batch_size, drop_last=drop_last)
+            if mode == "predict" and (left_out := share["total_samples"] % self.global_batch_size):
+                _log.warning("The last %d samples fill no global batch, so there is no prediction for them.", left_out)
+            if isinstance(dataloader.batch_sampler, _IndexBatchSamplerWrapper):
+                sampler = _IndexBatchSamplerWrapper(sampler)  # Lightning asks it which samples were predicted
         return _rebuilt(dataloader, sampler, mode, padded=mode != "train" and not drop_last)
 
     def compute_consumed_samples(self, steps_since_resume: int = 0) -> int:
@@ -235,10 +247,19 @@ def data_parallel() -> tuple[int, int]:
     return parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
 
 
+def _limited(steps: int, limit: Any) -> Optional[int]:
+    """The part of ``steps`` that Lightning takes with this limit of batches. None: all of them."""
+    part = int(steps * limit) if isinstance(limit, float) else limit
+    return part if part and part < steps else None
+
+
 def _replaceable(dataloader: Any) -> bool:
     if not isinstance(dataloader, DataLoader) or isinstance(dataloader.dataset, IterableDataset):
         return False
-    if dataloader.batch_sampler is not None and type(dataloader.batch_sampler) is not BatchSampler:
+    batch_sampler = dataloader.batch_sampler
+    if isinstance(batch_sampler, _IndexBatchSamplerWrapper):  # Lightning's, around that of every loader for prediction
+        batch_sampler = batch_sampler._batch_sampler
+    if batch_sampler is not None and type(batch_sampler) is not BatchSampler:
         return False
     return isinstance(dataloader.sampler, (SequentialSampler, RandomSampler, DistributedSampler))
 

@@ -41,6 +41,9 @@ from nemo2.config.notices import warn_without_effect
 from nemo2.errors import ConfigError
 
 _DEFAULT_WARMUP_STEPS = 750
+LR_FACTOR = "lr_factor"
+"""The key of a parameter group's ``lr_mult``, by which its whole learning rate is multiplied, ``min_lr`` included. The rates
+in the group contain it."""
 
 
 class LRSchedulerModule(Callback, ABC):
@@ -211,7 +214,8 @@ class StepSchedule(LRScheduler):
     """Apply an `LRSchedule` to every parameter group of an optimizer.
 
     The peak of a group is its ``max_lr``, which Megatron-Core writes. Without it the peak is ``initial_lr``, else the
-    ``lr`` at the time the scheduler is made. The rate is multiplied by the group's ``lr_mult`` if it has one.
+    ``lr`` at the time the scheduler is made. The rate is multiplied by the group's ``lr_mult`` if it has one. Groups
+    that an optimizer module's ``lr_mult`` scales follow the schedule of the other groups times that factor.
 
     The scheduler works with any object that has ``param_groups``, so with Megatron-Core's optimizers and torch's. It
     therefore doesn't call torch's constructor, which requires a ``torch.optim.Optimizer`` and patches ``step``.
@@ -228,11 +232,12 @@ class StepSchedule(LRScheduler):
         self.schedule = schedule
         self.optimizer = optimizer
         self.base_lrs: list[float] = []
+        """The peak of each group, before its `LR_FACTOR`."""
         for group in optimizer.param_groups:
-            peak = group.get("max_lr")
+            peak, factor = group.get("max_lr"), group.get(LR_FACTOR, 1.0)
             if peak is None:
                 peak = group.setdefault("initial_lr", group["lr"])
-            self.base_lrs.append(float(peak))
+            self.base_lrs.append(float(peak) / factor if factor else schedule.min_lr)
         for peak in self.base_lrs:
             if peak < schedule.min_lr:
                 raise ConfigError(
@@ -245,7 +250,10 @@ class StepSchedule(LRScheduler):
     def _apply(self) -> None:
         groups = self.optimizer.param_groups
         rates = [self.schedule.lr_at(self.last_epoch, peak) for peak in self.base_lrs]
-        self._last_lr = [rate * group.get("lr_mult", 1.0) for rate, group in zip(rates, groups, strict=True)]
+        self._last_lr = [
+            rate * group.get("lr_mult", 1.0) * group.get(LR_FACTOR, 1.0)
+            for rate, group in zip(rates, groups, strict=True)
+        ]
         for group, rate in zip(groups, self._last_lr, strict=True):
             group["lr"] = rate
 

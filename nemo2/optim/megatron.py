@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
-from nemo2.optim.lr_scheduler import LRSchedulerModule
+from nemo2.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
 from nemo2.optim.sharded import ShardedOptimizer, torch_optimizer
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ class MegatronOptimizerModule(OptimizerModule):
             ConfigError: the chunks aren't wrapped for training.
         """
         if getattr(model, "wrap_chunk", None) is not None:
-            optimizer = torch_optimizer(self.config, list(model), self._overrides())
-            return [ShardedOptimizer(optimizer, self.config, shard_group=getattr(model[0], "shard_group", None))]
+            inner = torch_optimizer(self.config, list(model), self._overrides())
+            optimizer = ShardedOptimizer(inner, self.config, shard_group=getattr(model[0], "shard_group", None))
+            return [self._at_own_rates(optimizer)]
         if model.ddp_config is None:
             raise ConfigError(
                 "MegatronOptimizerModule requires chunks that are wrapped for training. Create them with "
@@ -84,7 +85,16 @@ class MegatronOptimizerModule(OptimizerModule):
             config_overrides=self._overrides(),
             use_gloo_process_groups=getattr(model, "use_gloo_process_groups", True),
         )
-        return [MegatronOptimizer(_without_stub_optimizers(mcore), self.config)]
+        return [self._at_own_rates(MegatronOptimizer(_without_stub_optimizers(mcore), self.config))]
+
+    def _at_own_rates(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """``optimizer`` with the peak of each group as its rate, which Megatron-Core leaves to its own scheduler."""
+        assert self.config.lr is not None
+        for group in optimizer.param_groups:
+            group["lr"] = group["max_lr"]
+            if self.scale_lr_cond is not None and group["max_lr"] == self.config.lr * self.lr_mult:
+                group[LR_FACTOR] = self.lr_mult
+        return optimizer
 
     def _overrides(self) -> dict[ParamKey, Any]:
         """Megatron-Core's per-parameter rules, replaced or extended by the user's conditions."""

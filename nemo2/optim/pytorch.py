@@ -12,7 +12,7 @@ from nemo2.backend.extras import have_te, why_missing
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.optim.base import OptimizerModule
-from nemo2.optim.lr_scheduler import LRSchedulerModule
+from nemo2.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
 
 
 def is_bias(name: str, parameter: Parameter) -> bool:
@@ -86,7 +86,9 @@ class PytorchOptimizerModule(OptimizerModule):
         ]
         optimizer = self.optimizer_fn(listed)
         for group, (_, scaled) in zip(optimizer.param_groups, groups, strict=True):
-            group["lr"] = group["lr"] * (self.lr_mult if scaled else 1.0)
+            if scaled:
+                group["lr"] = group["lr"] * self.lr_mult
+                group[LR_FACTOR] = self.lr_mult
         return [optimizer]
 
 

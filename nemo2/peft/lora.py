@@ -32,7 +32,8 @@ class LoRA(PEFT):
 
     Args:
         target_modules: Names of linear layers, or patterns of full names (`nemo2.peft.targets`). None: `TARGETS`, the
-            layers of attention and of the feed-forward network.
+            layers of attention and of the feed-forward network. Empty, as in NeMo: every linear layer, the output layer
+            too.
         exclude_modules: Names or patterns to exclude from the targets. None: no exclusions.
         dim: The rank of the adapters.
         alpha: The output of the adapters is scaled by ``alpha / dim``.

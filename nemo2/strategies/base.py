@@ -20,7 +20,13 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.utilities.distributed import _destroy_dist_connection
-from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    RichProgressBar,
+    StochasticWeightAveraging,
+    TQDMProgressBar,
+    WeightAveraging,
+)
 from lightning.pytorch.strategies.ddp import DDPStrategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import TrainerFn
@@ -36,7 +42,7 @@ from nemo2.backend.base import Backend
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import inputs_of, settings_of
 from nemo2.checkpoint.context import write_context
-from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, versions
+from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, read_manifest, versions
 from nemo2.checkpoint.forms.form import Form
 from nemo2.checkpoint.io import MegatronCheckpointIO
 from nemo2.checkpoint.paths import digest_of, missing
@@ -143,6 +149,7 @@ class BaseStrategy(DDPStrategy):
         """
         super().connect(model)
         refuse_lightning_accumulation(model.trainer)
+        refuse_model_averaging(model.trainer)
         self.settle(model)
         self._captures = kind_of(getattr(model, "config", None)) != "none"
         optim = getattr(model, "optim", None)
@@ -422,6 +429,7 @@ class BaseStrategy(DDPStrategy):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Publish a background save that has finished."""
+        refuse_lightning_accumulation(self.trainer)  # a callback may have changed it
         io = self.checkpoint_io
         if isinstance(io, MegatronCheckpointIO) and io.async_save:
             io.maybe_finalize_save_checkpoint(blocking=False)
@@ -443,16 +451,23 @@ class BaseStrategy(DDPStrategy):
         ``closure`` is Lightning's, which calls `training_step`. Returns its result.
         """
         loss = closure()
-        for name, arguments in (("on_after_backward", ()), ("on_before_optimizer_step", (optimizer,))):
-            call._call_callback_hooks(self.trainer, name, *arguments)
-            call._call_lightning_module_hook(self.trainer, name, *arguments)
+        self._call_hooks("on_after_backward")
+        self._call_hooks("on_before_optimizer_step", optimizer)
         if not isinstance(optimizer, MegatronOptimizer):
             _copy_main_gradients(optimizer)
+        # What schedules of nemo2 ask before they advance. A skipped update has no norm either.
+        optimizer.update_successful = not self._skip_update  # pyright: ignore[reportAttributeAccessIssue]
+        optimizer.grad_norm = None  # pyright: ignore[reportAttributeAccessIssue]
         if not self._skip_update:
             optimizer.step()
         self._skip_update = False
         self._log_step(optimizer)
         return loss
+
+    def _call_hooks(self, name: str, *arguments: Any) -> None:
+        """Call a hook of the callbacks and of the module that Lightning calls around its own backward."""
+        call._call_callback_hooks(self.trainer, name, *arguments)
+        call._call_lightning_module_hook(self.trainer, name, *arguments)
 
     def training_step(self, batch: Any, batch_idx: Optional[int] = None, *args: Any, **kwargs: Any) -> Tensor:
         """Run forward and backward over this rank's part of a global batch. Returns the reduced loss."""
@@ -461,6 +476,7 @@ class BaseStrategy(DDPStrategy):
         shape = self._batch_shape("train")
         self.megatron_parallel.zero_grad_buffer()
         for optimizer in self.optimizers:
+            self._call_hooks("on_before_zero_grad", optimizer)
             optimizer.zero_grad()
         try:
             with nonfinite_gradients(step):
@@ -820,6 +836,12 @@ class BaseStrategy(DDPStrategy):
             return
         if (why := missing(self.restore_config.path)) is not None:
             raise CheckpointError(f"resume.restore_config.path={self.restore_config.path}: {why}")
+        manifest = read_manifest(path) if self.restore_config.load_optim_state else None
+        if manifest is not None and manifest.weights_only:
+            raise CheckpointError(
+                f"resume.restore_config.load_optim_state=True: {path} holds weights only. Set load_optim_state=False, or the "
+                "path of a checkpoint with the optimizer's state (log.ckpt.save_optim_on_train_end=True saves it at the end)."
+            )
         loaded = self.form.read(
             path,
             optimizer=self.restore_config.load_optim_state,
@@ -896,6 +918,28 @@ def refuse_lightning_accumulation(trainer: pl.Trainer) -> None:
             "gradients of its micro-batches. Raise data.global_batch_size instead, and leave "
             "trainer.accumulate_grad_batches=1."
         )
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(callback, GradientAccumulationScheduler) and {*callback.scheduling.values()} != {1}:
+            raise ConfigError(
+                f"trainer.callbacks has a GradientAccumulationScheduler({callback.scheduling}): every step already accumulates "
+                "the gradients of its micro-batches. Remove the callback, and set data.global_batch_size, or "
+                "data.rampup_batch_size to let it grow."
+            )
+
+
+def refuse_model_averaging(trainer: pl.Trainer) -> None:
+    """Reject Lightning's callbacks that average weights: they copy the LightningModule and write into the parameters,
+    while the optimizer holds its own copies and shards.
+
+    Raises:
+        ConfigError: there is such a callback.
+    """
+    for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
+            raise ConfigError(
+                f"trainer.callbacks has {type(callback).__name__}, which averages whole models in the memory of each process. "
+                f"{type(trainer.strategy).__name__} shards them. Remove the callback."
+            )
 
 
 def _batch_idx(args: tuple, kwargs: dict[str, Any]) -> int:

@@ -21,9 +21,11 @@ class Disturb(pl.Callback):
     def __init__(self, losses: dict[int, float] | None = None, gradients: int = -1, parameters: int = -1) -> None:
         self.losses, self.gradients, self.parameters = losses or {}, gradients, parameters
         self.digests: list[float] = []
+        self.rates: list[float] = []
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         step = trainer.global_step + 1
+        self.rates.append(optimizer.param_groups[0]["lr"])
         if step in self.losses:
             trainer.strategy._last_loss = trainer.strategy._last_loss * 0 + self.losses[step]
         if step == self.gradients:
@@ -35,14 +37,17 @@ class Disturb(pl.Callback):
             next(trainer.model.parameters()).data.fill_(NAN)
 
 
-def run(guard: LossGuard, *more: Any, steps: int = 4, **disturb: Any) -> tuple[list[float], list[int], str]:
-    """Digests of the parameters after each step, the steps skipped, and how it ended."""
+def run(
+    guard: LossGuard, *more: Any, steps: int = 4, **disturb: Any
+) -> tuple[list[float], list[int], str, list[float]]:
+    """Digests of the parameters after each step, the steps skipped, how it ended, and the learning rates."""
     disturbing = Disturb(**disturb)
     try:
-        small_runs.fit(small_runs.build_llama(), max_steps=steps, callbacks=[disturbing, guard, *more])
+        model = small_runs.build_llama(schedule=small_runs.cosine(10))
+        small_runs.fit(model, max_steps=steps, callbacks=[disturbing, guard, *more])
     except RuntimeFault as error:
-        return disturbing.digests, guard.skipped, str(error)
-    return disturbing.digests, guard.skipped, ""
+        return disturbing.digests, guard.skipped, str(error), disturbing.rates
+    return disturbing.digests, guard.skipped, "", disturbing.rates
 
 
 def guarded(directory: str) -> dict[str, Any]:
@@ -74,7 +79,7 @@ def found(run_on_ranks, tmp_path_factory) -> dict[str, Any]:
 
 @pytest.mark.quick
 def test_stopping_leaves_parameters_and_checkpoints_of_the_step_before(found):
-    digests, _, ended = found["stop"]
+    digests, _, ended, _ = found["stop"]
     assert digests == found["undisturbed"][0][:2]
     assert "Step 3: the loss is nan" in ended
     assert found["left"]["stop"] == [2]
@@ -82,22 +87,23 @@ def test_stopping_leaves_parameters_and_checkpoints_of_the_step_before(found):
 
 @pytest.mark.parametrize("name", ["skip", "gradients", "spike"])
 def test_a_skipped_step_changes_no_parameter_and_the_next_one_does(found, name):
-    digests, skipped, ended = found[name]
+    digests, skipped, ended, rates = found[name]
     assert ended == ""
     assert skipped == [3]
     assert digests[:2] == found["undisturbed"][0][:2]
     assert digests[2] == digests[1]
     assert digests[3] != digests[2]
+    assert rates == [*found["undisturbed"][3][:3], found["undisturbed"][3][2]], "the schedule waits too"
 
 
 def test_too_many_skips_in_a_row_end_the_run(found):
-    _, skipped, ended = found["too many"]
+    _, skipped, ended, _ = found["too many"]
     assert skipped == [2]
     assert "as in the 1 steps before it" in ended
 
 
 def test_parameters_that_are_not_finite_are_never_saved(found):
-    _, _, ended = found["parameters"]
+    _, _, ended, _ = found["parameters"]
     assert "some parameters aren't finite" in ended and "is not saved" in ended
     assert found["left"]["parameters"] == [1]
 

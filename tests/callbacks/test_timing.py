@@ -47,8 +47,25 @@ def test_tokens_and_flops_follow_from_batch_model_and_time(monkeypatch: pytest.M
     assert "tflops_per_gpu" not in metrics, "nobody knows what a CPU could do"
     gpu = SimpleNamespace(root_device=torch.device("cuda"), data_sampler=sampler)
     trainer: Any = SimpleNamespace(strategy=gpu, world_size=2)
-    rates = callback._rates(trainer, cast(Any, SimpleNamespace(config=SHAPE)), 2.0)
+    rates = callback._rates(trainer, cast(Any, SimpleNamespace(config=SHAPE)), [(8, 64)], 2.0)
     assert rates["tflops_per_gpu"] == pytest.approx(model_flops_per_step(SHAPE, 64, 8) / 2.0 / 2 / 1e12)
+
+
+class Growing:
+    """A sampler whose batches have 1, 2, 3 ... samples, and that is at the next batch once it was asked."""
+
+    seq_len = 64
+    batches = 0
+
+    @property
+    def current_global_batch_size(self) -> int:
+        self.batches += 1
+        return self.batches
+
+
+def test_the_tokens_of_a_ramp_up_are_those_of_the_steps_that_took_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = logged(monkeypatch, TimingCallback(), sampler=Growing())
+    assert [metrics["tokens_per_second"] for _, metrics in lines] == [pytest.approx(64)] * 2, "n samples in n seconds"
 
 
 def test_a_model_without_a_gpts_shape_gets_no_flops(monkeypatch: pytest.MonkeyPatch) -> None:

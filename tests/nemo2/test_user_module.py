@@ -6,6 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging, GradientAccumulationScheduler
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -244,6 +245,8 @@ def refusals() -> dict[str, str]:
         "outside": lambda: train("whole"),
         "clip": lambda: train("own attributes", trainer={"gradient_clip_val": 1.0}),
         "accumulate": lambda: train("own attributes", trainer={"accumulate_grad_batches": 2}),
+        "accumulate later": lambda: train("own attributes", callbacks=[GradientAccumulationScheduler({1: 2})]),
+        "average": lambda: train("own attributes", callbacks=[EMAWeightAveraging()]),
         "fp16": lambda: train("own attributes", precision=MegatronMixedPrecision("16-mixed")),
     }
     messages = {}
@@ -258,7 +261,8 @@ def test_what_would_silently_not_happen_is_refused(run_on_ranks):
     messages = run_on_ranks(refusals, 1)[0]
     assert "head.weight, head.bias" in messages["outside"]
     assert "optim.config.clip_grad=1.0" in messages["clip"]
-    assert "data.global_batch_size" in messages["accumulate"]
+    assert all("data.global_batch_size" in messages[name] for name in ("accumulate", "accumulate later"))
+    assert "EMAWeightAveraging" in messages["average"]
     assert "MegatronOptimizerModule" in messages["fp16"]
 
 

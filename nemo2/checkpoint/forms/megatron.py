@@ -261,7 +261,8 @@ class MegatronForm(Form):
             if self.load_main_params:
                 forget_updates(torch_optimizers(whole))
             keep_settings(optimizers[0].param_groups, own)
-        elif optimizers:
+        if optimizers and not {"model", "optimizer"} <= checkpoint.keys():
+            # The main parameters follow the model's: either weren't loaded, or only they were.
             optimizers[0].reload_model_params()
 
     def model_pieces(self) -> list[Piece]:

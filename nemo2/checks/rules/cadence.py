@@ -28,11 +28,18 @@ def _steps(facts: Facts) -> Iterator[str]:
 )
 def _interval(facts: Facts) -> Iterator[str]:
     """`val_check_interval` must be at least 1 step, or a fraction of an epoch above 0 and at most 1.0.
+    `check_val_every_n_epoch` must be at least 1.
 
     Otherwise: The first step raises ZeroDivisionError, or Lightning raises an error on every rank.
     """
     trainer = facts.trainer
     interval, limit = getattr(trainer, "val_check_interval", None), getattr(trainer, "limit_val_batches", None)
+    epochs = getattr(trainer, "check_val_every_n_epoch", None)
+    if isinstance(epochs, int) and epochs < 1 and limit != 0:
+        yield (
+            f"trainer.check_val_every_n_epoch={epochs}: must be at least 1 epoch. Set a number of epochs, or set "
+            "trainer.limit_val_batches=0 to skip validation."
+        )
     if isinstance(interval, bool) or not isinstance(interval, int | float) or limit == 0:
         return
     if isinstance(interval, int) and interval < 1:

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from nemo2.backend.compilation import uncompiled
 from nemo2.checks import domains
 from nemo2.checks.arithmetic import divisors
 from nemo2.checks.domains import out_of_range
@@ -130,6 +131,25 @@ def _fused_activation(facts: Facts) -> Iterator[str]:
         yield (
             "model.config.bias_activation_fusion=True with ungated silu: the fused kernel is SwiGLU's and requires a "
             "gate. Set gated_linear_unit=True, or set bias_activation_fusion=False."
+        )
+
+
+@SHAPE.rule(
+    "bounded-activation-is-not-fused",
+    broken="model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=True",
+    mended="model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=False",
+)
+def _bounded_activation(facts: Facts) -> Iterator[str]:
+    """`activation_func_clamp_value` with `bias_activation_fusion` requires quick_gelu.
+
+    Otherwise: The fused kernels of other activations ignore the bound, without an error.
+    """
+    bound, function = facts.of_model("activation_func_clamp_value"), uncompiled(facts.of_model("activation_func"))
+    fused = getattr(facts.model, "bias_activation_fusion", False) and getattr(function, "__name__", "") != "quick_gelu"
+    if fused and bound is not None:
+        yield (
+            f"model.config.activation_func_clamp_value={bound} with bias_activation_fusion=True: only the fused kernel of "
+            "quick_gelu applies the bound. Set model.config.bias_activation_fusion=False."
         )
 
 

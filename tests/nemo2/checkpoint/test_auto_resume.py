@@ -253,9 +253,19 @@ def started_from_weights(directory: str) -> dict[str, Any]:
             small_runs.build_llama(), small_runs.TokenData(size=8), max_steps=1, restore_config=restore,
             inspect=lambda trainer: trainer.strategy.optimizers[0].mcore_optimizer.state_dict() is not None,
         )  # fmt: skip
+    half: dict[str, Any] = {"precision": "bf16-mixed", "max_steps": 2}
+    small_runs.fit(small_runs.build_llama(lr=0.1), callbacks=_at_step_two(f"{directory}/half"), **half)
+    restore = RestoreConfig(path=f"{directory}/half/two", load_model_state=False, load_optim_state=True)
+    found["only the optimizer"] = small_runs.fit(
+        small_runs.build_llama(lr=1e-12), small_runs.TokenData(size=8), restore_config=restore, **half
+    )
     with pytest.raises(CheckpointError) as caught:
         small_runs.fit(small_runs.build_llama(), max_steps=1, restore_config=RestoreConfig(path=f"{directory}/no"))
     found["missing"] = str(caught.value)
+    restore = RestoreConfig(path=f"{directory}/weights", load_optim_state=True)
+    with pytest.raises(CheckpointError) as caught:
+        small_runs.fit(small_runs.build_llama(), max_steps=1, restore_config=restore)
+    found["weights only"] = str(caught.value)
     return found
 
 
@@ -266,6 +276,7 @@ def _at_step_two(directory: str) -> list[Any]:
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             if trainer.global_step == 2:
                 trainer.save_checkpoint(f"{directory}/two")
+                trainer.save_checkpoint(f"{directory}/weights", weights_only=True)
 
     return [Saver()]
 
@@ -278,4 +289,7 @@ def test_a_run_started_from_weights_has_those_and_nothing_else(run_on_ranks, tmp
     assert weights["consumed"] == [8]
     assert weights["losses"][0] not in first["losses"]
     assert found["with the optimizer"]["losses"] == weights["losses"]
+    first_loss, second_loss = found["only the optimizer"]["losses"]
+    assert first_loss == second_loss, "the fp32 copies in the optimizer's state are the other run's weights"
     assert "this checkpoint directory does not exist" in found["missing"]
+    assert "load_optim_state=True" in found["weights only"]

@@ -113,6 +113,7 @@ def test_the_best_are_kept_and_always_the_newest(tmp_path, options, kept):
     names, callback = after(tmp_path, LOSSES, **options)
     assert names == kept
     assert Path(callback.last_model_path).name == kept[-1]
+    assert Path(callback.best_model_path).exists()
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
@@ -245,6 +246,7 @@ def schedules(directory: str) -> dict[str, list[str]]:
         "steps": {"every_n_train_steps": 3},
         "time": {"train_time_interval": timedelta(microseconds=1)},
         "validation": {},
+        "steps and epochs": {"every_n_train_steps": 3, "every_n_epochs": 1},
     }.items():
         folder = Path(directory) / name
         keep = ModelCheckpoint(dirpath=str(folder), save_top_k=-1, filename="{step}", verbose=False, **options)
@@ -322,3 +324,4 @@ def test_saves_follow_steps_time_or_validations(run_on_ranks, tmp_path):
     assert found["steps"] == ["step=3", "step=4-last"]
     assert found["time"] == ["step=1", "step=2", "step=3", "step=4-last"]
     assert found["validation"] == ["step=2", "step=4-last"]
+    assert found["steps and epochs"] == ["step=2", "step=3", "step=4-last"]

@@ -79,6 +79,20 @@ def test_a_resume_at_any_step_of_any_pass_continues_as_if_never_stopped(rampup, 
         consumed += len(whole[step])
 
 
+@pytest.mark.parametrize(
+    ("order", "overfit"), [("single", False), ("cyclic", False), ("single", True)], ids=["order", "shuffled", "overfit"]
+)
+def test_an_epoch_shorter_than_a_pass_has_all_its_steps(order, overfit):
+    options = {"total_samples": 70, "schedule": BatchSizeSchedule(16), "micro_batch_size": 2, "order": order}
+    endless = StepBatchSampler(**options)
+    whole = [item for _ in range(6) for item in endless]  # four steps a pass
+    short = StepBatchSampler(**options, epoch_steps=3, overfit=overfit)
+    epochs = [list(short) for _ in range(5)]
+    assert epochs == [whole[:3] if overfit else whole[3 * epoch : 3 * epoch + 3] for epoch in range(5)]
+    assert len(short) == 4, "Lightning takes its share of the whole pass"
+    assert short.samples_of_step(16 * 4) == (whole[1] if overfit else whole[4])
+
+
 def test_no_sample_is_repeated_or_skipped_within_a_pass():
     for order in ("single", "cyclic"):
         taken = [i for rank in range(2) for item in sampler(64, ranks=2, rank=rank, order=order) for i in item]

@@ -4,6 +4,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from nemo2.data.mock import MockDataModule
@@ -35,7 +36,22 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-def fit(directory, steps, *, ckpt_path=None, rampup=None, num_train_samples=64, num_workers=0, **trainer_arguments):
+class Predictor(Recorder):
+    def predict_step(self, batch, batch_idx):
+        return batch["tokens"]
+
+
+def fit(
+    directory,
+    steps,
+    *,
+    ckpt_path=None,
+    rampup=None,
+    num_train_samples=64,
+    num_val_samples=16,
+    num_workers=0,
+    **trainer_arguments,
+):
     data = MockDataModule(
         seq_length=4,
         tokenizer=NullTokenizer(10_000),
@@ -43,7 +59,7 @@ def fit(directory, steps, *, ckpt_path=None, rampup=None, num_train_samples=64, 
         global_batch_size=8,
         rampup_batch_size=rampup,
         num_train_samples=num_train_samples,
-        num_val_samples=16,
+        num_val_samples=num_val_samples,
         num_workers=num_workers,
     )
     model = Recorder()
@@ -85,10 +101,40 @@ class TestFit:
         cut, _ = fit(tmp_path, 8, num_workers=1, limit_train_batches=3)
         assert cut.trained == whole.trained
 
+    @pytest.mark.parametrize("limit", [{"limit_train_batches": 3}, {"limit_train_batches": 0.4}])
+    def test_each_epoch_that_is_cut_short_ends_with_its_validation(self, tmp_path, limit):
+        model, _ = fit(tmp_path, 12, limit_val_batches=1, **limit)
+        assert len(model.validated) == 4
+
+    @pytest.mark.parametrize("batches", [2, 0.25])
+    def test_overfitting_repeats_the_first_batches(self, tmp_path, batches):
+        whole, _ = fit(tmp_path, 2)
+        model, _ = fit(tmp_path, 6, overfit_batches=batches, num_val_samples=64)
+        assert model.trained == whole.trained * 3
+        stopped, checkpoint = fit(tmp_path, 3, overfit_batches=batches, num_val_samples=64)
+        resumed, _ = fit(tmp_path, 6, overfit_batches=batches, num_val_samples=64, ckpt_path=checkpoint)
+        assert stopped.trained + resumed.trained == model.trained
+
     def test_validation_runs_the_same_batches_each_time(self, tmp_path):
         model, _ = fit(tmp_path, 4, val_check_interval=2, check_val_every_n_epoch=None, limit_val_batches=2)
         assert model.validated[:2] == model.validated[2:]
         assert [len(batch) for batch in model.validated] == [8] * 4
+
+    def test_prediction_has_whole_batches_and_its_writer_knows_their_samples(self, tmp_path):
+        batches = []
+
+        class Writer(BasePredictionWriter):
+            def write_on_batch_end(self, trainer, module, prediction, indices, batch, batch_idx, dataloader_idx):
+                batches.append((len(batch["tokens"]), indices))
+
+        data = MockDataModule(seq_length=4, micro_batch_size=2, global_batch_size=8, num_val_samples=18, num_workers=0)
+        data.predict_dataloader = data.val_dataloader
+        trainer = pl.Trainer(
+            strategy=TransformingStrategy(device="cpu"), accelerator="cpu", logger=False, enable_progress_bar=False,
+            callbacks=[Writer("batch")], default_root_dir=str(tmp_path),
+        )  # fmt: skip
+        trainer.predict(Predictor(), datamodule=data)
+        assert batches == [(8, list(range(8))), (8, list(range(8, 16)))]
 
     def test_resuming_a_finished_run_does_nothing(self, tmp_path):
         _, checkpoint = fit(tmp_path, 8)

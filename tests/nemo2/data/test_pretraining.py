@@ -136,14 +136,14 @@ def test_a_resume_with_more_passes_over_a_corpus_tells_that_the_order_differs(tm
     assert ("another order than before the resume" in caplog.text) != same_order
 
 
-def test_masks_and_ends_of_documents_can_be_asked_for(tmp_path):
-    data = module(
-        corpus(tmp_path / "a"), split="1,0,0", create_attention_mask=True, eod_mask_loss=True, reset_position_ids=True
-    )
+@pytest.mark.parametrize("mask", ["create_attention_mask", "reset_attention_mask"])
+def test_masks_and_ends_of_documents_can_be_asked_for(tmp_path, mask):
+    data = module(corpus(tmp_path / "a"), split="1,0,0", eod_mask_loss=True, reset_position_ids=True, **{mask: True})
     sample = datasets(data, "fit")["train"]
     with_end = next(s for s in (sample[i] for i in range(len(sample))) if (s["tokens"][:-1] == VOCAB - 1).any())
     end = int((with_end["tokens"] == VOCAB - 1).nonzero()[0])
     assert with_end["attention_mask"].shape == (1, SEQ, SEQ)
+    assert bool(with_end["attention_mask"][0, end + 1, end]) == (mask == "reset_attention_mask")
     assert with_end["loss_mask"][end] == 0 and with_end["position_ids"][end + 1] == 0
 
 
@@ -161,6 +161,12 @@ def test_the_whole_of_a_split_is_one_pass_over_it(tmp_path):
     validation = datasets(data, "fit")["validation"]
     tokens = int(validation.dataset.sequence_lengths[validation.indices].sum())
     assert len(validation) == (tokens - 1) // SEQ
+
+
+def test_a_number_of_samples_is_that_number(tmp_path):
+    steps = trainer(max_steps=-1, limit_val_batches=1.0)
+    data = module(corpus(tmp_path / "a"), split="50,50", num_train_samples=7, num_val_samples=3, steps=steps)
+    assert {split: len(dataset) for split, dataset in datasets(data, "fit").items()} == {"train": 7, "validation": 3}
 
 
 def test_a_replaced_corpus_gets_a_new_index(tmp_path):

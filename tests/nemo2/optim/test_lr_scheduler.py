@@ -11,6 +11,7 @@ import torch
 from nemo2.errors import ConfigError
 from nemo2.optim import lr_scheduler
 from nemo2.optim.lr_scheduler import (
+    LR_FACTOR,
     CosineAnnealingScheduler,
     InverseSquareRootAnnealingScheduler,
     LRSchedule,
@@ -127,6 +128,16 @@ def test_groups_follow_their_own_peak_and_multiplier():
     expected = [5.5e-3, 0.5 * (1e-3 + 0.5 * 3.9e-2), 1e-3 + 0.5 * 1.9e-2]
     assert schedule.get_last_lr() == pytest.approx(expected)
     assert [group["lr"] for group in optimizer.param_groups] == schedule.get_last_lr()
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.0])
+def test_a_group_that_its_module_scales_follows_the_others_times_its_factor(factor):
+    optimizer = Groups({"lr": 1e-2}, {"lr": 1e-2 * factor, LR_FACTOR: factor})
+    schedule = make(WarmupAnnealingScheduler, warmup_steps=WARMUP).scheduler(None, optimizer)
+    for _ in range(40):
+        plain, scaled = schedule.get_last_lr()
+        assert scaled == pytest.approx(plain * factor)
+        schedule.step()
 
 
 def test_the_rates_of_step_zero_are_set_before_the_first_step():

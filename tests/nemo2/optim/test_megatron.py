@@ -28,7 +28,11 @@ def is_embedding(name: str, parameter: torch.nn.Parameter) -> bool:
     return "embedding" in name
 
 
-def groups(**options: Any) -> dict[str, tuple[float, float]]:
+def schedule(min_lr: float = 0.0) -> CosineAnnealingScheduler:
+    return CosineAnnealingScheduler(max_steps=10, warmup_steps=3, constant_steps=0, min_lr=min_lr)
+
+
+def groups(lr_scheduler: Any = None, **options: Any) -> dict[str, tuple[float, float]]:
     """Weight decay and learning rate of each parameter in the second step."""
     seen: dict[str, tuple[float, float]] = {}
 
@@ -40,18 +44,17 @@ def groups(**options: Any) -> dict[str, tuple[float, float]]:
                 seen[names[id(parameter)].rpartition("module.")[2]] = (group["weight_decay"], group["lr"])
 
     model = small_runs.build_llama()
-    config = model.optim.config
-    schedule = CosineAnnealingScheduler(max_steps=10, warmup_steps=3, constant_steps=0, min_lr=0.0)
-    MegatronOptimizerModule(config, lr_scheduler=schedule, **options).connect(model)
+    MegatronOptimizerModule(model.optim.config, lr_scheduler=lr_scheduler, **options).connect(model)
     small_runs.fit(model, max_steps=1, inspect=look)
     return seen
 
 
 def all_groups() -> dict[str, dict[str, tuple[float, float]]]:
     return {
-        "standard": groups(),
-        "no decay": groups(no_weight_decay_cond=is_embedding),
-        "scaled": groups(scale_lr_cond=is_embedding, lr_mult=0.1),
+        "standard": groups(schedule()),
+        "no decay": groups(schedule(), no_weight_decay_cond=is_embedding),
+        "scaled": groups(schedule(min_lr=5e-3), scale_lr_cond=is_embedding, lr_mult=0.1),
+        "scaled, constant": groups(scale_lr_cond=is_embedding, lr_mult=0.1),
     }
 
 
@@ -66,6 +69,8 @@ def test_conditions_pick_parameters_by_name(run_on_ranks):
     for name, (decay, lr) in found["scaled"].items():
         assert lr == pytest.approx(rate * (0.1 if "embedding" in name else 1.0)), name
         assert decay == (0.0 if "norm" in name else 0.01), name
+    for name, (_, lr) in found["scaled, constant"].items():
+        assert lr == pytest.approx(1e-2 * (0.1 if "embedding" in name else 1.0)), name
     assert len(found["standard"]) > 10
 
 
