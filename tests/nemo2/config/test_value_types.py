@@ -126,7 +126,7 @@ def test_a_secret_in_the_wrong_place_is_not_shown() -> None:
 
 
 def test_the_annotations_of_a_target_are_resolved_once_and_not_until_they_can_be() -> None:
-    """fiddle resolved all of a recipe's at every look at it: a third of the time of a check."""
+    """fiddle resolved all of a recipe's at every look at it: a quarter of the time of a check."""
 
     def target(x: "Later") -> None: ...  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
 
