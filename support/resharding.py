@@ -227,12 +227,17 @@ def compare(pair: Pair, directory: str, again: str, expected: list[float], losse
 
 
 def whole_tensors(checkpoint: Path) -> dict[str, Any]:
-    """Every tensor of a checkpoint by its name in the file, whole, read by torch."""
+    """Every tensor of a checkpoint by its name in the file, whole."""
+    return read_tensors(checkpoint / "weights")
+
+
+def read_tensors(folder: str | Path) -> dict[str, Any]:
+    """Whole tensors by name. With torch alone, so that Megatron-Core's resharding is not checked against itself."""
     import torch
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    reader = dcp.FileSystemReader(checkpoint / "weights")
+    reader = dcp.FileSystemReader(folder)
     state: dict[str, Any] = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in reader.read_metadata().state_dict_metadata.items()

@@ -189,6 +189,8 @@ def _run(job: dict[str, Any], streams: Sequence[int], python: str) -> NoReturn:
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [folder for folder in given if folder and folder not in sys.path]
     sys.executable = python
+    if nemo_run := sys.modules.get("nemo_run.config"):  # which reads it once, when it is imported
+        nemo_run.set_nemorun_home(os.environ.get("NEMORUN_HOME", "~/.nemo_run"))
     code = 0
     try:
         if job["module"] is not None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,16 +185,18 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         nemo2.MegatronStrategie  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_nemos_llm_api_has_the_same_names_before_and_after_an_entry_point_is_used() -> None:
-    code = """
-import sys
-from nemo2 import llm
-before = llm.api
-assert before is sys.modules["nemo2.llm.api"]
-llm.pretrain
-assert llm.api is before and llm.api.export_ckpt is llm.export_ckpt and llm.api.pretrain is llm.pretrain
-"""
-    run_python(code, ROOT)
+def use_an_entry_point() -> None:
+    assert "nemo2.llm.api" not in sys.modules
+    from nemo2 import llm
+
+    before = llm.api
+    assert before is sys.modules["nemo2.llm.api"]
+    assert llm.pretrain is not None
+    assert llm.api is before and llm.api.export_ckpt is llm.export_ckpt and llm.api.pretrain is llm.pretrain
+
+
+def test_nemos_llm_api_has_the_same_names_before_and_after_an_entry_point_is_used(run_on_ranks: Any) -> None:
+    run_on_ranks(use_an_entry_point, 1, init_process_group=False)
 
 
 @pytest.mark.parametrize("folder", ["recipes", "callbacks"])

@@ -169,12 +169,11 @@ def write_index(recipe: str) -> None:
 
 
 def _offered(target: Any, name: str) -> list[str]:
-    from fiddle._src import signatures
-
     from nemo2.config.factories import factory_names
     from nemo2.config.typed_text import part_classes
+    from nemo2.config.value_types import type_hints
 
-    hint = signatures.get_type_hints(target).get(name, Any)
+    hint = type_hints(target).get(name, Any)
     values = _words(hint)
     for one in typing.get_args(hint) or (hint,):
         if one is bool:

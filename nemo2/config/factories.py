@@ -14,12 +14,12 @@ from importlib import import_module
 from typing import Any, NamedTuple, Optional, get_args
 
 import fiddle as fdl
-from fiddle._src import signatures
 
 from nemo2.config.announced import ANNOUNCED
 from nemo2.config.capture import unknown_name
 from nemo2.config.tree import Config
 from nemo2.config.typed_text import Text, WrongType, named_object, part_classes, split_items, without_annotated
+from nemo2.config.value_types import type_hints
 from nemo2.errors import ConfigError
 from nemo2.names import a, did_you_mean, nearest
 
@@ -108,7 +108,7 @@ def refuse_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of:
 
 def misplaced_text(target: Callable[..., Any], arguments: Mapping[str, Any], *, of: str) -> list[str]:
     """A sentence for each text among these arguments of ``target`` that should be an object, also inside a list."""
-    hints = signatures.get_type_hints(target)
+    hints = type_hints(target)
     return [
         f"{of}{name}={text!r}: {refusal(text, classes)}"
         for name, value in arguments.items()
@@ -195,7 +195,7 @@ def _nemo_runs(name: str, classes: tuple[type, ...]) -> Optional[Callable[..., A
 def _arguments(factory: Callable[..., Any], text: str, fit: Callable[..., Any]) -> dict[str, Any]:
     """The keywords of a call, each converted as the factory's signature requires."""
     parameters = inspect.signature(factory).parameters
-    hints = signatures.get_type_hints(factory)
+    hints = type_hints(factory)
     arguments: dict[str, Any] = {}
     for part in split_items(text):
         name, equals, value = part.partition("=")

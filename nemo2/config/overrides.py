@@ -23,6 +23,7 @@ from nemo2.config.located import recorded_at
 from nemo2.config.show import format_value, holds_configs, value_in_effect
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.typed_text import Text, WrongType, part_classes
+from nemo2.config.value_types import type_hints
 from nemo2.config.values import config_class, describe, is_mapping, item_type, typed
 from nemo2.config.walk import iterate_nodes
 from nemo2.errors import ConfigError, UnknownNameError
@@ -71,7 +72,7 @@ class _Place(NamedTuple):
 def hint_of(node: fdl.Buildable, name: str) -> Any:
     """The annotation of a config's field. `Any` if no annotation can be resolved."""
     target = node.__fn_or_cls__
-    annotation = signatures.get_type_hints(target).get(name, Any)
+    annotation = type_hints(target).get(name, Any)
     parameter = signatures.get_signature(target).parameters.get(name)
     # `x: str = None` is common in other packages' signatures.
     return annotation if parameter is None or parameter.default is not None else Optional[annotation]

@@ -7,6 +7,7 @@ allows text, says nothing, or names a type of another library.
 
 import types
 import typing
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Optional, Union
 
@@ -17,11 +18,25 @@ from nemo2.names import a
 
 _NUMBERS = {bool: "True or False", int: "a whole number", float: "a number"}
 _LISTS = {one for one, kind in SEQUENCES.items() if kind in (list, tuple)}
+_HINTS: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def type_hints(target: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of ``target``'s parameters by name, resolved once. Empty: it has none, or one can't be resolved.
+
+    fiddle has a cache for them which stays empty, because it asks for weak references to tuples.
+    """
+    try:
+        if (hints := _HINTS.get(target)) is None and (hints := signatures.get_type_hints(target)):
+            _HINTS[target] = hints
+    except TypeError:  # no key of a dictionary, or nothing that can be referred to weakly
+        hints = signatures.get_type_hints(target)
+    return hints
 
 
 def misfits(target: Callable[..., Any], arguments: Mapping[Any, Any]) -> Iterator[tuple[str, Any, str]]:
     """Name, value, and the type that ``target`` takes, of each argument that can't be of this type."""
-    hints = signatures.get_type_hints(target)
+    hints = type_hints(target)
     for name, value in arguments.items():
         hint = hints.get(name, Any)
         items = isinstance(value, list | tuple) and bool(part_classes(hint)) and _takes_a_list(hint)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from support.resharding import read_tensors
+
 MODEL = {"layers": 4, "steps": 4, "calculate_per_token_loss": True}
 
 
@@ -29,18 +31,6 @@ def train(layout: dict[str, Any]) -> dict[str, Any]:
     return train_bare(Settings(**MODEL | layout))
 
 
-def read(checkpoint: str) -> dict[str, torch.Tensor]:
-    """Whole tensors by name. With torch alone, so that Megatron-Core's resharding is not checked against itself."""
-    from torch.distributed.checkpoint import FileSystemReader, load
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    reader = FileSystemReader(checkpoint)
-    stored = reader.read_metadata().state_dict_metadata.items()
-    tensors = {name: torch.zeros(m.size) for name, m in stored if isinstance(m, TensorStorageMetadata)}
-    load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
-
-
 def run(folder: str, layout: dict[str, Any], *, reference: str | None = None) -> dict[str, Any]:
     """Train and write gradients to `folder`; with a reference start from its weights and add the distance to it."""
 
@@ -56,7 +46,7 @@ def run(folder: str, layout: dict[str, Any], *, reference: str | None = None) ->
         save_gradients_to=f"{folder}/gradients" if keeps_all_gradients else None,
     )
     if reference and keeps_all_gradients:
-        expected, actual = read(f"{reference}/gradients"), read(f"{folder}/gradients")
+        expected, actual = read_tensors(f"{reference}/gradients"), read_tensors(f"{folder}/gradients")
         result["gradient_errors"] = {
             name: float((actual[name] - value).norm() / value.norm()) for name, value in expected.items()
         }
@@ -85,34 +75,47 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_two_ranks_train_as_one(run_on_ranks, single, tmp_path, layout):
-    folder, expected = single
-    first, second = run_on_ranks(run, 2, str(tmp_path), layout, reference=folder)
+OF_FOUR: dict[str, dict[str, Any]] = {
+    "tp2 sp pp2 vp2": {"tp": 2, "pp": 2, "vp": 2, "sequence_parallel": True},
+    "dp2 pp2 distributed optimizer": {
+        "pp": 2,
+        "use_distributed_optimizer": True,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+    },
+}
+
+
+def run_all(folder: str, layouts: dict[str, dict[str, Any]], reference: str) -> dict[str, dict[str, Any]]:
+    """Each layout after the other in the same processes."""
+    return {name: run(f"{folder}/{name}", layout, reference=reference) for name, layout in layouts.items()}
+
+
+@pytest.fixture(scope="module")
+def on_two(run_on_ranks, single, tmp_path_factory) -> list[dict[str, dict[str, Any]]]:
+    return run_on_ranks(run_all, 2, str(tmp_path_factory.mktemp("two")), LAYOUTS, single[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_train_as_one(single, on_two, layout):
+    _, expected = single
+    first, second = (results[layout] for results in on_two)
     assert first["losses"] == second["losses"]
     assert first["losses"] == pytest.approx(expected["losses"], rel=1e-6)
     assert first["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-5)
-    if "use_distributed_optimizer" not in layout:
+    if "use_distributed_optimizer" not in LAYOUTS[layout]:
         # Two embeddings, the final norm and six of a layer, those of all layers stacked.
         assert len(first["gradient_errors"]) == 9
         assert max(first["gradient_errors"].values()) < 1e-5, first["gradient_errors"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"tp": 2, "pp": 2, "vp": 2, "sequence_parallel": True},
-        {"pp": 2, "use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True},
-    ],
-    ids=["tp2 sp pp2 vp2", "dp2 pp2 distributed optimizer"],
-)
-def test_four_ranks_train_as_one(run_on_ranks, single, tmp_path, layout):
+def test_four_ranks_train_as_one(run_on_ranks, single, tmp_path):
     folder, expected = single
-    first = run_on_ranks(run, 4, str(tmp_path), layout, reference=folder)[0]
-    assert first["losses"] == pytest.approx(expected["losses"], rel=1e-6)
-    assert first["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-5)
-    assert max(first.get("gradient_errors", {"": 0.0}).values()) < 1e-5
+    for name, first in run_on_ranks(run_all, 4, str(tmp_path), OF_FOUR, folder)[0].items():
+        assert first["losses"] == pytest.approx(expected["losses"], rel=1e-6), name
+        assert first["grad_norms"] == pytest.approx(expected["grad_norms"], rel=1e-5), name
+        assert max(first.get("gradient_errors", {"": 0.0}).values()) < 1e-5, name
 
 
 OTHER_LAYERS = {"normalization": "LayerNorm", "add_bias_linear": True, "qk_layernorm": True, "gated_linear_unit": False}

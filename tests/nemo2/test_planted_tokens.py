@@ -63,11 +63,11 @@ def test_the_search_sees_what_nemo_run_packs(tmp_path):
     assert leaks(tmp_path) == [tmp_path / "a"]
 
 
-def test_a_run_leaves_no_token_anywhere(tmp_path):
+def test_a_run_leaves_no_token_anywhere(tmp_path, warm_interpreter):
     secret = ("HF_TOKEN", "WANDB_API_KEY", "COMET_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MY_SECRET", "SLURM_JWT")
     environment = {**os.environ, **dict.fromkeys(secret, PLANTED), "NEMORUN_HOME": str(tmp_path / "home")}
     environment["HTTPS_PROXY"] = f"http://me:{PLANTED}@proxy"
-    command = [sys.executable, "-m", "nemo2", "pretrain", "llama_tiny", *SETTINGS, f"log.log_dir={tmp_path / 'runs'}"]
+    command = [warm_interpreter, "-m", "nemo2", "pretrain", "llama_tiny", *SETTINGS, f"log.log_dir={tmp_path / 'runs'}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert PLANTED not in done.stdout + done.stderr

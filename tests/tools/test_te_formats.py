@@ -2,6 +2,7 @@
 """What versions of Transformer Engine answered to steps in each number format (tools/te_steps.py), and what we do about it."""
 
 import base64
+import functools
 import json
 import os
 import zlib
@@ -39,6 +40,11 @@ each_format = pytest.mark.parametrize(("version", "recipe"), FORMATS)
 
 
 def refused(recipe: str, rule: str, *, machine: Machine, **changes: Any) -> list[str]:
+    return [one.message for one in find(_in_format(recipe, **changes), machine=machine) if one.rule == rule]
+
+
+@functools.cache
+def _in_format(recipe: str, **changes: Any) -> Any:
     asked = recipes.get("llama3_8b").pretrain_recipe()
     plugin: Any = type(asked.trainer.plugins)(MegatronMixedPrecision, precision="bf16-mixed")
     if recipe == "nvfp4":
@@ -52,7 +58,7 @@ def refused(recipe: str, rule: str, *, machine: Machine, **changes: Any) -> list
         for parent in parents:
             owner = getattr(owner, parent)
         setattr(owner, name, value)
-    return [one.message for one in find(asked, machine=machine) if one.rule == rule]
+    return asked
 
 
 @each_format
@@ -254,6 +260,7 @@ def test_a_back_end_that_a_version_does_not_leave_is_refused(version: str, besid
         )
 
 
+@functools.cache
 def _with_back_end(name: str, **changes: Any) -> Any:
     recipe = recipes.get(changes.pop("recipe", "llama3_8b"))
     packed, cp = changes.pop("packed", False), changes.pop("cp", 1)

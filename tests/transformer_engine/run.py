@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of performance-mode recipes over the stand-in of Transformer Engine, version after version.
+"""Two ranks of performance-mode recipes over the stand-in of Transformer Engine, version after version.
 
 A process of its own, because Megatron-Core takes the package's classes as bases when it is imported.
 Leaves what happened as JSON.
@@ -23,8 +23,15 @@ def main(results: Path, work: Path) -> None:
     _TE = stand_in.as_on_a_gpu()
     import torch
 
+    import nemo2.checkpoint.model_checkpoint
+    import nemo2.models.llama
+    import nemo2.rehearse.shrink
+    import nemo2.trainer  # noqa: F401
     from support import small_runs
 
+    global _RANK
+    _RANK = 0 if os.fork() else 1  # what is imported is imported once
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(_RANK)
     small_runs.quiet()
     torch.distributed.init_process_group("gloo", init_method=f"file://{work / 'store'}", rank=_RANK, world_size=2)
     plain = _fit(work / "plain", overlap=False, te=False)
@@ -53,7 +60,7 @@ def main(results: Path, work: Path) -> None:
     os._exit(0)
 
 
-_RANK = int(os.environ["RANK"])
+_RANK = 0
 _TE: dict[str, bool] = {}
 
 

@@ -159,20 +159,21 @@ def test_what_the_disk_says_is_an_error_and_no_reason_to_try_other_writers(tmp_p
     assert write.error is not None and "Is a directory" in write.error and not write.warnings
 
 
-def test_an_error_of_torchs_archive_writer_gets_the_systems_reason(tmp_path):
+def reason_under_a_limit(part: str) -> str:
+    import resource
+
     from nemo2.checkpoint.writing import with_reason
 
-    script = f"""
-import resource, signal, sys
-sys.path[:0] = {sys.path!r}
-from nemo2.checkpoint.writing import with_reason
-path = {str(tmp_path / "part")!r}
-open(path, "wb").write(bytes(5000))
-resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
-print(with_reason("unexpected pos 704 vs 598", [path]))
-"""
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "File too large: the limit of this process is 5000 bytes" in ran.stdout and "pos" not in ran.stdout
+    Path(part).write_bytes(bytes(5000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+    return with_reason("unexpected pos 704 vs 598", [part])
+
+
+def test_an_error_of_torchs_archive_writer_gets_the_systems_reason(run_on_ranks, tmp_path):
+    from nemo2.checkpoint.writing import with_reason
+
+    [reason] = run_on_ranks(reason_under_a_limit, 1, str(tmp_path / "part"), init_process_group=False)
+    assert "File too large: the limit of this process is 5000 bytes" in reason and "pos" not in reason
     assert with_reason("unexpected pos 704 vs 598", [str(tmp_path / "part")]).startswith("unexpected pos")
 
 
@@ -205,10 +206,10 @@ def test_the_third_save_waits_for_the_first():
     assert published == ["first"] and len(saves) == 1
 
 
-def test_a_parent_that_dies_takes_its_writer_along_even_a_stopped_one(tmp_path):
-    script = f"""
+def test_a_parent_that_dies_takes_its_writer_along_even_a_stopped_one(tmp_path, warm_interpreter):
+    script = tmp_path / "parent.py"
+    script.write_text(f"""
 import os, signal, sys, time
-sys.path[:0] = {sys.path!r}
 from nemo2.checkpoint import background
 image = background.Image()
 os.write(image.descriptor, bytes(1000))
@@ -217,10 +218,10 @@ time.sleep(1.0 if sys.argv[1] == "stopped" else 0.0)
 os.kill(process._process.pid, signal.SIGSTOP)
 print(process._process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
-"""
+""")
     # A writer that waits to write: it can't be done before it is stopped.
     os.mkfifo(tmp_path / "0.distcp")
-    ran = subprocess.run([sys.executable, "-c", script, "stopped"], capture_output=True, text=True, check=False)
+    ran = subprocess.run([warm_interpreter, script, "stopped"], capture_output=True, text=True, check=False)
     child = int(ran.stdout)
     deadline = time.monotonic() + 10
     while Path(f"/proc/{child}").exists() and _state(child) not in "ZX":

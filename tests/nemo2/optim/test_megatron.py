@@ -20,10 +20,6 @@ def test_a_missing_rate_and_a_multiplier_for_nothing_are_refused():
         MegatronOptimizerModule(OptimizerConfig(lr=1.0), lr_mult=0.1)
 
 
-def is_norm(name: str, parameter: torch.nn.Parameter) -> bool:
-    return "norm" in name
-
-
 def is_embedding(name: str, parameter: torch.nn.Parameter) -> bool:
     return "embedding" in name
 

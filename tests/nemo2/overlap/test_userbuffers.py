@@ -5,9 +5,10 @@ import copy
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,18 +110,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, "-W", "ignore", str(FOLDER / "run.py"), str(work / "out.json"), str(work)]
-    ranks = []
-    for rank in range(2):
-        log = (work / f"{rank}.log").open("w")
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranks.append(subprocess.Popen(command, env=environment | own, stdout=log, stderr=log, cwd=work))
-    try:
-        for process in ranks:
+    with (
+        (work / "log").open("w") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=work, start_new_session=True) as process,
+    ):
+        try:
             process.wait(timeout=800)
-    finally:
-        for process in ranks:
-            process.kill()
-    assert (work / "out.json").exists(), (work / "0.log").read_text()[-3000:]
+        finally:
+            with suppress(ProcessLookupError):  # all of them have ended
+                os.killpg(process.pid, signal.SIGKILL)
+    assert (work / "out.json").exists(), (work / "log").read_text()[-3000:]
     return json.loads((work / "out.json").read_text())
 
 

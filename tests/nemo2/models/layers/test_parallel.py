@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from support.model_samples import SIZES, build
+from support.resharding import read_tensors
 
 RUN: dict[str, Any] = {"gbs": 4, "steps": 2, "calculate_per_token_loss": True}
 TP = {"tp": 2, "sequence_parallel": True}
@@ -98,29 +99,17 @@ def train(model: str, layout: dict[str, Any], **files: str) -> dict[str, Any]:
     return bare.train(settings, batches, build_model=functools.partial(build, model, settings, layout), **files)  # pyright: ignore[reportArgumentType]
 
 
-def read(checkpoint: str) -> dict[str, torch.Tensor]:
-    """Whole tensors by name. With torch alone, so that Megatron-Core's resharding is not checked against itself."""
-    from torch.distributed.checkpoint import FileSystemReader, load
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    reader = FileSystemReader(checkpoint)
-    stored = reader.read_metadata().state_dict_metadata.items()
-    tensors = {name: torch.zeros(m.size) for name, m in stored if isinstance(m, TensorStorageMetadata)}
-    load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
-
-
 def alone(model: str, folder: str) -> dict[str, Any]:
     return train(model, {}, save_weights_to=f"{folder}/weights", save_gradients_to=f"{folder}/gradients")
 
 
 def together(model: str, layouts: dict[str, dict[str, Any]], reference: str, folder: str) -> dict[str, Any]:
     """Each layout after the other in the same processes: losses, gradient norms and the relative error per parameter."""
-    expected, results = read(f"{reference}/gradients"), {}
+    expected, results = read_tensors(f"{reference}/gradients"), {}
     for name, layout in layouts.items():
         result = train(model, layout, load_weights_from=f"{reference}/weights", save_gradients_to=f"{folder}/gradients")
         torch.distributed.barrier()
-        actual = read(f"{folder}/gradients")
+        actual = read_tensors(f"{folder}/gradients")
         result["errors"] = {
             key: float((actual[key] - value).norm() / value.norm()) for key, value in expected.items() if value.any()
         }
