@@ -18,12 +18,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "PP 2": {"pipeline_model_parallel_size": 2},
     "EP 2": {"expert_model_parallel_size": 2},
 }
-TRAINED = ("Llama 3.1, Nemotron Nano and 70B", "Qwen 3 MoE", "Nemotron-H, Nemotron Nano v2", "Nemotron 3 Nano")
-TRAINED += ("OLMo 2", "Granite 3", "Qwen 2 MoE", "OLMo 3", "Ministral 3", "Hunyuan")
-TRAINED += ("Qwen3-Next", "Qwen3-Next, mixed", "Qwen 3.5", "Qwen 3.5 MoE")
-TRAINED += ("Command R7B, Command A", "Granite 3 MoE, shared expert")
-"""A dense model, one of experts, a hybrid, a hybrid with experts, and layers of their own: norms over all heads, multipliers, a
-shared expert with a gate, linear attention, one norm for attention and feed-forward."""
+TRAINED = [row.name for row in ROWS if row.trained]
 NAMES = [row.name for row in ROWS]
 
 
