@@ -311,7 +311,7 @@ def make_tokenizer(chat: Chat, folder: Path) -> Any:
     """A tokenizer of a chat's kind, trained on a few lines, as nemo2 takes it."""
     from nemo2.data.tokenizer import AutoTokenizer
 
-    tokenizer = AutoTokenizer(str(folder), local_files_only=True)
+    tokenizer: Any = AutoTokenizer(str(folder), local_files_only=True)
     if chat.kind == "tiktoken":
         folder.mkdir(exist_ok=True)
         words = sorted(
