@@ -36,8 +36,6 @@ SPREAD = (
 )
 """The families that write ``SOME`` tokens at other layouts and without a cache; the others write ``FEWER`` there."""
 
-LIKE_ANOTHER = [row.name for row in ROWS if row.like_another]
-
 ONE_BY_ONE = ("Llama, dynamic scaling", "Llama 4 Scout", "Phi-3 mini and medium, 128k")
 """Rows whose answers depend on the rows beside them in transformers: on the padding in front, or on the longest."""
 
@@ -152,7 +150,7 @@ def runs_at(config: Any, row: Any, layout: dict[str, Any]) -> bool:
     """Whether a family is tried at a layout, and can be."""
     if layout == LAYOUTS["PP 2"]:
         return True
-    if row.name in LIKE_ANOTHER:
+    if row.like_another:
         return False
     if layout == LAYOUTS["EP 2"]:
         return bool(config.num_moe_experts) and row.name in SPREAD
