@@ -9,14 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union
 
-import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from nemo2.backend.extras import have_te
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder, dense_or_experts, gated_feed_forward
-from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.decoder import decoder, gated_feed_forward
+from nemo2.models.conversion.experts import (
+    REPEATED,
+    beside_experts,
+    check_routing,
+    dense_or_experts,
+    dense_then_experts_of,
+    experts,
+    further_predictions,
+)
+from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.positions import rope_fields, rope_of, scaled
 from nemo2.models.conversion.settings import (
     NEEDED,
@@ -24,7 +32,6 @@ from nemo2.models.conversion.settings import (
     Field,
     decoder_fields,
     expert_fields,
-    meaning,
     overlaid,
     read,
     refusal,
@@ -32,10 +39,9 @@ from nemo2.models.conversion.settings import (
     without,
     written,
 )
-from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
+from nemo2.models.conversion.table import Conversion, Row, linear, norm
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.layers.group_routing import rank_groups_by_best_expert
-from nemo2.models.qwen3 import experts
 
 _LATENT_NORMS = (".q_layernorm", ".kv_layernorm", ".linear_q_up_proj", ".linear_kv_up_proj")
 """Modules that normalize a latent: norms, and projections that Transformer Engine fuses with one."""
@@ -245,7 +251,7 @@ _YARN = {
 
 
 def _rows(config: DeepSeekConfig) -> list[Row]:
-    layers = dense_or_experts(config, dense=gated_feed_forward(), experts=_experts(config))
+    layers = dense_or_experts(config, dense=gated_feed_forward(), experts=[*experts(), *beside_experts(config)])
     layer = [*_attention(config), *layers]
     return decoder(config, layer) + further_predictions(config, _attention(config))
 
@@ -265,39 +271,6 @@ def _attention(config: DeepSeekConfig) -> list[Row]:
         *linear("self_attention.linear_kv_up_proj.", one("self_attn.kv_b_proj.")),
         *linear("self_attention.linear_proj.", one("self_attn.o_proj.")),
     ]
-
-
-def _experts(config: Any) -> list[Row]:
-    return [*experts(), *beside_experts(config)]
-
-
-def beside_experts(config: Any) -> list[Row]:
-    """The bias of the router and the shared experts, under names that GLM-4.5 shares."""
-    rows: list[Row] = []
-    shared = "mlp.shared_experts."
-    if config.moe_router_enable_expert_bias:
-        rows.append(Row("mlp.router.expert_bias", one("mlp.gate.e_score_correction_bias"), dtype=torch.float32))
-    if config.moe_shared_expert_intermediate_size:
-        rows += linear(f"{shared}linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj."))
-        rows += linear(f"{shared}linear_fc2.", one(f"{shared}down_proj."))
-    return rows
-
-
-def further_predictions(config: Any, attention: list[Row]) -> list[Row]:
-    """The layers of multi-token prediction, after the last layer. The file repeats the embedding and the output layer for
-    them, which are not read again (`REPEATED`)."""
-    layer = [
-        *norm("enorm.", one("enorm.")),
-        *norm("hnorm.", one("hnorm.")),
-        *linear("eh_proj.", one("eh_proj.")),
-        *under("transformer_layer.", "", [*attention, *_experts(config)]),
-        *norm("final_layernorm.", one("shared_head.norm.")),
-    ]
-    layers = range(config.mtp_num_layers or 0)
-    return under("mtp.layers.*.", "model.layers.*.", layer, layers=layers, shift=config.num_layers)
-
-
-REPEATED = ("model.layers.*.embed_tokens.weight", "model.layers.*.shared_head.head.weight")
 
 
 def _config_v2(hf: Config) -> DeepSeekV2Config:
@@ -327,27 +300,6 @@ def _config_v3(hf: Config) -> DeepSeekV3Config:
     return DeepSeekV3Config(**fields, **_others(hf, fields), mtp_num_layers=further or None)
 
 
-def check_routing(hf: Config, fields: Config) -> None:
-    """Check that Megatron-Core's router chooses and weights the same experts as the released model's router.
-
-    The released router ranks groups by the sum of the best two scores of each, and divides the chosen experts' weights
-    by their sum.
-
-    Raises:
-        ConfigError: the routers differ.
-    """
-    best, groups = fields["moe_router_topk"], fields["moe_router_group_topk"] or 1
-    if best == 1:
-        raise refusal(hf, "num_experts_per_tok", "nemo2's router doesn't normalize the weight of a single expert to 1")
-    if (fields["moe_router_num_groups"] or 1) > 1 and best // groups != 2:
-        raise refusal(
-            hf,
-            "num_experts_per_tok",
-            f"with topk_group={groups}, nemo2's router ranks groups by the sum of their best {best // groups} scores, and the "
-            "released model by the sum of their best 2",
-        )
-
-
 def _hf_config_v3(ours: DeepSeekV3Config) -> dict[str, Any]:
     further = {"num_nextn_predict_layers": ours.mtp_num_layers or 0}
     return said(ours, _written(ours, _ONLY_3) | further, _config_v3)
@@ -375,14 +327,12 @@ def _others(hf: Config, fields: Config) -> dict[str, Any]:
 
 
 def _written(ours: DeepSeekConfig, only: Config) -> dict[str, Any]:
-    experts_in = meaning(ours)["experts_in"] or []
     yarn = ours.rope_type == "yarn"
     scaling = {theirs: getattr(ours, name) for theirs, (name, _) in _YARN.items()} if yarn else {}
     return {
         **written(ours, [*_LATENT, *_GROUPS], only=only),
         "num_key_value_heads": ours.num_attention_heads,
-        "first_k_dense_replace": experts_in.index(1) if 1 in experts_in else len(experts_in),
-        "n_shared_experts": (ours.moe_shared_expert_intermediate_size or 0) // (ours.moe_ffn_hidden_size or 1),
+        **dense_then_experts_of(ours),
         "max_position_embeddings": max(
             ours.seq_length, int(ours.original_max_position_embeddings * scaling.get("factor", 1))
         ),

@@ -13,6 +13,7 @@ import torch
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.experts import rows_with_experts
 from nemo2.models.conversion.pieces import cat, one, only
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning, refusal
 from nemo2.models.conversion.table import Row, linear
@@ -20,7 +21,6 @@ from nemo2.models.decoder import GroupedExperts
 from nemo2.models.ernie45 import ERNIE45Config
 from nemo2.models.gpt import GPTModel
 from nemo2.models.layers.biased_softmax import score_by_softmax
-from nemo2.models.qwen3 import rows_with_experts
 
 
 @configurable

@@ -10,12 +10,18 @@ from typing import Any, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import attention, decoder_conversion
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, meaning
+from nemo2.models.conversion.experts import (
+    REPEATED,
+    beside_experts,
+    check_routing,
+    dense_then_experts_of,
+    further_predictions,
+    rows_with_experts,
+)
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields
 from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig, GroupedExperts
-from nemo2.models.deepseek import REPEATED, beside_experts, check_routing, further_predictions
 from nemo2.models.gpt import GPTModel
-from nemo2.models.qwen3 import rows_with_experts
 
 
 @configurable
@@ -98,11 +104,9 @@ def _ours(hf: Config) -> dict[str, Any]:
 
 
 def _theirs(ours: GLM4MoEConfig) -> dict[str, Any]:
-    experts_in = meaning(ours)["experts_in"] or []
     return {
         **{theirs: getattr(ours, name) or 1 for theirs, name in _GROUPS.items()},
-        "first_k_dense_replace": experts_in.index(1) if 1 in experts_in else len(experts_in),
-        "n_shared_experts": (ours.moe_shared_expert_intermediate_size or 0) // (ours.moe_ffn_hidden_size or 1),
+        **dense_then_experts_of(ours),
         "num_nextn_predict_layers": ours.mtp_num_layers or 0,
     }
 

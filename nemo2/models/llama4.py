@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.decoder import attention, decoder, dense_or_experts
+from nemo2.models.conversion.decoder import attention, decoder
+from nemo2.models.conversion.experts import dense_or_experts
 from nemo2.models.conversion.pieces import cat, one
 from nemo2.models.conversion.positions import rope_fields, rope_of, scaled
 from nemo2.models.conversion.settings import (

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion, expert_weights, expert_weights_of
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.experts import expert_weights, expert_weights_of, rows_with_experts
 from nemo2.models.conversion.settings import decoder_fields, expert_fields, without
 from nemo2.models.decoder import DecoderConfig, GroupedExperts
 from nemo2.models.gpt import GPTModel
-from nemo2.models.qwen3 import rows_with_experts
 
 
 @configurable

@@ -9,14 +9,20 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder_conversion, expert_weights, expert_weights_of
+from nemo2.models.conversion.decoder import decoder_conversion
+from nemo2.models.conversion.experts import (
+    expert_layers,
+    expert_layers_of,
+    expert_weights,
+    expert_weights_of,
+    rows_with_experts,
+)
 from nemo2.models.conversion.pieces import cat, one
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, without
 from nemo2.models.conversion.table import Row, linear
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config
-from nemo2.models.qwen3 import expert_layers, expert_layers_of, rows_with_experts
 
 
 @configurable

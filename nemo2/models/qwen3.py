@@ -4,24 +4,19 @@
 Sources: arXiv:2505.09388, tables 1 and 2; the released config.json files of Qwen/Qwen3-*.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import (
-    attention,
-    decoder,
-    decoder_conversion,
-    dense_or_experts,
+from nemo2.models.conversion.decoder import decoder_conversion, rows
+from nemo2.models.conversion.experts import (
+    expert_layers,
+    expert_layers_of,
     expert_weights,
     expert_weights_of,
-    gated_feed_forward,
-    rows,
+    rows_with_experts,
 )
-from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, meaning, overlaid
-from nemo2.models.conversion.table import Row, linear, norm
+from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, overlaid
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config, windows, windows_of
@@ -127,47 +122,6 @@ class Qwen3Model(GPTModel):
 
 _LONGEST = Field("max_position_embeddings", "max_position_embeddings", 32768)
 _ONLY = {"model_type": "qwen3", "hidden_act": "silu", "attention_bias": False}
-
-
-def rows_with_experts(config: Any, further: Sequence[Row] = ()) -> list[Row]:
-    """A model with these attention layers, experts in some layers and a feed-forward in the others. ``further`` are rows of the
-    layers with experts."""
-    layers = dense_or_experts(config, dense=gated_feed_forward(), experts=[*experts(), *further])
-    return decoder(config, [*attention(config), *layers])
-
-
-def experts(*, stacked: bool = False) -> list[Row]:
-    """A layer's norm, router and experts, under names that DeepSeek shares. ``stacked``: the file has one tensor for all experts,
-    as Qwen 3.5's."""
-    expert = "mlp.experts.*."
-    first = "mlp.experts.experts.linear_fc1."
-    second = "mlp.experts.experts.linear_fc2."
-    separate = [
-        *linear(first, cat(f"{expert}gate_proj.", f"{expert}up_proj.")),
-        *linear(second, one(f"{expert}down_proj.")),
-    ]
-    together = [
-        Row(f"{first}weight", one("mlp.experts.gate_up_proj", stacked=True)),
-        Row(f"{second}weight", one("mlp.experts.down_proj", stacked=True)),
-    ]
-    return [
-        *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
-        Row("mlp.router.weight", one("mlp.gate.weight")),
-        *(together if stacked else separate),
-    ]
-
-
-def expert_layers(hf: Config) -> dict[str, Any]:
-    """nemo2's setting for the layers without experts, which Qwen 2's models of experts name as well."""
-    dense, step = hf.get("mlp_only_layers") or [], hf.get("decoder_sparse_step", 1)
-    experts_in = [int(n not in dense and (n + 1) % step == 0) for n in range(hf["num_hidden_layers"])]
-    return {"moe_layer_freq": 1 if all(experts_in) else experts_in}
-
-
-def expert_layers_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `expert_layers`."""
-    dense = [layer for layer, experts in enumerate(meaning(ours)["experts_in"]) if not experts]
-    return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
 
 QWEN3 = decoder_conversion(

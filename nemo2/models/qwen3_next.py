@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import (
-    attention,
-    decoder,
-    decoder_conversion,
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, gated_feed_forward
+from nemo2.models.conversion.experts import (
     dense_or_experts,
+    expert_layers,
+    expert_layers_of,
     expert_weights_of,
-    gated_feed_forward,
+    experts,
 )
 from nemo2.models.conversion.pieces import one, rows, strided
 from nemo2.models.conversion.settings import (
@@ -38,7 +38,6 @@ from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config
 from nemo2.models.qwen2_moe import shared_expert
-from nemo2.models.qwen3 import expert_layers, expert_layers_of, experts
 from nemo2.models.walker import linear_attention_layers
 
 

@@ -26,10 +26,10 @@ from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.conversion.decoder import output_layer
+from nemo2.models.conversion.experts import check_routing
 from nemo2.models.conversion.pieces import one, qkv, rows
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, refusal, said, without, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
-from nemo2.models.deepseek import check_routing
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.gpt_step import gpt_forward_step

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
@@ -34,6 +34,7 @@ from nemo2.data.finetuning.completeness import (
     Span,
     check_complete,
     check_context,
+    check_one_reasoning,
     check_texts,
     probe_of,
     probe_span,
@@ -49,6 +50,8 @@ from nemo2.errors import ConfigError
 
 Turns = Literal["all", "last"]
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_TAG = re.compile(r"</?[^\s<>]+>")
+"""Such as ``<think>`` and ``<tool_call>``, which need not be special tokens."""
 _MOST_SHAPES = 1024
 
 NEMO_TEMPLATE = (
@@ -268,7 +271,9 @@ class ChatEncoder(Encoder):
             try:
                 text, spans = self._rendered(probe, chosen)
                 check_complete(probe, text, spans, chosen)
-                check_context(probe, "".join(text[start:end] for start, end in spans), chosen)
+                trained = [text[start:end] for start, end in spans]
+                check_context(probe, "".join(trained), chosen)
+                check_one_reasoning(trained)
             except Malformed as error:
                 reasons.append(error)
             else:
@@ -350,8 +355,8 @@ class ChatEncoder(Encoder):
             else:
                 spans.append(self._located(conversation, place, text, before))
         closing = self._closing
-        if spans and closing and spans[-1][1] == len(text) and text.endswith(closing):
-            spans[-1] = (spans[-1][0], len(text) - len(closing))
+        if spans and closing and spans[-1][1] == len(text) and text.rstrip().endswith(closing):
+            spans[-1] = (spans[-1][0], len(text.rstrip()) - len(closing))
         return text, spans
 
     def _located(self, conversation: Conversation, place: int, text: str, before: Rendered) -> Span:
@@ -374,8 +379,8 @@ class ChatEncoder(Encoder):
         if isinstance(before, Malformed):
             start = _after(head, self._prompt)
         else:
-            start = len(commonprefix([before.text, head]))
-            shared = 0 if isinstance(unprompted, Malformed) else len(commonprefix([before.text, unprompted.text]))
+            start = len(self._shared(before.text, head))
+            shared = 0 if isinstance(unprompted, Malformed) else len(self._shared(before.text, unprompted.text))
             if start < shared:
                 raise Malformed(
                     f"the chat template renders the messages before {where} differently when the conversation continues: "
@@ -385,12 +390,13 @@ class ChatEncoder(Encoder):
         return start, len(text) - len(tail) + len(self._shared(tail, ended[span_past[1] :]))
 
     def _shared(self, one: str, other: str) -> str:
-        """The common beginning of two texts that follow a turn, without a part of a special token."""
+        """The common beginning of two texts, without a part of a special token or of a tag."""
         length = len(commonprefix([one, other]))
         for text in (one, other):
-            for match in self._special_texts.finditer(text):
-                if match.start() < length < match.end():
-                    length = match.start()
+            for pattern in (self._special_texts, _TAG):
+                for match in pattern.finditer(text):
+                    if match.start() < length < match.end():
+                        length = match.start()
         return one[:length]
 
     @cached_property
@@ -481,11 +487,15 @@ class ChatEncoder(Encoder):
         """Train on the token that ends each turn, and not on whitespace behind it.
 
         A template may begin the next message right behind an answer. Its first token, if it is special, is then what
-        ends the turn. It also ends a last turn (`_final_token`).
+        ends the turn. It also ends a last turn (`_final_token`). A template may also write the prompt of an answer behind
+        every conversation: what begins a message doesn't end the turn if another special token does.
         """
         runs = list(_runs(trained))
         behind_last = ids[runs[-1][1]] if runs[-1][1] < len(ids) else None
-        for start, end in runs:
+        opening = self._opening(ids)
+        for start, whole_end in runs:
+            end = self._before_opening(ids, start, whole_end, opening)
+            trained[end:whole_end] = [False] * (whole_end - end)
             last = next((place for place in range(end - 1, start - 1, -1) if ids[place] in self._special), None)
             if last is not None and not self._hf.decode(ids[last + 1 : end]).strip():
                 trained[last + 1 : end] = [False] * (end - last - 1)
@@ -495,6 +505,20 @@ class ChatEncoder(Encoder):
                     trained.append(True)
             elif ids[end] in self._special and (not self._has_blocks or ids[end] == behind_last):
                 trained[end] = True
+
+    def _opening(self, ids: Sequence[int]) -> Optional[int]:
+        """The token that begins a message: the first special one, except for one that begins or ends a text."""
+        eos, bos = self.tokenizer.eos_id, self.tokenizer.bos_id
+        texts = {eos, bos} if ids.count(bos) < 2 else {eos}
+        return next((token for token in ids if token in self._special and token not in texts), None)
+
+    def _before_opening(self, ids: Sequence[int], start: int, end: int, opening: Optional[int]) -> int:
+        """The end of a turn without ``opening`` and the special tokens behind it, where one stands before it."""
+        for before, place in pairwise(place for place in range(start, end) if ids[place] in self._special):
+            if ids[place] == opening:
+                text = self._hf.decode(list(ids[before + 1 : end]), skip_special_tokens=True)
+                return end if text.strip() else place
+        return end
 
     def _tokenized(self, text: str) -> tuple[list[int], Optional[list[Span]]]:
         """The ids of a text, and the range of each one's characters. None: the tokenizer doesn't report them."""

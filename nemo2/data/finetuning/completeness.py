@@ -126,12 +126,10 @@ def check_complete(conversation: Conversation, text: str, spans: Collection[Span
             if place in chosen and not trained.holds(piece):
                 if rendered.holds(piece):
                     raise Malformed(f"the chat template writes the {what} {where}, where it would not be trained on")
-                hint = (
-                    ". Train only on the last turn of each conversation (dataset_kwargs={'turns': 'last'}), or use a "
-                    "template that keeps it"
-                    if kind == "reasoning" and len(chosen) > 1
-                    else ""
-                )
+                hint = ""
+                if kind == "reasoning":
+                    last = "Train only on the last turn of each conversation (dataset_kwargs={'turns': 'last'}), or use"
+                    hint = f". {'Use' if place == max(chosen) else last} a template that keeps it"
                 raise Malformed(f"the chat template leaves out the {what} {where}, which should be trained on{hint}")
             if kind != "reasoning" and not rendered.holds(piece):
                 raise Malformed(f"the chat template leaves out the {what} {where}")
@@ -155,6 +153,16 @@ def check_context(conversation: Conversation, trained: str, chosen: Collection[i
                 raise Malformed(
                     f"the {piece.what} of message {place + 1}, of the {message['role']}, would be trained on"
                 )
+
+
+def check_one_reasoning(turns: Collection[str]) -> None:
+    """Check that no turn's text has two reasonings, as where a template writes an empty one before the one in the content.
+
+    Raises:
+        Malformed: a turn does.
+    """
+    if any(turn.count("</think>") > 1 for turn in turns):
+        raise Malformed("the chat template writes a reasoning of its own before the one in the text of an answer")
 
 
 def probe_of(conversation: Conversation, only: Optional[int] = None) -> Conversation:
@@ -218,11 +226,20 @@ def _probe(message: Message, place: int) -> Message:
         reasoning = text(message["reasoning_content"])
         probe |= {name: reasoning for name in _REASONING if name in message}
     if "tool_calls" in message:
-        probe["tool_calls"] = [
-            {**call, "function": {**call["function"], "name": text(call["function"]["name"]),
-                                  "arguments": _changed_arguments(call["function"]["arguments"], text)}}
-            for call in message["tool_calls"]
-        ]  # fmt: skip
+        probe["tool_calls"] = [_probed_call(call, text) for call in message["tool_calls"]]
+    return probe
+
+
+def _probed_call(call: dict[str, Any], change: Any) -> dict[str, Any]:
+    """Changed name and arguments. An id with the name, as Kimi K2's, changes with it."""
+    function = call["function"]
+    name = change(function["name"])
+    probe = {
+        **call,
+        "function": {**function, "name": name, "arguments": _changed_arguments(function["arguments"], change)},
+    }
+    if isinstance(call.get("id"), str):
+        probe["id"] = call["id"].replace(function["name"], name)
     return probe
 
 

@@ -316,7 +316,7 @@ def forms(conversation: Conversation, template: str) -> Iterator[Conversation]:
         [_with_role("tool", role) for role in _TOOL_ROLES if _quotes(template, role)],
         [_with_json_arguments],
         [_with_null_content],
-        [_with_ids],
+        [_with_numbers, *([_with_names] if ".id" in template or _quotes(template, "id") else [])],
         [_with_parts],
         [_with_thinking, *([_with_inline_reasoning] if "</think>" in template else [])],
         [_with_one_system],
@@ -366,17 +366,27 @@ def _with_null_content(message: Message) -> Message:
     return {**message, "content": None} if message.get("tool_calls") and not message["content"] else message
 
 
-def _with_ids(conversation: Conversation) -> Conversation:
-    """Ids of nine letters and digits, which Mistral's templates require, for calls and their results."""
+def _with_numbers(conversation: Conversation) -> Conversation:
+    """Ids of nine digits, which Mistral's templates require."""
+    return _with_ids(conversation, lambda name, number: f"{number + 1:09d}")
+
+
+def _with_names(conversation: Conversation) -> Conversation:
+    """Kimi K2's ids, which its template writes in place of names. Source: ``docs/tool_call_guidance.md`` of its release."""
+    return _with_ids(conversation, lambda name, number: f"functions.{name}:{number}")
+
+
+def _with_ids(conversation: Conversation, id_of: Callable[[str, int], str]) -> Conversation:
+    """Ids of calls and their results, from the names and the numbers of the calls."""
     messages, pending, number = [], [], 0
     for message in conversation.messages:
         if message.get("tool_calls"):
             calls = []
             pending = []
             for call in message["tool_calls"]:
-                number += 1
-                pending.append((call.get("id"), f"{number:09d}"))
+                pending.append((call.get("id"), id_of(call["function"]["name"], number)))
                 calls.append({**call, "id": pending[-1][1]})
+                number += 1
             message = {**message, "tool_calls": calls}
         elif message["role"] in ("tool", *_TOOL_ROLES) and pending:
             at = next((at for at, (old, _) in enumerate(pending) if old and old == message.get("tool_call_id")), 0)

@@ -4,12 +4,11 @@ whose config.json has one field for each of nemo2's settings, rotary positions, 
 the rest as two functions."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Optional
 
 from nemo2.models.conversion.pieces import cat, gated_qkv, one, qkv
 from nemo2.models.conversion.positions import KINDS, partial_positions, positions, positions_of, rope_of
-from nemo2.models.conversion.settings import Config, Field, meaning, read, said, written
+from nemo2.models.conversion.settings import Config, Field, read, said, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.gpt import GPTConfig
 
@@ -108,27 +107,6 @@ def gated_feed_forward(*, bias: bool = False) -> list[Row]:
         *linear("mlp.linear_fc1.", cat("mlp.gate_proj.", "mlp.up_proj."), bias=bias),
         *linear("mlp.linear_fc2.", one("mlp.down_proj."), bias=bias),
     ]
-
-
-def dense_or_experts(config: Any, *, dense: list[Row], experts: list[Row]) -> list[Row]:
-    """``dense`` in the layers without experts, and ``experts`` in the layers with them."""
-    flags = meaning(config)["experts_in"]
-    without_experts = [layer for layer, has_experts in enumerate(flags) if not has_experts]
-    with_experts = [layer for layer, has_experts in enumerate(flags) if has_experts]
-    return [
-        *(replace(row, layers=without_experts) for row in dense),
-        *(replace(row, layers=with_experts) for row in experts),
-    ]
-
-
-def expert_weights(hf: Config) -> dict[str, Any]:
-    """Whether the weights of a token's experts are divided by their sum."""
-    return {"moe_router_pre_softmax": not hf.get("norm_topk_prob", False)}
-
-
-def expert_weights_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `expert_weights`."""
-    return {"norm_topk_prob": not ours.moe_router_pre_softmax}
 
 
 def biases(hf: Config) -> dict[str, Any]:

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The families of models with a conversion, and the choice of the family for a configuration."""
 
-import difflib
 import functools
 import importlib
 import pkgutil
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.settings import text_config
+from nemo2.models.conversion.nearest import nearest_family, suggested_architecture
 from nemo2.models.conversion.table import Conversion
-from nemo2.names import did_you_mean
 from nemo2.parallel.norm_names import module_of_key
 
 
@@ -67,89 +64,12 @@ def conversion_for(released: Mapping[str, Any], *, file: str | Path = "config.js
             f'{file} has no architectures, which names the kind of model: add it, for example "architectures": '
             '["LlamaForCausalLM"].'
         )
+    known = list(dict.fromkeys(name for family in families() for name in family.architectures))
     raise ConfigError(
-        f"{file} has architectures={names}, for which nemo2 has no conversion{_did_you_mean(names[0])} {_nearest(released)} "
-        f"Conversions exist for {', '.join(dict.fromkeys(name for family in families() for name in family.architectures))}."
+        f"{file} has architectures={names}, for which nemo2 has no conversion"
+        f"{suggested_architecture(names[0], released.get('model_type'), known)} {nearest_family(released, families())} "
+        f"Conversions exist for {', '.join(known)}."
     )
-
-
-class _Fields(dict[str, Any]):
-    """A config.json that remembers which of its fields were asked for."""
-
-    def __init__(self, fields: Mapping[str, Any]):
-        super().__init__(fields)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
-        return super().__getitem__(name)
-
-    def __contains__(self, name: object) -> bool:
-        self.read.add(str(name))
-        return super().__contains__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.read.add(name)
-        return super().get(name, default)
-
-
-_NOT_OF_THE_MODEL = re.compile(
-    r"_token_id|dtype|^use_cache$|^transformers_|auto_map|^pretraining_tp$|^output_|_implementation$|^_|id2label|label2id|^return_dict$"
-)
-
-
-def _read_by(family: Conversion, config_json: Mapping[str, Any]) -> tuple[set[str], list[str]]:
-    """The fields that a family reads of a config.json, and those of them whose values it refuses."""
-    read: set[str] = set()
-    refused: list[str] = []
-    while True:
-        fields = _Fields({name: value for name, value in config_json.items() if name not in refused})
-        try:
-            family.config(fields)
-            return read | fields.read, refused
-        except Exception as error:  # of a family whose fields these aren't
-            read |= fields.read
-            named = re.search(r"has (\w+)=", str(error)) if isinstance(error, ConfigError) else None
-            if named is None or named[1] not in [*fields]:
-                return read, refused
-            refused.append(named[1])
-
-
-def _nearest(released: Mapping[str, Any]) -> str:
-    """The family whose settings are most of this config.json's, and the fields that the family doesn't have."""
-    config_json = {
-        name: value for name, value in text_config(released).items() if name not in ("model_type", "architectures")
-    }
-    own = {
-        name for name, value in config_json.items() if value not in (None, False) and not _NOT_OF_THE_MODEL.search(name)
-    }
-    candidates: list[tuple[tuple[int, int], str, list[str], list[str]]] = []
-    for family in families():
-        read, refused = _read_by(family, config_json)
-        others = sorted(own - read - {*refused})
-        apart = len(others) + len(refused), len(read - config_json.keys())
-        candidates.append(
-            (apart, family.architectures[0], others, [f"{name}={config_json[name]!r}" for name in refused])
-        )
-    _, name, others, values = min(candidates)
-    differences = [f"it lacks the field{'s'[: len(others) - 1]} {', '.join(others)}"] if others else []
-    differences += [f"it doesn't support {', '.join(values)}"] if values else []
-    sentence = (
-        " and ".join(differences) or "it has all of the fields, so the layers differ where config.json doesn't say so"
-    )
-    return f"The nearest family is {name}: {sentence}."
-
-
-def _did_you_mean(name: str) -> str:
-    """A suggestion for a misspelled architecture. The names of most differ in a few letters only, so those of the model, before
-    "For", must be alike, and a model of another generation is another model."""
-    alike = []
-    for known in (one for family in families() for one in family.architectures):
-        models = name.partition("For")[0].lower(), known.partition("For")[0].lower()
-        generations = [re.sub(r"\D", "", model) for model in models]
-        if generations[0] == generations[1] and difflib.SequenceMatcher(None, *models).ratio() >= 0.75:
-            alike.append(known)
-    return did_you_mean(name, alike) or "."
 
 
 def conversion_named(released: Mapping[str, Any]) -> Optional[Conversion]:

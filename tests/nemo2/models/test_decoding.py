@@ -36,31 +36,6 @@ SPREAD = (
 )
 """The families that write ``SOME`` tokens at other layouts and without a cache; the others write ``FEWER`` there."""
 
-LIKE_ANOTHER = (
-    "Llama 3, Code Llama",
-    "Llama, linear scaling",
-    "Llama-Nemotron Super, Ultra (by a Llama)",
-    "Mistral NeMo, Large",
-    "Qwen 2, 2.5, small",
-    "Qwen 3, stretched",
-    "Qwen 3 MoE, mixed",
-    "DeepSeek V2-Lite",
-    "DeepSeek V3, plain positions",
-    "Phi-3, part rotated",
-    "Phi-4 mini",
-    "Baichuan 2 (by a Llama)",
-    "ChatGLM 3 (by a GLM)",
-    "Gemma, stretched",
-    "Gemma 2, stretched",
-    "GLM, stretched",
-    "Command R, many keys",
-    "Command R7B, every other window",
-    "Granite 3 MoE, shared expert",
-    "Hunyuan MoE, plain base",
-    "ERNIE 4.5 MoE, no shared experts",
-)
-"""Rows that differ from another row only in what tensor-parallel ranks don't split: positions, sizes, the form of files."""
-
 ONE_BY_ONE = ("Llama, dynamic scaling", "Llama 4 Scout", "Phi-3 mini and medium, 128k")
 """Rows whose answers depend on the rows beside them in transformers: on the padding in front, or on the longest."""
 
@@ -175,7 +150,7 @@ def runs_at(config: Any, row: Any, layout: dict[str, Any]) -> bool:
     """Whether a family is tried at a layout, and can be."""
     if layout == LAYOUTS["PP 2"]:
         return True
-    if row.name in LIKE_ANOTHER:
+    if row.like_another:
         return False
     if layout == LAYOUTS["EP 2"]:
         return bool(config.num_moe_experts) and row.name in SPREAD

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversations: the tokens trained on are those that the assistant writes, and nothing else."""
 
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nemo2.data.finetuning.chat import NEMO_TEMPLATE, ChatEncoder
+from nemo2.data.finetuning.dialects import conversation_of
 from nemo2.data.finetuning.sample import Empty, Malformed
 from nemo2.data.tokenizer import BPETokenizer, ByteTokenizer
 from nemo2.errors import ConfigError
-from support import small_chats
+from support import family_chats, small_chats
+from support.family_chats import CHATS, CONVERSATIONS
 from support.small_chats import say
 
 LONG = say(
@@ -280,3 +284,87 @@ def test_a_tokenizer_whose_templates_have_no_default_names_them(tmp_path):
     tokenizer = small_chats.make_tokenizer(tmp_path, {"rag": small_chats.CHATML})  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="'rag'"):
         ChatEncoder(tokenizer).template  # noqa: B018
+
+
+@pytest.fixture(scope="module")
+def family(request, tmp_path_factory):
+    """A family's chat and its tokenizer."""
+    chat = CHATS[request.param]
+    return chat, family_chats.make_tokenizer(chat, tmp_path_factory.mktemp("family") / "tokenizer")
+
+
+def turns_of(sample: Any, hf: Any) -> list[str]:
+    """The text of each run of tokens that are trained on."""
+    pairs = groupby(zip(sample.ids, sample.trained, strict=True), key=lambda pair: pair[1])
+    return [hf.decode([token for token, _ in run]) for trained, run in pairs if trained]
+
+
+@pytest.mark.parametrize("family", CHATS, indirect=True)
+def test_a_familys_template_is_tokenized_as_in_transformers_and_its_answers_are_trained_on(family):
+    chat, tokenizer = family
+    encoder, hf = ChatEncoder(tokenizer), tokenizer.tokenizer
+    trained: dict[str, list[str]] = {}
+    for kind, record in CONVERSATIONS.items():
+        try:
+            sample, form = encoder.encode(record), encoder._form_of(conversation_of(record))
+        except Malformed:
+            continue
+        trained[kind] = turns_of(sample, hf)
+        options: Any = {"tools": form.tools, "return_dict": False}
+        # The token that ends a last turn may be nemo2's own.
+        assert hf.apply_chat_template(form.messages, **options) in (sample.ids, sample.ids[:-1]), kind
+        prompt = hf.apply_chat_template(form.messages[:-1], add_generation_prompt=True, **options)
+        assert (sample.ids[: len(prompt)] == prompt) == (kind not in chat.unlike_served), kind
+    assert trained == chat.texts
+
+
+def test_the_page_has_the_families():
+    page = Path(__file__).parents[4] / "docs" / "finetuning_data.md"
+    lines = page.read_text("utf-8").splitlines()
+    assert [name for name, chat in CHATS.items() if family_chats.table_row(name, chat) not in lines] == []
+
+
+@pytest.mark.parametrize("family", ["Qwen3-Next, Qwen 3.5", "GLM-4.5", "MiniMax M2"], indirect=True)
+def test_earlier_reasoning_that_a_template_drops_is_no_obstacle_for_the_last_turn(family):
+    chat, tokenizer = family
+    record = CONVERSATIONS["two reasonings"]
+    with pytest.raises(Malformed, match="the reasoning of message 2"):
+        encode(tokenizer, record)
+    last = turns_of(encode(tokenizer, record, turns="last"), tokenizer.tokenizer)
+    assert last == [chat.texts["reasoning"][-1]]
+
+
+@pytest.mark.parametrize("family", ["SmolLM 3"], indirect=True)
+def test_a_familys_marks_are_those_of_transformers_mask(family):
+    _, tokenizer = family
+    sample = encode(tokenizer, CONVERSATIONS["turns"])
+    theirs = tokenizer.tokenizer.apply_chat_template(
+        CONVERSATIONS["turns"]["messages"], return_dict=True, return_assistant_tokens_mask=True
+    )
+    behind = tokenizer.text_to_ids("\n")[0]  # the model never writes the line between two turns
+    masked = [
+        flag and token != behind for flag, token in zip(theirs["assistant_masks"], theirs["input_ids"], strict=True)
+    ]
+    assert sample.ids == theirs["input_ids"]
+    at = [place for place, flag in enumerate(sample.trained) if flag and sample.ids[place] != behind]
+    assert at == [place for place, flag in enumerate(masked) if flag]
+
+
+def test_a_tag_that_begins_as_that_of_the_prompt_is_trained_on_whole(tokenizer):
+    """The tokenizer has neither of the two as one token."""
+    prompted = small_chats.WITH_TOOLS.replace("<call>", "<tool>").replace("assistant\\n'", "assistant\\n<think>\\n'")
+    record = {"messages": CONVERSATIONS["tools"]["messages"], "tools": CONVERSATIONS["tools"]["tools"]}
+    first = turns_of(encode(tokenizer, record, prompted), tokenizer.tokenizer)[0]
+    assert first.startswith("<tool>weather{")
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["other ids", "its own ids"])
+def test_kimis_ids_name_the_tools_that_are_called(own, tmp_path):
+    tokenizer = family_chats.make_tokenizer(CHATS["Kimi K2"], tmp_path)
+    messages = [dict(message) for message in CONVERSATIONS["tools"]["messages"]]
+    name = "functions.weather:0" if own else "call_7"
+    messages[1]["tool_calls"] = [{**messages[1]["tool_calls"][0], "id": name}]
+    messages[2]["tool_call_id"] = name
+    sample = encode(tokenizer, {"messages": messages, "tools": CONVERSATIONS["tools"]["tools"]})
+    assert turns_of(sample, tokenizer.tokenizer) == CHATS["Kimi K2"].texts["tools"]
+    assert "## Return of functions.weather:0" in tokenizer.tokenizer.decode(sample.ids)

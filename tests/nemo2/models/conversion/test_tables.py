@@ -120,6 +120,9 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
 
     with pytest.raises(ConfigError, match="architectures=.*'LlamaForCausalML'.*did you mean 'LlamaForCausalLM'"):
         conversion_for({"architectures": ["LlamaForCausalML"]})
+    with pytest.raises(ConfigError) as right:  # the name is that of the file's model_type
+        conversion_for({"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_act": "x" * 200})
+    assert "did you mean" not in str(right.value) and "x" * 99 not in str(right.value)
     with pytest.raises(ConfigError, match="config.json has no architectures"):
         conversion_for({})
     for wrong in ("LlamaForCausalLM", 3, [3], {"LlamaForCausalLM": 1}):
@@ -152,6 +155,32 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
             {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0, "hidden_act": "gelu"},
             "GraniteForCausalLM",
             "it doesn't support hidden_act='gelu'",
+        ),
+        # A hybrid, though others share more of the names; and one whose fields stand behind a missing one.
+        (
+            {"mamba_d_head": 64, "mamba_d_state": 16, "mamba_expand": 2, "mamba_n_heads": 2, "rms_norm_eps": 1e-5},
+            "NemotronHForCausalLM",
+            "it needs layers_block_type",
+        ),
+        (
+            {"layers_block_type": ["hybrid", "mamba"], "mamba_d_state": 16, "mamba_expand": 2, "n_mamba_heads": 2},
+            "NemotronHForCausalLM",
+            "it doesn't support layers_block_type=['hybrid', 'mamba']",
+        ),
+        (
+            {
+                "n_routed_experts": 8,
+                "num_experts_per_tok": 2,
+                "n_shared_experts": 1,
+                "n_group": 1,
+                "topk_group": 1,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 1.0,
+                "intermediate_size": None,
+                "moe_intermediate_size": 32,
+            },
+            "Glm4MoeForCausalLM: it needs intermediate_size",
+            "",
         ),
         (
             {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "query_scale": 2.0},
