@@ -35,7 +35,7 @@ _HARMLESS = re.compile(
     r"recompute_|fusion|overlap|attention_backend|transformer_impl|cuda_graph|offload|num_workers|pin_memory|persistent_workers"
     r"|prefetch|index_mapping_dir|mmap_bin_files|num_dataset_builder_threads|init_method|perform_initialization"
     r"|use_cpu_initialization|deallocate_|distribute_saved|make_vocab_size_divisible_by|token_dispatcher|nccl_|wgrad_deferral"
-    r"|barrier_with|batch_p2p|log_|timers|max_steps$"
+    r"|barrier_with|batch_p2p|log_|timers|^max_steps$"
 )
 _DECIDED_ELSEWHERE = re.compile(r"(_parallel_size|_parallel|params_dtype|pipeline_dtype|autocast_dtype)$")
 """Fields that aren't compared here: the layout, which may change freely, and the precision."""

@@ -205,7 +205,9 @@ class MegatronCheckpointIO(CheckpointIO):
 
         def publish_written() -> None:
             hashes = {os.path.basename(path): digest for path, digest in write.hashes.items()}
-            error = None if write.error is None else with_reason(write.error, [path for _, path in write.files])
+            error = write.error
+            if error is not None:
+                error = with_reason(error, [path for _, path in write.files]) + _room(target)
             self._finish(temporary, target, options, hashes, error)
 
         self._saves.add(write, publish_written, functools.partial(publish_if_written, temporary, target))

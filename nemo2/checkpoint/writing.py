@@ -217,16 +217,13 @@ def without_crc() -> Iterator[None]:
 def with_reason(words: str, paths: list[str]) -> str:
     """An error of writing ``paths``, with the system's reason. Torch's archive writer reports every refusal of the system,
     such as a full disk or a limit on the size of files, as "unexpected pos"."""
-    if not paths:
-        return words
     if "unexpected pos" in words:
         words = next((reason for path in paths if (reason := _refusal(path)) is not None), words)
     if os.strerror(errno.EFBIG) in words:
         words = (
             f"{words}: the limit of this process is {resource.getrlimit(resource.RLIMIT_FSIZE)[0]} bytes (ulimit -f)"
         )
-    folder = os.statvfs(os.path.dirname(paths[0]))
-    return f"{words} ({folder.f_bavail * folder.f_frsize / 1e9:.2f} GB are free on this disk)"
+    return words
 
 
 def _refusal(path: str) -> Optional[str]:

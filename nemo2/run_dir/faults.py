@@ -19,7 +19,7 @@ from typing import Optional
 from nemo2.errors import EXIT_PREEMPTED, LOST_PEER, ON_ANOTHER_RANK, Nemo2Error, Preempted, RuntimeFault, SaveFailed
 from nemo2.place import here
 from nemo2.run_dir.environment import redact_text
-from nemo2.run_dir.hang_diagnosis import describe
+from nemo2.run_dir.hang_diagnosis import describe, read_stacks
 
 FAULT_DIR_VARIABLE = "NEMO2_FAULT_DIR"
 """The variable with the folder to which the ranks of a launched run write their errors. The launcher sets it."""
@@ -168,6 +168,5 @@ def _hangs(directory: Path) -> list[Fault]:
     if hang is None:
         return []
     rank, ended, message = hang
-    files = [path for path in sorted(directory.glob("rank-*.stacks")) if path.stat().st_size]
-    stacks = "\n".join(f"{path.stem}:\n{path.read_text(encoding='utf-8', errors='replace')}" for path in files)
+    stacks = "\n".join(f"rank-{number}:\n{written.text}" for number, written in read_stacks(directory).items())
     return [Fault(rank=rank, time=ended, kind=HANG, message=message, traceback=stacks, explained=True)]

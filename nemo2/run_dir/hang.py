@@ -19,7 +19,7 @@ from nemo2.errors import ConfigError
 from nemo2.files import open_to_write
 from nemo2.place import here
 from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, stacks_file
-from nemo2.run_dir.hang_diagnosis import Heartbeat, mark_stopped, position_of
+from nemo2.run_dir.hang_diagnosis import Heartbeat, mark_stopped, position_of, read_stacks
 from nemo2.run_dir.kill_timer import KillTimer
 
 DEFAULT_TIMEOUT_SECONDS = 1800.0
@@ -41,16 +41,14 @@ class HangWatchdog(pl.Callback):
 
     ``llm.pretrain`` adds this callback with torch's 30 minutes, unless the trainer has its own.
 
-    - Each rank watches itself in a thread. Behind the thread stand Python's `faulthandler` and a kernel timer, which
-      need neither the interpreter's lock nor the rank's cooperation.
+    - Each rank watches itself in a thread. Behind the thread stands a kernel timer, which needs no interpreter's lock.
+      It ends a process whose lock is never given back, 45 seconds after the timeout.
     - Ranks that wait for a hung rank end at the same time as the hung rank.
     - A process stopped by SIGSTOP can't end itself. A peer on its host ends it, because torchrun would wait half a
       minute longer.
     - If all ranks are stopped, by Ctrl-Z, ``scontrol suspend`` or a frozen container, each rank notices the pause and
       doesn't count it.
     - A debugger also counts as a hang. Raise the timeout to use one.
-
-    Each step starts a new thread, which costs about 50 us.
 
     Args:
         timeout_seconds: The longest time without progress. It must cover a step, a validation batch, a synchronous
@@ -75,8 +73,8 @@ class HangWatchdog(pl.Callback):
         self._heartbeat: Optional[Heartbeat] = None
         self._deadline = 0.0
         self._limit = timeout_seconds
-        self._kill_timer: Optional[KillTimer] = None
         self._over = threading.Event()
+        self._thread: Any = None
         self._rank = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -87,14 +85,15 @@ class HangWatchdog(pl.Callback):
         self._file = open(stacks_file(directory, self._rank), "w", opener=open_to_write)  # noqa: SIM115  (threads write to it)
         # On the local disk, so that ranks don't write to a shared file system after each step.
         self._heartbeat = Heartbeat(directory, self._rank) if launched and trainer.num_nodes == 1 else None
-        self._kill_timer = KillTimer()
-        self._limit = self.first_timeout_seconds or self.timeout_seconds
+        self._set_limit(self.first_timeout_seconds or self.timeout_seconds)
         self._progress(trainer, "at the start of training")
         self._over.clear()
-        threading.Thread(target=self._watch, args=(directory,), daemon=True, name="hang").start()
+        arguments = (directory, self._file, KillTimer(self._file))
+        self._thread = threading.Thread(target=self._watch, args=arguments, daemon=True, name="hang")
+        self._thread.start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
-        self._limit = self.timeout_seconds
+        self._set_limit(self.timeout_seconds)
         self._progress(trainer)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
@@ -109,57 +108,54 @@ class HangWatchdog(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         self._stop()
 
+    def _set_limit(self, seconds: float) -> None:
+        """Write the limit at the head of the file of stacks, where the kernel's timer can't write it."""
+        if self._file is None or (self._limit == seconds and self._file.tell()):
+            return
+        self._limit = seconds
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(f"Timeout ({timedelta(seconds=seconds)})!\n")
+        self._file.flush()
+
     def _progress(self, trainer: pl.Trainer, phase: str = "") -> None:
         if self._file is None:
             return
         self._deadline = time.monotonic() + self._limit
-        self._set_outer(self._limit)
         if self._heartbeat is not None:
             self._heartbeat.beat(trainer.global_step, phase)
-
-    def _set_outer(self, seconds: float) -> None:
-        """Arm the two mechanisms outside the interpreter: faulthandler writes the stacks, and the kernel's timer
-        ends the process."""
-        timer: Any = self._kill_timer
-        faulthandler.dump_traceback_later(seconds + _GIL_SECONDS, exit=not timer.available, file=self._file)
-        if timer.available:
-            timer.set(seconds + _GIL_SECONDS)
 
     def _stop(self) -> None:
         file: Optional[Any] = self._file
         if file is None:
             return
-        faulthandler.cancel_dump_traceback_later()
-        if self._kill_timer is not None and self._kill_timer.available:
-            self._kill_timer.end()
         self._over.set()
+        self._thread.join()
         self._file = None
         file.close()
         with contextlib.suppress(FileNotFoundError):  # the run's folder may have been removed
-            if os.path.getsize(file.name) == 0:
-                os.unlink(file.name)
+            os.unlink(file.name)
         if self._heartbeat is not None:
             self._heartbeat.end()
 
-    def _watch(self, directory: str) -> None:
-        asleep, worked = time.monotonic(), _working_seconds()
-        while not self._over.wait(min(_TICK_SECONDS, max(0.0, self._deadline - asleep))):
-            now = time.monotonic()
-            if now - asleep > _TICK_SECONDS + _STOPPED_SECONDS:
-                self._did_not_run(now - asleep, stopped=_working_seconds() - worked < (now - asleep) / 2)
+    def _watch(self, directory: str, file: Any, timer: KillTimer) -> None:
+        before, worked = time.monotonic(), _working_seconds()
+        timer.set(self._deadline - before + _GIL_SECONDS)
+        while not self._over.wait(min(_TICK_SECONDS, max(0.0, self._deadline - before))):
+            # One reading ends a tick and starts the next: a stop at any point is in one of them.
+            now, working = time.monotonic(), _working_seconds()
+            if now - before > _TICK_SECONDS + _STOPPED_SECONDS:
+                self._did_not_run(now - before, stopped=working - worked < (now - before) / 2)
             elif now >= self._deadline:
-                self._end(directory)
-            asleep, worked = time.monotonic(), _working_seconds()
+                self._end(directory, file)
+            timer.set(max(0.0, self._deadline - now) + _GIL_SECONDS)
+            before, worked = now, working
+        timer.end()
 
     def _did_not_run(self, seconds: float, *, stopped: bool) -> None:
-        """Don't count ``seconds`` in which the watching thread didn't run, and delete the stacks that faulthandler wrote
-        meanwhile. ``stopped``: the process was neither running nor waiting for a processor, as on a busy machine."""
-        file = self._file
-        if file is None:
-            return
+        """Don't count ``seconds`` in which the watching thread didn't run. ``stopped``: the process was neither running
+        nor waiting for a processor, as on a busy machine."""
         self._deadline += seconds
-        self._set_outer(max(0.0, self._deadline - time.monotonic()))
-        os.truncate(file.fileno(), 0)
         if not stopped:
             return
         print(
@@ -169,18 +165,14 @@ class HangWatchdog(pl.Callback):
             flush=True,
         )
 
-    def _end(self, directory: str) -> None:
-        file = self._file
-        if file is None:
-            return
-        limit = timedelta(seconds=self._limit)
-        file.write(f"Timeout ({limit})!\n")
-        file.flush()
+    def _end(self, directory: str, file: Any) -> None:
+        # This thread has the interpreter's lock, so no other thread's frames change while they are read.
         faulthandler.dump_traceback(file=file)
         with contextlib.suppress(OSError):
             where = position_of(Path(file.name).read_text(encoding="utf-8", errors="replace"))
             print(
-                f"error: rank {self._rank}: no step ended within {limit} (h:mm:ss). Last position: {where}.",
+                f"error: rank {self._rank}: no step ended within {timedelta(seconds=self._limit)} (h:mm:ss). "
+                f"Last position: {where}.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -230,7 +222,7 @@ def compare_collectives_after_a_hang() -> bool:
     directory = os.environ.get(FAULT_DIR_VARIABLE)
     if directory is None or here().restarts == 0 or "TORCH_DISTRIBUTED_DEBUG" in os.environ:
         return False
-    if not any(path.stat().st_size for path in Path(directory).glob("rank-*.stacks")):
+    if not read_stacks(Path(directory)):
         return False
     import torch
 

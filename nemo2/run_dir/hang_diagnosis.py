@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
+_FIRST_FRAME = "(most recent call first):\n"
 _TORCH_COLLECTIVES = ("distributed_c10d.py", "_functional_collectives.py")
 _RECORD_BYTES = 128
 MISMATCH_ADVICE = "Set TORCH_DISTRIBUTED_DEBUG=DETAIL to see the collective and the tensor shapes of each rank."
@@ -60,9 +61,7 @@ class Position(NamedTuple):
 
 def position_of(stacks: str) -> Position:
     """The position of the main thread, which faulthandler writes last."""
-    frames = [
-        match for line in stacks.split("(most recent call first):\n")[-1].splitlines() if (match := _FRAME.match(line))
-    ]
+    frames = [match for line in stacks.split(_FIRST_FRAME)[-1].splitlines() if (match := _FRAME.match(line))]
     if not frames:
         return Position(collective=None, at="an unknown place")
     inside = [frame for frame in frames if os.path.basename(frame["file"]) in _TORCH_COLLECTIVES]
@@ -75,17 +74,33 @@ def position_of(stacks: str) -> Position:
     return Position(collective=collective, at=_shown(callers[0] if callers else frames[outermost]))
 
 
+class Stacks(NamedTuple):
+    """What a rank wrote when its watchdog ended it. ``time`` is in seconds since the epoch."""
+
+    text: str
+    time: float
+
+
+def read_stacks(directory: Path) -> dict[int, Stacks]:
+    """The stacks by rank. A rank that runs, or that was killed, has a file with only its limit, which isn't here."""
+    stacks = {}
+    for path in sorted(directory.glob("rank-*.stacks")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if _FIRST_FRAME in text:
+            stacks[_rank(path)] = Stacks(text, path.stat().st_mtime)
+    return stacks
+
+
 def describe(directory: Path) -> Optional[tuple[int, float, str]]:
     """The rank to blame, the time of the first stacks in seconds since the epoch, and a description. None: no rank
     left stacks."""
-    stacks = {_rank(path): path for path in sorted(directory.glob("rank-*.stacks")) if path.stat().st_size}
+    stacks = read_stacks(directory)
     if not stacks:
         return None
-    texts = {rank: path.read_text(encoding="utf-8", errors="replace") for rank, path in stacks.items()}
-    first = min(stacks, key=lambda rank: stacks[rank].stat().st_mtime)
-    ended = stacks[first].stat().st_mtime
-    limit = texts[first].partition("(")[2].partition(")")[0]
-    positions = {rank: position_of(text) for rank, text in texts.items()}
+    first = min(stacks, key=lambda rank: stacks[rank].time)
+    ended = stacks[first].time
+    limit = stacks[first].text.partition("(")[2].partition(")")[0]
+    positions = {rank: position_of(written.text) for rank, written in stacks.items()}
     heartbeats = {rank: heartbeat for rank, heartbeat in _heartbeats(directory).items() if rank not in stacks}
     if not heartbeats:
         words = f"no step ended within {limit} (h:mm:ss). Last positions: {_listed(positions)}"

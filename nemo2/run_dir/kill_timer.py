@@ -3,18 +3,29 @@
 process.
 
 In a process that was stopped (Ctrl-Z, ``scontrol suspend``, a frozen container), all timers have expired when it
-continues. This timer ends the process only at the second expiry. The first expiry calls a C handler that does nothing
-and is then removed (System V's ``signal``), so a process that continues has time to set the timer again.
+continues. It must then have time to set them again, counted from when it continues. So there are two timers, and both
+signal one thread that only waits. The handler of the first signal is C's ``sleep``: its argument is the signal's number,
+and it blocks the second signal while it sleeps. The second signal writes the stacks and ends the process. By then the
+lock has been held for all that time, so no frame changes while it is read. Python's ``dump_traceback_later`` reads them
+at its timeout, while other threads may run, and crashes then (CPython issues 116008 and 140815).
 """
 
 import ctypes
+import faulthandler
 import signal
+import threading
+from typing import IO
 
-_NUMBER = getattr(signal, "SIGRTMIN", 0) + 8
+_GRACE_NUMBER = getattr(signal, "SIGRTMIN", 0) + 8
+GRACE_SECONDS = _GRACE_NUMBER
+"""The time between the expiry and the end: the number of the signal."""
+_END_NUMBER = _GRACE_NUMBER + 1
+"""Of two pending signals, the kernel delivers the lower number first."""
+_BETWEEN_SECONDS = 1.0
+_GRACE_CALL = "sleep"
 _CLOCK_MONOTONIC = 1
-_SIGEV_SIGNAL = 0
-SECOND_EXPIRY_SECONDS = 5.0
-"""The time between the first expiry, which is ignored, and the second."""
+_SIGEV_THREAD_ID = 4
+_SIG_IGN = 1
 
 
 class _Timespec(ctypes.Structure):
@@ -32,40 +43,77 @@ class _Sigevent(ctypes.Structure):
         ("value", ctypes.c_void_p),
         ("number", ctypes.c_int),
         ("notify", ctypes.c_int),
-        ("rest", ctypes.c_byte * 48),
+        ("thread", ctypes.c_int),
+        ("rest", ctypes.c_byte * 44),
+    ]
+
+
+class _Sigaction(ctypes.Structure):
+    """``struct sigaction`` of glibc."""
+
+    _fields_ = [
+        ("handler", ctypes.c_void_p),
+        ("blocked", ctypes.c_byte * 128),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
     ]
 
 
 class KillTimer:
-    """The timer. If the C library has no such timers (macOS, musl), ``available`` is False and nothing else may be
-    called."""
+    """Ends this process, with the stacks of its threads in ``stacks``, unless it is set again and again. One may be in
+    use at a time.
 
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._timer = ctypes.c_void_p()
-        event = _Sigevent(number=_NUMBER, notify=_SIGEV_SIGNAL)
-        calls = ("timer_create", "timer_settime", "timer_delete", "sysv_signal")
-        self.available = all(hasattr(self._libc, name) for name in calls)
-        if self.available:
-            self._libc.sysv_signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-            self._libc.sysv_signal.restype = ctypes.c_void_p
-            status = self._libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(self._timer))
-            self.available = status == 0
+    If the C library has no such timers (macOS, musl), faulthandler's thread takes their place.
+    """
+
+    def __init__(self, stacks: IO[str]) -> None:
+        self._stacks = stacks
+        self._libc = ctypes.CDLL(None)
+        self._timers: list[ctypes.c_void_p] = []
+        self._over = threading.Event()
+        if not all(hasattr(self._libc, name) for name in ("timer_create", "timer_settime", "sysv_signal")):
+            return
+        self._libc.sysv_signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        self._libc.sysv_signal.restype = ctypes.c_void_p
+        grace = _Sigaction(handler=ctypes.cast(self._libc[_GRACE_CALL], ctypes.c_void_p).value)
+        self._libc.sigfillset(ctypes.byref(grace.blocked))
+        self._libc.sigaction(_GRACE_NUMBER, ctypes.byref(grace), None)
+        faulthandler.register(_END_NUMBER, file=stacks, all_threads=True, chain=True)
+        thread = threading.Thread(target=self._over.wait, daemon=True, name="kill timer")
+        thread.start()
+        for number in (_GRACE_NUMBER, _END_NUMBER):
+            event = _Sigevent(number=number, notify=_SIGEV_THREAD_ID, thread=thread.native_id)
+            timer = ctypes.c_void_p()
+            if self._libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0:
+                self._timers.append(timer)
 
     def set(self, seconds: float) -> None:
-        """End this process after ``seconds`` plus `SECOND_EXPIRY_SECONDS`, unless this is called again."""
-        self._libc.sysv_signal(_NUMBER, ctypes.cast(self._libc.abs, ctypes.c_void_p))
-        self._settime(seconds, SECOND_EXPIRY_SECONDS)
+        """End this process `GRACE_SECONDS` after ``seconds``, unless this is called again."""
+        if len(self._timers) < 2:
+            faulthandler.dump_traceback_later(seconds, exit=True, file=self._stacks)
+            return
+        self._disarm()
+        for timer, delay in zip(self._timers, (seconds, seconds + _BETWEEN_SECONDS), strict=True):
+            self._settime(timer, delay)
 
     def end(self) -> None:
-        """Cancel the timer."""
-        self._settime(0.0, 0.0)
-        self._libc.timer_delete(self._timer)
+        """Cancel the timers. The object can't be set again."""
+        if len(self._timers) < 2:
+            faulthandler.cancel_dump_traceback_later()
+        self._disarm()
+        for timer in self._timers:
+            self._libc.timer_delete(timer)
+        if self._timers:
+            faulthandler.unregister(_END_NUMBER)
+        self._over.set()
 
-    def _settime(self, first: float, interval: float) -> None:
-        spec = _Itimerspec(_timespec(interval), _timespec(first))
-        self._libc.timer_settime(self._timer, 0, ctypes.byref(spec), None)
+    def _disarm(self) -> None:
+        for timer in self._timers:
+            self._settime(timer, 0.0)
+        if self._timers:  # a signal that is already pending is dropped once it is ignored
+            handler = self._libc.sysv_signal(_END_NUMBER, _SIG_IGN)
+            self._libc.sysv_signal(_END_NUMBER, handler)
 
-
-def _timespec(seconds: float) -> _Timespec:
-    return _Timespec(int(seconds), int(seconds % 1 * 1e9))
+    def _settime(self, timer: ctypes.c_void_p, seconds: float) -> None:
+        spec = _Itimerspec(_Timespec(0, 0), _Timespec(int(seconds), int(seconds % 1 * 1e9)))
+        self._libc.timer_settime(timer, 0, ctypes.byref(spec), None)

@@ -24,6 +24,8 @@ KNOWN_STEPS = 40
 """The losses of the undisturbed runs, with which other runs are compared step by step."""
 SLURMD_TIMEOUT = 20.0
 """`cluster.sh`'s: after so many seconds without an answer a node is lost."""
+LOADER_WORKERS = ["data.num_workers=2"]
+"""A signal to a rank's processes reaches its workers too."""
 BOOT_SECONDS = 75
 """A machine takes as long to come back. The controller ends the first life's step on a node that is back at once."""
 
@@ -168,7 +170,7 @@ def asked_to_save(cluster: Cluster, curves: Curves, times: int, told: list[str])
     def ask(run: Run) -> None:
         cluster.run("scancel", "--signal=TERM", run.jobs[0])
 
-    return _disturbed(cluster, curves, "asked", times, told, ask, early=False)
+    return _disturbed(cluster, curves, "asked", times, told, ask, early=False, changes=LOADER_WORKERS)
 
 
 @long_case
@@ -176,7 +178,7 @@ def out_of_time(cluster: Cluster, curves: Curves, times: int, told: list[str]) -
     """A time limit of two minutes. The run trains for as much of it as possible."""
     curve = curves.of()
     steps = min(int(70 * times / curves.step_seconds) + 30, 2000)
-    run = Run(cluster, "time", steps=steps, profile={"time": "2"}).submit()
+    run = Run(cluster, "time", steps=steps, profile={"time": "2"}, changes=LOADER_WORKERS).submit()
     run.wait_for_end(seconds=600.0 * (times + 1))
     told.append(f"{steps} steps in {run.lives()} lives")
     found = run.problems(curve=curve)

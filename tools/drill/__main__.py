@@ -24,12 +24,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from support import ranks, tuned_runs
 from support.tuned_runs import METHODS, SAMPLES
 from tools.drill import command, faults
 from tools.drill.command import STEPS, Ended, Run
 
+VALIDATES = {"limit_val_batches": 2, "val_check_interval": 3, "check_val_every_n_epoch": None}
 _ASKING = (signal.SIGHUP, signal.SIGUSR1)
 _UNDISTURBED: dict[str, dict[int, float]] = {}
 Case = tuple[str, Callable[[Path, dict[int, str]], str]]
@@ -95,8 +97,14 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
                 f"rank {rank} killed in step {step}, saves in the {how}",
                 disturbed(faults.at_step(step, rank, kill), asynchronous),
             )
-            for rank, step in ((0, 2), (1, 5), (1, 8))
+            for rank, step in ((0, 2), (1, 1), (1, 5), (1, 8))
         ]
+        found.append(
+            (
+                f"rank 1 killed in a validation, saves in the {how}",
+                disturbed(faults.in_validation(1), asynchronous, trainer=VALIDATES),
+            )
+        )
     for phase in (
         "before anything is written",
         "before the shards",
@@ -127,7 +135,10 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
         ("all ranks stopped for longer than the watchdog waits, then continued (Ctrl-Z, fg)", paused),
         *((f"{number.name} to rank {rank}", asked(number, rank)) for rank, number in enumerate(_ASKING)),
         ("trainer.max_time over", out_of_time),
-        ("the disk full", disk_full),
+        *(
+            (f"the disk full, saves in the {how}", disk_full(how == "background"))
+            for how in ("foreground", "background")
+        ),
         *(
             (f"the run's folder removed while it trains, saves in the {how}", folder_removed(how == "background"))
             for how in ("foreground", "background")
@@ -177,11 +188,13 @@ def cases(sigterms: int, saves: int, seed: int) -> list[Case]:
 # ------------------------------------------------------------------------------------------------------ the cases
 
 
-def disturbed(fault: faults.Fault, asynchronous: bool = False, says: str = "") -> Callable[[Path, dict[int, str]], str]:
+def disturbed(
+    fault: faults.Fault, asynchronous: bool = False, says: str = "", **options: Any
+) -> Callable[[Path, dict[int, str]], str]:
     """Run into a fault, then run again."""
 
     def case(directory: Path, reference: dict[int, str]) -> str:
-        run = Run(directory, asynchronous=asynchronous)
+        run = Run(directory, asynchronous=asynchronous, **options)
         first = run(fault)
         require(not first.done, f"the fault did nothing: {first.said[-500:]}")
         require(bool(re.search(says, first.said)), f"the run said nothing of {says!r}: {first.said[-800:]}")
@@ -319,37 +332,44 @@ def out_of_time(directory: Path, reference: dict[int, str]) -> str:
     return f"exit codes {first.codes} after 4 steps, saved; {runs} reruns did the rest; the curve is equal"
 
 
-def disk_full(directory: Path, reference: dict[int, str]) -> str:
+def disk_full(asynchronous: bool) -> Callable[[Path, dict[int, str]], str]:
     """Checkpoints on a file system of a few hundred kB that is filled before the second save."""
-    run = Run(directory)
-    place = directory / "run" / "checkpoints"
-    place.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "drill", str(place)], capture_output=True, check=False
-    )
-    require(mounted.returncode == 0, f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
-    try:
-        ballast = place / "ballast"
 
-        def fill() -> None:
-            free = os.statvfs(place)
-            ballast.write_bytes(b"\0" * (free.f_bavail * free.f_frsize - 20_000))
+    def case(directory: Path, reference: dict[int, str]) -> str:
+        run = Run(directory, asynchronous=asynchronous)
+        place = directory / "run" / "checkpoints"
+        place.mkdir(parents=True)
+        mounted = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m", "drill", str(place)], capture_output=True, check=False
+        )
+        require(mounted.returncode == 0, f"mounting a small tmpfs needs root: {mounted.stderr.decode().strip()}")
+        try:
+            ballast = place / "ballast"
 
-        def fault() -> None:
-            from megatron.core import dist_checkpointing
+            def fill() -> None:
+                free = os.statvfs(place)
+                ballast.write_bytes(b"\0" * (free.f_bavail * free.f_frsize - 20_000))
 
-            if faults.rank() == 0:
-                faults.before(dist_checkpointing, "save", fill, call=2)
+            def fault() -> None:
+                from nemo2.checkpoint.io import MegatronCheckpointIO
 
-        first = run(fault)
-        require(not first.done and "SaveFailed" in first.said, f"no named error: {first.said[-500:]}")
-        require(sorted(command.checkpoints(run)) == [3], f"left were {sorted(command.checkpoints(run))}")
-        again = run()
-        require(not again.done and "SaveFailed" in again.said, "it is still full, and nobody said so")
-        ballast.unlink()
-        return rerun(run, reference, first)
-    finally:
-        subprocess.run(["umount", str(place)], check=False)
+                if asynchronous:  # once the index and the manifest are written
+                    faults.writers(lambda pid, number: fill() if number == 2 else None, 0)()
+                elif faults.rank() == 0:
+                    faults.before(MegatronCheckpointIO, "save_checkpoint", fill, call=2)
+
+            first = run(fault)
+            told = re.search(r"SaveFailed: .*No space left on device.* MB are free on this disk", first.said)
+            require(not first.done and told is not None, f"no named error: {first.said[-500:]}")
+            require(sorted(command.checkpoints(run)) == [3], f"left were {sorted(command.checkpoints(run))}")
+            again = run()
+            require(not again.done and "SaveFailed" in again.said, "it is still full, and nobody said so")
+            ballast.unlink()
+            return rerun(run, reference, first)
+        finally:
+            subprocess.run(["umount", str(place)], check=False)
+
+    return case
 
 
 def folder_removed(asynchronous: bool) -> Callable[[Path, dict[int, str]], str]:

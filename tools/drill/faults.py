@@ -49,6 +49,16 @@ def at_step(step: int, victim: int, action: Callable[[], None], where: str = "op
     return fault
 
 
+def in_validation(victim: int, batch: int = 3) -> Fault:
+    def fault() -> None:
+        from nemo2.strategy import MegatronStrategy
+
+        if rank() == victim:
+            before(MegatronStrategy, "validation_step", die, call=batch)
+
+    return fault
+
+
 def in_save(phase: str, victim: int, save: int = 2) -> Fault:
     """``victim`` is killed in the n-th save. Phases that only rank 0 goes through happen there."""
 

@@ -126,9 +126,10 @@ def unjudged(folder: Path, error: Exception) -> dict[str, Any]:
 
 
 def _repeats(folder: Path, mark: str, limit: int, *, step: Optional[int] = None) -> bool:
-    """Whether this start is the last of ``limit`` in a row with the ``mark`` in their records, and at this step."""
+    """Whether this start is the last of ``limit`` in a row with the ``mark`` in their records, and at this step. Before
+    training, no step is known; while the first step runs, it is 0. Both are no progress."""
     before = history(folder)[1 - limit :]
-    return sum(one.get(mark, False) and one["step"] == step for one in before) >= limit - 1
+    return sum(one.get(mark, False) and (one["step"] or 0) == (step or 0) for one in before) >= limit - 1
 
 
 def history(folder: Path) -> list[dict[str, Any]]:

@@ -112,13 +112,19 @@ def test_what_has_changed_is_sorted_told_and_refused_where_it_does_not_fit(run_o
     assert "vocab_size" in found["vocabulary"] and "resume.accept_changes=True" in found["vocabulary"]
 
 
-def test_the_overlap_of_another_layout_is_harmless_and_another_model_is_not():
+@pytest.mark.parametrize(
+    ("part", "path", "kind"),
+    [
+        ("model", f"config.tp_comm_overlap_cfg.qkv_fprop.{changes.TARGET}", "harmless"),
+        ("model", f"config.{changes.TARGET}", "unfit"),
+        ("trainer", "max_steps", "harmless"),
+        ("optim", "lr_scheduler.max_steps", "result"),  # the learning rate of every step that follows
+    ],
+)
+def test_the_kind_of_a_change(part, path, kind):
     found = changes.Changes()
-    changes._sort(
-        found, "model", f"config.tp_comm_overlap_cfg.qkv_fprop.{changes.TARGET}", "RingExchangeOverlapCfg", None
-    )
-    changes._sort(found, "model", f"config.{changes.TARGET}", "Llama3Config8B", "Llama31Config8B")
-    assert len(found.harmless) == len(found.unfit) == 1
+    changes._sort(found, part, path, "before", "now")
+    assert [name for name, differences in vars(found).items() if differences] == [kind]
 
 
 def resumed_at_its_end(directory: str) -> list[str]:

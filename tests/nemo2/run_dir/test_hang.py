@@ -21,6 +21,7 @@ from nemo2.errors import ConfigError
 from nemo2.run_dir.faults import read_faults
 from nemo2.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang
 from nemo2.run_dir.hang_diagnosis import Heartbeat, position_of
+from nemo2.run_dir.kill_timer import KillTimer
 
 
 def watched(directory: Path, action: Any, timeout_seconds: float = 0.4) -> int:
@@ -120,7 +121,7 @@ def holding_the_lock(*args: Any) -> None:
 
 def test_a_rank_that_never_gives_the_interpreter_back_is_ended_from_outside(tmp_path, monkeypatch):
     monkeypatch.delenv("NEMO2_FAULT_DIR", raising=False)
-    monkeypatch.setattr("nemo2.run_dir.kill_timer.SECOND_EXPIRY_SECONDS", 0.5)
+    monkeypatch.setattr("nemo2.run_dir.kill_timer._GRACE_CALL", "usleep")
     assert watched(tmp_path, holding_the_lock) < 0
     [fault] = read_faults(tmp_path)
     assert "holding_the_lock" in fault.traceback and "no step ended within" in fault.message
@@ -150,6 +151,22 @@ def test_a_stop_of_the_whole_run_doesnt_count(tmp_path, monkeypatch, hangs, capf
     assert len(read_faults(tmp_path)) == hangs
     if hangs:
         assert took >= seconds + 0.9 and read_faults(tmp_path)[0].message.count("no step ended within") == 1
+
+
+def test_a_process_that_continues_has_time_to_set_its_expired_kill_timer(tmp_path):
+    pid = os.fork()
+    if pid == 0:
+        timer = KillTimer(open(tmp_path / "stacks", "w"))  # noqa: SIM115  (until the process ends)
+        timer.set(0.1)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.5)
+        timer.end()
+        time.sleep(0.1)
+        os._exit(0)
+    os.waitpid(pid, os.WUNTRACED)
+    time.sleep(1.5)  # both signals are due
+    os.kill(pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_it_ends_although_its_folder_was_removed(tmp_path, monkeypatch):
