@@ -40,14 +40,16 @@ _LIGHTNING = (
     "lightning.pytorch.utilities.rank_zero",
     "lightning.fabric.utilities.rank_zero",
     "lightning.fabric.utilities.distributed",
+    "lightning.pytorch.accelerators.cuda",
 )
 """Loggers of Lightning's, with which `nemo2.checkpoint.auto_resume` speaks too."""
 _SET_UP = re.compile(
     r"(GPU|TPU|HPU|IPU) available: |Initializing distributed: |-{20}|LOCAL_RANK: |`Trainer\.\w+` stopped: "
-    r"|No checkpoint to resume from|Restor(ing|ed all) states from the checkpoint |`Trainer\(\w+=1(\.0)?\)` was configured so "
+    r"|You are using a CUDA device |No checkpoint to resume from|Restor(ing|ed all) states from the checkpoint "
+    r"|`Trainer\(\w+=1(\.0)?\)` was configured so "
 )
-"""Which devices there are, that processes have met, that a run has ended as it should, that a new run starts at the beginning,
-that a resumed run reads its checkpoint, and what a setting of 1 means."""
+"""Which devices there are, how a GPU multiplies float32, that processes have met, that a run has ended as it should, that a new
+run starts at the beginning, that a resumed run reads its checkpoint, and what a setting of 1 means."""
 
 _early: deque[logging.LogRecord] = deque(maxlen=200)
 """Said before there was a log."""

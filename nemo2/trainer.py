@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning's Trainer, which records its arguments and checks them against this machine before anything starts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Optional, Union, cast
 
@@ -232,7 +232,8 @@ def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
         ConfigError: more GPUs are requested than the machine has, or more CPU processes than were launched.
     """
     if not _no_gpu():
-        if accelerator in ("auto", "gpu", "cuda") and isinstance(devices, int) and (missing := missing_gpus(devices)):
+        countable = isinstance(devices, (int, list, tuple))
+        if accelerator in ("auto", "gpu", "cuda") and countable and (missing := missing_gpus(devices)):
             raise ConfigError(missing)
         return
     if accelerator in ("gpu", "cuda"):
@@ -250,15 +251,27 @@ def check_devices(*, accelerator: Any, devices: Any, num_nodes: int) -> None:
         )
 
 
-def missing_gpus(devices: int) -> str:
-    """The error for ``devices`` ranks on this machine, if it has GPUs and fewer of them, else an empty text."""
+def missing_gpus(devices: Union[int, Sequence[int]]) -> str:
+    """The error for a number of ranks on this machine, or for the indices of their GPUs, if it has GPUs and fewer of them,
+    else an empty text."""
     gpus = 0 if _no_gpu() else torch.cuda.device_count()
-    if not 0 < gpus < devices:
+    needed = (
+        devices
+        if isinstance(devices, int)
+        else 1 + max((index for index in devices if isinstance(index, int)), default=-1)
+    )
+    if not 0 < gpus < needed:
         return ""
+    sees = f"this process sees {counted(gpus, 'GPU')}"
+    if not isinstance(devices, int):
+        return (
+            f"trainer.devices={list(devices)}: {sees}, with indices from 0 to {gpus - 1}. Use these, or make more visible in "
+            "CUDA_VISIBLE_DEVICES."
+        )
     return (
-        f"trainer.devices={devices}: a rank needs a GPU of its own, and this process sees "
-        f"{counted(gpus, 'GPU')}. Use {advice('--devices', 'trainer.devices')}={gpus} and parallel sizes that divide it, "
-        "run on a machine with more GPUs, or make more of them visible in CUDA_VISIBLE_DEVICES."
+        f"trainer.devices={devices}: a rank needs a GPU of its own, and {sees}. Use "
+        f"{advice('--devices', 'trainer.devices')}={gpus} and parallel sizes that divide it, run on a machine with more GPUs, "
+        "or make more of them visible in CUDA_VISIBLE_DEVICES."
     )
 
 

@@ -107,9 +107,11 @@ def find(
     if mistyped := _of_types(recipe):
         return problems + mistyped
     if local:
+        named = getattr(recipe.trainer, "devices", None)
+        indices = named if isinstance(named, list | tuple) else ()
         problems += [
             Problem(rule="fits-this-machine", topic="The launch", message=message)
-            for message in too_many_for_this_machine(devices, nodes, chosen=chosen)
+            for message in too_many_for_this_machine(devices, nodes, chosen=chosen, indices=indices)
         ]
     if local and machine is None:
         machine = Machine.here()

@@ -199,6 +199,8 @@ def teachers_recipe(recipe: Any) -> Optional[Any]:
         return None
     alone = copy.deepcopy(recipe)
     alone.trainer.callbacks = [one for one in alone.trainer.callbacks if class_of(one) is not DistillationCallback]
+    if hasattr(alone, "resume"):
+        alone.resume = None  # what the student starts from, which may have other sizes
     alone.model = Checkpoint.open(teaching.teacher_model_path).require_nemo2().model_config(follow_data=True)
     return alone
 

@@ -18,15 +18,17 @@ def test_only_the_named_warnings_are_silent():
     assert [str(item.message) for item in shown] == ["Apex is installed, and something is wrong with it"]
 
 
+@pytest.mark.parametrize("name", ["lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda"])
 @pytest.mark.parametrize("asked", [False, True])
-def test_advertisements_are_dropped_set_up_goes_to_the_log_and_messages_are_shown(asked, caplog, monkeypatch):
+def test_advertisements_are_dropped_set_up_goes_to_the_log_and_messages_are_shown(asked, name, caplog, monkeypatch):
     monkeypatch.setenv(VERBOSE_VARIABLE, "1" if asked else "")
     quiet_known_warnings()
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger = logging.getLogger(name)
     log = Kept()
     send_to(Kept())  # what was said before this test
     send_to(None)
     set_up = ["GPU available: False, used: False", "-" * 100 + "\ndistributed_backend=gloo", "TPU available: False"]
+    set_up.append("You are using a CUDA device ('NVIDIA H100') that has Tensor Cores.")
     set_up.append("`Trainer(limit_val_batches=1)` was configured so 1 batch will be used.")
     with caplog.at_level(logging.INFO, logger=logger.name):
         logger.propagate = True

@@ -80,6 +80,11 @@ def test_more_ranks_than_gpus_are_refused_in_a_trainer_and_in_a_launch(monkeypat
     (refused,) = too_many_for_this_machine(2, 1, chosen=True)
     assert "trainer.devices=2" in refused
     assert not list(too_many_for_this_machine(1, 1, chosen=False))
+    with pytest.raises(ConfigError, match=r"trainer\.devices=\[1\].*from 0 to 0"):
+        check_devices(accelerator="auto", devices=[1], num_nodes=1)
+    (refused,) = too_many_for_this_machine(1, 1, chosen=True, indices=[1])
+    assert "trainer.devices=[1]" in refused
+    assert not list(too_many_for_this_machine(1, 1, chosen=True, indices=[0]))
 
 
 @no_gpu

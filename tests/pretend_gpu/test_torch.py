@@ -261,3 +261,14 @@ def unequal_counts() -> None:
 def test_nccl_refuses_ranks_that_call_something_else(run_on_ranks: Callable[..., list[Any]]) -> None:
     with pytest.raises(AssertionError, match="NCCL"):
         run_on_ranks(unequal_counts, 2)
+
+
+def device_counts() -> set[int]:
+    """NVML's, which torch reads before it starts CUDA, and CUDA's."""
+    before = torch.cuda.device_count()
+    return {before, torch._C._cuda_getDeviceCount()}
+
+
+@pytest.mark.parametrize(("visible", "count"), [("1", 1), ("2,3", 2), ("0,9,1", 1)])
+def test_visible_devices_are_chosen_as_cuda_does(run: Callable[..., Any], visible: str, count: int) -> None:
+    assert run(device_counts, 1, env={"CUDA_VISIBLE_DEVICES": visible}) == {count}

@@ -2,7 +2,7 @@
 """Rules of a launch: the executor against the trainer, this machine, its files and its packages."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -271,9 +271,11 @@ def _writable(path: Path) -> bool:
     return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
 
 
-def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, chosen: bool) -> Iterator[str]:
-    """Messages for a launch here of several nodes, of more ranks than this machine has GPUs, or, where it has none, of a
-    recipe with more ranks than cores, unless the user has ``chosen`` the number."""
+def too_many_for_this_machine(
+    devices: Optional[int], nodes: Optional[int], *, chosen: bool, indices: Sequence[int] = ()
+) -> Iterator[str]:
+    """Messages for a launch here of several nodes, of more ranks than this machine has GPUs, on GPUs by ``indices`` that it
+    doesn't have, or, where it has none, of a recipe with more ranks than cores, unless the user has ``chosen`` the number."""
     import torch
 
     from nemo2.trainer import missing_gpus
@@ -295,5 +297,5 @@ def too_many_for_this_machine(devices: Optional[int], nodes: Optional[int], *, c
             f"trainer.num_nodes={nodes}: a launch on this machine starts the ranks of one node, {devices} of these "
             f"(trainer.devices). For N ranks here, use {here}; for several nodes, a cluster ({cluster})."
         )
-    if devices is not None and (missing := missing_gpus(devices)):
+    if missing := missing_gpus(indices or devices or 0):
         yield missing

@@ -11,11 +11,19 @@ int setting(const char* name, int otherwise) {
 }
 
 // Not kept: a process that others are forked from may have asked already.
+int machine_device_count() { return setting("PRETEND_GPU_COUNT", 1); }
+
+// CUDA's own reading: the devices before the first that doesn't exist.
 int device_count() {
-  int count = setting("PRETEND_GPU_COUNT", 1);
+  int present = machine_device_count(), count = 0;
   const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-  if (!visible) return count;
-  return *visible ? std::min<int>(count, 1 + std::count(visible, visible + strlen(visible), ',')) : 0;
+  if (!visible) return present;
+  for (char* end; *visible; visible = end + (*end == ',')) {
+    long device = strtol(visible, &end, 10);
+    if (end == visible || device < 0 || device >= present) break;
+    ++count;
+  }
+  return count;
 }
 
 size_t memory_limit() {

@@ -220,14 +220,12 @@ EXPORT int pretend_cudnnBackendExecute(Handle* h, void*, void*) {
 // ---------------------------------------------------------------- NVML
 EXPORT int pretend_nvmlInit() { return 0; }
 EXPORT int pretend_nvmlInit_v2() { return 0; }
+// NVML doesn't read CUDA_VISIBLE_DEVICES.
 EXPORT int pretend_nvmlDeviceGetCount_v2(unsigned* n) {
-  *n = device_count();
+  *n = machine_device_count();
   return 0;
 }
-EXPORT int pretend_nvmlDeviceGetCount(unsigned* n) {
-  *n = device_count();
-  return 0;
-}
+EXPORT int pretend_nvmlDeviceGetCount(unsigned* n) { return pretend_nvmlDeviceGetCount_v2(n); }
 EXPORT int pretend_nvmlDeviceGetHandleByIndex_v2(unsigned i, void** h) {
   *h = contexts + i;
   return 0;

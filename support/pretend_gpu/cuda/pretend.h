@@ -36,6 +36,7 @@ typedef std::lock_guard<std::recursive_mutex> Lock;
 
 // Settings are environment variables (README.md).
 int setting(const char* name, int otherwise);
+int machine_device_count();
 int device_count();
 size_t memory_limit();  // bytes of one device, for this process
 int compute_capability_major();

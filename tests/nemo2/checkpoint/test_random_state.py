@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nemo2.checkpoint import random_state
+from support import small_runs
 
 
 class Tracker:
@@ -79,7 +80,7 @@ def streams_of_two_ranks() -> list[float]:
 
     def drawn() -> float:
         with tensor_parallel.get_cuda_rng_tracker().fork():
-            return torch.rand(1).item()
+            return torch.rand(1, device=small_runs.device()).item()
 
     states = random_state.random_states()
     draws = [drawn()]

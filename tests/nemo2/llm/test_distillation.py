@@ -246,6 +246,7 @@ def test_the_command_makes_a_recipe_whose_student_and_teacher_are_both_checked(
     assert recipe.resume.restore_config.path == models["student"]
     assert (recipe.model.config.num_layers, recipe.log.name) == (2, "taught")
     assert find(recipe) == []
+    assert find(recipe, local=True, devices=2) == []  # files are read too: the student's has other sizes
     recipe.trainer.devices, recipe.trainer.strategy.tensor_model_parallel_size = 3, 3
     told = [problem.message for problem in find(recipe)]
     assert any(one.startswith("The teacher: ") and "8" in one for one in told), told
