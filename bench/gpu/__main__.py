@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -184,8 +185,10 @@ def measure(case: Case, arms: list[str], arguments: argparse.Namespace) -> list[
 
 def progress(case: Case, turn: dict[str, Any]) -> str:
     """A line for a terminal."""
-    told = turn.get("failed") or f"{len(turn['losses'])} steps"
-    return f"{case.name}: turn {turn['repeat'] + 1} of {NAMES[turn['arm']]}, {told}"
+    outcome = turn.get("failed") or f"{len(turn['losses'])} steps"
+    if turn.get("seconds") and not case.toy:  # a case that is cut off has no row
+        outcome += f" of {statistics.mean(turn['seconds']):.4f} s"
+    return f"{case.name}: turn {turn['repeat'] + 1} of {NAMES[turn['arm']]}, {outcome}"
 
 
 def installed_versions() -> dict[str, str]:
