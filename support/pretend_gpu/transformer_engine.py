@@ -10,7 +10,7 @@ Like `operators.py` it needs nothing of the project. ``x2`` are the rows of ``x`
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -204,10 +204,34 @@ def _copies(part: Any) -> dict[str, _Copy]:
     return copies
 
 
-def _spread(by_block: Tensor, copy: _Copy) -> Tensor:
+def _largest(x: Tensor, block: tuple[int, int]) -> Tensor:
+    """Of each block, which may stick out at the end."""
+    high, wide = block
+    whole = F.pad(x.abs(), (0, -x.shape[1] % wide, 0, -x.shape[0] % high))
+    return whole.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).amax((1, 3))
+
+
+def _spread(by_block: Tensor, block: tuple[int, int], shape: Sequence[int]) -> Tensor:
     """A value per block as one per element."""
-    high, wide = copy.codes.shape
-    return by_block.repeat_interleave(copy.block[0], 0)[:high].repeat_interleave(copy.block[1], 1)[:, :wide]
+    return by_block.repeat_interleave(block[0], 0)[: shape[0]].repeat_interleave(block[1], 1)[:, : shape[1]]
+
+
+def _scale(largest: Tensor, top: float, epsilon: float, power_of_two: bool) -> Tensor:
+    """What brings the largest value to ``top``, or at most there with a power of two."""
+    finite = torch.finfo(torch.float32).max
+    scale = torch.where(largest > 0, (top / largest.clamp(min=epsilon)).clamp(max=finite), 1.0)
+    return torch.exp2(scale.log2().floor()) if power_of_two else scale
+
+
+def _exponent(largest: Tensor, top: float) -> Tensor:
+    """MXFP8's inverse scale: a power of two with the bias 127, rounded up as Transformer Engine does: nothing is cut off."""
+    mantissa, exponent = torch.frexp(largest / top)
+    return (exponent - (mantissa == 0.5).int() + 127).clamp(0, 254) * (largest > 0)
+
+
+def _codes(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    top = torch.finfo(dtype).max
+    return (x * scale).clamp(-top, top).to(dtype).view(torch.uint8)
 
 
 def _read_blocks(part: Any, name: str = "rowwise") -> Tensor:
@@ -215,7 +239,7 @@ def _read_blocks(part: Any, name: str = "rowwise") -> Tensor:
     copies = _copies(part)
     copy = copies.get(name) or next(iter(copies.values()))
     scales = copy.scales if copy.scales.dtype == torch.float32 else copy.scales.view(torch.float8_e8m0fnu).float()
-    x = copy.codes.view(_dtype(part)).float() * _spread(scales, copy)
+    x = copy.codes.view(_dtype(part)).float() * _spread(scales, copy.block, copy.codes.shape)
     if copy.transposed:
         columns, *leading = part._columnwise_data.shape
         return x.t().reshape(*leading, columns)
@@ -223,28 +247,20 @@ def _read_blocks(part: Any, name: str = "rowwise") -> Tensor:
 
 
 def _quantize_blocks(target: Any, x_RC: Tensor, quantizer: Any) -> None:
-    """Scales are powers of two: MXFP8's by OCP's specification, but rounded up as Transformer Engine does, so that nothing is cut
-    off; those of blocks of 128 unless the quantizer says otherwise."""
-    quantizer = quantizer or target._quantizer
-    top = torch.finfo(_dtype(target)).max
+    quantizer, dtype = quantizer or target._quantizer, _dtype(target)
+    top = torch.finfo(dtype).max
     for copy in _copies(target).values():
         x = x_RC.t() if copy.transposed else x_RC
-        high, wide = copy.block
-        whole = F.pad(x.abs(), (0, -x.shape[1] % wide, 0, -x.shape[0] % high))
-        largest = whole.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).amax((1, 3))
+        largest = _largest(x, copy.block)
         if copy.scales.dtype == torch.float32:
-            scale = top / largest.clamp(min=quantizer.amax_epsilon)
-            scale = torch.where(largest > 0, scale.clamp(max=torch.finfo(torch.float32).max), 1.0)
-            if quantizer.force_pow_2_scales:
-                scale = torch.exp2(scale.log2().floor())
+            scale = _scale(largest, top, quantizer.amax_epsilon, quantizer.force_pow_2_scales)
             stored = 1 / scale
         else:
-            mantissa, exponent = torch.frexp(largest / top)
-            stored = (exponent - (mantissa == 0.5).int() + 127).clamp(0, 254) * (largest > 0)
+            stored = _exponent(largest, top)
             scale = torch.exp2(127 - stored.float())
         copy.scales.zero_()
         copy.scales[: stored.shape[0], : stored.shape[1]] = stored
-        copy.codes.copy_((x * _spread(scale, copy)).clamp(-top, top).to(_dtype(target)).view(torch.uint8))
+        copy.codes.copy_(_codes(x, _spread(scale, copy.block, x.shape), dtype))
 
 
 def _operand(part: Any, along_rows: bool) -> Tensor:
@@ -309,6 +325,84 @@ def _(result: Any, tensors: list[Any], quantizers: list[Any], *rest: Any) -> Non
 def _(result: Any, tensor: Any, sections: list[int], quantizers: list[Any], *rest: Any, **_more: Any) -> None:
     for target, part, quantizer in zip(result, rows(tensor).split(sections), quantizers, strict=True):
         write(target, part, quantizer)
+
+
+# Weights in fp8 that the distributed optimizer writes from its fragments of the main weights
+
+
+@values_for("compute_amax")
+def _(result: Any, tensor: Tensor, largest: Tensor) -> None:
+    write(largest, read(tensor).abs().max())
+
+
+@values_for("multi_tensor_compute_scale_and_scale_inv")
+def _(
+    result: Any, chunk: int, flag: Any, tensors: list[list[Tensor]], top: float, power_of_two: bool, epsilon: float
+) -> None:
+    for largest, scale, inverse in zip(*tensors, strict=True):
+        values = _scale(read(largest), top, epsilon, power_of_two)
+        write(scale, values)
+        write(inverse, 1 / values)
+
+
+@values_for("multi_tensor_compute_scale_inv_e8m0")
+def _(result: Any, chunk: int, flag: Any, tensors: list[list[Tensor]]) -> None:
+    for largest, inverse in zip(*tensors, strict=True):
+        write(inverse, _exponent(read(largest), torch.finfo(torch.float8_e4m3fn).max))
+
+
+def _fragment_largest(
+    fragment: Tensor, target: Tensor, shape: tuple[int, int], start: int, block: tuple[int, int]
+) -> None:
+    whole = torch.zeros(shape[0] * shape[1])
+    whole[start : start + fragment.numel()] = read(fragment).flatten()
+    largest = _largest(whole.view(shape), block)
+    operators.on_cpu(target)[: largest.shape[0], : largest.shape[1]] = largest
+
+
+def _cast_fragment(
+    fragment: Tensor, target: Tensor, scale: Tensor, shape: tuple[int, int], start: int, block: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    own = _spread(scale, block, shape).flatten()[start : start + fragment.numel()]
+    operators.on_cpu(target).copy_(_codes(read(fragment).flatten(), own, dtype).view(target.shape))
+
+
+@values_for("fp8_block_scaling_compute_partial_amax")
+def _(result: Any, fragment: Tensor, largest: Tensor, high: int, wide: int, start: int, block: int) -> None:
+    _fragment_largest(fragment, largest, (high, wide), start, (block, block))
+
+
+@values_for("fp8_block_scaling_partial_cast")
+def _(
+    result: Any,
+    fragment: Tensor,
+    target: Tensor,
+    scale: Tensor,
+    high: int,
+    wide: int,
+    start: int,
+    block: int,
+    dtype: Any,
+) -> None:
+    kind = _dtype(SimpleNamespace(_fp8_dtype=dtype))
+    _cast_fragment(fragment, target, read(scale), (high, wide), start, (block, block), kind)
+
+
+@values_for("mxfp8_scaling_compute_partial_amax")
+def _(result: Any, fragment: Tensor, rowwise: Tensor, columnwise: Tensor, high: int, wide: int, start: int) -> None:
+    _fragment_largest(fragment, rowwise, (high, wide), start, (1, 32))
+    _fragment_largest(fragment, columnwise, (high, wide), start, (32, 1))
+
+
+@values_for("mxfp8_scaling_partial_cast")
+def _(
+    result: Any, fragment: Tensor, rowwise: Tensor, columnwise: Tensor, inverse_rowwise: Tensor, inverse_columnwise: Tensor,
+    high: int, wide: int, start: int,
+) -> None:  # fmt: skip
+    for target, inverse, block in ((rowwise, inverse_rowwise, (1, 32)), (columnwise, inverse_columnwise, (32, 1))):
+        scale = torch.exp2(127 - read(inverse))
+        _cast_fragment(fragment, target, scale, (high, wide), start, block, torch.float8_e4m3fn)
 
 
 # Matrix products

@@ -332,3 +332,35 @@ def test_products_of_blocks_are_those_of_their_values(
     y = (b.t() if b_transposed else b) @ (a.t() if a_transposed else a) + bias + before
     for result in (out, grouped):
         assert (result.cpu() - y).norm() < 0.05 * y.norm()  # of fp8
+
+
+@pytest.mark.parametrize("kind", ["mxfp8", "squares"])
+def test_fragments_of_a_weight_are_cast_as_the_whole_weight_is(fill: Callable[..., None], kind: str) -> None:
+    x = drawn(160, 192) * torch.logspace(-3, 3, 192)
+    whole, ours = in_blocks(*x.shape, kind), in_blocks(*x.shape, kind)
+    fill("quantize", whole, gpu(x), None)
+    pieces = [(start, gpu(x.flatten()[start : start + 10240])) for start in (0, 10240, 20480)]
+    codes = [ours._rowwise_data.view(-1), ours._columnwise_data.view(-1)]
+    inverses = [ours._rowwise_scale_inv, ours._columnwise_scale_inv]
+    largest = [torch.zeros(inverse.shape, device="cuda") for inverse in inverses]
+    parts = [[each.clone() for each in largest] for _ in pieces]
+    for (start, piece), own in zip(pieces, parts, strict=True):
+        if kind == "mxfp8":
+            fill("mxfp8_scaling_compute_partial_amax", None, piece, *own, 160, 192, start)
+        else:
+            fill("fp8_block_scaling_compute_partial_amax", None, piece, own[0], 160, 192, start, 128)
+    largest = [torch.stack(each).amax(0) for each in zip(*parts, strict=True)]  # what the ranks reduce
+    scale = torch.empty_like(largest[0])
+    if kind == "mxfp8":
+        fill("multi_tensor_compute_scale_inv_e8m0", None, 65536, None, [largest, inverses])
+    else:
+        tensors = [[largest[0]], [scale], [inverses[0]]]
+        fill("multi_tensor_compute_scale_and_scale_inv", None, 65536, None, tensors, 448.0, True, 0.0)
+    for start, piece in pieces:
+        own = [each[start : start + 10240] for each in codes]
+        if kind == "mxfp8":
+            fill("mxfp8_scaling_partial_cast", None, piece, *own, *inverses, 160, 192, start)
+        else:
+            fill("fp8_block_scaling_partial_cast", None, piece, own[0], scale, 160, 192, start, 128, 4)
+    for name in ("rowwise", "columnwise") if kind == "mxfp8" else ("rowwise",):
+        assert torch.equal(getattr(ours, f"_{name}_data"), getattr(whole, f"_{name}_data"))
