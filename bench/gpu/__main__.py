@@ -43,7 +43,7 @@ def main() -> int:
     )
     parser.add_argument("--fits", action="store_true", help="count what each case needs, and run nothing")
     arguments = parser.parse_args()
-    known = cases(arguments.gpu or gpu_here(), toy=arguments.toy)
+    known = cases(arguments.gpu or gpu_here(), toy=arguments.toy, fp8=has_fp8())
     names = {case.name for case in known}
     chosen = [
         case
@@ -66,6 +66,15 @@ def gpu_here() -> str:
     if not torch.cuda.is_available():
         return GPUS[0]
     return gpu_for(torch.cuda.get_device_properties(0).total_memory / 2**30)
+
+
+def has_fp8() -> bool:
+    """Whether this machine trains in fp8, if only on a pretended GPU."""
+    import torch
+
+    from nemo2.backend.extras import have_te
+
+    return torch.cuda.is_available() and have_te()
 
 
 def clocks() -> dict[str, str]:
