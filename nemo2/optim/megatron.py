@@ -157,7 +157,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
         """Write the main parameters into the buffer that the next forward gathers parameters from, where that is the gradients'
         (``reuse_grad_buf_for_mxfp8_param_ag``): Megatron-LM's ``train_step`` does it, and no part of Megatron-Core."""
         for part in self._parts():
-            buffers = getattr(part, "ddp_config", None)
+            buffers: Any = getattr(part, "ddp_config", None)
             reused = getattr(buffers, "reuse_grad_buf_for_mxfp8_param_ag", False)
             if reused and buffers.overlap_param_gather and not part.is_stub_optimizer:
                 part._copy_main_params_to_param_buffer()

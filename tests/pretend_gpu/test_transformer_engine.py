@@ -251,8 +251,9 @@ def test_eight_bits_hold_the_values_to_their_precision(fill: Callable[..., None]
     assert eight_bits._scale_inv.item() == pytest.approx((largest / 448 if scaling == "current" else 1 / past).item())
 
 
-def in_blocks(rows: int, columns: int, kind: str) -> SimpleNamespace:
+def in_blocks(shape: torch.Size, kind: str) -> SimpleNamespace:
     """Memory of a matrix in fp8 with a scale per block, as Transformer Engine allocates it."""
+    rows, columns = shape
 
     def bytes_(*shape: int) -> Tensor:
         return torch.full(shape, 7, dtype=torch.uint8, device="cuda")
@@ -282,7 +283,7 @@ def in_blocks(rows: int, columns: int, kind: str) -> SimpleNamespace:
 def test_each_block_holds_its_values_to_its_own_precision(fill: Callable[..., None], kind: str) -> None:
     x = drawn(160, 192) * torch.logspace(-3, 3, 192)
     x[:32, :128] = 0
-    both = in_blocks(*x.shape, kind)
+    both = in_blocks(x.shape, kind)
     fill("quantize", both, gpu(x), None)
     blocks = {"mxfp8": [(1, 32), (32, 1)], "rows": [(1, 128), (128, 1)], "squares": [(128, 128)] * 2}[kind]
     for name, other, (high, wide) in zip(("rowwise", "columnwise"), ("columnwise", "rowwise"), blocks, strict=True):
@@ -304,7 +305,7 @@ def test_products_of_blocks_are_those_of_their_values(
         drawn(*((160, 128) if a_transposed else (128, 160))),
         drawn(*((128, 96) if b_transposed else (96, 128)), seed=1),
     )
-    first, second = (in_blocks(*x.shape, kind) for x in (a, b))
+    first, second = (in_blocks(x.shape, kind) for x in (a, b))
     fill("quantize", first, gpu(a), None)
     fill("quantize", second, gpu(b), None)
     bias, before = drawn(160, seed=2), drawn(96, 160, seed=3)
@@ -337,7 +338,7 @@ def test_products_of_blocks_are_those_of_their_values(
 @pytest.mark.parametrize("kind", ["mxfp8", "squares"])
 def test_fragments_of_a_weight_are_cast_as_the_whole_weight_is(fill: Callable[..., None], kind: str) -> None:
     x = drawn(160, 192) * torch.logspace(-3, 3, 192)
-    whole, ours = in_blocks(*x.shape, kind), in_blocks(*x.shape, kind)
+    whole, ours = in_blocks(x.shape, kind), in_blocks(x.shape, kind)
     fill("quantize", whole, gpu(x), None)
     pieces = [(start, gpu(x.flatten()[start : start + 10240])) for start in (0, 10240, 20480)]
     codes = [ours._rowwise_data.view(-1), ours._columnwise_data.view(-1)]
