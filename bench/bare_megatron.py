@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import functools
 import gc
-import hashlib
 import inspect
 import json
 import os
@@ -126,8 +125,7 @@ def train(
     save_gradients_to: where to write the first step's gradients, before clipping, in the form of a checkpoint of
         weights (without a distributed optimizer, which keeps only its share of them).
 
-    Returns losses (masked token mean over the global batch), grad_norms (before clipping), step_times in seconds, and
-    param_hash, over the bytes of this rank's weights at the end.
+    Returns losses (masked token mean over the global batch), grad_norms (before clipping) and step_times in seconds.
     """
     start_parallel(settings)
     make_batch = batches or random_batches(settings)
@@ -161,7 +159,6 @@ def train(
         "losses": from_last_stage(torch.stack(reports)).tolist(),
         "grad_norms": grad_norms,
         "step_times": step_times,
-        "param_hash": param_hash(chunks),
     }
 
 
@@ -414,14 +411,6 @@ def load_weights(chunks: list[GPTModel], directory: str | Path) -> None:
     state: Any = dist_checkpointing.load(weights(chunks), str(directory))
     for index, chunk in enumerate(chunks):
         chunk.load_state_dict(state[f"model{index}"])
-
-
-def param_hash(chunks: list[GPTModel]) -> str:
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        for parameter in chunk.parameters():
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def main() -> None:

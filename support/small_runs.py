@@ -103,7 +103,7 @@ class Recorder(pl.Callback):
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.val_losses: list[float] = []
-        self.grad_norms: list[Any] = []
+        self.grad_norms: list[float | None] = []
         self.rates: list[float] = []
         self.samples: list[list[int]] = []
         self.consumed: list[int] = []
@@ -121,7 +121,8 @@ class Recorder(pl.Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         optimizer = trainer.strategy.optimizers[0]
-        self.grad_norms.append(getattr(optimizer, "grad_norm", None))
+        norm = getattr(optimizer, "grad_norm", None)
+        self.grad_norms.append(norm if norm is None else float(norm))  # a GPU's may be a tensor
         self.updated.append(getattr(optimizer, "update_successful", True))
         self.consumed.append(trainer.strategy.consumed_samples)
         if hasattr(optimizer, "mcore_optimizer"):

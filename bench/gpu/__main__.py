@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,7 @@ def main() -> int:
     )
     parser.add_argument("--fits", action="store_true", help="count what each case needs, and run nothing")
     arguments = parser.parse_args()
-    known = cases(arguments.gpu or gpu_here(), toy=arguments.toy)
+    known = cases(arguments.gpu or gpu_here(), toy=arguments.toy, fp8=has_fp8())
     names = {case.name for case in known}
     chosen = [
         case
@@ -65,6 +66,15 @@ def gpu_here() -> str:
     if not torch.cuda.is_available():
         return GPUS[0]
     return gpu_for(torch.cuda.get_device_properties(0).total_memory / 2**30)
+
+
+def has_fp8() -> bool:
+    """Whether this machine trains in fp8, if only on a pretended GPU."""
+    import torch
+
+    from nemo2.backend.extras import have_te
+
+    return torch.cuda.is_available() and have_te()
 
 
 def clocks() -> dict[str, str]:
@@ -184,8 +194,10 @@ def measure(case: Case, arms: list[str], arguments: argparse.Namespace) -> list[
 
 def progress(case: Case, turn: dict[str, Any]) -> str:
     """A line for a terminal."""
-    told = turn.get("failed") or f"{len(turn['losses'])} steps"
-    return f"{case.name}: turn {turn['repeat'] + 1} of {NAMES[turn['arm']]}, {told}"
+    outcome = turn.get("failed") or f"{len(turn['losses'])} steps"
+    if turn.get("seconds") and not case.toy:  # a case that is cut off has no row
+        outcome += f" of {statistics.mean(turn['seconds']):.4f} s"
+    return f"{case.name}: turn {turn['repeat'] + 1} of {NAMES[turn['arm']]}, {outcome}"
 
 
 def installed_versions() -> dict[str, str]:

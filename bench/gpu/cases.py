@@ -64,8 +64,8 @@ _GRAPHS = (("llama32_1b", 4096, "transformer_engine"), ("llama32_1b", 4096, "ful
 """Cases that the launch of many small kernels may slow down."""
 
 
-def cases(gpu: str = "H200", *, toy: bool = False) -> list[Case]:
-    """All cases for a GPU of `GPUS`, those first whose figures are asked for first."""
+def cases(gpu: str = "H200", *, toy: bool = False, fp8: bool = False) -> list[Case]:
+    """All cases for a GPU of `GPUS`, those first whose figures are asked for first. ``fp8``: toys have it too, as no CPU does."""
     table = [
         Case(recipe=recipe, layers=layers[gpu], seq=seq, precision=precision)
         for precision in PRECISIONS
@@ -73,7 +73,7 @@ def cases(gpu: str = "H200", *, toy: bool = False) -> list[Case]:
         for seq, layers in lengths.items()
     ]
     if toy:
-        return list(dict.fromkeys(small(case) for case in table if case.precision == "bf16"))
+        return list(dict.fromkeys(small(case) for case in table if fp8 or case.precision == "bf16"))
     return table + [
         Case(recipe=recipe, layers=_MODELS[recipe][seq][gpu], seq=seq, graphs=graphs) for recipe, seq, graphs in _GRAPHS
     ]
@@ -94,8 +94,8 @@ def gpu_for(gib: float) -> str:
 
 
 def small(case: Case) -> Case:
-    """The case at toy size. fp8 has no toy: no CPU has it."""
-    return dataclasses.replace(case, layers=2, seq=64, microbatches=2, toy=True)
+    """The case at toy size. With current scaling the first and the last layer are in bf16."""
+    return dataclasses.replace(case, layers=2 if case.precision == "bf16" else 4, seq=64, microbatches=2, toy=True)
 
 
 def recipe_of(case: Case, *, steps: int = 10) -> Any:

@@ -29,13 +29,16 @@ SPEED = ["--arms", "ours", "bare", "--repeats", "2", "--steps", "12", "--warm-up
 TOYS = ["--toy", "--repeats", "1", "--steps", "4", "--warm-up", "1"]
 CASES = ("llama32_1b/4096/bf16", "llama3_8b/8192/bf16", "llama3_8b/8192/fp8-current")
 
+ENDED = "cut off with the call"
+"""The state of the step that ran when the call was interrupted or terminated."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
     """One question.
 
     Attributes:
-        seconds: after which its processes are ended.
+        seconds: after which its processes are ended, with what earlier steps left of theirs.
         command: the program and its arguments, with ``{work}`` for a folder of its own.
         page: a file in that folder that answers; None: the end of what the command printed.
     """
@@ -107,17 +110,29 @@ def main() -> int:
         parser.error(f"--only: the steps are {', '.join(step.name for step in steps(toy=False))}")
     file = arguments.output / f"{time.strftime('%Y-%m-%d')}-day-{slug(device)}.md"
     facts = {"device": device, "versions": installed_versions(), "clocks": clocks()}
+    answers = run(plan, facts, file, patience=arguments.patience)
+    print(file)
+    return 1 if any(answer["state"] != "done" for answer in answers) else 0
+
+
+def run(plan: list[Step], facts: dict[str, Any], file: Path, *, patience: float = 1.0) -> list[dict[str, Any]]:
+    """Run the steps and write the page after each. What a step leaves of its time is the next one's."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # how a call ends whose time is up
     answers: list[dict[str, Any]] = []
+    seconds = 0.0
     with tempfile.TemporaryDirectory() as folder:
         for step in plan:
             print(f"{step.name}: {step.question}", flush=True)
-            answer = take(step, Path(folder) / slug(step.name), seconds=arguments.patience * step.seconds)
+            seconds += patience * step.seconds
+            answer = take(step, Path(folder) / slug(step.name), seconds=seconds)
+            seconds = max(seconds - answer["seconds"], 0)
             answers.append({"step": step, **answer})
             print(f"{step.name}: {answer['state']} ({answer['seconds']:.0f} s)", flush=True)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(page(facts, answers, plan))
-    print(file)
-    return 1 if any(answer["state"] != "done" for answer in answers) else 0
+            if answer["state"] == ENDED:
+                break
+    return answers
 
 
 def take(step: Step, work: Path, *, seconds: float) -> dict[str, Any]:
@@ -136,6 +151,8 @@ def take(step: Step, work: Path, *, seconds: float) -> dict[str, Any]:
             state = "done" if code == 0 else f"failed with exit code {code}"
         except subprocess.TimeoutExpired:
             state = f"cut off after {seconds:.0f} s"
+        except (KeyboardInterrupt, SystemExit):
+            state = ENDED
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what it started, too

@@ -39,16 +39,12 @@ def main() -> int:
     parser.add_argument("--count", action="store_true", help="print the counted bytes as JSON, and run nothing")
     arguments = parser.parse_args()
     if arguments.count:
-        print(
-            json.dumps(
-                {
-                    name: counted_peak(recipe_of(name, toy=arguments.toy), gpu=arguments.gpu)
-                    for name in arguments.recipes
-                }
-            )
-        )
+        counted = {
+            name: counted_peak(recipe_of(name, toy=arguments.toy), gpu=arguments.gpu) for name in arguments.recipes
+        }
+        print(json.dumps(counted))
         return 0
-    counted = counted_elsewhere()
+    counting = count_elsewhere()
     start_alone()
 
     from bench.gpu.arms import empty_device, timed_run
@@ -56,27 +52,24 @@ def main() -> int:
 
     print("| recipe | counted GiB | measured GiB | reserved GiB | ms a micro-batch | tokens/s |", flush=True)
     print("|---|--:|--:|--:|--:|--:|", flush=True)
-    failed = 0
+    failed, counted = 0, {}
     for name in arguments.recipes:
         recipe = recipe_of(name, toy=arguments.toy)
         tokens = recipe.data.micro_batch_size * recipe.data.seq_length
         empty_device()
         try:
             turn, _ = timed_run(recipe, warm_up=WARM_UP)
+            reserved = get_backend().memory_figures().get("reserved_peak_bytes", 0)
+            seconds = min(turn.seconds) / MICRO_BATCHES
+            cells = (
+                f"{turn.peak_bytes / GIB:.1f} | {reserved / GIB:.1f} | {1000 * seconds:.0f} | {tokens / seconds:,.0f}"
+            )
         except Exception as error:  # out of memory above all: the others still count
             traceback.print_exc()
             failed += 1
-            print(
-                f"| {name} | {counted[name] / GIB:.1f} | {type(error).__name__}: {str(error).splitlines()[0][:200]} | | | |"
-            )
-            continue
-        reserved = get_backend().memory_figures().get("reserved_peak_bytes", 0)
-        seconds = min(turn.seconds) / MICRO_BATCHES
-        print(
-            f"| {name} | {counted[name] / GIB:.1f} | {turn.peak_bytes / GIB:.1f} | {reserved / GIB:.1f} "
-            f"| {1000 * seconds:.0f} | {tokens / seconds:,.0f} |",
-            flush=True,
-        )
+            cells = f"{type(error).__name__}: {str(error).splitlines()[0][:200]} | | |"
+        counted = counted or json.loads(counting.communicate()[0].splitlines()[-1])
+        print(f"| {name} | {counted[name] / GIB:.1f} | {cells} |", flush=True)
     return 1 if failed else 0
 
 
@@ -118,11 +111,11 @@ def recipe_of(name: str, *, toy: bool) -> Any:
     return recipe
 
 
-def counted_elsewhere() -> dict[str, int]:
-    """The counted peaks, from a process that sees no GPU: a rehearsal must not."""
+def count_elsewhere() -> subprocess.Popen[str]:
+    """A process that prints the counted peaks, beside the first run. It sees no GPU: a rehearsal must not."""
     command = [sys.executable, "-m", "bench.gpu.memory", *sys.argv[1:], "--count"]
     hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    return json.loads(subprocess.run(command, env=hidden, stdout=subprocess.PIPE, check=True).stdout.splitlines()[-1])
+    return subprocess.Popen(command, env=hidden, stdout=subprocess.PIPE, text=True)
 
 
 def counted_peak(recipe: Any, *, gpu: str) -> int:

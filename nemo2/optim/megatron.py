@@ -163,6 +163,15 @@ class MegatronOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.mcore_optimizer.zero_grad(set_to_none)
 
+    def stage_params(self) -> None:
+        """Write the main parameters into the buffer that the next forward gathers parameters from, where that is the gradients'
+        (``reuse_grad_buf_for_mxfp8_param_ag``): Megatron-LM's ``train_step`` does it, and no part of Megatron-Core."""
+        for part in self._parts():
+            buffers: Any = getattr(part, "ddp_config", None)
+            reused = getattr(buffers, "reuse_grad_buf_for_mxfp8_param_ag", False)
+            if reused and buffers.overlap_param_gather and not part.is_stub_optimizer:
+                part._copy_main_params_to_param_buffer()
+
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss times the current loss scale, which is 1 except with fp16."""
         return self.mcore_optimizer.scale_loss(loss)

@@ -191,6 +191,7 @@ class MegatronParallel(nn.ModuleList):
         # Not registered as a submodule, because a module list's submodules are its items.
         self.__dict__["loss_reduction"] = loss_reduction
         self.__dict__["weight"] = None
+        self.__dict__["stage_params"] = None  # the optimizer's, once there is one
         self.__dict__["graphs"] = self._step_graphs()
         self.__dict__["_twins"] = _twins(pipeline, list(self), cores)
         if ddp_config is not None:
@@ -500,8 +501,11 @@ class MegatronParallel(nn.ModuleList):
         config.finalize_model_grads_func = finalize_model_grads
 
     def zero_grad_buffer(self) -> None:
+        """Zero the gradients. MXFP8 parameters that are gathered through their buffer are staged there again."""
         for chunk in self:
             chunk.zero_grad_buffer()  # pyright: ignore[reportCallIssue]
+        if self.stage_params is not None:
+            self.stage_params()
 
     def broadcast_params(self) -> None:
         """Broadcast the parameters of replica 0 to every data-parallel replica."""
@@ -516,6 +520,8 @@ class MegatronParallel(nn.ModuleList):
     def pause_param_gather(self, *, whole: bool = True) -> None:
         """Stop the gather of parameters in forwards that aren't training. ``whole`` gathers all parameters now."""
         if self.gathers_in_forward:
+            if whole:
+                self._stage_gathered_params()
             for chunk in self:
                 chunk.disable_forward_pre_hook(param_sync=whole)  # pyright: ignore[reportCallIssue]
 
@@ -527,8 +533,14 @@ class MegatronParallel(nn.ModuleList):
     def force_param_sync(self) -> None:
         """Gather all parameters now, as before a save, if their gather overlaps with the next forward."""
         if self.gathers_in_forward:
+            self._stage_gathered_params()
             for chunk in self:
                 chunk.start_param_sync(force_sync=True)  # pyright: ignore[reportCallIssue]
+
+    def _stage_gathered_params(self) -> None:
+        """Before a gather outside a step: gradients would be gathered as parameters."""
+        if self.stage_params is not None and getattr(self.ddp_config, "reuse_grad_buf_for_mxfp8_param_ag", False):
+            self.zero_grad_buffer()
 
     def sharded_state_dict(self, metadata: Optional[dict] = None) -> dict[str, Any]:
         """Megatron-Core's sharded state of the chunks: one dictionary, or ``model_0``, ``model_1`` … with virtual

@@ -24,6 +24,7 @@ PREFIXES = {
     "libcublas": ("cublas",),
     "libcudart": ("cuda", "__cuda"),
     "libcudnn": ("cudnn",),
+    "libcupti": ("cupti",),
     "libcufft": ("cufft",),
     "libcurand": ("curand",),
     "libcusolver": ("cusolver",),

@@ -102,7 +102,7 @@ def train(
     fdl.build(recipe)()
     answer: dict[str, Any] = {
         "losses": records.losses,
-        "norms": [float(norm) for norm in records.grad_norms if norm is not None],
+        "norms": [norm for norm in records.grad_norms if norm is not None],
         "validation": records.val_losses,
     }
     answer["backend"] = get_backend().name

@@ -2,17 +2,17 @@
 """Functions of Transformer Engine's extension on pretend GPUs have values.
 
 The extension's own host code runs first, with its assertions and allocations; its kernels have no effect. Then the results are
-computed on the CPU, into the tensors that it returned. Matrix products are cuBLASLt's (`cuda/matmul.cpp`). What is missing here
-stays zero: fp8 in blocks, MXFP8 and NVFP4, and kernels of userbuffers.
+computed on the CPU, into the tensors that it returned. What is missing stays zero: NVFP4, kernels of userbuffers, and the
+products that read what they bring.
 
 Like `operators.py` it needs nothing of the project. ``x2`` are the rows of ``x``: two dimensions, the last as it was.
 """
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -64,6 +64,10 @@ def _held(part: Any) -> Any:
         return part.detach()
     if isinstance(part, (list, tuple)):
         return [_held(inner) for inner in part]
+    if _is_blocked(part):
+        tensors = {name: _held(getattr(part, name)) for name in _BLOCKED_TENSORS}
+        names = ("_fp8_dtype", "_quantizer", "_is_2D_scaled", "_with_gemm_swizzled_scales")
+        return SimpleNamespace(**tensors, **{name: getattr(part, name) for name in names if hasattr(part, name)})
     if _is_quantized(part):
         names = ("_fp8_dtype", "_quantizer", "_transpose_invalid")
         tensors = {name: _held(getattr(part, name, None)) for name in ("_data", "_transpose", "_scale_inv")}
@@ -102,7 +106,17 @@ def read(part: Any) -> Tensor:
     """Values in fp32, on the CPU."""
     if _is_quantized(part):
         scale = read(part._scale_inv).reshape(())
-        return operators.on_cpu(part._data).view(_dtype(part)).float() * scale
+        if part._data is not None:
+            return operators.on_cpu(part._data).view(_dtype(part)).float() * scale
+        columns, *leading = part._transpose.shape
+        return (
+            (operators.on_cpu(part._transpose).view(_dtype(part)).float() * scale)
+            .flatten(1)
+            .t()
+            .reshape(*leading, columns)
+        )
+    if _is_blocked(part):
+        return _read_blocks(part)
     part = part.detach()
     return (operators.on_cpu(part) if part.device.type == "cuda" else part).float()
 
@@ -118,6 +132,8 @@ def write(target: Any, values: Tensor, quantizer: Any = None) -> None:
         operators.on_cpu(target.detach()).copy_(values.reshape(target.shape))
     elif _is_quantized(target):
         _quantize(target, values.float(), quantizer if quantizer is not None else getattr(target, "_quantizer", None))
+    elif _is_blocked(target):
+        _quantize_blocks(target, values.float().reshape(-1, values.shape[-1]), quantizer)
 
 
 def _quantize(target: Any, values: Tensor, quantizer: Any) -> None:
@@ -142,6 +158,121 @@ def _quantize(target: Any, values: Tensor, quantizer: Any) -> None:
     transposed = getattr(target, "_transpose", None)
     if transposed is not None and not getattr(target, "_transpose_invalid", False):
         operators.on_cpu(transposed).copy_(eight_bits.reshape(-1, eight_bits.shape[-1]).t().reshape(transposed.shape))
+
+
+# Blocks. Scales stay as a quantization leaves them, never in the order of a product's kernel: only this file reads them.
+
+_BLOCKED_TENSORS = ("_rowwise_data", "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv")
+
+
+class _Copy(NamedTuple):
+    """One of the two copies of a matrix in fp8, whose scales are along the rows or along the columns.
+
+    Attributes:
+        block: how many rows and columns of ``codes`` share a scale.
+        transposed: whether ``codes`` are those of the transposed matrix.
+        scales: the inverse scales by block, as a view of the stored ones, which may be more and in another order.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    block: tuple[int, int]
+    transposed: bool
+
+
+def _is_blocked(part: Any) -> bool:
+    """fp8 with a scale per block: MXFP8, or Transformer Engine's own format."""
+    return hasattr(part, "_fp8_dtype") and hasattr(part, "_rowwise_scale_inv")
+
+
+def _copies(part: Any) -> dict[str, _Copy]:
+    """What is stored of "rowwise" and "columnwise". MXFP8 stores no transposed codes; blocks of 128 always do."""
+    copies = {}
+    for name in ("rowwise", "columnwise"):
+        codes, scales = getattr(part, f"_{name}_data"), getattr(part, f"_{name}_scale_inv")
+        if codes is None:
+            continue
+        codes, scales = operators.on_cpu(codes), operators.on_cpu(scales)
+        if hasattr(part, "_is_2D_scaled"):
+            transposed = name == "columnwise"
+            codes = codes.reshape(codes.shape[0], -1) if transposed else codes.reshape(-1, codes.shape[-1])
+            block = (128, 128) if part._is_2D_scaled else (1, 128)
+            copies[name] = _Copy(codes, scales if part._is_2D_scaled else scales.t(), block, transposed)
+        else:
+            block = (1, 32) if name == "rowwise" else (32, 1)
+            copies[name] = _Copy(codes.reshape(-1, codes.shape[-1]), scales, block, False)
+    return copies
+
+
+def _largest(x: Tensor, block: tuple[int, int]) -> Tensor:
+    """Of each block, which may stick out at the end."""
+    high, wide = block
+    whole = F.pad(x.abs(), (0, -x.shape[1] % wide, 0, -x.shape[0] % high))
+    return whole.unflatten(1, (-1, wide)).unflatten(0, (-1, high)).amax((1, 3))
+
+
+def _spread(by_block: Tensor, block: tuple[int, int], shape: Sequence[int]) -> Tensor:
+    """A value per block as one per element."""
+    return by_block.repeat_interleave(block[0], 0)[: shape[0]].repeat_interleave(block[1], 1)[:, : shape[1]]
+
+
+def _scale(largest: Tensor, top: float, epsilon: float, power_of_two: bool) -> Tensor:
+    """What brings the largest value to ``top``, or at most there with a power of two."""
+    finite = torch.finfo(torch.float32).max
+    scale = torch.where(largest > 0, (top / largest.clamp(min=epsilon)).clamp(max=finite), 1.0)
+    return torch.exp2(scale.log2().floor()) if power_of_two else scale
+
+
+def _exponent(largest: Tensor, top: float) -> Tensor:
+    """MXFP8's inverse scale: a power of two with the bias 127, rounded up as Transformer Engine does: nothing is cut off."""
+    mantissa, exponent = torch.frexp(largest / top)
+    return (exponent - (mantissa == 0.5).int() + 127).clamp(0, 254) * (largest > 0)
+
+
+def _codes(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    top = torch.finfo(dtype).max
+    return (x * scale).clamp(-top, top).to(dtype).view(torch.uint8)
+
+
+def _read_blocks(part: Any, name: str = "rowwise") -> Tensor:
+    """From the copy of this name, or from the other where it isn't stored."""
+    copies = _copies(part)
+    copy = copies.get(name) or next(iter(copies.values()))
+    scales = copy.scales if copy.scales.dtype == torch.float32 else copy.scales.view(torch.float8_e8m0fnu).float()
+    x = copy.codes.view(_dtype(part)).float() * _spread(scales, copy.block, copy.codes.shape)
+    if copy.transposed:
+        columns, *leading = part._columnwise_data.shape
+        return x.t().reshape(*leading, columns)
+    return x.reshape((part._columnwise_data if part._rowwise_data is None else part._rowwise_data).shape)
+
+
+def _quantize_blocks(target: Any, x_RC: Tensor, quantizer: Any) -> None:
+    quantizer, dtype = quantizer or target._quantizer, _dtype(target)
+    top = torch.finfo(dtype).max
+    for copy in _copies(target).values():
+        x = x_RC.t() if copy.transposed else x_RC
+        largest = _largest(x, copy.block)
+        if copy.scales.dtype == torch.float32:
+            scale = _scale(largest, top, quantizer.amax_epsilon, quantizer.force_pow_2_scales)
+            stored = 1 / scale
+        else:
+            stored = _exponent(largest, top)
+            scale = torch.exp2(127 - stored.float())
+        copy.scales.zero_()
+        copy.scales[: stored.shape[0], : stored.shape[1]] = stored
+        copy.codes.copy_(_codes(x, _spread(scale, copy.block, x.shape), dtype))
+
+
+def _operand(part: Any, along_rows: bool) -> Tensor:
+    """A matrix as a product reads it that sums along its rows, or along its columns."""
+    x = _read_blocks(part, "rowwise" if along_rows else "columnwise") if _is_blocked(part) else read(part)
+    return x.reshape(-1, x.shape[-1])
+
+
+def _product(a: Any, a_transposed: bool, b: Any, b_transposed: bool) -> Tensor:
+    """In the order of rows: Transformer Engine's A is the second factor."""
+    x, weight = _operand(b, not b_transposed), _operand(a, a_transposed)
+    return (x.t() if b_transposed else x) @ (weight.t() if a_transposed else weight)
 
 
 def derivative(function: Callable[[Tensor], Tensor], x: Tensor, gradient: Tensor) -> Tensor:
@@ -194,6 +325,128 @@ def _(result: Any, tensors: list[Any], quantizers: list[Any], *rest: Any) -> Non
 def _(result: Any, tensor: Any, sections: list[int], quantizers: list[Any], *rest: Any, **_more: Any) -> None:
     for target, part, quantizer in zip(result, rows(tensor).split(sections), quantizers, strict=True):
         write(target, part, quantizer)
+
+
+# Weights in fp8 that the distributed optimizer writes from its fragments of the main weights
+
+
+@values_for("compute_amax")
+def _(result: Any, tensor: Tensor, largest: Tensor) -> None:
+    write(largest, read(tensor).abs().max())
+
+
+@values_for("multi_tensor_compute_scale_and_scale_inv")
+def _(
+    result: Any, chunk: int, flag: Any, tensors: list[list[Tensor]], top: float, power_of_two: bool, epsilon: float
+) -> None:
+    for largest, scale, inverse in zip(*tensors, strict=True):
+        values = _scale(read(largest), top, epsilon, power_of_two)
+        write(scale, values)
+        write(inverse, 1 / values)
+
+
+@values_for("multi_tensor_compute_scale_inv_e8m0")
+def _(result: Any, chunk: int, flag: Any, tensors: list[list[Tensor]]) -> None:
+    for largest, inverse in zip(*tensors, strict=True):
+        write(inverse, _exponent(read(largest), torch.finfo(torch.float8_e4m3fn).max))
+
+
+def _fragment_largest(
+    fragment: Tensor, target: Tensor, shape: tuple[int, int], start: int, block: tuple[int, int]
+) -> None:
+    whole = torch.zeros(shape[0] * shape[1])
+    whole[start : start + fragment.numel()] = read(fragment).flatten()
+    largest = _largest(whole.view(shape), block)
+    operators.on_cpu(target)[: largest.shape[0], : largest.shape[1]] = largest
+
+
+def _cast_fragment(
+    fragment: Tensor, target: Tensor, scale: Tensor, shape: tuple[int, int], start: int, block: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
+    own = _spread(scale, block, shape).flatten()[start : start + fragment.numel()]
+    operators.on_cpu(target).copy_(_codes(read(fragment).flatten(), own, dtype).view(target.shape))
+
+
+@values_for("fp8_block_scaling_compute_partial_amax")
+def _(result: Any, fragment: Tensor, largest: Tensor, high: int, wide: int, start: int, block: int) -> None:
+    _fragment_largest(fragment, largest, (high, wide), start, (block, block))
+
+
+@values_for("fp8_block_scaling_partial_cast")
+def _(
+    result: Any,
+    fragment: Tensor,
+    target: Tensor,
+    scale: Tensor,
+    high: int,
+    wide: int,
+    start: int,
+    block: int,
+    dtype: Any,
+) -> None:
+    kind = _dtype(SimpleNamespace(_fp8_dtype=dtype))
+    _cast_fragment(fragment, target, read(scale), (high, wide), start, (block, block), kind)
+
+
+@values_for("mxfp8_scaling_compute_partial_amax")
+def _(result: Any, fragment: Tensor, rowwise: Tensor, columnwise: Tensor, high: int, wide: int, start: int) -> None:
+    _fragment_largest(fragment, rowwise, (high, wide), start, (1, 32))
+    _fragment_largest(fragment, columnwise, (high, wide), start, (32, 1))
+
+
+@values_for("mxfp8_scaling_partial_cast")
+def _(
+    result: Any, fragment: Tensor, rowwise: Tensor, columnwise: Tensor, inverse_rowwise: Tensor, inverse_columnwise: Tensor,
+    high: int, wide: int, start: int,
+) -> None:  # fmt: skip
+    for target, inverse, block in ((rowwise, inverse_rowwise, (1, 32)), (columnwise, inverse_columnwise, (32, 1))):
+        scale = torch.exp2(127 - read(inverse))
+        _cast_fragment(fragment, target, scale, (high, wide), start, block, torch.float8_e4m3fn)
+
+
+# Matrix products
+
+
+@values_for("generic_gemm")
+def _(
+    result: Any, a: Any, a_transposed: bool, b: Any, b_transposed: bool, out: Any, quantizer: Any, dtype: Any, bias: Any,
+    bias_dtype: Any, gelu: bool, gelu_in: Any, backward: bool, workspace: Any, size: int, accumulate: bool, *rest: Any,
+    comm_overlap: Any = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None, **_more: Any,
+) -> None:  # fmt: skip
+    if hasattr(a, "_fp4_dtype") or (comm_overlap is not None and not bulk_overlap):
+        return  # with userbuffers, parts of an operand aren't there
+    y = alpha * _product(a, a_transposed, b, b_transposed)
+    if gelu and backward:
+        y = derivative(_gelu, rows(gelu_in), y)
+    if bias is not None and backward:
+        write(result[1], (y if gelu else _operand(b, not b_transposed)).sum(0))
+    elif bias is not None:
+        y = y + read(bias)
+    if gelu and not backward:
+        write(result[2], y)
+        y = _gelu(y)
+    if accumulate:
+        y = y + (1 if beta is None else beta) * rows(result[0])
+    write(result[0], y, quantizer)
+
+
+@values_for("te_general_grouped_gemm")
+def _(
+    result: Any, a: list[Any], a_transposed: bool, b: list[Any], b_transposed: bool, out: list[Tensor], dtype: Any,
+    splits: list[int], bias: list[Tensor], bias_dtype: Any, single: bool, gelu_in: Any, backward: bool, workspace: Any, size: int,
+    accumulate: bool, *rest: Any,
+) -> None:  # fmt: skip
+    if hasattr(a[0], "_fp4_dtype"):
+        return
+    targets = out[0].reshape(-1, out[0].shape[-1]).split(splits) if single else out
+    for weight, x, target, shift in zip(a, b, targets, bias, strict=True):
+        y = _product(weight, a_transposed, x, b_transposed)
+        if shift.numel() and backward:
+            write(shift, _operand(x, not b_transposed).sum(0))
+        elif shift.numel():
+            y = y + read(shift)
+        write(target, y + rows(target) if accumulate else y)
 
 
 # Norms

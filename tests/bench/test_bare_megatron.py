@@ -159,7 +159,7 @@ def test_half_precision_recomputation_and_the_optimizers_kind_change_little_or_n
 
 
 def test_a_seed_and_a_layout_decide_the_run(run_on_ranks):
-    first, again = (run_on_ranks(train, 2, {"tp": 2, "steps": 2}) for _ in range(2))
-    other = run_on_ranks(train, 2, {"tp": 2, "steps": 2, "seed": 4321})
-    assert [r["param_hash"] for r in first] == [r["param_hash"] for r in again]
+    first, again = (run_on_ranks(train, 2, {"tp": 2, "steps": 3}) for _ in range(2))
+    other = run_on_ranks(train, 2, {"tp": 2, "steps": 3, "seed": 4321})
+    assert first[0]["grad_norms"] == again[0]["grad_norms"]
     assert first[0]["losses"] == again[0]["losses"] != other[0]["losses"]

@@ -109,10 +109,13 @@ def test_clocks_are_told_where_a_driver_is(tmp_path: Path, monkeypatch: pytest.M
     assert "power.limit 700.00 W" in page(result)
 
 
-def test_toys_are_told_apart_by_recipe_and_fp8_has_none() -> None:
+def test_toys_are_told_apart_by_recipe_and_have_fp8_where_it_is_asked_for() -> None:
     toys = cases(toy=True)
     assert [case.recipe for case in toys] == ["llama3_8b", "llama32_1b", "mixtral_8x7b", "qwen3_30b_a3b"]
     assert all(case.toy and case.precision == "bf16" for case in toys)
+    eighths = [case for case in cases(toy=True, fp8=True) if case.precision != "bf16"]
+    assert {case.name.split("/")[0] for case in eighths} == {case.recipe for case in toys}
+    assert all(case.toy and case.layers == 4 for case in eighths)
 
 
 def run(commands: dict[str, str], *arguments: str, module: str = "bench.gpu") -> subprocess.CompletedProcess:

@@ -11,6 +11,7 @@ import pytest
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 import nemo2
+from nemo2.backend.extras import have_te
 from nemo2.config import Config
 from support.pretend_gpu import runs
 from support.pretend_gpu.runs import CPU, ONE
@@ -65,6 +66,18 @@ def test_a_captured_step_of_a_pipeline_trains_as_without(run: Run, tmp_path: Pat
     )
     assert replayed["losses"] == pytest.approx(plain["losses"], rel=1e-4)
     assert replayed["norms"] == pytest.approx(plain["norms"], rel=1e-3)
+
+
+@pytest.mark.skipif(not have_te(), reason="MXFP8 is Transformer Engine's")
+def test_mxfp8_parameters_that_are_gathered_in_the_forward_train_as_bf16(run: Run, tmp_path: Path) -> None:
+    blackwell = {"PRETEND_GPU_CC": "100"}
+    overrides = [*ONE, "trainer.devices=2"]
+    plain, eighth = (
+        run(runs.train, 2, str(tmp_path), NAME, overrides=[*overrides, *more], save=False, env=blackwell)
+        for more in ([], ["trainer.plugins=bf16_with_mxfp8_mixed"])
+    )
+    assert eighth["losses"] == pytest.approx(plain["losses"], rel=1e-3)
+    assert eighth["norms"] == pytest.approx(plain["norms"], rel=2e-3)  # weights of zeros differ by 2e-2
 
 
 def bound_devices() -> list[str]:

@@ -249,3 +249,119 @@ def test_eight_bits_hold_the_values_to_their_precision(fill: Callable[..., None]
     assert torch.equal(eight_bits._transpose.cpu(), eight_bits._data.cpu().t())
     assert quantizer.amax.item() == pytest.approx(largest.item())
     assert eight_bits._scale_inv.item() == pytest.approx((largest / 448 if scaling == "current" else 1 / past).item())
+
+
+def in_blocks(shape: torch.Size, kind: str) -> SimpleNamespace:
+    """Memory of a matrix in fp8 with a scale per block, as Transformer Engine allocates it."""
+    rows, columns = shape
+
+    def bytes_(*shape: int) -> Tensor:
+        return torch.full(shape, 7, dtype=torch.uint8, device="cuda")
+
+    def inverse(high: int, wide: int) -> Tensor:
+        return torch.full((high, wide), 7.0, device="cuda")
+
+    if kind == "mxfp8":
+        padded_rows, padded_columns = -(-rows // 128) * 128, -(-columns // 128) * 128
+        return SimpleNamespace(
+            _fp8_dtype=4, _quantizer=None, _with_gemm_swizzled_scales=False,
+            _rowwise_data=bytes_(rows, columns), _columnwise_data=bytes_(rows, columns),
+            _rowwise_scale_inv=bytes_(padded_rows, -(-columns // 128) * 4),
+            _columnwise_scale_inv=bytes_(-(-rows // 128) * 4, padded_columns),
+        )  # fmt: skip
+    high, wide = -(-rows // 128), -(-columns // 128)
+    squares = kind == "squares"
+    return SimpleNamespace(
+        _fp8_dtype=4, _quantizer=SimpleNamespace(amax_epsilon=0.0, force_pow_2_scales=True), _is_2D_scaled=squares,
+        _rowwise_data=bytes_(rows, columns), _columnwise_data=bytes_(columns, rows),
+        _rowwise_scale_inv=inverse(high, -(-wide // 4) * 4) if squares else inverse(wide, -(-rows // 4) * 4),
+        _columnwise_scale_inv=inverse(wide, -(-high // 4) * 4) if squares else inverse(high, -(-columns // 4) * 4),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["mxfp8", "rows", "squares"])
+def test_each_block_holds_its_values_to_its_own_precision(fill: Callable[..., None], kind: str) -> None:
+    x = drawn(160, 192) * torch.logspace(-3, 3, 192)
+    x[:32, :128] = 0
+    both = in_blocks(x.shape, kind)
+    fill("quantize", both, gpu(x), None)
+    blocks = {"mxfp8": [(1, 32), (32, 1)], "rows": [(1, 128), (128, 1)], "squares": [(128, 128)] * 2}[kind]
+    for name, other, (high, wide) in zip(("rowwise", "columnwise"), ("columnwise", "rowwise"), blocks, strict=True):
+        one = SimpleNamespace(**{**vars(both), f"_{other}_data": None})
+        [back] = empty(x)
+        fill("dequantize", back, one, None)
+        largest = F.max_pool2d(F.pad(x.abs(), (0, -192 % wide, 0, -160 % high))[None], (high, wide))[0]
+        largest = largest.repeat_interleave(high, 0)[:160].repeat_interleave(wide, 1)[:, :192]
+        # Three bits of mantissa, of a block whose largest value is at least half of what its scale could hold.
+        assert ((back.cpu() - x).abs() <= x.abs() / 16 + largest / 2**14).all(), name
+
+
+@pytest.mark.parametrize("kind", ["mxfp8", "rows", "squares"])
+@pytest.mark.parametrize(("a_transposed", "b_transposed"), [(True, False), (False, False), (False, True)])
+def test_products_of_blocks_are_those_of_their_values(
+    fill: Callable[..., None], kind: str, a_transposed: bool, b_transposed: bool
+) -> None:
+    a, b = (
+        drawn(*((160, 128) if a_transposed else (128, 160))),
+        drawn(*((128, 96) if b_transposed else (96, 128)), seed=1),
+    )
+    first, second = (in_blocks(x.shape, kind) for x in (a, b))
+    fill("quantize", first, gpu(a), None)
+    fill("quantize", second, gpu(b), None)
+    bias, before = drawn(160, seed=2), drawn(96, 160, seed=3)
+    out, grouped = gpu(before), gpu(before)
+    operands = (first, a_transposed, second, b_transposed)
+    fill(
+        "generic_gemm",
+        [out, None, None],
+        *operands,
+        out,
+        None,
+        None,
+        gpu(bias),
+        None,
+        False,
+        None,
+        False,
+        None,
+        0,
+        True,
+        False,
+    )
+    rest = (None, [96], [gpu(bias)], None, True, [], False, [], 0, True, True, 0)
+    fill("te_general_grouped_gemm", None, [first], a_transposed, [second], b_transposed, [grouped], *rest)
+    y = (b.t() if b_transposed else b) @ (a.t() if a_transposed else a) + bias + before
+    for result in (out, grouped):
+        assert (result.cpu() - y).norm() < 0.05 * y.norm()  # of fp8
+
+
+@pytest.mark.parametrize("kind", ["mxfp8", "squares"])
+def test_fragments_of_a_weight_are_cast_as_the_whole_weight_is(fill: Callable[..., None], kind: str) -> None:
+    x = drawn(160, 192) * torch.logspace(-3, 3, 192)
+    whole, ours = in_blocks(x.shape, kind), in_blocks(x.shape, kind)
+    fill("quantize", whole, gpu(x), None)
+    pieces = [(start, gpu(x.flatten()[start : start + 10240])) for start in (0, 10240, 20480)]
+    codes = [ours._rowwise_data.view(-1), ours._columnwise_data.view(-1)]
+    inverses = [ours._rowwise_scale_inv, ours._columnwise_scale_inv]
+    largest = [torch.zeros(inverse.shape, device="cuda") for inverse in inverses]
+    parts = [[each.clone() for each in largest] for _ in pieces]
+    for (start, piece), own in zip(pieces, parts, strict=True):
+        if kind == "mxfp8":
+            fill("mxfp8_scaling_compute_partial_amax", None, piece, *own, 160, 192, start)
+        else:
+            fill("fp8_block_scaling_compute_partial_amax", None, piece, own[0], 160, 192, start, 128)
+    largest = [torch.stack(each).amax(0) for each in zip(*parts, strict=True)]  # what the ranks reduce
+    scale = torch.empty_like(largest[0])
+    if kind == "mxfp8":
+        fill("multi_tensor_compute_scale_inv_e8m0", None, 65536, None, [largest, inverses])
+    else:
+        tensors = [[largest[0]], [scale], [inverses[0]]]
+        fill("multi_tensor_compute_scale_and_scale_inv", None, 65536, None, tensors, 448.0, True, 0.0)
+    for start, piece in pieces:
+        own = [each[start : start + 10240] for each in codes]
+        if kind == "mxfp8":
+            fill("mxfp8_scaling_partial_cast", None, piece, *own, *inverses, 160, 192, start)
+        else:
+            fill("fp8_block_scaling_partial_cast", None, piece, own[0], scale, 160, 192, start, 128, 4)
+    for name in ("rowwise", "columnwise") if kind == "mxfp8" else ("rowwise",):
+        assert torch.equal(getattr(ours, f"_{name}_data"), getattr(whole, f"_{name}_data"))

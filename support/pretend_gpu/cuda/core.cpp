@@ -32,6 +32,7 @@ size_t memory_limit() {
 }
 
 int compute_capability_major() { return setting("PRETEND_GPU_CC", 90) / 10; }
+const char* device_name() { return compute_capability_major() < 10 ? "NVIDIA H100 80GB HBM3 (pretend)" : "NVIDIA B200 (pretend)"; }
 
 int compute_capability_minor() { return setting("PRETEND_GPU_CC", 90) % 10; }
 

@@ -90,7 +90,7 @@ EXPORT cudaError_t pretend_cudaDeviceGetAttribute(int* v, cudaDeviceAttr a, int 
 EXPORT cudaError_t pretend_cudaGetDeviceProperties(cudaDeviceProp* p, int d) {
   if (d < 0 || d >= device_count()) FAIL(cudaErrorInvalidDevice);
   memset(p, 0, sizeof *p);
-  strcpy(p->name, "NVIDIA H100 80GB HBM3 (pretend)");
+  strcpy(p->name, device_name());
   memset(p->uuid.bytes, 0x40 + d, 16);
   p->totalGlobalMem = memory_limit();
   p->sharedMemPerBlock = 49152;

@@ -16,7 +16,7 @@ EXPORT CUresult pretend_cuDeviceGetCount(int* n) {
   return CUDA_SUCCESS;
 }
 EXPORT CUresult pretend_cuDeviceGetName(char* s, int n, CUdevice) {
-  snprintf(s, n, "NVIDIA H100 80GB HBM3 (pretend)");
+  snprintf(s, n, "%s", device_name());
   return CUDA_SUCCESS;
 }
 EXPORT CUresult pretend_cuDeviceGetAttribute(int* v, CUdevice_attribute a, CUdevice) {

@@ -110,13 +110,8 @@ EXPORT int pretend_cublasLtMatrixLayoutSetAttribute(MatrixLayout* l, int a, cons
   }
   return 0;
 }
-EXPORT int pretend_cublasLtMatmulDescInit_internal(MatmulDescription* m, size_t, int c, int s) {
+EXPORT int pretend_cublasLtMatmulDescInit_internal(MatmulDescription* m, size_t, int, int) {
   memset(m, 0, sizeof *m);
-  m->compute = c;
-  m->scale = s;
-  m->epi = 1;
-  m->biastype = -1;
-  m->auxtype = -1;
   return 0;
 }
 EXPORT int pretend_cublasLtMatmulDescCreate(MatmulDescription** m, int c, int s) {
@@ -131,29 +126,9 @@ EXPORT int pretend_cublasLtMatmulPreferenceDestroy(void* m) {
   free(m);
   return 0;
 }
-EXPORT int pretend_cublasLtMatmulDescSetAttribute(MatmulDescription* m, int a, const void* v, size_t n) {
-  auto P = [&] { return *(void**)v; };
-  auto I = [&] { return *(int*)v; };
-  (void)n;
-  switch (a) {
-    case 2: m->ptrmode = I(); break;
-    case 3: m->ta = I(); break;
-    case 4: m->tb = I(); break;
-    case 5: m->tc = I(); break;
-    case 7: m->epi = I(); break;
-    case 8: m->bias = P(); break;
-    case 11: m->aux = P(); break;
-    case 12: m->auxld = *(int64_t*)v; break;
-    case 17: m->as = P(); break;
-    case 18: m->bs = P(); break;
-    case 19: m->cs = P(); break;
-    case 20: m->ds = P(); break;
-    case 21: m->amax = P(); break;
-    case 22: m->auxtype = I(); break;
-    case 26: m->biastype = I(); break;
-    case 31: m->asmode = I(); break;
-    case 32: m->bsmode = I(); break;
-  }
+EXPORT int pretend_cublasLtMatmulDescSetAttribute(MatmulDescription* m, int a, const void* v, size_t) {
+  if (a == 3) m->transposes_a = *(int*)v;
+  if (a == 4) m->transposes_b = *(int*)v;
   return 0;
 }
 EXPORT int pretend_cublasLtMatmulDescGetAttribute(MatmulDescription*, int, void* v, size_t n, size_t* w) {
@@ -172,6 +147,29 @@ EXPORT int pretend_cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, vo
   memcpy(res + 64 + 8 + 4, &w, 4);
   *ret = 1;
   return 0;
+}
+// Checks the operands, of which transformer_engine.py computes the product.
+EXPORT int pretend_cublasLtMatmul(void*, MatmulDescription* m, const void*, const void* A, MatrixLayout* la, const void* B,
+                                  MatrixLayout* lb, const void*, const void*, void*, const void* D, MatrixLayout* ld,
+                                  void*, void*, size_t, cudaStream_t stream) {
+  if (stream_op(stream, 0, "cublasLtMatmul")) return 14;
+  Lock lock(mutex());
+  launches++;
+  auto& f = functions()[(void*)pretend_cublasLtMatmul];
+  f.name = "cublasLtMatmul";
+  f.n++;
+  for (const void* q : {A, B, D})
+    if (q && !find(q)) {
+      report("cublasLtMatmul: %p is not known memory", q);
+      return 7;
+    }
+  uint64_t rows_a = la->rows, cols_a = la->cols, rows_b = lb->rows, cols_b = lb->cols;
+  if (m->transposes_a) std::swap(rows_a, cols_a);
+  if (m->transposes_b) std::swap(rows_b, cols_b);
+  if (cols_a == rows_b && rows_a == ld->rows && cols_b == ld->cols) return 0;
+  report("cublasLtMatmul: shapes do not fit: op(A) %lux%lu op(B) %lux%lu D %lux%lu", rows_a, cols_a, rows_b, cols_b,
+         ld->rows, ld->cols);
+  return 7;
 }
 
 EXPORT int pretend_cudnnBackendCreateDescriptor(int t, void** d) {
@@ -245,7 +243,7 @@ EXPORT int pretend_nvmlDeviceGetIndex(void* h, unsigned* i) {
   return 0;
 }
 EXPORT int pretend_nvmlDeviceGetName(void*, char* s, unsigned n) {
-  snprintf(s, n, "NVIDIA H100 80GB HBM3 (pretend)");
+  snprintf(s, n, "%s", device_name());
   return 0;
 }
 EXPORT int pretend_nvmlDeviceGetUUID(void* h, char* s, unsigned n) {

@@ -40,6 +40,7 @@ int machine_device_count();
 int device_count();
 size_t memory_limit();  // bytes of one device, for this process
 int compute_capability_major();
+const char* device_name();
 int compute_capability_minor();
 
 // Lines on stderr, and CUDA's last error of this thread.
@@ -152,7 +153,7 @@ uint16_t float_to_bfloat16(float value);
 float e4m3_to_float(uint8_t bits);
 float e5m2_to_float(uint8_t bits);
 
-// cuBLASLt's objects, of which matmul.cpp computes and whose attributes libraries.cpp sets.
+// cuBLASLt's objects.
 struct MatrixLayout {
   int type;
   uint32_t order;
@@ -163,13 +164,5 @@ struct MatrixLayout {
   int64_t stride;
 };
 struct MatmulDescription {
-  int compute, scale;
-  int ta, tb, tc, epi;
-  void *bias, *aux;
-  void *as, *bs, *cs, *ds, *amax;
-  int ptrmode;
-  int biastype;
-  int64_t auxld;
-  int asmode, bsmode;
-  int auxtype;
+  int transposes_a, transposes_b;
 };

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Core's optimizer behind torch's interface: which parameters decay and at which rate."""
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from megatron.core.optimizer import OptimizerConfig
 
 from nemo2.errors import ConfigError
 from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
-from nemo2.optim.megatron import MegatronOptimizerModule
+from nemo2.optim.megatron import MegatronOptimizer, MegatronOptimizerModule
+from nemo2.parallel.megatron_parallel import MegatronParallel
 from support import small_runs
 
 
@@ -135,3 +138,40 @@ def test_overlapping_communication_changes_no_number(run_on_ranks):
     assert overlap["losses"] == plain["losses"]
     assert overlap["val_losses"] == plain["val_losses"]
     assert overlap["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-6)
+
+
+@pytest.mark.parametrize("overlapped", [True, False])
+@pytest.mark.parametrize("reused", [True, False])
+def test_parameters_are_staged_after_the_gradients_whose_buffer_they_share_are_zeroed(
+    reused: bool, overlapped: bool
+) -> None:
+    calls: list[str] = []
+
+    class Chunks(list):
+        gathers_in_forward = overlapped
+        zero_grad_buffer = MegatronParallel.zero_grad_buffer
+        force_param_sync = MegatronParallel.force_param_sync
+        pause_param_gather = MegatronParallel.pause_param_gather
+        _stage_gathered_params = MegatronParallel._stage_gathered_params
+
+    ddp = SimpleNamespace(reuse_grad_buf_for_mxfp8_param_ag=reused, overlap_param_gather=overlapped)
+    stage = partial(calls.append, "stage")
+    part = SimpleNamespace(ddp_config=ddp, is_stub_optimizer=False, _copy_main_params_to_param_buffer=stage)
+    chunk = SimpleNamespace(
+        zero_grad_buffer=partial(calls.append, "zero"),
+        start_param_sync=lambda **_: calls.append("gather"),
+        disable_forward_pre_hook=lambda param_sync: calls.append("gather") if param_sync else None,
+    )
+    optimizer = object.__new__(MegatronOptimizer)
+    optimizer.mcore_optimizer = part
+    chunks: Any = Chunks([chunk])
+    chunks.ddp_config, chunks.stage_params = ddp, optimizer.stage_params
+    chunks.zero_grad_buffer()
+    assert calls == (["zero", "stage"] if reused and overlapped else ["zero"])
+    for gather in (chunks.force_param_sync, chunks.pause_param_gather):
+        calls.clear()
+        gather()
+        assert calls == (["zero", "stage", "gather"] if reused and overlapped else ["gather"] if overlapped else [])
+    calls.clear()
+    chunks.pause_param_gather(whole=False)
+    assert calls == []
