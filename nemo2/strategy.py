@@ -29,9 +29,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.forms.megatron import MegatronForm
-from nemo2.checkpoint.forms.megatron_fsdp import MegatronFSDPForm
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjusting, note_explicit_fields
@@ -261,22 +259,24 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
             "load_main_params": ckpt_load_main_params,
             "part": ckpt_save_part,
         }
-        self.form = (
-            MegatronFSDPForm(self, **forms)
-            if fsdp
-            else MegatronForm(
-                self, strictness=ckpt_load_strictness, fully_reshardable=ckpt_parallel_save_optim, **forms
-            )
-        )
         self._megatron_log_level = megatron_log_level
-        if fsdp and checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
-            raise ConfigError(
-                f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: only "
-                "TorchCheckpointIO writes parameters that are sharded over data-parallel ranks. Leave checkpoint_io "
-                "unset, or pass a subclass of TorchCheckpointIO."
-            )
         if fsdp:
-            checkpoint_io = checkpoint_io or TorchCheckpointIO()
+            # Imported here, because no other run reads or writes shards of rows.
+            from nemo2.checkpoint.forms.megatron_fsdp import MegatronFSDPForm
+            from nemo2.checkpoint.torch_io import TorchCheckpointIO
+
+            if checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
+                raise ConfigError(
+                    f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: only "
+                    "TorchCheckpointIO writes parameters that are sharded over data-parallel ranks. Leave checkpoint_io "
+                    "unset, or pass a subclass of TorchCheckpointIO."
+                )
+            self.form = MegatronFSDPForm(self, **forms)
+            self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
+            return
+        self.form = MegatronForm(
+            self, strictness=ckpt_load_strictness, fully_reshardable=ckpt_parallel_save_optim, **forms
+        )
         self._checkpoint_io = checkpoint_io or MegatronCheckpointIO(
             save_ckpt_format=save_ckpt_format,  # pyright: ignore[reportArgumentType]  (it checks)
             load_directly_on_device=ckpt_load_directly_on_device,

@@ -30,7 +30,6 @@ from nemo2.backend.cuda import CudaBackend
 from nemo2.backend.extras import have_te
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
-from nemo2.models.layers.delta_net import with_delta_nets
 from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
 from nemo2.models.layers.mla import LocalMLA, MLAOfTransformerEngine
 from nemo2.models.layers.moe import WeightedRouter
@@ -153,6 +152,8 @@ def _block(
         vp_stage=vp_stage,
     )
     if config.experimental_attention_variant == "gated_delta_net":
+        from nemo2.models.layers.delta_net import with_delta_nets
+
         return with_delta_nets(block, config, vp_stage=vp_stage)
     return block
 
