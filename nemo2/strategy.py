@@ -38,7 +38,6 @@ from nemo2.errors import ConfigError
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.overlap.apply import leave_one_bucket
 from nemo2.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
-from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.settle.machine import Machine
 from nemo2.settle.run_settings import RunSettings
@@ -243,6 +242,8 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
                 "(optim.config.use_distributed_optimizer=True)."
             )
         if fsdp == "megatron":
+            from nemo2.parallel.fsdp import turn_on
+
             turn_on(self.ddp_config, why="strategy.fsdp='megatron'")
         elif fsdp is not None:
             raise ConfigError(
@@ -292,9 +293,11 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         super()._check_world(world_size)
         module: Any = self.lightning_module
         has_experts = bool(getattr(getattr(module, "config", None), "num_moe_experts", None))
-        problem = unshared(self.layout, world_size, has_experts=has_experts) if self.fsdp else None
-        if problem:
-            raise ConfigError(f"strategy.fsdp={self.fsdp!r} {problem}")
+        if self.fsdp:
+            from nemo2.parallel.fsdp import unshared
+
+            if problem := unshared(self.layout, world_size, has_experts=has_experts):
+                raise ConfigError(f"strategy.fsdp={self.fsdp!r} {problem}")
 
     # ------------------------------------------------------------------------------------------------------ connecting
 

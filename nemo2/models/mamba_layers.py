@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
-from nemo2.models.layers import TorchNorm
+from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.recurrent import Projections, RecurrentMixer
 from nemo2.models.layers.spec import _replacements, exchanged
 

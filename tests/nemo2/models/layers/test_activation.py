@@ -7,7 +7,8 @@ import pickle
 import pytest
 import torch
 
-from nemo2.models.layers import cap_logits, openai_gelu, quick_gelu, squared_relu
+from nemo2.llm.fn import openai_gelu, quick_gelu, squared_relu
+from nemo2.models.layers.softcap import cap_logits
 
 X = torch.linspace(-3, 3, 13, dtype=torch.float64)
 
