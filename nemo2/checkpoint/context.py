@@ -121,7 +121,7 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
     """
     import fiddle
 
-    from nemo2.config.serialize import from_json
+    from nemo2.config.reading import from_json
 
     directory = Path(checkpoint)
     if directory.name != CONTEXT_PATH:
