@@ -89,15 +89,14 @@ def _refuse_bombs(tree: Any) -> None:
     objects = tree.get("objects") if isinstance(tree, dict) else None
     if not isinstance(objects, dict):
         return
-
-    if not adds_up(tree.get("root"), objects, most=MOST_VALUES):
+    if not has_at_most_values(tree.get("root"), objects, most=MOST_VALUES):
         raise ConfigError(
             f"This is not a recipe in JSON: its objects contain each other and add up to more than {MOST_VALUES} "
             "values."
         )
 
 
-def adds_up(root: Any, objects: Mapping[str, Any], *, most: int) -> bool:
+def has_at_most_values(root: Any, objects: Mapping[str, Any], *, most: int) -> bool:
     """Whether fiddle's JSON has at most this many values, a shared object counted at each of its places.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nemo2.checkpoint.foreign_files import MOST_DEPTH, MOST_VALUES, read_json, read_yaml
-from nemo2.config.reading import adds_up
+from nemo2.config.reading import has_at_most_values
 from nemo2.errors import CheckpointError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -52,7 +52,7 @@ def read_io_json(path: Path) -> Any:
     tree = read_json(path)
     if not isinstance(tree, dict) or not isinstance(tree.get("objects"), dict) or "root" not in tree:
         raise CheckpointError(f"{path} is not a fiddle configuration: it has no root and objects.")
-    if not adds_up(tree["root"], tree["objects"], most=MOST_VALUES):
+    if not has_at_most_values(tree["root"], tree["objects"], most=MOST_VALUES):
         raise CheckpointError(
             f"{path} contains more than {MOST_VALUES} values, counting shared objects as often as they occur."
         )
