@@ -11,7 +11,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
-from torch import Tensor
+from torch import Tensor, nn
 
 from nemo2.errors import ConfigError
 
@@ -35,6 +35,8 @@ class RecurrentMixer(MegatronModule):
         mixed: The width of the second projection's input over all ranks.
     """
 
+    conv1d: nn.Conv1d
+    """The convolution in front of the recurrence. The subclass makes it."""
     kind: str
     """The layers' name in errors."""
     sharded: tuple[str, ...]
