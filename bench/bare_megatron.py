@@ -40,7 +40,7 @@ from megatron.core.transformer.module import Float16Module  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 from megatron.core.utils import get_batch_on_this_cp_rank  # noqa: E402
 
-from nemo2.models.layers import layer_spec  # noqa: E402
+from nemo2.models.layers.spec import layer_spec  # noqa: E402
 
 Batch = dict[str, torch.Tensor]
 

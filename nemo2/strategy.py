@@ -29,9 +29,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.form import Part
 from nemo2.checkpoint.forms.megatron import MegatronForm
-from nemo2.checkpoint.forms.megatron_fsdp import MegatronFSDPForm
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjusting, note_explicit_fields
@@ -40,7 +38,6 @@ from nemo2.errors import ConfigError
 from nemo2.optim.megatron import MegatronOptimizer
 from nemo2.overlap.apply import leave_one_bucket
 from nemo2.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
-from nemo2.parallel.fsdp import turn_on, unshared
 from nemo2.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.settle.machine import Machine
 from nemo2.settle.run_settings import RunSettings
@@ -245,6 +242,8 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
                 "(optim.config.use_distributed_optimizer=True)."
             )
         if fsdp == "megatron":
+            from nemo2.parallel.fsdp import turn_on
+
             turn_on(self.ddp_config, why="strategy.fsdp='megatron'")
         elif fsdp is not None:
             raise ConfigError(
@@ -261,22 +260,24 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
             "load_main_params": ckpt_load_main_params,
             "part": ckpt_save_part,
         }
-        self.form = (
-            MegatronFSDPForm(self, **forms)
-            if fsdp
-            else MegatronForm(
-                self, strictness=ckpt_load_strictness, fully_reshardable=ckpt_parallel_save_optim, **forms
-            )
-        )
         self._megatron_log_level = megatron_log_level
-        if fsdp and checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
-            raise ConfigError(
-                f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: only "
-                "TorchCheckpointIO writes parameters that are sharded over data-parallel ranks. Leave checkpoint_io "
-                "unset, or pass a subclass of TorchCheckpointIO."
-            )
         if fsdp:
-            checkpoint_io = checkpoint_io or TorchCheckpointIO()
+            # Imported here, because no other run reads or writes shards of rows.
+            from nemo2.checkpoint.forms.megatron_fsdp import MegatronFSDPForm
+            from nemo2.checkpoint.torch_io import TorchCheckpointIO
+
+            if checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
+                raise ConfigError(
+                    f"strategy.checkpoint_io={type(checkpoint_io).__name__} with strategy.fsdp={fsdp!r}: only "
+                    "TorchCheckpointIO writes parameters that are sharded over data-parallel ranks. Leave checkpoint_io "
+                    "unset, or pass a subclass of TorchCheckpointIO."
+                )
+            self.form = MegatronFSDPForm(self, **forms)
+            self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
+            return
+        self.form = MegatronForm(
+            self, strictness=ckpt_load_strictness, fully_reshardable=ckpt_parallel_save_optim, **forms
+        )
         self._checkpoint_io = checkpoint_io or MegatronCheckpointIO(
             save_ckpt_format=save_ckpt_format,  # pyright: ignore[reportArgumentType]  (it checks)
             load_directly_on_device=ckpt_load_directly_on_device,
@@ -292,9 +293,11 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         super()._check_world(world_size)
         module: Any = self.lightning_module
         has_experts = bool(getattr(getattr(module, "config", None), "num_moe_experts", None))
-        problem = unshared(self.layout, world_size, has_experts=has_experts) if self.fsdp else None
-        if problem:
-            raise ConfigError(f"strategy.fsdp={self.fsdp!r} {problem}")
+        if self.fsdp:
+            from nemo2.parallel.fsdp import unshared
+
+            if problem := unshared(self.layout, world_size, has_experts=has_experts):
+                raise ConfigError(f"strategy.fsdp={self.fsdp!r} {problem}")
 
     # ------------------------------------------------------------------------------------------------------ connecting
 

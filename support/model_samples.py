@@ -4,7 +4,7 @@
 import dataclasses
 from typing import Any
 
-from nemo2.models.layers import openai_gelu, quick_gelu
+from nemo2.llm.fn import openai_gelu, quick_gelu
 
 SIZES: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "groups": 2, "ffn": 48, "vocab": 64, "seq": 16}
 
@@ -78,7 +78,8 @@ def build(model: str, settings: Any, layout: dict[str, Any], pre: bool, post: bo
 
     from bench.bare_megatron import transformer_config
     from nemo2.backend.compilation import as_megatron_has_it
-    from nemo2.models.layers import cap_logits, layer_spec, mtp_block_spec
+    from nemo2.models.layers.softcap import cap_logits
+    from nemo2.models.layers.spec import layer_spec, mtp_block_spec
 
     kind = MLATransformerConfig if ALL_MODELS[model].get("multi_latent_attention") else TransformerConfig
     base = transformer_config(settings)

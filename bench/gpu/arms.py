@@ -143,7 +143,7 @@ def _builder(final: Any) -> Callable[[bool, bool, int | None], Any]:
         from megatron.core.models.gpt import GPTModel
 
         from nemo2.models.fused_gradients import fusing_where_possible
-        from nemo2.models.layers import layer_spec
+        from nemo2.models.layers.spec import layer_spec
         from nemo2.models.tracked_losses import forget_tracked_losses
 
         config = copy.copy(final)

@@ -8,7 +8,9 @@ released weights that training began with, of which nemo2's configuration has a 
 
 import contextlib
 import dataclasses
+import functools
 import json
+import logging
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,14 +21,17 @@ import torch
 from nemo2.backend.compilation import as_megatron_has_it
 from nemo2.checkpoint.directory import CONTEXT_PATH, comparing, is_loaded, read_manifest
 from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, read_object, refuse_links
+from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, folder_of
 from nemo2.config.aliases import parameter_names
 from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.requested import explicit_fields
 from nemo2.data.tokenizer_files import FIELDS, files_of
-from nemo2.errors import CheckpointError, ConfigError
+from nemo2.errors import CheckpointError, ConfigError, SecurityError
 from nemo2.files import read_bounded
 from nemo2.parallel.layout import ParallelismConfig
 from nemo2.precision import DtypeConfig
+
+_log = logging.getLogger(__name__)
 
 Part = Literal["model", "tokenizer", "data", "optim"]
 TOKENIZER_FILES = "tokenizer"
@@ -89,6 +94,19 @@ def load_release(checkpoint: Path) -> Optional[dict[str, Any]]:
     return read_object(directory, RELEASE)
 
 
+@functools.cache
+def release_of(path: str) -> Optional[dict[str, Any]]:
+    """The config.json of the release at ``path``, or of that from which the weights of a checkpoint at ``path`` come. None:
+    unknown. Read once, because the base of a run doesn't change."""
+    try:
+        if path.startswith(HUGGING_FACE):
+            return read_object(folder_of(path, local_files_only=True), "config.json")
+        return load_release(checkpoint_at(path))
+    except (CheckpointError, ConfigError, SecurityError, OSError) as error:
+        _log.warning("An export of this run won't have the settings of its release that nemo2 doesn't use: %s", error)
+        return None
+
+
 def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = True, allowed_modules: Any = ()) -> Any:
     """Build a part of a checkpoint's context. With ``build=False``: the part as an editable config.
 
@@ -103,7 +121,7 @@ def load_context(checkpoint: Path | str, part: Part = "model", *, build: bool = 
     """
     import fiddle
 
-    from nemo2.config.serialize import from_json
+    from nemo2.config.reading import from_json
 
     directory = Path(checkpoint)
     if directory.name != CONTEXT_PATH:

@@ -97,7 +97,7 @@ def find(
 
     If values have a wrong type, only these are listed, because the other rules can't read them.
     """
-    from nemo2.config.checks import problems as unserialisable
+    from nemo2.config.serialize import problems as unserialisable
 
     problems = [
         Problem(rule="travels-as-text", topic="The recipe", message=message) for message in unserialisable(recipe)

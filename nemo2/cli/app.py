@@ -11,7 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -38,7 +38,6 @@ from nemo2.cli.serve import serve
 from nemo2.cli.show import show
 from nemo2.cli.streams import (
     drop_output,
-    end_process,
     open_missing,
     replace_unknown_characters,
     why_output_is_refused,
@@ -204,11 +203,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     finally:
         gc.set_threshold(*thresholds)
-
-
-def script() -> NoReturn:
-    """The ``nemo2`` script: `main`, and then an end of the process that takes no time."""
-    end_process(main())
 
 
 def _code_of(command: Callable[[], Any]) -> int:

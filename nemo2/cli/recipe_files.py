@@ -115,7 +115,7 @@ def _whole(file: Path, requested: str) -> Any:
         from nemo2.config.yaml_form import from_yaml
 
         return from_yaml(_bytes(file), trusted_modules(), source=str(file))
-    from nemo2.config.serialize import from_json
+    from nemo2.config.reading import from_json
 
     try:
         return from_json(_bytes(file), trusted_modules())

@@ -21,8 +21,8 @@ import fiddle as fdl
 import nemo_run as run
 
 from nemo2.config import wire
-from nemo2.config.checks import check_serialisable
 from nemo2.config.provenance import is_same
+from nemo2.config.serialize import check_serialisable
 from nemo2.config.tree import Config, Partial
 from nemo2.config.walk import children
 from nemo2.errors import ConfigError

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a recipe as JSON, and reads JSON from untrusted sources.
+"""Writes a recipe as JSON, after a check that lists every value without a textual form, who set it, and the fix.
 
-`nemo2.config.policy` lists what a file may name and call. nemo-run's own transport between a launcher and its workers
-doesn't use this module, because the user controls both ends.
+nemo-run's own transport between a launcher and its workers doesn't use this module, because the user controls both ends.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+import types
 from typing import Any
 
+import fiddle as fdl
 from fiddle._src.experimental import serialization
 
-from nemo2.config.checks import check_serialisable
-from nemo2.config.moved_names import module_today
-from nemo2.config.policy import MOST_VALUES, STRUCTURE, VALUES, RecipePolicy, has_at_most
-from nemo2.errors import ConfigError, SecurityError
-from nemo2.files import parse_json
+from nemo2.config.tree import Config, Partial, refuse_changed_objects
+from nemo2.config.walk import children, place_of
+from nemo2.errors import ConfigError
+from nemo2.names import shortened
 
-_METADATA = {"type": "pyref", "module": "fiddle._src.config", "name": "BuildableTraverserMetadata"}
+_PLAIN = frozenset((bool, int, str, type(None)))
+"""Types whose values are always written unchanged."""
 
 
 def to_json(recipe: Any, *, indent: int | None = None) -> str:
@@ -33,93 +34,89 @@ def to_json(recipe: Any, *, indent: int | None = None) -> str:
     return serialization.dump_json(recipe, indent=indent)
 
 
-def from_json(text: str | bytes, allowed_modules: Iterable[str] = ()) -> Any:
-    """Read a recipe that `to_json` wrote, as an independent tree without history. Builds and calls nothing.
+def check_serialisable(recipe: Any) -> None:
+    """Reject a recipe that can't be sent to another process, with all its problems at once.
 
     Args:
-        text: The JSON, from any source. It isn't trusted.
-        allowed_modules: Module prefixes (`"my_project"`) or single names (`"my_project.models:MyModel"`) to allow
-            besides `nemo2.config.policy.DEFAULT_ALLOWED`. All their names count as made for recipes.
+        recipe: The recipe.
 
     Raises:
-        SecurityError: the file names something that isn't allowed. Nothing was imported for it.
-        ConfigError: the text is not a recipe in JSON.
+        ConfigError: a line for each value: its path, the value, who set it and the fix.
     """
-    policy = RecipePolicy(allowed_modules)
+    sentences = problems(recipe)
+    if sentences:
+        many = f"{len(sentences)} values" if len(sentences) > 1 else "A value"
+        raise ConfigError(f"{many} of this recipe cannot be sent to another process:\n  " + "\n  ".join(sentences))
+
+
+def problems(recipe: Any) -> list[str]:
+    """One line for each value that can't be serialized. Empty: all values can."""
+    sentences: list[str] = []
+    seen: set[int] = set()
+
+    def visit(path: str, value: Any, field: tuple[Any, str] | None) -> None:
+        if type(value) in _PLAIN:
+            return
+        steps = children(value)
+        if isinstance(value, fdl.Buildable) or steps:
+            if id(value) in seen:
+                return
+            seen.add(id(value))
+        if isinstance(value, fdl.Buildable):
+            if trouble := _trouble_with_node(value):
+                sentences.append(f"{path or 'the recipe'}: {trouble}{_setter(field)}")
+        elif not steps and (trouble := _trouble_with(value)):
+            sentences.append(f"{path or 'the recipe'} = {shortened(repr(value))}: {trouble}{_setter(field)}")
+        for step, child in steps:
+            is_field = isinstance(value, fdl.Buildable) and step.startswith(".")
+            visit(f"{path}{step}".removeprefix("."), child, (value, step[1:]) if is_field else field)
+
+    visit("", recipe, None)
+    return sentences
+
+
+def _trouble_with_node(node: Any) -> str | None:
+    if isinstance(node, Config | Partial):
+        try:
+            refuse_changed_objects(node)
+        except ConfigError as error:
+            return str(error)
+    if _can_be_written(node.__fn_or_cls__):
+        return None
+    return f"{node.__fn_or_cls__!r} cannot be imported by name. {_FIXES['callable']}"
+
+
+def _trouble_with(value: Any) -> str | None:
+    if isinstance(value, float) and math.isnan(value):
+        return (
+            "nan is not equal to itself, so nemo-run treats the task as changed and rejects it. Remove the value, or "
+            "set None."
+        )
+    if _can_be_written(Config(list, [value], bind_args=False)):
+        return None
+    if callable(value) and isinstance(value, types.FunctionType | types.MethodType | types.BuiltinFunctionType):
+        return f"it cannot be imported by name on another machine. {_FIXES['callable']}"
+    if callable(value) and not isinstance(value, type) and hasattr(value, "func"):
+        return "a partial of something without a readable signature. " + _FIXES["callable"]
+    return f"a live object: nemo2 cannot tell how {type(value).__qualname__} was created. " + _FIXES["object"].format(
+        name=type(value).__qualname__
+    )
+
+
+_FIXES = {
+    "callable": "Write a function with `def` at the top level of a module and pass that.",
+    "object": "Pass nemo2.config.Config({name}, ...) instead, or decorate the class with @nemo2.config.configurable.",
+}
+
+
+def _can_be_written(value: Any) -> bool:
     try:
-        tree = parse_json(text)
-        for reference in _references(tree):
-            reference["module"] = module_today(reference["module"], reference["name"])
-            policy.check_name(reference["module"], reference["name"])
-        _refuse_bombs(tree)
-        recipe = serialization.Deserialization(tree, policy).result
-        policy.check(recipe)
-    except serialization.PyrefPolicyError as error:
-        raise SecurityError(
-            f"This recipe names {error.module}.{error.symbol}, but that module does not itself define a class, "
-            "function or constant of this name. nemo2 does not load it."
-        ) from error
-    except SecurityError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError) as error:
-        raise ConfigError(
-            f"This is not a recipe in JSON, or a recipe of another version: {_first_line(error)}"
-        ) from error
-    except serialization.DeserializationError as error:
-        raise ConfigError(f"This is not a recipe in JSON: {_first_line(error)}") from error
-    return recipe
+        serialization.Serialization(value)
+    except Exception:  # fiddle, AttributeError, ImportError ...: the value has no text
+        return False
+    return True
 
 
-def _references(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every reference to a Python name in fiddle's JSON, wherever it occurs, and every structure that could call a
-    name."""
-    pending = [tree]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            pending.extend(value.values())
-            kind = value.get("type")
-            if kind == "pyref":
-                if not {"module", "name"} <= value.keys():
-                    raise ConfigError("This is not a recipe in JSON: a reference without module and name.")
-                yield value
-            elif isinstance(kind, dict):
-                _check_structure(kind, value.get("metadata"))
-        elif isinstance(value, list):
-            pending.extend(value)
-
-
-def _check_structure(kind: dict[str, Any], metadata: Any) -> None:
-    """Reject objects that aren't part of a recipe's structure, and metadata that names something else to call.
-
-    fiddle rebuilds a named tuple by calling the class in its metadata, which must be the tuple's own class.
-    """
-    module, name = kind.get("module"), kind.get("name")
-    is_structure = isinstance(module, str) and name in STRUCTURE.get(module, set()) | VALUES.get(module, set())
-    if not is_structure or (kind == _METADATA and metadata != _METADATA):
-        raise SecurityError(
-            f"This recipe contains an object of {module}.{name}, which recipes cannot contain. nemo2 rejected it "
-            "before importing it. Recipes contain configs, plain data and references to names."
-        )
-
-
-def _refuse_bombs(tree: Any) -> None:
-    """Reject objects that contain each other so often that walking the recipe would never end."""
-    objects = tree.get("objects") if isinstance(tree, dict) else None
-    if not isinstance(objects, dict):
-        return
-
-    def items(value: Any) -> Iterable[Any]:
-        if isinstance(value, dict) and value.get("type") == "ref":
-            return (objects.get(str(value.get("key"))),)
-        return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-
-    if not has_at_most(MOST_VALUES, tree.get("root"), items):
-        raise ConfigError(
-            f"This is not a recipe in JSON: its objects contain each other and add up to more than {MOST_VALUES} "
-            "values."
-        )
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+def _setter(field: tuple[Any, str] | None) -> str:
+    place = place_of(*field) if field is not None else ""
+    return f" (set at {place})" if place else ""

@@ -20,12 +20,12 @@ from typing import Any
 import fiddle as fdl
 import yaml
 
-from nemo2.config.checks import check_serialisable
 from nemo2.config.located import recorded_at
 from nemo2.config.moved_names import module_today
 from nemo2.config.overrides import apply_values, hint_of, takes_fields
 from nemo2.config.policy import MOST_VALUES, RecipePolicy, has_at_most
 from nemo2.config.provenance import is_same
+from nemo2.config.serialize import check_serialisable
 from nemo2.config.show import NOT_SET, TARGET, effective_children, format_value, qualified_name
 from nemo2.config.tree import Config, Partial
 from nemo2.config.typed_text import WrongType

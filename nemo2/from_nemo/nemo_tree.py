@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nemo2.checkpoint.foreign_files import MOST_DEPTH, MOST_VALUES, read_json, read_yaml
+from nemo2.config.reading import has_at_most_values
 from nemo2.errors import CheckpointError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -51,6 +52,10 @@ def read_io_json(path: Path) -> Any:
     tree = read_json(path)
     if not isinstance(tree, dict) or not isinstance(tree.get("objects"), dict) or "root" not in tree:
         raise CheckpointError(f"{path} is not a fiddle configuration: it has no root and objects.")
+    if not has_at_most_values(tree["root"], tree["objects"], most=MOST_VALUES):
+        raise CheckpointError(
+            f"{path} contains more than {MOST_VALUES} values, counting shared objects as often as they occur."
+        )
     return _Objects(tree["objects"], path).value(tree["root"], 0)
 
 
@@ -60,17 +65,15 @@ def read_model_yaml(path: Path) -> Any:
 
 
 class _Objects:
-    """fiddle's objects by key. Each object is read once, and counted at each reference."""
+    """fiddle's objects by key. Each object is read once."""
 
     def __init__(self, objects: dict[str, Any], path: Path) -> None:
         self._objects, self._path = objects, path
-        self._read: dict[str, tuple[Any, int]] = {}
-        self._total = 0
+        self._read: dict[str, Any] = {}
 
     def value(self, item: Any, depth: int) -> Any:
         if depth > MOST_DEPTH:
             raise CheckpointError(f"{self._path} is more than {MOST_DEPTH} levels deep.")
-        self._count(1)
         if isinstance(item, list):
             return [self.value(one, depth + 1) for one in item]
         if not isinstance(item, dict):
@@ -86,27 +89,12 @@ class _Objects:
             return self._object(self._named(kind), item, depth)
         raise CheckpointError(f"{self._path} is not a fiddle configuration: it has a value of type {kind!r:.80}.")
 
-    def _count(self, values: int) -> None:
-        self._total += values
-        if self._total > MOST_VALUES:
-            raise CheckpointError(
-                f"{self._path} contains more than {MOST_VALUES} values, counting shared objects as often as they occur."
-            )
-
     def _referred(self, key: str, depth: int) -> Any:
-        if key in self._read:
-            value, values = self._read[key]
-            # The count of an object that is still being read is above the limit, so that an object which contains
-            # itself is rejected.
-            self._count(values)
-            return value
         if key not in self._objects:
             raise CheckpointError(f"{self._path} is not a fiddle configuration: it has no object {key:.80}.")
-        before = self._total
-        self._read[key] = (None, MOST_VALUES + 1)
-        value = self.value(self._objects[key], depth + 1)
-        self._read[key] = (value, self._total - before)
-        return value
+        if key not in self._read:
+            self._read[key] = self.value(self._objects[key], depth + 1)
+        return self._read[key]
 
     def _named(self, item: dict[str, Any]) -> Named:
         module, name = item.get("module"), item.get("name")

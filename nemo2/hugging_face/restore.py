@@ -1,40 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads released weights directly into a model: each rank reads only its own slices."""
 
-import functools
 import itertools
-import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
 from nemo2 import ranks
-from nemo2.checkpoint.context import load_release
-from nemo2.checkpoint.foreign_files import read_object
-from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, folder_of
+from nemo2.checkpoint.paths import folder_of
 from nemo2.checkpoint.pieces import Piece
-from nemo2.errors import CheckpointError, ConfigError, SecurityError
+from nemo2.errors import CheckpointError
 from nemo2.hugging_face.released import Released, open_released
-from nemo2.hugging_face.safetensors_files import CONFIG
 from nemo2.models.conversion.table import Entry
 from nemo2.names import listed
 from nemo2.parallel.sharded_state import key_by_layer
-
-_log = logging.getLogger(__name__)
-
-
-@functools.cache
-def release_of(path: str) -> Optional[dict[str, Any]]:
-    """The config.json of the release at ``path``, or of that from which the weights of a checkpoint at ``path`` come. None:
-    unknown. Read once, because the base of a run doesn't change."""
-    try:
-        if path.startswith(HUGGING_FACE):
-            return read_object(folder_of(path, local_files_only=True), CONFIG)
-        return load_release(checkpoint_at(path))
-    except (CheckpointError, ConfigError, SecurityError, OSError) as error:
-        _log.warning("An export of this run won't have the settings of its release that nemo2 doesn't use: %s", error)
-        return None
 
 
 def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = ()) -> None:

@@ -62,8 +62,6 @@ def _share_transform(model: Any, model_transform: Any) -> None:
     Raises:
         ConfigError: the model has a different one.
     """
-    from nemo2.models.conversion.families import modules_with_weights
-
     if model_transform is None:
         return
     own = getattr(model, "model_transform", None)
@@ -72,6 +70,8 @@ def _share_transform(model: Any, model_transform: Any) -> None:
     transforms = {"model_transform": model_transform, "model.model_transform": own}
     refuse_two_transforms({place: transform for place, transform in transforms.items() if transform is not None})
     if isinstance(model_transform, PEFT):
+        from nemo2.models.conversion.families import modules_with_weights
+
         config = getattr(model, "config", None)
         model_transform.refuse_unknown_targets(linear_layers(config))
         model_transform.refuse_unknown_modules(modules_with_weights(config))

@@ -4,7 +4,10 @@ name."""
 
 import sys
 
-from nemo2.models.layers import openai_gelu, quick_gelu, squared_relu
+from megatron.core.activations import squared_relu
+from megatron.core.fusions.fused_bias_geglu import quick_gelu
+from megatron.core.transformer.utils import openai_gelu
+
 from nemo2.parallel.module_functions import FNMixin, forall, map, walk
 
 __all__ = ["FNMixin", "forall", "map", "openai_gelu", "quick_gelu", "squared_relu", "walk"]

@@ -51,7 +51,7 @@ _MODEL_ARGUMENTS = (
 def default_layer_spec(config: "GPTConfig", vp_stage: Optional[int] = None) -> ModuleSpec:
     """The layers for this machine: Transformer Engine's on a GPU with Transformer Engine, plain PyTorch layers
     elsewhere."""
-    from nemo2.models.layers import layer_spec
+    from nemo2.models.layers.spec import layer_spec
 
     return layer_spec(config, vp_stage=vp_stage)
 
@@ -228,7 +228,7 @@ class GPTConfig(TransformerConfig):
             pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
         if post_process is None:
             post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage)
-        from nemo2.models.layers import answer_without_labels, leave_out_padding, mtp_block_spec, weigh_further_losses
+        from nemo2.models.layers.spec import mtp_block_spec
 
         if self.num_moe_experts or self.mtp_num_layers:
             forget_tracked_losses()
@@ -246,9 +246,12 @@ class GPTConfig(TransformerConfig):
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
             model = fusing_where_possible(build)
         self._finish_logits(model, tokenizer)
-        weigh_further_losses(model)
-        leave_out_padding(model)
-        answer_without_labels(model)
+        if self.mtp_num_layers:
+            from nemo2.models.layers.mtp import answer_without_labels, leave_out_padding, weigh_further_losses
+
+            weigh_further_losses(model)
+            leave_out_padding(model)
+            answer_without_labels(model)
         self.customize_model(model)
         return model
 
@@ -266,7 +269,8 @@ class GPTConfig(TransformerConfig):
 
     def _finish_logits(self, model: Any, tokenizer: Any) -> None:
         """Cap and mask the logits of a chunk with an output layer before anything reads them."""
-        from nemo2.models.layers import cap_logits, mask_padding
+        from nemo2.models.layers.softcap import cap_logits
+        from nemo2.models.layers.vocabulary import mask_padding
 
         if not hasattr(model, "output_layer"):
             return
@@ -310,12 +314,14 @@ class GPTConfig(TransformerConfig):
         return tokenizer.vocab_size if self.mask_vocab_padding else padded
 
     def _resolve_layer_spec(self, vp_stage: Optional[int]) -> ModuleSpec:
-        from nemo2.models.layers import with_weighted_routers
-
         spec = self.transformer_layer_spec
         if not isinstance(spec, ModuleSpec):
             takes_stage = "vp_stage" in inspect.signature(spec).parameters
             spec = spec(self, vp_stage=vp_stage) if takes_stage else spec(self)
+        if not self.num_moe_experts:
+            return spec
+        from nemo2.models.layers.moe import with_weighted_routers
+
         return with_weighted_routers(spec)
 
 

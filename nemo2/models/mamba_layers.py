@@ -20,14 +20,12 @@ from megatron.core.ssm.mlp_layer import MLPLayer
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer import ModuleSpec, TransformerLayerSubmodules
-from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from nemo2.backend import get_backend
 from nemo2.errors import ConfigError
-from nemo2.models.layers import TorchNorm
-from nemo2.models.layers.sections import stored_in_sections
+from nemo2.models.layers.norm import TorchNorm
+from nemo2.models.layers.recurrent import Projections, RecurrentMixer
 from nemo2.models.layers.spec import _replacements, exchanged
 
 # 0.19 renamed it, and 0.16 knows only the old name.
@@ -85,61 +83,43 @@ class GroupedRMSNorm(nn.Module):
         return normed.flatten(-2).to(x.dtype) * self.weight
 
 
-@dataclasses.dataclass
-class TorchMambaMixerSubmodules:
-    """The classes of the two projections."""
-
-    in_proj: type
-    out_proj: type
-
-
-class TorchMambaMixer(MegatronModule):
+class TorchMambaMixer(RecurrentMixer):
     """A Mamba 2 mixer with the parameters, the initial values and the checkpoint format of Megatron-Core's.
 
-    Each tensor-parallel rank has whole groups with their heads. Input and output are ``[L, B, hidden_size]``, with
-    ``L`` sharded over the ranks under sequence parallelism.
+    Each tensor-parallel rank has whole groups with their heads.
 
     Raises:
         ConfigError: heads or groups that the ranks can't share, or context parallelism.
     """
 
+    kind = "Mamba layers without mamba-ssm"
+    sharded = ("A_log", "dt_bias", "D", "conv1d.weight", "conv1d.bias", "norm.weight")
+    norm_name = "norm"
+
     def __init__(
         self,
         config: Any,
-        submodules: TorchMambaMixerSubmodules,
+        submodules: Projections,
         d_model: int,
         pg_collection: Any,
         layer_number: int = 1,
         **_: Any,
     ):
-        super().__init__(config)
-        self.layer_number = layer_number
         tp, groups, states = pg_collection.tp.size(), config.mamba_num_groups, config.mamba_state_dim
         heads = config.mamba_num_heads or 2 * d_model // config.mamba_head_dim
         inner = heads * config.mamba_head_dim
         _check(config, heads, tp)
-        self.tp_group = pg_collection.tp
+        super().__init__(
+            config,
+            submodules,
+            layer_number,
+            pg_collection=pg_collection,
+            hidden_size=d_model,
+            projected=2 * inner + 2 * groups * states + heads,  # z x b c dt
+            mixed=inner,
+        )
         self.heads, self.groups = heads // tp, groups // tp
         self.inner, self.states = inner // tp, groups // tp * states
-        common = {"config": config, "bias": False, "is_expert": False, "tp_group": pg_collection.tp}
-        self.in_proj = submodules.in_proj(
-            d_model,
-            2 * inner + 2 * groups * states + heads,  # z x b c dt
-            init_method=config.init_method,
-            gather_output=False,
-            skip_bias_add=False,
-            tp_comm_buffer_name="fc1",
-            **common,
-        )
-        self.out_proj = submodules.out_proj(
-            inner,
-            d_model,
-            init_method=config.output_layer_init_method,
-            input_is_parallel=True,
-            skip_bias_add=True,
-            tp_comm_buffer_name="fc2",
-            **common,
-        )
         device, dtype = get_backend().device, config.params_dtype
         channels = self.inner + 2 * self.states
         generators: Any = get_cuda_rng_tracker()
@@ -154,27 +134,11 @@ class TorchMambaMixer(MegatronModule):
         for parameter in (*self.conv1d.parameters(), *self.norm.parameters(), self.dt_bias, self.A_log, self.D):
             setattr(parameter, "tensor_model_parallel", True)  # noqa: B010  # pyright knows no such attribute
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        inference_context: Any = None,
-        *,
-        inference_params: Any = None,
-        packed_seq_params: Any = None,
-    ) -> tuple[Tensor, Optional[Tensor]]:
-        """With an inference context of static batches, continue from the state of the last call.
-
-        Raises:
-            ConfigError: packed sequences, which only the kernels support.
-        """
-        if packed_seq_params is not None:
-            raise ConfigError("Mamba layers without mamba-ssm don't support packed sequences: pad sequences instead.")
-        context = inference_context or inference_params
-        before, state = None, None
-        if context is not None and context.sequence_len_offset:
-            before, state = context.key_value_memory_dict[self.layer_number]
-        projected, _ = self.in_proj(hidden_states)
-        z, xbc, dt = projected.transpose(0, 1).split([self.inner, self.inner + 2 * self.states, self.heads], dim=-1)
+    def mix(
+        self, projected: Tensor, before: Optional[Tensor], state: Optional[Tensor], *, keep_state: bool
+    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        """As in `RecurrentMixer`. The output is ``[B, L, H * P]``."""
+        z, xbc, dt = projected.split([self.inner, self.inner + 2 * self.states, self.heads], dim=-1)
         seen = F.pad(xbc, [0, 0, _TAPS - 1, 0]) if before is None else torch.cat([before, xbc], dim=1)
         xbc = F.silu(F.conv1d(seen.transpose(1, 2), self.conv1d.weight, self.conv1d.bias, groups=seen.size(2)))
         xbc = xbc.transpose(1, 2)
@@ -182,34 +146,14 @@ class TorchMambaMixer(MegatronModule):
         x, b, c = (t.unflatten(-1, (n, -1)) for t, n in ((x, self.heads), (b, self.groups), (c, self.groups)))
         steps = F.softplus(dt.float() + self.dt_bias.float())
         y, state = selective_scan(x, steps, -self.A_log.float().exp(), b, c, state=state)
-        if context is not None:
-            context.key_value_memory_dict[self.layer_number] = (seen[:, 1 - _TAPS :], state)
         y = y + x * self.D.float()[:, None]
         gated = (y.flatten(-2) * F.silu(z.float())).to(projected.dtype)
-        return self.out_proj(self.norm(gated.transpose(0, 1).contiguous()))
+        return self.norm(gated), seen[:, 1 - _TAPS :], state
 
-    def sharded_state_dict(self, prefix: str = "", sharded_offsets: tuple = (), metadata: Any = None) -> dict[str, Any]:
-        """The sharded state in Megatron-Core's form: tensors that concatenate several parts are saved part by part, so that the
-        tensor-parallel size may change."""
-        own = make_sharded_tensors_for_checkpoint(
-            {
-                **{name: getattr(self, name) for name in ("A_log", "dt_bias", "D")},
-                **self.conv1d.state_dict(prefix="conv1d.", keep_vars=True),
-                **self.norm.state_dict(prefix="norm.", keep_vars=True),
-            },
-            prefix,
-            dict.fromkeys(("A_log", "dt_bias", "D", "conv1d.weight", "conv1d.bias", "norm.weight"), 0),
-            sharded_offsets,
-        )
-        for name in ("in_proj", "out_proj"):
-            own |= getattr(self, name).sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
+    def sections(self) -> dict[str, dict[str, int]]:
         parts = {"x": self.inner, "B": self.states, "C": self.states}
-        for name in ("conv1d.weight", "conv1d.bias"):
-            own[prefix + name] = stored_in_sections(own[prefix + name], parts)
-        own[f"{prefix}in_proj.weight"] = stored_in_sections(
-            own[f"{prefix}in_proj.weight"], {"z": self.inner, **parts, "dt": self.heads}
-        )
-        return own
+        whole = {"z": self.inner, **parts, "dt": self.heads}
+        return {"conv1d.weight": parts, "conv1d.bias": parts, "in_proj.weight": whole}
 
 
 def _check(config: Any, heads: int, tp: int) -> None:
@@ -266,7 +210,7 @@ def torch_stack_spec(config: Any) -> ModuleSpec:
         sharded_state_dict_keys_map=names,
     )
     bias_dropout_add: Any = get_bias_dropout_add  # a function where the annotation says module
-    projections = TorchMambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear)
+    projections = Projections(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear)
     mixer = MambaLayerSubmodules(
         norm=TorchNorm,
         mixer=ModuleSpec(module=TorchMambaMixer, submodules=projections),

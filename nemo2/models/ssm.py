@@ -123,12 +123,14 @@ class SSMConfig(GPTConfig):
         spec = self.mamba_stack_spec
         if not isinstance(spec, ModuleSpec):
             spec = spec(self) if inspect.signature(spec).parameters else spec()
-        from nemo2.models.layers import with_weighted_routers
+        if self.num_moe_experts:
+            from nemo2.models.layers.moe import with_weighted_routers
 
+            spec = with_weighted_routers(spec)
         build = partial(
             _hybrid_model,
             self,
-            with_weighted_routers(spec),
+            spec,
             pre_process=parallel_state.is_pipeline_first_stage() if pre_process is None else pre_process,
             post_process=parallel_state.is_pipeline_last_stage() if post_process is None else post_process,
             **self._model_arguments(tokenizer),

@@ -34,6 +34,7 @@ import torch
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.names import did_you_mean
+from nemo2.overlap.rules import GATHER_AHEAD
 from nemo2.precision import MegatronMixedPrecision
 
 if TYPE_CHECKING:
@@ -241,8 +242,8 @@ def distributed_fused_adam(
         )
     if overlap_param_sync and not overlap_grad_sync:
         problems.append(
-            "overlap_param_sync=True with overlap_grad_sync=False: without overlapped reduction there is only one "
-            "bucket, so no bucket can be gathered ahead. Set overlap_grad_sync=True, or leave overlap_param_sync out."
+            f"overlap_param_sync=True with overlap_grad_sync=False: {GATHER_AHEAD.why}. Set overlap_grad_sync=True, or "
+            "leave overlap_param_sync out."
         )
     if bucket_cap_mb is not None and bucket_cap_mb <= 0:
         problems.append(f"bucket_cap_mb={bucket_cap_mb} must be more than 0, or None for Megatron-Core's choice.")

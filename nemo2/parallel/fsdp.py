@@ -12,7 +12,6 @@ import torch
 from megatron.core import __version__ as _installed
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig, FullyShardedDataParallel
-from megatron.core.distributed.fsdp.src.megatron_fsdp import MegatronFSDP as MegatronFSDP
 from megatron.core.transformer.transformer_config import TransformerConfig
 from packaging.version import Version
 from torch import nn

@@ -29,6 +29,7 @@ import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.distributed.data_parallel_base import _BaseDataParallel
+from megatron.core.distributed.fsdp.src.megatron_fsdp import MegatronFSDP
 from megatron.core.enums import ModelType
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import MegatronModule
@@ -42,7 +43,6 @@ from nemo2.errors import ConfigError
 from nemo2.names import listed
 from nemo2.parallel.cuda_graphs import PER_MICROBATCH, StepGraphs, building_stream, kind_of
 from nemo2.parallel.forms import reduction_of, with_model
-from nemo2.parallel.fsdp import MegatronFSDP, MegatronFSDPChunk, refuse_second_sharding
 from nemo2.parallel.hooks import CallbackConnector
 from nemo2.parallel.loss import MegatronLossReduction, OutputCollection, ScalarLossReduction
 from nemo2.parallel.parameter_counts import ParameterCounts, count_parameters
@@ -442,6 +442,8 @@ class MegatronParallel(nn.ModuleList):
         if self.ddp_config is None:
             return chunk
         if self.ddp_config.use_megatron_fsdp:
+            from nemo2.parallel.fsdp import MegatronFSDPChunk, refuse_second_sharding
+
             if (record := record_of(core)) is not None:
                 refuse_reading_weights(record.by, under="strategy.fsdp='megatron'")
             refuse_second_sharding(core, self.ddp_config)

@@ -41,7 +41,7 @@ from nemo2.backend.attention_variables import attention_chosen_anew
 from nemo2.backend.base import Backend
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.changes import inputs_of, settings_of
-from nemo2.checkpoint.context import write_context
+from nemo2.checkpoint.context import release_of, write_context
 from nemo2.checkpoint.directory import Manifest, ckpt_to_dir, read_manifest, versions
 from nemo2.checkpoint.forms.form import Form
 from nemo2.checkpoint.io import MegatronCheckpointIO
@@ -759,8 +759,6 @@ class BaseStrategy(DDPStrategy):
 
     def _release(self) -> Optional[dict[str, Any]]:
         """The config.json of the release that this run's weights come from. None: there is none."""
-        from nemo2.hugging_face.restore import release_of
-
         restore = self.restore_config
         begun = restore.path if restore is not None and restore.load_model_state else None
         paths = [str(path) for path in (self._loaded, begun) if path]

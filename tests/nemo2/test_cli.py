@@ -32,6 +32,11 @@ def test_list_and_help_load_neither_torch_nor_nemo_run():
     assert subprocess.run([sys.executable, "-c", code], timeout=60, stdout=subprocess.DEVNULL).returncode == 0
 
 
+def test_the_script_of_a_launch_which_every_rank_imports_loads_no_command():
+    code = "import sys; from nemo2.cli import script; sys.exit(any(m.startswith('nemo2.cli.') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 def test_every_recipe_is_listed_with_its_facts(capsys):
     assert main(["list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}

@@ -17,7 +17,8 @@ from nemo2.checkpoint.changes import Changes
 from nemo2.checkpoint.context import load_context, write_parts
 from nemo2.checkpoint.directory import Manifest, finished, publish, read_manifest, temporary_name
 from nemo2.checkpoint.lineage import Run, begin, run_of
-from nemo2.config.serialize import from_json, to_json
+from nemo2.config.reading import from_json
+from nemo2.config.serialize import to_json
 from nemo2.data.finetuning.encode import Report
 from nemo2.data.finetuning.sample import Sample
 from nemo2.data.finetuning.store import Samples, write_samples

@@ -49,11 +49,11 @@ def _targets(facts: Facts) -> Iterator[str]:
 
     Otherwise: The run stops on every rank before it builds the model.
     """
-    from nemo2.models.conversion.families import modules_with_weights
-
     method = facts.parts.get("peft")
     if method is None or facts.config is None:
         return
+    from nemo2.models.conversion.families import modules_with_weights
+
     for refuse, there in (
         (method.refuse_unknown_targets, linear_layers),
         (method.refuse_unknown_modules, modules_with_weights),

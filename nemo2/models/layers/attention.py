@@ -36,7 +36,6 @@ from nemo2.errors import ConfigError
 from nemo2.models.layers.attend import AttentionRule, attend
 from nemo2.models.layers.chunks import Span, by_rank, check_divisible, chunks_of, gather_in_order, in_order
 from nemo2.models.layers.notices import say_once
-from nemo2.models.layers.ring import ring_attention
 from nemo2.models.layers.rules import attention_problems, refuse
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal, AttnMaskType.causal_bottom_right)
@@ -183,6 +182,8 @@ class SDPAttention(MegatronModule):
         check_divisible(sequences, cp)
         way = self._way(attention_mask)
         if way == "p2p":
+            from nemo2.models.layers.ring import ring_attention
+
             q, k, v = (_heads_first(x) for x in (query, key, value))
             return _tokens_first(ring_attention(q, k, v, rule, sequences, self.cp_group, sink=self.softmax_offset))
         if way == "a2a":

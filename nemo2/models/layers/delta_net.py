@@ -17,19 +17,16 @@ from megatron.core.ssm import gated_delta_net
 from megatron.core.tensor_parallel import copy_to_tensor_model_parallel_region, get_cuda_rng_tracker
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.enums import LayerType
-from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from nemo2.backend import get_backend
 from nemo2.backend.cuda import CudaBackend
 from nemo2.backend.extras import why_missing
-from nemo2.errors import ConfigError
 from nemo2.models.layers.notices import say_once
+from nemo2.models.layers.recurrent import Projections, RecurrentMixer
 from nemo2.models.layers.rules import delta_net_problems, refuse
-from nemo2.models.layers.sections import stored_in_sections
 from nemo2.models.walker import linear_attention_layers
 
 
@@ -62,7 +59,7 @@ def _layers_of_stage(config: Any, vp_stage: Optional[int]) -> Sequence[int]:
 def _with_delta_net(layer: Any) -> Any:
     parts = layer.submodules
     attention = parts.self_attention.submodules
-    projections = GatedDeltaNetSubmodules(in_proj=attention.linear_qkv, out_proj=attention.linear_proj)
+    projections = Projections(in_proj=attention.linear_qkv, out_proj=attention.linear_proj)
     names = {
         ours: theirs.replace("linear_qkv", "in_proj") for ours, theirs in parts.sharded_state_dict_keys_map.items()
     }
@@ -72,14 +69,6 @@ def _with_delta_net(layer: Any) -> Any:
         sharded_state_dict_keys_map=names,
     )
     return dataclasses.replace(layer, submodules=replaced)
-
-
-@dataclasses.dataclass
-class GatedDeltaNetSubmodules:
-    """The classes of the two projections."""
-
-    in_proj: Any
-    out_proj: Any
 
 
 class GatedRMSNorm(nn.Module):
@@ -99,51 +88,40 @@ class GatedRMSNorm(nn.Module):
         return (weight * normed.to(x.dtype) * F.silu(gate.float())).to(x.dtype)
 
 
-class GatedDeltaNet(MegatronModule):
-    """Linear attention whose state forgets (alpha) and is corrected toward new values (beta).
+class GatedDeltaNet(RecurrentMixer):
+    """Linear attention whose state forgets (alpha) and is corrected toward new values (beta)."""
 
-    Input and output are ``[L, B, hidden_size]``, with ``L`` sharded over the ranks under sequence parallelism.
-    """
+    kind = "Gated DeltaNet layers"
+    sharded = ("A_log", "dt_bias", "conv1d.weight")
+    norm_name = "out_norm"
 
     def __init__(
         self,
         config: Any,
-        submodules: GatedDeltaNetSubmodules,
+        submodules: Projections,
         layer_number: int,
         *,
         pg_collection: Any,
         **_: Any,
     ):
-        super().__init__(config)
-        self.layer_number, self.tp_group = layer_number, pg_collection.tp
         tp = pg_collection.tp.size()
-        self.key_heads, self.value_heads = config.linear_num_key_heads // tp, config.linear_num_value_heads // tp
-        self.keys = self.key_heads * config.linear_key_head_dim
-        self.values = self.value_heads * config.linear_value_head_dim
-        self.taps = config.linear_conv_kernel_dim
-        self.convolved = {"query": self.keys, "key": self.keys, "value": self.values}
-        self.projected = {**self.convolved, "z": self.values, "beta": self.value_heads, "alpha": self.value_heads}
-        common = {"config": config, "bias": False, "is_expert": False, "tp_group": pg_collection.tp}
-        self.in_proj = _built(
-            submodules.in_proj,
-            config.hidden_size,
-            tp * sum(self.projected.values()),
-            init_method=config.init_method,
-            gather_output=False,
-            skip_bias_add=False,
-            tp_comm_buffer_name="fc1",
-            **common,
+        keys = config.linear_num_key_heads // tp * config.linear_key_head_dim
+        values = config.linear_num_value_heads // tp * config.linear_value_head_dim
+        heads = config.linear_num_value_heads // tp
+        convolved = {"query": keys, "key": keys, "value": values}
+        projected = {**convolved, "z": values, "beta": heads, "alpha": heads}
+        super().__init__(
+            config,
+            submodules,
+            layer_number,
+            pg_collection=pg_collection,
+            hidden_size=config.hidden_size,
+            projected=tp * sum(projected.values()),
+            mixed=tp * values,
         )
-        self.out_proj = _built(
-            submodules.out_proj,
-            tp * self.values,
-            config.hidden_size,
-            init_method=config.output_layer_init_method,
-            input_is_parallel=True,
-            skip_bias_add=True,
-            tp_comm_buffer_name="fc2",
-            **common,
-        )
+        self.key_heads, self.value_heads = config.linear_num_key_heads // tp, heads
+        self.values, self.taps = values, config.linear_conv_kernel_dim
+        self.convolved, self.projected = convolved, projected
         # None lets a surrounding `with torch.device("meta")` decide, as in Megatron-Core's own layers.
         device = None if config.use_cpu_initialization or config.init_model_with_meta_device else get_backend().device
         dtype, channels = config.params_dtype, sum(self.convolved.values())
@@ -162,38 +140,10 @@ class GatedDeltaNet(MegatronModule):
             setattr(parameter, "tensor_model_parallel", True)  # noqa: B010  # pyright knows no such attribute
         self.in_proj.weight.partition_sizes = list(self.projected.values())
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Any = None,
-        inference_context: Any = None,
-        packed_seq_params: Any = None,
-        *,
-        inference_params: Any = None,
-        **_: Any,
-    ) -> tuple[Tensor, Optional[Tensor]]:
-        """With an inference context of static batches, continue from the state of the last call.
-
-        Raises:
-            ConfigError: packed sequences.
-        """
-        if packed_seq_params is not None:
-            raise ConfigError("Gated DeltaNet layers don't support packed sequences: pad sequences instead.")
-        context = inference_context or inference_params
-        before, state = None, None
-        if context is not None and context.sequence_len_offset:
-            before, state = context.key_value_memory_dict[self.layer_number]
-        projected, _ = self.in_proj(hidden_states)
-        mixed, seen, state = self.mix(projected.transpose(0, 1), before, state, keep_state=context is not None)
-        if context is not None:
-            context.key_value_memory_dict[self.layer_number] = (seen, state)
-        return self.out_proj(mixed.transpose(0, 1).contiguous())
-
     def mix(
         self, projected: Tensor, before: Optional[Tensor], state: Optional[Tensor], *, keep_state: bool
     ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
-        """What happens between the projections: the output ``[B, L, V * D]``, and the last inputs of the convolution and the last
-        state, which the next call takes as ``before`` and ``state``. None: the sequence starts here."""
+        """As in `RecurrentMixer`. The output is ``[B, L, V * D]``."""
         qkv, z, beta, alpha = projected.split(
             [sum(self.convolved.values()), self.values, self.value_heads, self.value_heads], dim=-1
         )
@@ -233,32 +183,8 @@ class GatedDeltaNet(MegatronModule):
         self.out_proj.backward_dw()
         self.in_proj.backward_dw()
 
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple = (), metadata: Any = None, tp_group: Any = None
-    ) -> dict[str, Any]:
-        """The sharded state in Megatron-Core's form: tensors that concatenate several parts are saved part by part, so that the
-        tensor-parallel size may change."""
-        own = make_sharded_tensors_for_checkpoint(
-            {
-                **{name: getattr(self, name) for name in ("A_log", "dt_bias")},
-                **self.conv1d.state_dict(prefix="conv1d.", keep_vars=True),
-                **self.out_norm.state_dict(prefix="out_norm.", keep_vars=True),
-            },
-            prefix,
-            dict.fromkeys(("A_log", "dt_bias", "conv1d.weight"), 0),
-            sharded_offsets,
-        )
-        for name in ("in_proj", "out_proj"):
-            own |= getattr(self, name).sharded_state_dict(f"{prefix}{name}.", sharded_offsets, metadata)
-        for name, sections in (("conv1d.weight", self.convolved), ("in_proj.weight", self.projected)):
-            own[prefix + name] = stored_in_sections(own[prefix + name], sections)
-        return own
-
-
-def _built(kind: Any, *sizes: int, **settings: Any) -> Any:
-    from megatron.core.transformer.spec_utils import build_module
-
-    return build_module(kind, *sizes, **settings)
+    def sections(self) -> dict[str, dict[str, int]]:
+        return {"conv1d.weight": self.convolved, "in_proj.weight": self.projected}
 
 
 def _normalized(x: Tensor) -> Tensor:

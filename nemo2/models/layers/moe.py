@@ -21,6 +21,7 @@ from megatron.core.transformer.moe.moe_utils import switch_load_balancing_loss_f
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from nemo2.models.layers.spec import exchanged
 from nemo2.models.step_tokens import ALL, PRESENT, trained_over
 
 _ATTACH: Any = TopKRouter.attach_and_log_load_balancing_loss
@@ -29,6 +30,11 @@ _MULTIPLIES_BY_RANKS = "tp_cp_group" in _ATTACH.__code__.co_names
 _OVER_REPLICAS = (
     {"needs_dp_avg": False} if "needs_dp_avg" in _ATTACH.__code__.co_varnames else {"reduce_group_has_dp": True}
 )
+
+
+def with_weighted_routers(spec: Any) -> Any:
+    """A copy of a spec of a model's layers, a user's own too, whose routers weigh their losses as `WeightedRouter`."""
+    return exchanged(spec, {TopKRouter: WeightedRouter})
 
 
 class WeightedRouter(TopKRouter):

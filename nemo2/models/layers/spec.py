@@ -17,7 +17,6 @@ from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.moe.experts import SequentialMLP
-from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -30,13 +29,8 @@ from nemo2.backend.cuda import CudaBackend
 from nemo2.backend.extras import have_te
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
-from nemo2.models.layers.delta_net import with_delta_nets
-from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
-from nemo2.models.layers.mla import LocalMLA, MLAOfTransformerEngine
-from nemo2.models.layers.moe import WeightedRouter
 from nemo2.models.layers.norm import KeyNormOverHeads, QueryNormOverHeads, TorchNorm
 from nemo2.models.layers.notices import say_once
-from nemo2.models.layers.post_norm import with_post_norm
 from nemo2.models.layers.rules import best_of_group_needs_plain_router, layer_problems, mla_problems, refuse
 
 
@@ -110,7 +104,7 @@ def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Opt
     if not isinstance(block, TransformerBlockSubmodules):
         raise ConfigError(
             f"model.config.mtp_num_layers={config.mtp_num_layers} needs a transformer_layer_spec of a whole block. Build it with "
-            "nemo2.models.layers.layer_spec, or set model.config.mtp_num_layers=None."
+            "nemo2.models.layers.spec.layer_spec, or set model.config.mtp_num_layers=None."
         )
     if not block.layer_specs:
         # A separate stage for the loss holds no decoder layer to copy, so the last layer of the whole model is used.
@@ -127,11 +121,6 @@ def mtp_block_spec(config: TransformerConfig, spec: ModuleSpec, *, vp_stage: Opt
 def completed(spec: Any, config: TransformerConfig) -> Any:
     """A copy of a spec of Transformer Engine's layers, with the features that they lack for `config`."""
     return exchanged(spec, _additions_to_te(config))
-
-
-def with_weighted_routers(spec: Any) -> Any:
-    """A copy of a spec of a model's layers, a user's own too, whose routers weigh their losses as `WeightedRouter`."""
-    return exchanged(spec, {TopKRouter: WeightedRouter})
 
 
 def _block(
@@ -153,6 +142,8 @@ def _block(
         vp_stage=vp_stage,
     )
     if config.experimental_attention_variant == "gated_delta_net":
+        from nemo2.models.layers.delta_net import with_delta_nets
+
         return with_delta_nets(block, config, vp_stage=vp_stage)
     return block
 
@@ -175,13 +166,18 @@ def _with_norms(block: TransformerBlockSubmodules, config: Any) -> TransformerBl
 
 
 def _replacements(config: TransformerConfig) -> dict[Any, Any]:
-    table: dict[Any, Any] = {
-        WrappedTorchNorm: TorchNorm,
-        DotProductAttention: SDPAttention,
-        MLASelfAttention: LocalMLA,
-        SequentialMLP: TorchGroupedMLP if config.moe_grouped_gemm else LocalExperts,
-    }
+    table: dict[Any, Any] = {WrappedTorchNorm: TorchNorm, DotProductAttention: SDPAttention}
+    if config.multi_latent_attention:
+        from nemo2.models.layers.mla import LocalMLA
+
+        table[MLASelfAttention] = LocalMLA
+    if config.num_moe_experts:
+        from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
+
+        table[SequentialMLP] = TorchGroupedMLP if config.moe_grouped_gemm else LocalExperts
     if getattr(config, "post_sublayer_layernorm", False):
+        from nemo2.models.layers.post_norm import with_post_norm
+
         table[RowParallelLinear] = with_post_norm(RowParallelLinear)
     try:
         # The local spec's name for LayerNorm where Apex is installed.
@@ -195,12 +191,18 @@ def _additions_to_te(config: TransformerConfig) -> dict[Any, Any]:
     """Settings that Transformer Engine's layers do not support."""
     from megatron.core.extensions import transformer_engine as te
 
-    table: dict[Any, Any] = {MLASelfAttention: MLAOfTransformerEngine}
+    table: dict[Any, Any] = {}
+    if config.multi_latent_attention:
+        from nemo2.models.layers.mla import MLAOfTransformerEngine
+
+        table[MLASelfAttention] = MLAOfTransformerEngine
     if getattr(config, "attn_logit_softcapping", None) is not None:
         table[te.TEDotProductAttention] = SDPAttention
     if not getattr(config, "pre_sublayer_layernorm", True):
         table[te.TELayerNormColumnParallelLinear] = te.TEColumnParallelLinear
     if getattr(config, "post_sublayer_layernorm", False):
+        from nemo2.models.layers.post_norm import with_post_norm
+
         linear: Any = te.TERowParallelLinear
         table[linear] = with_post_norm(linear)
     return table

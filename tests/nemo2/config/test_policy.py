@@ -60,7 +60,7 @@ def test_a_spec_that_names_a_command_is_refused_and_megatron_core_alone_would_ru
         Config(dict, os=1, system=2),
         ("builtins", "eval"),
         ("subprocess", "getoutput"),
-        ("nemo2.config.serialize", "json"),
+        ("nemo2.config.reading", "json"),
         ("nemo2.run_dir.environment", "subprocess"),
         ("megatron.core.transformer.spec_utils", "import_module"),
         ("megatron.core.models.huggingface.module", "HuggingFaceModule"),
@@ -142,8 +142,8 @@ def test_a_tokenizer_that_runs_its_own_code_is_refused(value):
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("nemo2.config.serialize", "from_json"),
-        ("nemo2.config.serialize", "RecipePolicy.check_name"),
+        ("nemo2.config.reading", "from_json"),
+        ("nemo2.config.reading", "RecipePolicy.check_name"),
         ("nemo2.cli", "main"),
         ("nemo2.launch.local", "stop_processes"),
         ("nemo2.llm.api", "generate"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import base64
+import inspect
 import json
 import pathlib
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 from fiddle._src.experimental import serialization
 
-from nemo2.config import Config, from_json, to_json
+from nemo2.config import Config, check_serialisable, from_json, to_json
 from nemo2.errors import ConfigError, SecurityError
 from support.config_samples import Callback, Options, Plain, recipe
 
@@ -84,7 +85,7 @@ def test_a_prefix_is_a_package_not_a_spelling():
         ("torch.serialization", "load"),
         ("nemo2.files", "json.loads"),
         ("nemo2.config.wire", "sys.modules"),
-        ("nemo2.config.serialize", "from_json"),
+        ("nemo2.config.reading", "from_json"),
         ("nemo2.config.tree", "as_config"),
         ("megatron.core.parallel_state", "destroy_model_parallel"),
         ("nemo_run.config", "Script"),
@@ -162,3 +163,47 @@ def test_writing_names_what_cannot_be_written():
     r.options = Plain()
     with pytest.raises(ConfigError, match="options = "):
         to_json(r)
+
+
+def test_a_recipe_that_can_travel_passes():
+    check_serialisable(recipe())
+
+
+def test_all_that_stands_in_the_way_is_named_at_once_with_who_set_it():
+    r = recipe()
+    r.model.act = lambda x: x
+    line = inspect.currentframe().f_lineno - 1
+    r.trainer.lr = float("nan")
+    r.trainer.callbacks.append(Plain())
+    changed = Callback()
+    changed.every = 3
+    r.options = [changed]
+    with pytest.raises(ConfigError) as caught:
+        check_serialisable(r)
+    message = str(caught.value)
+    assert message.startswith("4 values of this recipe cannot be sent")
+    assert "model.act = <function" in message and f"{__file__}:{line}" in message and "`def`" in message
+    assert "trainer.lr = nan" in message
+    assert (
+        "trainer.callbacks[1] = <support.config_samples.Plain" in message
+        and "nemo2.config.Config(Plain, ...)" in message
+    )
+    assert "options[0]: " in message and "live Callback whose every=3 changed" in message
+
+
+@pytest.mark.parametrize("value", [Plain().__init__, (i for i in ()), open, range(3), {1: Plain()}])
+def test_other_live_things_are_refused(value):
+    r = recipe()
+    r.options = value
+    with pytest.raises(ConfigError, match="options"):
+        check_serialisable(r)
+
+
+def test_a_closure_as_the_target_is_refused():
+    from nemo2.config import Config
+
+    def local():
+        return 1
+
+    with pytest.raises(ConfigError, match="cannot be imported by name"):
+        check_serialisable(Config(local))

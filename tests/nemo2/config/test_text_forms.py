@@ -10,7 +10,8 @@ import nemo2 as nl
 from nemo2 import recipes
 from nemo2.config import Config
 from nemo2.config.overrides import apply_overrides
-from nemo2.config.serialize import from_json, to_json
+from nemo2.config.reading import from_json
+from nemo2.config.serialize import to_json
 from nemo2.recipes import _shipped
 
 

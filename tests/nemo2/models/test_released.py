@@ -209,7 +209,7 @@ def chunked_attention(lengths: list[int], rooms: list[int] | None, chunk: int) -
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer.enums import AttnMaskType
 
-    from nemo2.models.layers import SDPAttention
+    from nemo2.models.layers.attention import SDPAttention
     from nemo2.models.llama4 import Llama4Experts16Config, attend_in_chunks
 
     start()

@@ -278,7 +278,7 @@ def built_alone() -> dict[str, tuple[int, int]]:
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
     from nemo2.backend import get_backend
-    from nemo2.models.layers import TorchNorm
+    from nemo2.models.layers.norm import TorchNorm
 
     get_backend().install()
     parallel_state.initialize_model_parallel()

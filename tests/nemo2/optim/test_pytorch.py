@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from nemo2.config.serialize import from_json, to_json
+from nemo2.config.reading import from_json
+from nemo2.config.serialize import to_json
 from nemo2.errors import ConfigError
 from nemo2.optim.lr_scheduler import CosineAnnealingScheduler
 from nemo2.optim.pytorch import PytorchOptimizerModule
