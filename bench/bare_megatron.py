@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 
 get_backend().install()
 

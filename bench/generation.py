@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from nemo2.columns import columns
+from nemo2.base.columns import columns
 
 NEW = 48
 SIZES = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -83,7 +83,7 @@ def models() -> tuple[Any, Any]:
     from megatron.core import parallel_state, tensor_parallel
     from torch._C._distributed_c10d import HashStore
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from support import hf_parity
 
     torch.manual_seed(0)

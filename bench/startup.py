@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nemo2.columns import columns
+from nemo2.base.columns import columns
 
 BIN = Path(sys.executable).parent
 NEMO2 = str(BIN / "nemo2")

@@ -78,7 +78,7 @@ def work(case: str, *, repeats: int, steps: int) -> None:
     import torch
 
     from bench import bare_megatron
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     torch.distributed.init_process_group(get_backend().process_group_backend)
     settings = bare_megatron.Settings(**CASES[case], steps=steps, weight_decay=0.1)
@@ -125,7 +125,7 @@ def train_ours(settings: Any, batches: list[dict[str, Any]]) -> tuple[list[float
     import nemo2 as nl
     from nemo2 import llm
     from nemo2.callbacks import TimingCallback
-    from nemo2.run_dir.metrics import JSONLLogger
+    from nemo2.training.run_dir.metrics import JSONLLogger
 
     class Samples(torch.utils.data.Dataset):
         def __len__(self) -> int:

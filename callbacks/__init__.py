@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks: one Lightning callback per file, loaded when it is asked for."""
 
-from nemo2.lazy import front_door
+from nemo2.base.lazy import front_door
 
 if __name__ != "nemo2.callbacks":
     raise ImportError(

@@ -26,5 +26,5 @@ from nemo2.callbacks.straggler_detection import StragglerDetectionCallback as St
 from nemo2.callbacks.timing import TimingCallback as TimingCallback
 from nemo2.callbacks.training_state import ModelTrainingStateCallback as ModelTrainingStateCallback
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint as ModelCheckpoint
-from nemo2.run_dir.hang import HangWatchdog as HangWatchdog
-from nemo2.run_dir.preemption import PreemptionCallback as PreemptionCallback
+from nemo2.training.run_dir.hang import HangWatchdog as HangWatchdog
+from nemo2.training.run_dir.preemption import PreemptionCallback as PreemptionCallback

@@ -7,11 +7,11 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from nemo2 import ranks
+from nemo2.base import ranks
+from nemo2.base.counts import require_counts
 from nemo2.config.capture import configurable
-from nemo2.counts import require_counts
 from nemo2.errors import ConfigError, RuntimeFault
-from nemo2.parallel.inspection import named_parameters
+from nemo2.megatron.parallel.inspection import named_parameters
 
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 

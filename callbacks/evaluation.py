@@ -8,16 +8,16 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 import torch
 
+from nemo2.base.counts import require_counts
+from nemo2.base.files import text_of
 from nemo2.checkpoint.model_checkpoint import ends_now
 from nemo2.config.capture import configurable
-from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
-from nemo2.evaluation import figures
-from nemo2.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown
-from nemo2.evaluation.perplexity import perplexity_of
-from nemo2.files import text_of
+from nemo2.llm.evaluation import figures
+from nemo2.llm.evaluation.harness import evaluate_tasks, refuse_counts, refuse_unknown
+from nemo2.llm.evaluation.perplexity import perplexity_of
 from nemo2.models.decoding import core_of, refuse_layouts
-from nemo2.run_dir.hang import HangWatchdog
+from nemo2.training.run_dir.hang import HangWatchdog
 
 
 @configurable

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 from nemo2.callbacks.consumption import global_batch
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError

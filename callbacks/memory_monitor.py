@@ -6,11 +6,11 @@ from typing import Any, Optional
 import lightning.pytorch as pl
 import torch
 
-from nemo2 import ranks
-from nemo2.backend import get_backend
+from nemo2.base import ranks
+from nemo2.base.backend import get_backend
+from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.names import did_you_mean
 
 GIB = 2**30
 _NAMES = {

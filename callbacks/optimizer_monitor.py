@@ -6,9 +6,9 @@ from collections import defaultdict
 import lightning.pytorch as pl
 import torch
 
-from nemo2 import ranks
+from nemo2.base import ranks
 from nemo2.config.capture import configurable
-from nemo2.parallel.inspection import owned_gradients
+from nemo2.megatron.parallel.inspection import owned_gradients
 
 
 @configurable

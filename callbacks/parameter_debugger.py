@@ -8,11 +8,11 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 from torch import Tensor
 
-from nemo2.columns import columns
+from nemo2.base.columns import columns
+from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.names import did_you_mean
-from nemo2.parallel.inspection import owned_gradients
+from nemo2.megatron.parallel.inspection import owned_gradients
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from typing import Any, Optional, Union
 import lightning.pytorch as pl
 import torch
 
+from nemo2.base.counts import count_problems
 from nemo2.callbacks.steps import step_range_problems
 from nemo2.config.capture import configurable
-from nemo2.counts import count_problems
 from nemo2.errors import ConfigError
-from nemo2.run_dir.directory import directory_of
-from nemo2.trace.report import TRACES
+from nemo2.report.trace.report import TRACES
+from nemo2.training.run_dir.directory import directory_of
 
 _OWNER = "PytorchProfilerCallback"
 
@@ -123,7 +123,7 @@ class PytorchProfilerCallback(pl.Callback):
     def _record(self) -> None:
         if torch.cuda.is_available() or not torch.distributed.is_initialized():
             return
-        from nemo2.trace.recorder import CommunicationRecorder
+        from nemo2.report.trace.recorder import CommunicationRecorder
 
         self._recorder = CommunicationRecorder()
         self._recorder.__enter__()
@@ -140,6 +140,6 @@ class PytorchProfilerCallback(pl.Callback):
         path = folder / f"rank-{trainer.global_rank}.json"
         profiler.export_chrome_trace(str(path))
         if messages:
-            from nemo2.trace.chrome import add_communication
+            from nemo2.report.trace.chrome import add_communication
 
             add_communication(path, messages)

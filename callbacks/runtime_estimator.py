@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Timer
 
 from nemo2.callbacks.consumption import consumed_by, seconds_per
 from nemo2.config.capture import configurable
-from nemo2.run_dir.progress import total_steps
+from nemo2.training.run_dir.progress import total_steps
 
 
 @configurable

@@ -7,9 +7,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from nemo2.base.counts import require_counts
 from nemo2.callbacks.consumption import consumed_by, sampler_of, seconds_per
 from nemo2.config.capture import configurable
-from nemo2.counts import require_counts
 
 
 @configurable

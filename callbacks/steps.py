@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from nemo2.counts import count_problems, is_count
+from nemo2.base.counts import count_problems, is_count
 
 
 def step_range_problems(owner: str, start_step: Any, end_step: Any) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from nemo2.backend.extras import has, why_missing
+from nemo2.base.backend.extras import has, why_missing
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 

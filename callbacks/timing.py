@@ -7,13 +7,13 @@ from typing import Any, Optional
 
 import lightning.pytorch as pl
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
+from nemo2.base.counts import require_counts
+from nemo2.base.names import did_you_mean
 from nemo2.callbacks.consumption import global_batch
 from nemo2.config.capture import configurable
-from nemo2.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.models.flops import model_flops_per_step
-from nemo2.names import did_you_mean
 
 _TIMER_SETTINGS = ("reduction", "sync_cuda", "buffer_size")
 

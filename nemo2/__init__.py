@@ -5,10 +5,10 @@
 2.0's ``nemo.lightning``. Each name is imported on first use. Models, data and recipes are in ``nemo2.llm``.
 """
 
-from nemo2.backend.cudnn import share_cudnn
-from nemo2.deferred import install as defer_imports
-from nemo2.lazy import front_door
-from nemo2.noise import quiet_known_warnings
+from nemo2.base.backend.cudnn import share_cudnn
+from nemo2.base.deferred import install as defer_imports
+from nemo2.base.lazy import front_door
+from nemo2.base.noise import quiet_known_warnings
 
 __version__ = "0.1.0"
 

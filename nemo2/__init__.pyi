@@ -9,21 +9,21 @@ from nemo2.config import Config as Config
 from nemo2.config import Partial as Partial
 from nemo2.data.sampler import MegatronDataSampler as MegatronDataSampler
 from nemo2.data.tokenizer import get_vocab_size as get_vocab_size
-from nemo2.fabric import Fabric as Fabric
-from nemo2.fabric import FabricMegatronMixedPrecision as FabricMegatronMixedPrecision
-from nemo2.fabric import FabricMegatronStrategy as FabricMegatronStrategy
 from nemo2.launch.launcher import run as run
 from nemo2.llm import io as io
-from nemo2.optim import lr_scheduler as lr_scheduler
-from nemo2.optim.base import OptimizerModule as OptimizerModule
-from nemo2.optim.lr_scheduler import LRSchedulerModule as LRSchedulerModule
-from nemo2.optim.megatron import MegatronOptimizerModule as MegatronOptimizerModule
-from nemo2.optim.pytorch import PytorchOptimizerModule as PytorchOptimizerModule
-from nemo2.precision import MegatronMixedPrecision as MegatronMixedPrecision
-from nemo2.run_dir.logger import NeMoLogger as NeMoLogger
-from nemo2.strategies.fsdp import FSDPStrategy as FSDPStrategy
-from nemo2.strategies.fsdp2 import FSDP2Strategy as FSDP2Strategy
-from nemo2.strategy import MegatronStrategy as MegatronStrategy
-from nemo2.trainer import Trainer as Trainer
+from nemo2.megatron.optim import lr_scheduler as lr_scheduler
+from nemo2.megatron.optim.base import OptimizerModule as OptimizerModule
+from nemo2.megatron.optim.lr_scheduler import LRSchedulerModule as LRSchedulerModule
+from nemo2.megatron.optim.megatron import MegatronOptimizerModule as MegatronOptimizerModule
+from nemo2.megatron.optim.pytorch import PytorchOptimizerModule as PytorchOptimizerModule
+from nemo2.megatron.precision import MegatronMixedPrecision as MegatronMixedPrecision
+from nemo2.training.fabric import Fabric as Fabric
+from nemo2.training.fabric import FabricMegatronMixedPrecision as FabricMegatronMixedPrecision
+from nemo2.training.fabric import FabricMegatronStrategy as FabricMegatronStrategy
+from nemo2.training.run_dir.logger import NeMoLogger as NeMoLogger
+from nemo2.training.strategies.fsdp import FSDPStrategy as FSDPStrategy
+from nemo2.training.strategies.fsdp2 import FSDP2Strategy as FSDP2Strategy
+from nemo2.training.strategy import MegatronStrategy as MegatronStrategy
+from nemo2.training.trainer import Trainer as Trainer
 
 __version__: str

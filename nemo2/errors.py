@@ -26,7 +26,7 @@ class ConfigError(Nemo2Error, ValueError):
     """The user's configuration breaks a rule. Raised before any work starts.
 
     Args:
-        rule: The rule's name in the table of rules (`nemo2.checks`). None: no rule of the table covers this place.
+        rule: The rule's name in the table of rules (`nemo2.preflight.checks`). None: no rule of the table covers this place.
         rules: The rule of each line of the message. Empty: ``rule`` is that of all lines.
     """
 

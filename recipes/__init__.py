@@ -7,8 +7,8 @@ by name. Listing recipes reads facts and imports neither torch nor nemo-run. You
 elsewhere, are also found by name or path.
 """
 
+from nemo2.base.lazy import front_door
 from nemo2.config.announced import announce
-from nemo2.lazy import front_door
 
 if __name__ != "nemo2.recipes":
     raise ImportError("This folder is installed as `nemo2.recipes`: write `from nemo2.recipes import llama3_8b`.")

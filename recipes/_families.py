@@ -234,4 +234,4 @@ PADDED: dict[str, Any] = {
 """The loss and the optimizer of LoRA and DoRA, and packed batches, of NeMo 2.0's newer recipes."""
 RANK_8: dict[str, Any] = {**PADDED, "peft": {"dim": 8, "alpha": 16}, "packed_length": 4096}
 RANK_16: dict[str, Any] = {**RANK_8, "peft": {"dim": 16, "alpha": 32}}
-"""The settings of `PADDED`, with adapters of a lower rank than `nemo2.peft.LoRA`'s default, and longer packed rows."""
+"""The settings of `PADDED`, with adapters of a lower rank than `nemo2.models.peft.LoRA`'s default, and longer packed rows."""

@@ -44,8 +44,8 @@ def _found(name: str) -> Any:
         return _own.load_path(name)
     own, _ = _own.sources()
     if name not in own:
+        from nemo2.base.names import did_you_mean
         from nemo2.errors import ConfigError
-        from nemo2.names import did_you_mean
 
         file = Path(f"{name}.py")
         here = f" There is a file {file} in this folder. To use it, write ./{file}." if file.is_file() else ""

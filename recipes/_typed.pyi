@@ -35,6 +35,10 @@ import nemo2.data.finetuning.packing
 import nemo2.data.finetuning.published
 import nemo2.data.mock
 import nemo2.data.tokenizer
+import nemo2.megatron.optim.base
+import nemo2.megatron.optim.lr_scheduler
+import nemo2.megatron.optim.megatron
+import nemo2.megatron.precision
 import nemo2.models.baichuan
 import nemo2.models.chatglm
 import nemo2.models.cohere
@@ -64,6 +68,9 @@ import nemo2.models.nemotron
 import nemo2.models.olmo2
 import nemo2.models.olmo3
 import nemo2.models.olmoe
+import nemo2.models.peft.base
+import nemo2.models.peft.dora
+import nemo2.models.peft.lora
 import nemo2.models.phi3
 import nemo2.models.qwen2
 import nemo2.models.qwen2_moe
@@ -73,20 +80,13 @@ import nemo2.models.seed_oss
 import nemo2.models.smollm3
 import nemo2.models.ssm
 import nemo2.models.starcoder
-import nemo2.optim.base
-import nemo2.optim.lr_scheduler
-import nemo2.optim.megatron
-import nemo2.peft.base
-import nemo2.peft.dora
-import nemo2.peft.lora
-import nemo2.precision
 import nemo2.recipes._assembler
 import nemo2.recipes._finetuning
 import nemo2.recipes._vocabularies
-import nemo2.run_dir.logger
-import nemo2.run_dir.run_folder
-import nemo2.strategy
-import nemo2.trainer
+import nemo2.training.run_dir.logger
+import nemo2.training.run_dir.run_folder
+import nemo2.training.strategy
+import nemo2.training.trainer
 
 _Read = typing.TypeVar("_Read")
 _Write = typing.TypeVar("_Write")
@@ -124,7 +124,7 @@ class _GPTConfigFields:
 class _GPTModelFields(typing.Generic[_ModelConfig]):
     config: Part[_ModelConfig, _ModelConfig | nemo2.models.gpt.GPTConfig | None | AnyConfig]
     """Default: `None`."""
-    optim: nemo2.optim.base.OptimizerModule | None | AnyConfig
+    optim: nemo2.megatron.optim.base.OptimizerModule | None | AnyConfig
     """Default: `None`."""
     tokenizer: typing.Any
     """Default: `None`."""
@@ -241,7 +241,9 @@ class CommandRConfig35B(
     nemo2.config.Config[nemo2.models.cohere.CommandRConfig35B],
 ): ...
 
-class CosineAnnealingScheduler(_Closed, nemo2.config.Config[nemo2.optim.lr_scheduler.CosineAnnealingScheduler]):
+class CosineAnnealingScheduler(
+    _Closed, nemo2.config.Config[nemo2.megatron.optim.lr_scheduler.CosineAnnealingScheduler]
+):
     max_steps: int | None
     """Default: `None`."""
     warmup_steps: int
@@ -289,7 +291,7 @@ class DistributedDataParallelConfig(
     overlap_param_sync: bool
     """The same as `overlap_param_gather`."""
 
-class DoRA(_Closed, nemo2.config.Config[nemo2.peft.dora.DoRA]):
+class DoRA(_Closed, nemo2.config.Config[nemo2.models.peft.dora.DoRA]):
     target_modules: list[str] | None
     """Default: `None`."""
     exclude_modules: list[str] | None
@@ -568,7 +570,7 @@ class LlamaNemotronModel(
     _GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.llama_nemotron.LlamaNemotronModel]
 ): ...
 
-class LoRA(_Closed, nemo2.config.Config[nemo2.peft.lora.LoRA]):
+class LoRA(_Closed, nemo2.config.Config[nemo2.models.peft.lora.LoRA]):
     target_modules: list[str] | None
     """Default: `None`."""
     exclude_modules: list[str] | None
@@ -592,7 +594,7 @@ class LoRA(_Closed, nemo2.config.Config[nemo2.peft.lora.LoRA]):
 
 class MambaModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.ssm.MambaModel]): ...
 
-class MegatronMixedPrecision(_Closed, nemo2.config.Config[nemo2.precision.MegatronMixedPrecision]):
+class MegatronMixedPrecision(_Closed, nemo2.config.Config[nemo2.megatron.precision.MegatronMixedPrecision]):
     precision: int | str
     """Default: `'bf16-mixed'`."""
     params_dtype: torch.dtype | None | str
@@ -648,10 +650,10 @@ class MegatronMixedPrecision(_Closed, nemo2.config.Config[nemo2.precision.Megatr
     reuse_grad_buf_for_mxfp8_param_ag: bool
     """Default: `False`."""
 
-class MegatronOptimizerModule(_Closed, nemo2.config.Config[nemo2.optim.megatron.MegatronOptimizerModule]):
+class MegatronOptimizerModule(_Closed, nemo2.config.Config[nemo2.megatron.optim.megatron.MegatronOptimizerModule]):
     config: Part[OptimizerConfig, megatron.core.optimizer.optimizer_config.OptimizerConfig | AnyConfig]
     """Required."""
-    lr_scheduler: Part[CosineAnnealingScheduler, nemo2.optim.lr_scheduler.LRSchedulerModule | None | AnyConfig]
+    lr_scheduler: Part[CosineAnnealingScheduler, nemo2.megatron.optim.lr_scheduler.LRSchedulerModule | None | AnyConfig]
     """Default: `None`."""
     no_weight_decay_cond: collections.abc.Callable[[str, torch.nn.parameter.Parameter], bool] | None
     """Default: `None`."""
@@ -660,7 +662,7 @@ class MegatronOptimizerModule(_Closed, nemo2.config.Config[nemo2.optim.megatron.
     lr_mult: float
     """Default: `1.0`."""
 
-class MegatronStrategy(_Closed, nemo2.config.Config[nemo2.strategy.MegatronStrategy]):
+class MegatronStrategy(_Closed, nemo2.config.Config[nemo2.training.strategy.MegatronStrategy]):
     tensor_model_parallel_size: int
     """Default: `1`."""
     pipeline_model_parallel_size: int
@@ -924,7 +926,7 @@ class NVIDIAMambaHybridConfig8B(
     nemo2.config.Config[nemo2.models.ssm.NVIDIAMambaHybridConfig8B],
 ): ...
 
-class NeMoLogger(_Closed, nemo2.config.Config[nemo2.run_dir.logger.NeMoLogger]):
+class NeMoLogger(_Closed, nemo2.config.Config[nemo2.training.run_dir.logger.NeMoLogger]):
     name: str
     """Default: `'default'`."""
     log_dir: str | None
@@ -1333,7 +1335,7 @@ class StdlibDocstringDataModule(
     dataset_kwargs: dict[str, typing.Any] | None | AnyConfig
     """Default: `None`."""
 
-class Trainer(_Closed, nemo2.config.Config[nemo2.trainer.Trainer]):
+class Trainer(_Closed, nemo2.config.Config[nemo2.training.trainer.Trainer]):
     accelerator: lightning.pytorch.accelerators.accelerator.Accelerator | str | AnyConfig
     """Default: `'auto'`."""
     strategy: Part[MegatronStrategy, lightning.pytorch.strategies.strategy.Strategy | str | AnyConfig]
@@ -1424,24 +1426,26 @@ class Trainer(_Closed, nemo2.config.Config[nemo2.trainer.Trainer]):
     enable_autolog_hparams: bool
     """Default: `True`."""
 
-class Pretraining(_Closed, nemo2.config.Partial[nemo2.run_dir.run_folder.RunFolder], typing.Generic[_Model, _Data]):
+class Pretraining(
+    _Closed, nemo2.config.Partial[nemo2.training.run_dir.run_folder.RunFolder], typing.Generic[_Model, _Data]
+):
     model: Part[_Model, _Model | lightning.pytorch.core.module.LightningModule | AnyConfig]
     """Required."""
     data: Part[_Data, _Data | lightning.pytorch.core.datamodule.LightningDataModule | AnyConfig]
     """Required."""
     trainer: Part[Trainer, lightning.pytorch.trainer.trainer.Trainer | AnyConfig]
     """Required."""
-    log: Part[NeMoLogger, nemo2.run_dir.logger.NeMoLogger | None | AnyConfig]
+    log: Part[NeMoLogger, nemo2.training.run_dir.logger.NeMoLogger | None | AnyConfig]
     """Default: `None`."""
     resume: Part[AutoResume, nemo2.checkpoint.auto_resume.AutoResume | None | AnyConfig]
     """Default: `None`."""
-    optim: Part[MegatronOptimizerModule, nemo2.optim.base.OptimizerModule | None | AnyConfig]
+    optim: Part[MegatronOptimizerModule, nemo2.megatron.optim.base.OptimizerModule | None | AnyConfig]
     """Default: `None`."""
     strategy: Part[MegatronStrategy, lightning.pytorch.strategies.strategy.Strategy | str | AnyConfig]
     """The same as `trainer.strategy`."""
 
 class Finetuning(
-    _Closed, nemo2.config.Partial[nemo2.run_dir.run_folder.RunFolder], typing.Generic[_Model, _FinetuningData]
+    _Closed, nemo2.config.Partial[nemo2.training.run_dir.run_folder.RunFolder], typing.Generic[_Model, _FinetuningData]
 ):
     model: Part[_Model, _Model | lightning.pytorch.core.module.LightningModule | AnyConfig]
     """Required."""
@@ -1449,13 +1453,13 @@ class Finetuning(
     """Required."""
     trainer: Part[Trainer, lightning.pytorch.trainer.trainer.Trainer | AnyConfig]
     """Required."""
-    log: Part[NeMoLogger, nemo2.run_dir.logger.NeMoLogger | None | AnyConfig]
+    log: Part[NeMoLogger, nemo2.training.run_dir.logger.NeMoLogger | None | AnyConfig]
     """Default: `None`."""
     resume: Part[AutoResume, nemo2.checkpoint.auto_resume.AutoResume | None | AnyConfig]
     """Default: `None`."""
-    optim: Part[MegatronOptimizerModule, nemo2.optim.base.OptimizerModule | None | AnyConfig]
+    optim: Part[MegatronOptimizerModule, nemo2.megatron.optim.base.OptimizerModule | None | AnyConfig]
     """Default: `None`."""
-    peft: Part[DoRA | LoRA, nemo2.peft.base.PEFT | None | AnyConfig]
+    peft: Part[DoRA | LoRA, nemo2.models.peft.base.PEFT | None | AnyConfig]
     """Default: `None`."""
     tokenizer: typing.Any
     """Default: `'model'`."""

@@ -21,7 +21,7 @@ OF_EXPERTS: dict[str, dict[str, Any]] = {
 def method(kind: str, **changes: Any) -> Any:
     """The method of a run. Its second factors don't start at zero, so that every gradient is nonzero from the first
     step on."""
-    from nemo2 import peft
+    from nemo2.models import peft
 
     made = getattr(peft, kind)
     factors = {"dim": 4, "alpha": 8, "lora_B_init_method": "normal", "lora_A_init_method": "uniform"}

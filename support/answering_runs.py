@@ -23,7 +23,7 @@ def save(
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
     from nemo2.llm import api
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     small_runs.release()
     small_runs.quiet()

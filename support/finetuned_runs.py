@@ -39,7 +39,7 @@ class Watch(pl.Callback):
 def train(data: Any, *, max_steps: int = 3, **strategy: Any) -> dict[str, Any]:
     """Train with plain gradient descent. Returns losses, tokens, initial weights and first gradients of this rank."""
     from nemo2.config.provenance import adjust
-    from nemo2.llm.connecting import connect_parts
+    from nemo2.training.connecting import connect_parts
 
     small_runs.release()
     watch = Watch()

@@ -77,7 +77,7 @@ def build(model: str, settings: Any, layout: dict[str, Any], pre: bool, post: bo
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     from bench.bare_megatron import transformer_config
-    from nemo2.backend.compilation import as_megatron_has_it
+    from nemo2.base.backend.compilation import as_megatron_has_it
     from nemo2.models.layers.softcap import cap_logits
     from nemo2.models.layers.spec import layer_spec, mtp_block_spec
 

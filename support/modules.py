@@ -5,7 +5,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from nemo2.lazy import stub_homes
+from nemo2.base.lazy import stub_homes
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -13,7 +13,16 @@ from typing import Optional
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-LEFT_OUT = ("bench", "docs", "gpu", "lm_eval", "tools", "test_packaging.py", "nemo2/planner", "nemo2/rehearse")
+LEFT_OUT = (
+    "bench",
+    "docs",
+    "gpu",
+    "lm_eval",
+    "tools",
+    "test_packaging.py",
+    "nemo2/preflight/planner",
+    "nemo2/preflight/rehearse",
+)
 CASES = 2
 
 

@@ -8,7 +8,7 @@ don't use it, because some of them check warnings and patches.
 import logging
 import warnings
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 
 warnings.filterwarnings("ignore")
 import support.warm  # noqa: E402, F401  (its imports warn)

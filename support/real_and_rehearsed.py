@@ -212,8 +212,8 @@ def real(names: list[str]) -> dict[str, Any]:
 
 def rehearsed(names: list[str], ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
     """Rehearse the same cases in one process, as ranks of a world that does not exist."""
-    from nemo2.rehearse.kernels import plain_kernels
-    from nemo2.rehearse.rank import run_rank
+    from nemo2.preflight.rehearse.kernels import plain_kernels
+    from nemo2.preflight.rehearse.rank import run_rank
 
     small_runs.quiet()
     results: dict[int, dict[str, Any]] = {}

@@ -69,8 +69,8 @@ def model_of(folder: str, *, rate: float, **changes: Any) -> Any:
     its configuration."""
     from megatron.core.optimizer import OptimizerConfig
 
+    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
     from nemo2.models.conversion.families import conversion_for
-    from nemo2.optim.megatron import MegatronOptimizerModule
 
     said = json.loads((Path(folder) / "config.json").read_text())
     conversion = conversion_for(said)

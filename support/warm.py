@@ -17,17 +17,17 @@ from lightning.fabric.utilities import registry
 import nemo2.checkpoint.model_checkpoint
 import nemo2.hugging_face.exporting
 import nemo2.hugging_face.importing
-import nemo2.llm.connecting
+import nemo2.megatron.optim.megatron
 import nemo2.models.conversion.families
 import nemo2.models.deepseek
 import nemo2.models.generate
 import nemo2.models.llama
-import nemo2.optim.megatron
-import nemo2.run_dir.resumed
-import nemo2.strategies.fsdp
-import nemo2.strategies.fsdp2
-import nemo2.strategy
-import nemo2.trainer  # noqa: F401
+import nemo2.training.connecting
+import nemo2.training.run_dir.resumed
+import nemo2.training.strategies.fsdp
+import nemo2.training.strategies.fsdp2
+import nemo2.training.strategy
+import nemo2.training.trainer  # noqa: F401
 
 
 def _log_once() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.noise import VERBOSE_VARIABLE
+from nemo2.base.noise import VERBOSE_VARIABLE
 from support import ranks
 from support import warm_commands as warm_commands_module
 
@@ -115,7 +115,7 @@ def verbosity_ends_with_a_test() -> Iterator[None]:
 def a_log_file_ends_with_a_test() -> Iterator[None]:
     """A run that a test sets up and doesn't end would write later tests' messages into its folder, which is removed."""
     yield
-    if log_files := sys.modules.get("nemo2.run_dir.log_files"):
+    if log_files := sys.modules.get("nemo2.training.run_dir.log_files"):
         log_files.remove_log_file()
 
 

@@ -61,7 +61,7 @@ def environment() -> tuple[str, bool]:
 def unprepared() -> set[str]:
     import sys
 
-    return {"pytest", "support.warm", "nemo2.trainer", "nemo2.models.conversion.families"} - set(sys.modules)
+    return {"pytest", "support.warm", "nemo2.training.trainer", "nemo2.models.conversion.families"} - set(sys.modules)
 
 
 def test_a_rank_has_imported_what_its_server_was_to_import(run_on_ranks):

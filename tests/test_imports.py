@@ -38,7 +38,7 @@ def test_every_file_starts_with_its_licence_and_says_what_it_is_for() -> None:
 @pytest.mark.parametrize(
     ("names", "module"),
     [
-        (("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"), "nemo2.ranks"),
+        (("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"), "nemo2.base.ranks"),
         (("_getframe", "currentframe", "f_back", "f_globals", "f_locals"), "nemo2.config.provenance"),
     ],
 )

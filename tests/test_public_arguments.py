@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from support.modules import imported_by, modules
 
-DOORS = ("nemo2", "nemo2.callbacks", "nemo2.data", "nemo2.llm", "nemo2.models", "nemo2.overlap")
+DOORS = ("nemo2", "nemo2.callbacks", "nemo2.data", "nemo2.llm", "nemo2.models", "nemo2.megatron.overlap")
 WHOLE = "Transformer Engine gets the class's fields whole (`tp_overlap_cfg._fields`)"
 NEMO = "NeMo's signature has it"
 NOBODY_READS: dict[tuple[str, str], str] = {
@@ -34,10 +34,10 @@ NOBODY_READS: dict[tuple[str, str], str] = {
 }
 """Arguments that do nothing, and why each is there all the same."""
 HANDED_OVER = {
-    ("MegatronDataSampler", "output_log"): "nemo2.strategies.base",
-    ("MegatronDataSampler", "decoder_seq_len"): "nemo2.strategies.base",
-    ("MaskedTokenLossReduction", "val_drop_last"): "nemo2.strategies.base",
-    ("GPTConfig", "tp_comm_overlap_cfg"): "nemo2.overlap.userbuffers",
+    ("MegatronDataSampler", "output_log"): "nemo2.training.strategies.base",
+    ("MegatronDataSampler", "decoder_seq_len"): "nemo2.training.strategies.base",
+    ("MaskedTokenLossReduction", "val_drop_last"): "nemo2.training.strategies.base",
+    ("GPTConfig", "tp_comm_overlap_cfg"): "nemo2.megatron.overlap.userbuffers",
 }
 """Arguments whose reader gets the object from Lightning or Megatron-Core, and imports nothing of its class."""
 
@@ -177,7 +177,7 @@ def reads() -> dict[str, set[Read]]:
     files = {
         module: ast.parse(file.read_text())
         for module, file in modules().items()
-        if not module.startswith(("nemo2.recipes", "nemo2.checks.domains"))
+        if not module.startswith(("nemo2.recipes", "nemo2.preflight.checks.domains"))
     }
     ours = {node.name for tree in files.values() for node in ast.walk(tree) if _is_concrete(node)}
 

@@ -36,7 +36,7 @@ def command(*words: str) -> Callable[[Path], None]:
 
 def run_in(folder: Path, name: str, *, steps: int, seed: int, stops: tuple[tuple[int, int], ...] = ()) -> Path:
     """The directory of a run; ``stops`` are steps at which it was stopped, and from which it was resumed."""
-    from nemo2.run_dir.metrics import JSONLLogger
+    from nemo2.training.run_dir.metrics import JSONLLogger
 
     chance, run = random.Random(seed), folder / name / "2026-01-31_12-00-00"
     run.mkdir(parents=True, exist_ok=True)
@@ -65,8 +65,9 @@ def run_in(folder: Path, name: str, *, steps: int, seed: int, stops: tuple[tuple
         "model": {"class": "nemo2.models.llama.LlamaModel", "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 14336},
         "data": {"class": "nemo2.data.pretraining.PreTrainingDataModule", "seq_length": 8192, "global_batch_size": 512},
         "trainer": {"max_steps": steps, "num_nodes": 1, "world_size": 8},
-        "strategy": {"class": "nemo2.strategy.MegatronStrategy", "tensor_model_parallel_size": 1, "context_parallel_size": 2},
-        "optimizer": {"optimizer": "adam", "lr": 3e-4, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95},
+        "strategy": {"class": "nemo2.training.strategy.MegatronStrategy", "tensor_model_parallel_size": 1,
+        "context_parallel_size": 2}, "optimizer": {"optimizer": "adam", "lr": 3e-4, "weight_decay": 0.1, "adam_beta1":
+        0.9, "adam_beta2": 0.95},
     }  # fmt: skip
     (run / "effective_config.yaml").write_text(yaml.safe_dump(settings))
     versions = {"python": "3.12", "torch": "2.9", "megatron-core": "0.16.1"}
@@ -88,22 +89,22 @@ def run_in(folder: Path, name: str, *, steps: int, seed: int, stops: tuple[tuple
 
 
 def report(target: Path, *, steps: int, stops: tuple[tuple[int, int], ...]) -> None:
-    from nemo2.run_dir.report import write_report
+    from nemo2.training.run_dir.report import write_report
 
     run = run_in(target.with_suffix(""), "llama3_8b", steps=steps, seed=1, stops=stops)
     target.write_text(write_report(run).read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def loss_curve(target: Path) -> None:
-    from nemo2.run_dir.run_folder import RunFolder
+    from nemo2.training.run_dir.run_folder import RunFolder
 
     run = run_in(target.with_suffix(""), "llama3_8b", steps=1000, seed=2, stops=((420, 400), (421, 400), (700, 700)))
     target.write_text(bare(f"<div class='scroll'>{RunFolder(run).plot()}</div>"), encoding="utf-8")
 
 
 def compared(target: Path) -> None:
-    from nemo2.run_dir.compare import comparison_page
-    from nemo2.run_dir.run_folder import RunFolder
+    from nemo2.training.run_dir.compare import comparison_page
+    from nemo2.training.run_dir.run_folder import RunFolder
 
     folder = target.with_suffix("")
     runs = [
@@ -115,8 +116,8 @@ def compared(target: Path) -> None:
 
 
 def overlap(target: Path) -> None:
-    from nemo2.trace.events import COMPUTE, RankTrace, Span
-    from nemo2.trace.report import render
+    from nemo2.report.trace.events import COMPUTE, RankTrace, Span
+    from nemo2.report.trace.report import render
 
     chance, traces = random.Random(3), []
     for rank in range(2):
@@ -167,7 +168,7 @@ def notebook(target: Path) -> None:
 
 
 def figure(name: str, target: Path) -> None:
-    from nemo2.pictures.svg import standalone
+    from nemo2.report.pictures.svg import standalone
 
     target.write_text(bare(f"<div class='scroll'>{standalone(FIGURES[name]().render())}</div>"), encoding="utf-8")
 

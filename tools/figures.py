@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from nemo2.pictures.svg import Canvas, standalone
+from nemo2.report.pictures.svg import Canvas, standalone
 from tools.explained import buckets, context, data, journey, mixing, pipeline, placed, sharded, tensor, userbuffers
 from tools.explained import experts as expert_parallel
 

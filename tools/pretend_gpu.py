@@ -31,7 +31,13 @@ from support.pretend_gpu import HOME, runs
 TOLERANCE = 2e-3
 """Between losses of the same step, in bf16: 8 bits of a number."""
 WITH_TE = find_spec("transformer_engine") is not None
-PRELOAD = ("nemo2.checks", "nemo2.data", "nemo2.data.mock", "nemo2.rehearse.shrink", "support.small_runs")
+PRELOAD = (
+    "nemo2.preflight.checks",
+    "nemo2.data",
+    "nemo2.data.mock",
+    "nemo2.preflight.rehearse.shrink",
+    "support.small_runs",
+)
 KINDS: dict[str, dict[str, Any]] = {
     "pretrain": {},
     "performance": {"performance": True},

@@ -3,8 +3,8 @@
 declares: `make rehearse`.
 
 Two processes, forked after the imports, share the recipes, largest first. Prints a line for each as it comes; `--write PAGE`
-also writes the table, and the memory that answers are read from (`nemo2.planner.peaks`); with names, only their rows. Ends with
-1 if a recipe broke a rule or could not be rehearsed, or if it took longer than `--limit` allows.
+also writes the table, and the memory that answers are read from (`nemo2.preflight.planner.peaks`); with names, only
+their rows. Ends with 1 if a recipe broke a rule or could not be rehearsed, or if it took longer than `--limit` allows.
 Whether a recipe fits its GPUs is a result, not a failure.
 """
 
@@ -63,7 +63,7 @@ def main() -> int:
         f"of {arguments.processes} cores"
     )
     if arguments.write and rows:
-        from nemo2.planner.peaks import FILE
+        from nemo2.preflight.planner.peaks import FILE
 
         if arguments.names:
             rows = [*(row for row in rows_of(arguments.write) if row["recipe"] not in peaks), *rows]
@@ -90,8 +90,8 @@ def _import() -> None:
     gc.set_threshold(1_000_000)
     import nemo2.cli.sources
     import nemo2.llm.api
-    import nemo2.rehearse.job
-    import nemo2.trainer  # noqa: F401
+    import nemo2.preflight.rehearse.job
+    import nemo2.training.trainer  # noqa: F401
 
     gc.freeze()
 
@@ -122,14 +122,14 @@ def _largest_first() -> list[str]:
 
 
 def rehearse_one(job: tuple[str, str]) -> tuple[str, dict[str, str], dict[str, Any], str]:
-    """The recipe's name, its row of the table, its entry of `nemo2.planner.peaks`, and a traceback if the rehearsal failed.
-    `job` is (name, GPU)."""
+    """The recipe's name, its row of the table, its entry of `nemo2.preflight.planner.peaks`, and a traceback if the
+    rehearsal failed. `job` is (name, GPU)."""
     name, gpu = job
     before = time.process_time()
     try:
         from nemo2.cli.sources import configured
-        from nemo2.planner.fit import key_of
-        from nemo2.rehearse.job import rehearse
+        from nemo2.preflight.planner.fit import key_of
+        from nemo2.preflight.rehearse.job import rehearse
 
         recipe = configured(name, [])
         result = rehearse(recipe, name=name, gpus=gpu, advice=False)

@@ -29,9 +29,9 @@ class Group(NamedTuple):
     test: str
 
 
-_BUFFERS = "tests/nemo2/overlap/test_userbuffers.py"
+_BUFFERS = "tests/nemo2/megatron/overlap/test_userbuffers.py"
 _RUNS = f"{_BUFFERS}::test_a_run_builds_its_layers_over_started_buffers_trains_as_without_and_frees_them"
-_FP8 = "tests/nemo2/test_fp8.py::test_one_value_sets_model_buffers_and_optimizer"
+_FP8 = "tests/nemo2/megatron/test_fp8.py::test_one_value_sets_model_buffers_and_optimizer"
 GROUPS = (
     Group(
         "Layers",
@@ -61,32 +61,32 @@ GROUPS = (
         "Primary weights in fp8",
         r"(fp8_model_init|quantized_model_init|tensor\.QuantizedTensor|float8_tensor\..*|tensor\.utils\.\w+|cast_to_fp8)$",
         "`fp8_param_gather` sets the model and the buffers together. It is rejected without `fp8`.",
-        "tests/nemo2/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
+        "tests/nemo2/preflight/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
     ),
     Group(
         "CUDA graphs",
         r"(pytorch\.make_graphed_callables|graph\.\w+|make_weak_ref)$",
         "Megatron-Core's helpers call them if `cuda_graph_impl` is set. The launch rejects a model that can't be captured.",
-        "tests/nemo2/parallel/test_cuda_graphs.py",
+        "tests/nemo2/megatron/parallel/test_cuda_graphs.py",
     ),
     Group(
         "Attention and context parallelism",
         r"(DotProductAttention|attention\..*|thd_get_partitioned_indices)$",
         "Without `cp_comm_type` ranks use a ring. Transformer Engine picks the backend, and `attention_backend` can narrow it.",
-        "tests/nemo2/overlap/test_overlap_rules.py::"
+        "tests/nemo2/megatron/overlap/test_overlap_rules.py::"
         "test_asked_for_nothing_transformer_engine_goes_round_a_ring_and_the_plain_attention_gathers",
     ),
     Group(
         "Random streams, recomputation and offloading",
         r"(CudaRNGStatesTracker|distributed\.\w+|pytorch\.checkpoint|get_cpu_offload_context)$",
         "`recompute_*`, `cpu_offloading` and `use_te_rng_tracker` choose them. CUDA graphs turn `use_te_rng_tracker` on.",
-        "tests/nemo2/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
+        "tests/nemo2/preflight/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
     ),
     Group(
         "Experts",
         r"(pytorch\.GroupedLinear|moe_\w+|pytorch\.ep\.\w+|general_gemm|get_workspace|get_dummy_wgrad|rmsnorm_fwd)$",
         "Megatron-Core builds them if `moe_grouped_gemm`, `moe_permute_fusion` or the dispatcher requires them.",
-        "tests/nemo2/checks/test_rules.py::test_the_mended_recipe_is_refused_by_none",
+        "tests/nemo2/preflight/checks/test_rules.py::test_the_mended_recipe_is_refused_by_none",
     ),
     Group(
         "Operations",
@@ -98,13 +98,13 @@ GROUPS = (
         "Optimizer",
         r"optimizers\.\w+$",
         "nemo2 uses Transformer Engine's Adam if it is installed, and torch's Adam otherwise, with the same state.",
-        "tests/nemo2/backend/test_fused_adam.py",
+        "tests/nemo2/base/backend/test_fused_adam.py",
     ),
     Group(
         "Loss and helpers",
         r"(parallel_cross_entropy|nvtx_range_\w+|round_up_to_nearest_multiple)$",
         "The loss runs if `cross_entropy_fusion_impl` is 'te'. Helpers have no setting.",
-        "tests/nemo2/backend/test_cuda.py",
+        "tests/nemo2/base/backend/test_cuda.py",
     ),
 )
 
@@ -137,7 +137,7 @@ def _carries(quantizer: str, before: str) -> Any:
     return answer
 
 
-_LIMITS = "tests/nemo2/overlap/test_userbuffer_limits.py"
+_LIMITS = "tests/nemo2/megatron/overlap/test_userbuffer_limits.py"
 _FORMATS = f"{_LIMITS}::test_a_format_is_refused_where_the_version_refuses_it"
 BEHAVIOURS = (
     Behaviour(
@@ -256,7 +256,7 @@ STEPS = (
         "layers_in_16_bits",
         "first and last layers in bf16",
         "rejects it with delayed scaling",
-        "tests/nemo2/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
+        "tests/nemo2/preflight/checks/test_rules.py::test_the_broken_recipe_is_refused_by_its_rule",
     ),
     Asked(
         "state_loaded",
@@ -284,7 +284,7 @@ SIZES = (
     Asked("tokens", "tokens of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"),
     Asked("width", "widths of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"),
 )
-_GRAPHS = "tests/nemo2/parallel/test_cuda_graphs.py"
+_GRAPHS = "tests/nemo2/megatron/parallel/test_cuda_graphs.py"
 _CAPTURED = f"{_OURS}::test_a_captured_step_of_each_format_goes_through_or_is_refused_before"
 _MEETS = f"{_OURS}::test_preconditions_of_a_capture_are_refusals_that_we_meet"
 CAPTURES = (
@@ -323,7 +323,7 @@ CAPTURES = (
         "inside torch.autocast",
         "inside torch.autocast",
         "doesn't use it: parameters have the precision's dtype",
-        "tests/nemo2/test_precision.py::test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler",
+        "tests/nemo2/megatron/test_precision.py::test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler",
     ),
     Asked("captured twice", "captured twice by one helper", "captures once per run", _MEETS),
     Asked(

@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.gpu.cases import GPUS, Case, cases, fits, gpu_for
 from bench.gpu.report import NAMES
-from nemo2.backend.extras import version_of
+from nemo2.base.backend.extras import version_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "megatron-core", "transformer-engine", "lightning", "transformers", "accelerate")
@@ -72,7 +72,7 @@ def has_fp8() -> bool:
     """Whether this machine trains in fp8, if only on a pretended GPU."""
     import torch
 
-    from nemo2.backend.extras import have_te
+    from nemo2.base.backend.extras import have_te
 
     return torch.cuda.is_available() and have_te()
 
@@ -108,7 +108,7 @@ def run(chosen: list[Case], arguments: argparse.Namespace) -> int:
 
     from bench.gpu.peak import matrix_product_peaks
     from bench.gpu.report import figures, is_pretend, page
-    from nemo2.backend.extras import has, have_te
+    from nemo2.base.backend.extras import has, have_te
 
     if not arguments.toy and not torch.cuda.is_available():
         print("This machine has no GPU: --toy runs the same scripts at sizes for a CPU.", file=sys.stderr)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bench.gpu.cases import Case, recipe_of
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 
 CLIP, WEIGHT_DECAY = 1.0, 0.1
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The measured cases: recipes as they ship, on one GPU, with as many layers as fit it together with the optimizer.
 
-Nothing here needs a GPU: a case is a recipe tree, and `nemo2.rehearse` says whether it fits (`python -m bench.gpu --fits`).
+Nothing here needs a GPU: a case is a recipe tree, and `nemo2.preflight.rehearse` says whether it fits (`python -m
+bench.gpu --fits`).
 """
 
 import dataclasses
@@ -85,7 +86,7 @@ def gpu_for(gib: float) -> str:
     Raises:
         ValueError: it holds none.
     """
-    from nemo2.gpus import GIB, gpu
+    from nemo2.base.gpus import GIB, gpu
 
     for name in GPUS:
         if gib >= gpu(name).memory / GIB - 1:
@@ -143,7 +144,7 @@ def _on_one_device(strategy: Any) -> None:
 def _of_a_size(config: Any, case: Case, *, vocabulary: int) -> None:
     config.vocab_size = vocabulary
     if case.toy:
-        from nemo2.rehearse.shrink import small_sizes
+        from nemo2.preflight.rehearse.shrink import small_sizes
 
         for name, value in small_sizes(config).items():
             if name != "seq_length":
@@ -155,8 +156,8 @@ def _of_a_size(config: Any, case: Case, *, vocabulary: int) -> None:
 
 
 def fits(case: Case, gpu: str = "H200") -> tuple[bool, float]:
-    """Whether the case fits, and GiB at its peak, as `nemo2.rehearse` counts them."""
-    from nemo2.rehearse import rehearse
+    """Whether the case fits, and GiB at its peak, as `nemo2.preflight.rehearse` counts them."""
+    from nemo2.preflight.rehearse import rehearse
 
     result = rehearse(recipe_of(case), name=case.name, gpus=f"{gpu}x1", advice=False)
     return result.verdict.fits, max(rank.memory.total for rank in result.ranks) / 2**30

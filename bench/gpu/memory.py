@@ -16,7 +16,7 @@ import traceback
 from typing import Any
 
 from bench.gpu.worker import start_alone
-from nemo2.gpus import GIB
+from nemo2.base.gpus import GIB
 
 RECIPES = (
     "llama31_8b_24gb:lora",
@@ -48,7 +48,7 @@ def main() -> int:
     start_alone()
 
     from bench.gpu.arms import empty_device, timed_run
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     print("| recipe | counted GiB | measured GiB | reserved GiB | ms a micro-batch | tokens/s |", flush=True)
     print("|---|--:|--:|--:|--:|--:|", flush=True)
@@ -88,7 +88,7 @@ def recipe_of(name: str, *, toy: bool) -> Any:
     config = recipe.model.config
     config.vocab_size = module.RECIPE.vocabulary
     if toy:
-        from nemo2.rehearse.shrink import small_sizes
+        from nemo2.preflight.rehearse.shrink import small_sizes
 
         for field, value in small_sizes(config).items():
             setattr(config, field, value)
@@ -119,8 +119,8 @@ def count_elsewhere() -> subprocess.Popen[str]:
 
 
 def counted_peak(recipe: Any, *, gpu: str) -> int:
-    """Bytes at the peak of a step, as `nemo2.rehearse` counts them."""
-    from nemo2.rehearse import rehearse
+    """Bytes at the peak of a step, as `nemo2.preflight.rehearse` counts them."""
+    from nemo2.preflight.rehearse import rehearse
 
     return max(rank.memory.total for rank in rehearse(recipe, gpus=f"{gpu}x1", advice=False, check=False).ranks)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 
 SIZE, TOY_SIZE = 8192, 256
 

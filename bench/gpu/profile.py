@@ -22,8 +22,8 @@ def main() -> None:
     import fiddle as fdl
 
     from nemo2.callbacks import PytorchProfilerCallback
-    from nemo2.trace.events import length
-    from nemo2.trace.report import text, traces_of
+    from nemo2.report.trace.events import length
+    from nemo2.report.trace.report import text, traces_of
 
     with tempfile.TemporaryDirectory() as folder:
         recipe = recipe_of(small(CASE) if arguments.toy else CASE, steps=STEPS)

@@ -40,8 +40,8 @@ def figures(case: Case, turns: list[dict[str, Any]], peaks: dict[str, float], *,
 
 
 def chip_of(device: str) -> str | None:
-    """The GPU of `nemo2.gpus` that torch calls ``device``; None for another."""
-    from nemo2.gpus import NAMES as CHIPS
+    """The GPU of `nemo2.base.gpus` that torch calls ``device``; None for another."""
+    from nemo2.base.gpus import NAMES as CHIPS
 
     words = device.upper().replace("-", " ").split()
     return next((name for name in CHIPS if name in words), None)
@@ -50,7 +50,7 @@ def chip_of(device: str) -> str | None:
 def data_sheet_flops(case: Case, device: str) -> float | None:
     """FLOP/s of the device's matrix units by its data sheet, dense, in the precision of the case: what MFU is a share of
     (PaLM, arXiv:2204.02311, appendix B). None where it isn't known."""
-    from nemo2.gpus import gpu
+    from nemo2.base.gpus import gpu
 
     chip = chip_of(device)
     return None if chip is None else gpu(chip).flops.get("fp8" if case.precision.startswith("fp8") else "bf16")
@@ -58,9 +58,9 @@ def data_sheet_flops(case: Case, device: str) -> float | None:
 
 def predicted(case: Case, device: str) -> float | None:
     """Tokens per second by `nemo2 plan`'s model of time; None on a device that it doesn't know."""
-    from nemo2.gpus import gpu
-    from nemo2.planner.recipe import read_recipe
-    from nemo2.planner.step_time import predict
+    from nemo2.base.gpus import gpu
+    from nemo2.preflight.planner.recipe import read_recipe
+    from nemo2.preflight.planner.step_time import predict
 
     chip = chip_of(device)
     if chip is None:

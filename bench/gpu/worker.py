@@ -63,7 +63,7 @@ def start_alone() -> None:
 
     import torch
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     backend = get_backend()
     backend.install()

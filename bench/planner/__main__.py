@@ -3,7 +3,8 @@
 
     python -m bench.planner              # what the calibrated constants give, per project
     python -m bench.planner --memory     # verdicts and peaks of the memory formula
-    python -m bench.planner --calibrate  # fit, leave out, write nemo2/planner/calibrated.json and the pages: ten minutes
+    python -m bench.planner --calibrate  # fit, leave out, write nemo2/preflight/planner/calibrated.json and the pages:
+    ten minutes
 
 `make calibrate` is the last, and writes docs/plan-calibration.md and the table of docs/plan.md. No constant belongs
 to a model or to a source; what a source's software does is in `rows.SOFTWARE`.
@@ -16,7 +17,7 @@ from bench.planner import memory_score, report
 from bench.planner.fit import errors_of, fit, left_out
 from bench.planner.memory_rows import memory_rows
 from bench.planner.rows import rows
-from nemo2.planner.constants import calibrated
+from nemo2.preflight.planner.constants import calibrated
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "plan-calibration.md"

@@ -2,7 +2,7 @@
 """Fits the planner's constants to published speeds: a robust maximum of the posterior of measurements and guesses.
 
 Every constant is fitted as a logarithm (a fraction as a logit, so that it stays below 1). Its guess in
-`nemo2.planner.constants.PRIORS` is the prior, with the guess's uncertainty as its width. Rows of one project have
+`nemo2.preflight.planner.constants.PRIORS` is the prior, with the guess's uncertainty as its width. Rows of one project have
 common errors, so n rows count as n / (1 + (n - 1) / 10) independent rows (Kish's design effect). Needs only numpy.
 """
 
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.planner.rows import Row
-from nemo2.planner.constants import PRIORS, Constants, Share
-from nemo2.planner.step_time import predict
+from nemo2.preflight.planner.constants import PRIORS, Constants, Share
+from nemo2.preflight.planner.step_time import predict
 
 NOISE = 0.08
 """Standard deviation of what is not modelled, of a logarithm of a speed: runs of one layout differ by up to 5 %."""

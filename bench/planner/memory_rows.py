@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from bench.planner.rows import EXTRA, HERE, SOFTWARE, decoder, family, number, shapes
-from nemo2.gpus import gpu
+from nemo2.base.gpus import gpu
 from nemo2.models.shape import ModelShape
-from nemo2.planner.job import Job
+from nemo2.preflight.planner.job import Job
 
 _COUNTS = ("num_gpus", "seq_len", "global_batch", "micro_batch", "tp", "pp", "vpp", "cp", "ep", "dp")
 # Megatron-Bridge's pre-training recipes of these models (@600d069b, which the runs name): gradients in 16 bits, and of one the

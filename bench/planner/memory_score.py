@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.planner.memory_rows import MemoryRow
-from nemo2.planner.memory import GUESSED, MemoryConstants, predict_memory
+from nemo2.preflight.planner.memory import GUESSED, MemoryConstants, predict_memory
 
 
 class Score(NamedTuple):

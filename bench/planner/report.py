@@ -12,8 +12,8 @@ from bench.planner.fit import Fit, row_weights, summary, values_at
 from bench.planner.memory_score import Score
 from bench.planner.ranking import ranking
 from bench.planner.rows import Row
-from nemo2.planner.constants import CALIBRATED, PRIORS
-from nemo2.planner.error_band import band, job_kind
+from nemo2.preflight.planner.constants import CALIBRATED, PRIORS
+from nemo2.preflight.planner.error_band import band, job_kind
 
 # "NeMo", "dgxc" and the like: who publishes with Megatron-Core and Transformer Engine.
 _NVIDIA = ("NeMo", "NVIDIA", "Megatron", "arXiv 2104.04473", "arXiv 2205.05198")

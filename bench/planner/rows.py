@@ -13,11 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Optional
 
+from nemo2.base.gpus import GPU, gpu
 from nemo2.errors import ConfigError
-from nemo2.gpus import GPU, gpu
 from nemo2.models.shape import ModelShape
 from nemo2.models.walker import shape_of as read_shape
-from nemo2.planner.job import Adapters, Job
+from nemo2.preflight.planner.job import Adapters, Job
 
 _SQUAD = 250
 """Tokens of one of SQuAD's contexts with its question and answer, about."""

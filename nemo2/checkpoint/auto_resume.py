@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
-from nemo2.advice import advice, new_name
+from nemo2.base.advice import advice, new_name
 from nemo2.checkpoint.directory import CONTEXT_PATH, Manifest, finished, read_manifest, unusable
 from nemo2.checkpoint.leftovers import publish_written
 from nemo2.checkpoint.lineage import belongs, run_of

@@ -24,10 +24,10 @@ from typing import Any, Optional
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
-from nemo2 import ranks
-from nemo2.backend import get_backend
+from nemo2.base import ranks
+from nemo2.base.backend import get_backend
+from nemo2.base.helper_signals import IGNORED
 from nemo2.checkpoint import writer_process
-from nemo2.helper_signals import IGNORED
 
 IN_FLIGHT = 2
 """The number of concurrent saves. Each holds a copy of this rank's state in memory."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nemo2.advice import advice, new_name
+from nemo2.base.advice import advice, new_name
 from nemo2.checkpoint.context import TOKENIZER_FILES, described, described_parts, load_context
 from nemo2.checkpoint.directory import CONTEXT_PATH, read_manifest, sha256
 from nemo2.checkpoint.tokenizers import tokenizer_identity

@@ -18,7 +18,8 @@ from typing import Any, Literal, Optional
 
 import torch
 
-from nemo2.backend.compilation import as_megatron_has_it
+from nemo2.base.backend.compilation import as_megatron_has_it
+from nemo2.base.files import read_bounded
 from nemo2.checkpoint.directory import CONTEXT_PATH, comparing, is_loaded, read_manifest
 from nemo2.checkpoint.foreign_files import MOST_BYTES, read_json, read_object, refuse_links
 from nemo2.checkpoint.paths import HUGGING_FACE, checkpoint_at, folder_of
@@ -27,9 +28,8 @@ from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.requested import explicit_fields
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
-from nemo2.files import read_bounded
-from nemo2.parallel.layout import ParallelismConfig
-from nemo2.precision import DtypeConfig
+from nemo2.megatron.parallel.layout import ParallelismConfig
+from nemo2.megatron.precision import DtypeConfig
 
 _log = logging.getLogger(__name__)
 

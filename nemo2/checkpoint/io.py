@@ -28,7 +28,9 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
-from nemo2 import ranks
+from nemo2.base import ranks
+from nemo2.base.counts import require_counts
+from nemo2.base.names import listed
 from nemo2.checkpoint.background import BackgroundWrite, Image, Saves
 from nemo2.checkpoint.directory import (
     WEIGHTS_PATH,
@@ -61,7 +63,6 @@ from nemo2.checkpoint.writer_process import persistently
 from nemo2.checkpoint.writing import WatchedSaveStrategy, planning, with_reason
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
-from nemo2.counts import require_counts
 from nemo2.errors import (
     LOST_PEER,
     ON_ANOTHER_RANK,
@@ -72,7 +73,6 @@ from nemo2.errors import (
     SaveFailed,
     SecurityError,
 )
-from nemo2.names import listed
 
 StorageOptions = dict[str, Any]
 _log = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.advice import new_name
+from nemo2.base.advice import new_name
+from nemo2.base.files import replacing
 from nemo2.checkpoint.directory import Manifest, finished, read_manifest
 from nemo2.checkpoint.foreign_files import read_json
 from nemo2.errors import CheckpointError
-from nemo2.files import replacing
 
 RUN_FILE = ".run"
 

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.advice import new_name
+from nemo2.base.advice import new_name
+from nemo2.base.files import UnusableFile, open_to_write
+from nemo2.base.place import here
 from nemo2.errors import CheckpointError, RuntimeFault
-from nemo2.files import UnusableFile, open_to_write
-from nemo2.place import here
 
 LOCK_FILE = ".lock"
 _log = logging.getLogger(__name__)

@@ -14,7 +14,8 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ignore[reportPrivateImportUsage]
 
-from nemo2 import ranks
+from nemo2.base import ranks
+from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import LAST_SUFFIX, Manifest, finished, remove, without_last
 from nemo2.checkpoint.leftovers import clean_up
 from nemo2.checkpoint.lineage import Run, begin, own
@@ -22,7 +23,6 @@ from nemo2.checkpoint.lock import DirectoryLock
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.names import did_you_mean
 
 _log = logging.getLogger(__name__)
 _FIELD = re.compile(r"\{(\w+)(?::[^}]*)?\}")

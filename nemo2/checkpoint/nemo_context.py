@@ -10,10 +10,10 @@ which are looked up by their last part among nemo2's.
 from pathlib import Path
 from typing import Any
 
+from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import read_yaml
 from nemo2.errors import CheckpointError, SecurityError
-from nemo2.names import did_you_mean
 
 MODEL_FILE = "model.yaml"
 _PREFIX = "nemo.collections.llm."
@@ -90,8 +90,8 @@ def _arguments(node: dict[str, Any], config: type) -> dict[str, Any]:
     """The plain values that nemo2's class accepts, without those that describe how NeMo ran the model."""
     from dataclasses import fields
 
-    from nemo2.parallel.layout import ParallelismConfig
-    from nemo2.precision import DtypeConfig
+    from nemo2.megatron.parallel.layout import ParallelismConfig
+    from nemo2.megatron.precision import DtypeConfig
 
     managed = {item.name for kind in (ParallelismConfig, DtypeConfig) for item in fields(kind)}
     names = {item.name for item in fields(config)}  # pyright: ignore[reportArgumentType]  (config classes are dataclasses)

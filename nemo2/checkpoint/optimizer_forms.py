@@ -25,7 +25,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory
 from torch import Tensor
 
-from nemo2 import ranks
+from nemo2.base import ranks
 from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError
 

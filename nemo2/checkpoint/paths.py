@@ -7,13 +7,13 @@ import hashlib
 from pathlib import Path
 from typing import Optional
 
-from nemo2.backend.extras import install
+from nemo2.base.backend.extras import install
+from nemo2.base.files import update_with_samples
 from nemo2.checkpoint.directory import WEIGHTS_PATH, finished, read_manifest
 from nemo2.checkpoint.foreign_files import nemo_adapters
 from nemo2.data.home import models_home
 from nemo2.data.hub import asking_hub
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.files import update_with_samples
 
 HUGGING_FACE = "hf://"
 """The prefix of a folder of released weights (``hf:///folder``) or of a repository (``hf://organisation/name``)."""
@@ -119,7 +119,7 @@ def digest_of(path: str) -> str:
 
     Of a checkpoint: SHA-256 over the hashes of its tensors' files in its manifest. Two imports of the same release have
     the same digest. Of released weights: SHA-256 over the name, the size and blocks of each safetensors file
-    (`nemo2.files.update_with_samples`). Training changes nearly all bytes of a file, so these blocks are enough. Reading
+    (`nemo2.base.files.update_with_samples`). Training changes nearly all bytes of a file, so these blocks are enough. Reading
     everything would take minutes.
     """
     if not path.startswith(HUGGING_FACE):

@@ -37,9 +37,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from nemo2.base.names import listed
 from nemo2.checkpoint.reading import Agree, DirectReader
-from nemo2.names import listed
-from nemo2.parallel.stored_names import StoredRows
+from nemo2.megatron.parallel.stored_names import StoredRows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ign
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
-from nemo2 import ranks
+from nemo2.base import ranks
 
 
 def random_state() -> ShardedObject:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 import torch
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 
-from nemo2 import ranks
+from nemo2.base import ranks
 from nemo2.checkpoint.directory import sha256
 from nemo2.checkpoint.io import MegatronCheckpointIO, reason_of, weights_dir
 from nemo2.checkpoint.pieces import Piece, load_pieces, save_pieces

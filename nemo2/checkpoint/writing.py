@@ -28,7 +28,7 @@ from megatron.core.dist_checkpointing.strategies import torch as torch_strategie
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint import filesystem
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 from nemo2.checkpoint.background import Image
 from nemo2.checkpoint.directory import sha256
 from nemo2.checkpoint.writer_process import persistently

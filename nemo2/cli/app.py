@@ -15,7 +15,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from nemo2.advice import for_the_command_line
+from nemo2.base.advice import for_the_command_line
+from nemo2.base.names import visible
+from nemo2.base.noise import VERBOSE_VARIABLE
 from nemo2.cli.adapter import add_verbs
 from nemo2.cli.check import check
 from nemo2.cli.cluster import add, list_clusters, show_cluster, test
@@ -46,10 +48,8 @@ from nemo2.cli.train import finetune, pretrain
 from nemo2.cli.translate import translate
 from nemo2.cli.waiting import waiting_line
 from nemo2.errors import EXIT_PREEMPTED, Nemo2Error, RuntimeFault
-from nemo2.names import visible
-from nemo2.noise import VERBOSE_VARIABLE
-from nemo2.run_dir.environment import redact_arguments, redact_text
-from nemo2.run_dir.faults import words_of
+from nemo2.training.run_dir.environment import redact_arguments, redact_text
+from nemo2.training.run_dir.faults import words_of
 
 _DEBUG = "--debug"
 _VERBOSE = ("-v", "--verbose")

@@ -104,7 +104,7 @@ def _obey(talk: Any, command: str, rest: str = "") -> None:
 
 
 def _unknown(command: str) -> str:
-    from nemo2.names import did_you_mean
+    from nemo2.base.names import did_you_mean
 
     commands = [name.partition(" ")[0] for name in _COMMANDS]
     return f"No command {command}{did_you_mean(command, commands)}"

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.columns import columns, folded
+from nemo2.base.counts import counted
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import UNCHANGED, RecipeOptions, machine_of, recipe_on
 from nemo2.cli.sources import RECIPE_HELP, Overrides
-from nemo2.columns import columns, folded
-from nemo2.counts import counted
-from nemo2.run_dir.terminal import is_terminal
+from nemo2.training.run_dir.terminal import is_terminal
 
 if TYPE_CHECKING:
-    from nemo2.settle.machine import Machine
+    from nemo2.megatron.settle.machine import Machine
 
 
 def check(
@@ -47,12 +47,12 @@ def check(
 
         raise ConfigError("check needs a recipe, as in `nemo2 check llama3_8b`. `nemo2 list` lists all recipes.")
     recipe = recipe_on(name, overrides, options=options)
-    from nemo2.settle.machine import Machine
+    from nemo2.megatron.settle.machine import Machine
 
     machine = Machine.here() if here else machine_of(options.gpus)
     verdict = judgement(recipe, name=name, machine=machine, chosen=options.devices is not None)
     if not verdict["problems"]:
-        from nemo2.planner.fit import fit_of
+        from nemo2.preflight.planner.fit import fit_of
 
         fit = fit_of(recipe, machine)
         again = _same_recipe(name, overrides or [], options=options)
@@ -81,11 +81,11 @@ def _same_recipe(name: str, overrides: list[str], *, options: RecipeOptions) -> 
 
 def judgement(recipe: Any, *, name: str, machine: "Machine", chosen: bool = True) -> dict[str, Any]:
     """The rules' verdict on a recipe on a machine, as plain data. ``chosen``: the user named these devices."""
-    from nemo2.checks import RULES, find, nearest_layouts
-    from nemo2.checks.facts import read_facts
-    from nemo2.checks.table import LAYOUT_TOPICS
     from nemo2.data.mock import is_mock
-    from nemo2.planner.size import size_of
+    from nemo2.preflight.checks import RULES, find, nearest_layouts
+    from nemo2.preflight.checks.facts import read_facts
+    from nemo2.preflight.checks.table import LAYOUT_TOPICS
+    from nemo2.preflight.planner.size import size_of
 
     facts = read_facts(recipe, machine=machine)
     # A launch on this machine starts the devices that the trainer names.
@@ -132,7 +132,7 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
             said += "\na launch needs --force"
         said = said and f"\n{said}"
         return head + style(f"legal, {verdict['rules']} rules hold", "32") + said + machine
-    from nemo2.checks.rules.types import TYPES
+    from nemo2.preflight.checks.rules.types import TYPES
 
     lines = [head + style(counted(len(problems), "problem"), "31")]
     for problem in problems:
@@ -151,7 +151,7 @@ def report(verdict: dict[str, Any], *, colours: bool = False) -> str:
 
 
 def _rules() -> Result:
-    from nemo2.checks import TOPICS
+    from nemo2.preflight.checks import TOPICS
 
     rows = [
         {"rule": rule.name, "topic": rule.topic, "says": rule.says, "otherwise": rule.otherwise}

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.counts import counted
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import as_json
-from nemo2.counts import counted
 
 Name = Annotated[str, typer.Argument(help="Name of the profile.")]
 Settings = Annotated[
@@ -26,9 +26,9 @@ def add(
 
     Example: nemo2 cluster add mycluster kind=slurm partition=batch job_dir=/shared/me/jobs
     """
+    from nemo2.base.names import safe_name
     from nemo2.errors import ConfigError
     from nemo2.launch.clusters import Profile, build_executor, profiles, user_file
-    from nemo2.names import safe_name
 
     safe_name(name, field="cluster")
     if name in profiles():
@@ -65,7 +65,7 @@ def list_clusters() -> Result:
 
     Example: nemo2 cluster list
     """
-    from nemo2.columns import columns
+    from nemo2.base.columns import columns
     from nemo2.launch.clusters import profiles, user_file
 
     by_name = profiles()
@@ -123,9 +123,9 @@ def test(
 
 
 def _profile(name: str) -> Any:
+    from nemo2.base.names import did_you_mean
     from nemo2.errors import ConfigError
     from nemo2.launch.clusters import profiles
-    from nemo2.names import did_you_mean
 
     by_name = profiles()
     if name not in by_name:

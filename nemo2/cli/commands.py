@@ -89,8 +89,8 @@ class _Parsed:
         return words + early
 
     def _refuse(self, ctx: Any, option: str, args: list[str], error: Exception) -> NoReturn:
+        from nemo2.base.names import did_you_mean
         from nemo2.errors import ConfigError
-        from nemo2.names import did_you_mean
 
         spellings = (name for one in self.params for name in (*one.opts, *one.secondary_opts))
         options = [name for name in spellings if name.startswith("--")]
@@ -124,8 +124,8 @@ class Group(_Parsed, TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
+            from nemo2.base.names import did_you_mean
             from nemo2.errors import ConfigError
-            from nemo2.names import did_you_mean
 
             if ctx.parent is None:
                 for option in ("", *(f" {word}" for word in args[1:] if word.startswith("--")))[::-1]:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional
 
-from nemo2.files import replacing
+from nemo2.base.files import replacing
 
 ASK = "__complete"
 """The command that the scripts call: ``nemo2 __complete WORD...``. The last word is the text before the cursor."""
@@ -238,7 +238,7 @@ def _values_of(parameter: str, command: Any) -> Iterable[str]:
     if parameter in _RUNS:
         return _runs()
     if parameter == "gpus":
-        from nemo2.gpus import NAMES
+        from nemo2.base.gpus import NAMES
 
         return [*NAMES, *(f"{name}x8" for name in NAMES)]
     if parameter == "executor":
@@ -251,7 +251,7 @@ def _values_of(parameter: str, command: Any) -> Iterable[str]:
         return FINETUNING
     if parameter == "trackers":
         from nemo2.cli.trackers import OFFLINE
-        from nemo2.run_dir.trackers import TRACKERS
+        from nemo2.training.run_dir.trackers import TRACKERS
 
         return [f"{name}{where}" for name in TRACKERS for where in ("", OFFLINE)]
     # Read from our own function, because typer's versions store choices in different places.

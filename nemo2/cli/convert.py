@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, Optional
 
 import typer
 
+from nemo2.base.files import refuse_existing
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import refuse_all_but
 from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
-from nemo2.files import refuse_existing
 
 _Dtype = Annotated[
     Optional[Literal["bf16", "fp16", "fp32"]],

@@ -7,7 +7,7 @@ from typing import Any
 from nemo2.cli.adapter import Result
 from nemo2.cli.new_recipe import docstring
 from nemo2.cli.sources import configured
-from nemo2.run_dir.terminal import is_terminal
+from nemo2.training.run_dir.terminal import is_terminal
 
 _COLOURS = {"~": "\033[33m", "+": "\033[32m", "-": "\033[31m"}
 _RESET = "\033[0m"

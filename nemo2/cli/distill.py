@@ -5,13 +5,13 @@ commands."""
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.files import write_file
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import Output, spread
 from nemo2.cli.launching import TRAINING, TrainingOptions, changes_of, launched, logged
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
 from nemo2.cli.sources import Overrides, recipe_tree, run_with_recipe
-from nemo2.files import write_file
 
 
 def distill(
@@ -65,7 +65,7 @@ def distill(
 def _settings(temperature: Optional[float], top_k: Optional[int]) -> Any:
     """The `DistillationConfig` as a config. None: no option sets anything."""
     from nemo2.config import Config
-    from nemo2.strategies.distillation import DistillationConfig
+    from nemo2.training.strategies.distillation import DistillationConfig
 
     settings = {"logit_kl_temperature": temperature, "logit_kl_topk": top_k}
     settings = {name: value for name, value in settings.items() if value is not None}

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nemo2.cli.adapter import Result
-from nemo2.doctor.finding import Finding, checked, report
-from nemo2.run_dir.terminal import is_terminal
+from nemo2.preflight.doctor.finding import Finding, checked, report
+from nemo2.training.run_dir.terminal import is_terminal
 
 
 def doctor() -> Result:
@@ -17,7 +17,7 @@ def doctor() -> Result:
 
     Example: nemo2 doctor --json
     """
-    from nemo2.doctor.examination import examine
+    from nemo2.preflight.doctor.examination import examine
 
     findings = [*examine(), _left_behind()]
     text = report(findings, colours=is_terminal(sys.stdout))
@@ -29,8 +29,8 @@ def _left_behind() -> Finding:
     """Folders of killed launches, whose processes could no longer delete them."""
     from nemo_run.config import get_nemorun_home
 
-    from nemo2.doctor.machine import TOPIC
     from nemo2.launch.local import leftovers
+    from nemo2.preflight.doctor.machine import TOPIC
 
     folder = Path(get_nemorun_home()) / "nemo2"
     left = leftovers(folder) if folder.is_dir() else []

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.files import text_of
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import Weights, WeightsOption, named_weights
 from nemo2.cli.commands import as_json, only_with, refuse_all_but
@@ -16,7 +17,6 @@ from nemo2.cli.launching import LAUNCHING, LaunchOptions, changes_of, launched, 
 from nemo2.cli.own_data import Data
 from nemo2.cli.run_names import checkpoint_called
 from nemo2.cli.sources import Overrides, name_of_run, recipe_tree, run_with_recipe
-from nemo2.files import text_of
 
 
 def evaluate(
@@ -88,14 +88,14 @@ def _measured(
     path: str, texts: list[Path], tasks: list[str], stride: Optional[int], batch_size: int, lm_eval: dict[str, Any]
 ) -> Result:
     if tasks:
-        from nemo2.evaluation.harness import require_lm_eval
+        from nemo2.llm.evaluation.harness import require_lm_eval
 
         require_lm_eval()  # before the texts, which take a while
     for file in texts:
         text_of(file)  # refused before torch is imported
     report: dict[str, Any] = {}
     if texts:
-        from nemo2.llm.evaluation import perplexity
+        from nemo2.llm.evaluation.api import perplexity
 
         measured = perplexity(path, [str(file) for file in texts], stride=stride, max_batch_size=batch_size)
         report["texts"] = {name: _figures(one) for name, one in measured.items()}
@@ -103,7 +103,7 @@ def _measured(
             print("\n".join(_of_texts(measured)))
     if not tasks:
         return Result(report)
-    from nemo2.llm.evaluation import evaluate as entry
+    from nemo2.llm.evaluation.api import evaluate as entry
 
     results = entry(path, tasks, max_batch_size=batch_size, **lm_eval)
     report["tasks"] = results["results"]
@@ -166,7 +166,7 @@ def _figures(one: Any) -> dict[str, float]:
 
 
 def _of_texts(measured: Mapping[str, Any]) -> list[str]:
-    from nemo2.columns import columns
+    from nemo2.base.columns import columns
 
     rows = list(measured.items())
     if len(rows) > 1:
@@ -182,7 +182,7 @@ def _of_texts(measured: Mapping[str, Any]) -> list[str]:
 
 def _of_tasks(results: dict[str, Any]) -> list[str]:
     """A row per task and metric, with its standard error where there is one."""
-    from nemo2.columns import columns
+    from nemo2.base.columns import columns
 
     cells = []
     for task, metrics in results["results"].items():

@@ -3,10 +3,10 @@
 
 from typing import Any, Optional
 
+from nemo2.base.counts import counted
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import machine_of
-from nemo2.counts import counted
 
 ENVIRONMENT, ALL = "environment", "all"
 """Words in place of a field: the environment variables of the ranks; every setting that differs from its default."""
@@ -18,9 +18,9 @@ def reasons(recipe: Any, gpus: Optional[str], field: str, executor: Optional[str
     if field == ENVIRONMENT:
         return _variables(recipe, gpus, executor, plugins)
     not_with("explain", "executor", "plugins")
-    from nemo2.explain.fields import explain, explain_all
-    from nemo2.settle.machine import Machine
-    from nemo2.settle.settling import settle
+    from nemo2.megatron.settle.machine import Machine
+    from nemo2.megatron.settle.settling import settle
+    from nemo2.preflight.explain.fields import explain, explain_all
 
     effective = settle(recipe, Machine.here() if gpus is None else machine_of(gpus))
     settings = explain_all(recipe, effective) if field == ALL else explain(recipe, effective, field)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.counts import counted
+from nemo2.base.files import output_file
 from nemo2.cli.own_data import Data
-from nemo2.counts import counted
-from nemo2.files import output_file
 
 if TYPE_CHECKING:
-    from nemo2.settle.machine import Machine
+    from nemo2.megatron.settle.machine import Machine
 
 Gpus = Annotated[
     Optional[str],
@@ -33,7 +33,7 @@ Devices = Annotated[
 
 
 def _file(path: Optional[Path]) -> Optional[Path]:
-    """Refuse a path where no file can be written before any work starts. `nemo2.files.write_file` makes its folders."""
+    """Refuse a path where no file can be written before any work starts. `nemo2.base.files.write_file` makes its folders."""
     return None if path is None else output_file(path)
 
 
@@ -144,7 +144,7 @@ def spread(
         return recipe
     from nemo2.config.located import recorded_at
     from nemo2.errors import ConfigError
-    from nemo2.settle.world import devices_of, on
+    from nemo2.megatron.settle.world import devices_of, on
 
     count, option = machine.count, f"--gpus {gpus}"
     if most is not None:
@@ -199,7 +199,7 @@ def machine_of(gpus: Optional[str]) -> "Machine":
     Raises:
         ConfigError: an unknown GPU, or an invalid number.
     """
-    from nemo2.settle.machine import Machine
+    from nemo2.megatron.settle.machine import Machine
 
     if gpus is None:
         return Machine()
@@ -208,14 +208,14 @@ def machine_of(gpus: Optional[str]) -> "Machine":
 
 def kind_of(gpus: Optional[str]) -> Optional[str]:
     """The kind of GPU that ``--gpus`` names. None: it names none."""
-    from nemo2.gpus import gpu
+    from nemo2.base.gpus import gpu
 
     return None if gpus is None or _is_number(gpus) else gpu(gpus).name
 
 
 def place(recipe: Any, machine: "Machine") -> str:
     """The line that names the machine of an answer. "": the recipe has no trainer."""
-    from nemo2.settle.world import world_of
+    from nemo2.megatron.settle.world import world_of
 
     if getattr(recipe, "trainer", None) is None:
         return ""

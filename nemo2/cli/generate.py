@@ -7,12 +7,12 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.files import text_of, write_file
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.begin_from import WeightsOption, named_weights
 from nemo2.cli.chat import chat as converse
 from nemo2.cli.commands import as_json, not_with, only_with, refuse_all_but
 from nemo2.cli.flags import Html, MinP, Output, Temperature, TopK, TopP, TrustRemoteCode
-from nemo2.files import text_of, write_file
 
 _STANDARD = Path("-")
 """Standard input or output, in place of a file name."""
@@ -133,7 +133,7 @@ def generate(
         )
 
     if html is not None:
-        from nemo2.evaluation.figures import names_of
+        from nemo2.llm.evaluation.figures import names_of
         from nemo2.llm.side_by_side import side_by_side
 
         answers = {

@@ -5,10 +5,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from nemo2.base.columns import columns
+from nemo2.base.names import visible
 from nemo2.cli.adapter import Result
 from nemo2.cli.run_names import checkpoint_called, last_started
-from nemo2.columns import columns
-from nemo2.names import visible
 
 
 def is_checkpoint(source: str) -> bool:

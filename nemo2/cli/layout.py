@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.files import write_file
 from nemo2.cli.adapter import Result
 from nemo2.cli.commands import not_with
 from nemo2.cli.flags import machine_of
-from nemo2.files import write_file
 
 
 def layout_of(
@@ -26,11 +26,11 @@ def layout_of(
 
     Args:
         output: The page (.html) or figure (.svg) to write.
-        pipeline: Further arguments of `nemo2.pictures.layout_page.view`.
+        pipeline: Further arguments of `nemo2.report.pictures.layout_page.view`.
     """
-    from nemo2.pictures.layout_page import draw, layout_json, layout_page, layout_text, view
-    from nemo2.pictures.ranks import place_recipe
-    from nemo2.settle import on
+    from nemo2.megatron.settle import on
+    from nemo2.report.pictures.layout_page import draw, layout_json, layout_page, layout_text, view
+    from nemo2.report.pictures.ranks import place_recipe
 
     recipe = on(recipe, machine_of(gpus))
     placement = place_recipe(recipe, name=name, world_size=world_size)
@@ -39,7 +39,7 @@ def layout_of(
         return Result(None, _one_rank(placement, rank))
     shown = view(recipe, placement, **pipeline)
     if output is not None:
-        from nemo2.pictures.svg import standalone
+        from nemo2.report.pictures.svg import standalone
 
         text = layout_page(shown) if output.suffix == ".html" else standalone(draw(shown).render())
         write_file(output, text)
@@ -50,9 +50,9 @@ def layout_of(
 
 def _one_rank(placement: object, rank: int) -> str:
     from nemo2.errors import ConfigError
-    from nemo2.pictures.placement import describe_rank
-    from nemo2.pictures.ranks import Placement
-    from nemo2.pictures.terminal import ranks_text
+    from nemo2.report.pictures.placement import describe_rank
+    from nemo2.report.pictures.ranks import Placement
+    from nemo2.report.pictures.terminal import ranks_text
 
     assert isinstance(placement, Placement)
     if rank >= placement.world_size:

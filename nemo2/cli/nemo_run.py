@@ -25,6 +25,7 @@ from nemo_run.cli.cli_parser import CLIException, parse_cli_args
 
 import nemo2.plugins  # noqa: F401  (whose names it announces)
 from nemo2 import recipes
+from nemo2.base.names import did_you_mean
 from nemo2.config import apply_overrides
 from nemo2.config.factories import called, required
 from nemo2.config.show import render
@@ -39,9 +40,8 @@ from nemo2.llm.distillation import distill
 from nemo2.llm.pruning import prune
 from nemo2.llm.quantization import ptq
 from nemo2.llm.serving import deploy
-from nemo2.names import did_you_mean
 from nemo2.recipes.run.executor import torchrun
-from nemo2.run_dir.environment import redact_text
+from nemo2.training.run_dir.environment import redact_text
 
 NAMESPACE = "llm"
 

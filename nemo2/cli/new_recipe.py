@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from nemo2.base.files import refuse_existing, write_file
 from nemo2.cli.adapter import Result
 from nemo2.cli.flags import FileOrFolder
-from nemo2.files import refuse_existing, write_file
 
 
 def new_recipe(

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.files import write_file
+from nemo2.base.gpus import DEFAULT, HEADROOM
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
 from nemo2.cli.flags import UNCHANGED, Html, RecipeOptions, kind_of, number_of, put, recipe_on
 from nemo2.cli.sources import Overrides, RecipeName
-from nemo2.files import write_file
-from nemo2.gpus import DEFAULT, HEADROOM
 
 
 def plan(
@@ -65,9 +65,9 @@ def plan(
             put(recipe.data, field, value, option=option, path=f"data.{field}")
     if search:
         return _search(recipe, name=name, kind=kind, limit=limit, headroom=headroom, html=html)
-    from nemo2.planner.goodput import Failures
-    from nemo2.planner.plan import plan as make
-    from nemo2.planner.text import render
+    from nemo2.preflight.planner.goodput import Failures
+    from nemo2.preflight.planner.plan import plan as make
+    from nemo2.preflight.planner.text import render
 
     failures = Failures.of_llama3(
         save_seconds=save, restart_seconds=restart, **({"per_gpu_hour": 1 / mtbf} if mtbf else {})
@@ -85,19 +85,19 @@ def plan(
 
 
 def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path]) -> Result:
-    from nemo2.gpus import gpu
-    from nemo2.planner.recipe import read_recipe
-    from nemo2.planner.search import as_dict
-    from nemo2.planner.search import search as look
-    from nemo2.planner.text import render_search
-    from nemo2.settle import Machine, on
+    from nemo2.base.gpus import gpu
+    from nemo2.megatron.settle import Machine, on
+    from nemo2.preflight.planner.recipe import read_recipe
+    from nemo2.preflight.planner.search import as_dict
+    from nemo2.preflight.planner.search import search as look
+    from nemo2.preflight.planner.text import render_search
 
     subject = read_recipe(on(recipe, Machine.named(kind)), gpu(kind))
     result = look(subject, limit=limit, headroom=headroom)
     title = f"{name} on {subject.job.gpus} x {subject.job.gpu.name}"
     text = render_search(result, title=title)
     if html is not None:
-        from nemo2.planner.page import render_page
+        from nemo2.preflight.planner.page import render_page
 
         write_file(html, render_page(result, title=title))
         text += f"\npage: {html}"

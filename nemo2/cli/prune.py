@@ -3,10 +3,10 @@
 
 from typing import Annotated, Any, Optional
 
+from nemo2.base.files import refuse_existing
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.flags import Folder, Overwrite
 from nemo2.cli.run_names import Checkpoint, checkpoint_called
-from nemo2.files import refuse_existing
 
 
 def prune(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.cli.run_names import last_started, run_called, run_of
-from nemo2.run_dir.records import RECIPE_FILE
+from nemo2.training.run_dir.records import RECIPE_FILE
 
 NAME, PERFORMANCE = "recipe", "performance"
 YAML = (".yaml", ".yml")
@@ -140,8 +140,8 @@ def _changed(form: Any, file: Path, by_name: Callable[[str, bool], Any]) -> Any:
 
 
 def _bytes(file: Path) -> bytes:
+    from nemo2.base.files import read_bounded
     from nemo2.errors import ConfigError
-    from nemo2.files import read_bounded
 
     try:
         return read_bounded(file, at_most=_MOST_BYTES)

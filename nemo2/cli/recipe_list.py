@@ -8,10 +8,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.columns import columns, short_count
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.flags import number_of
 from nemo2.cli.sources import FINETUNING
-from nemo2.columns import columns, short_count
 
 _COLUMNS = ("name", "family", "parameters", "gpus", "GiB", "layout", "seq", "precision")
 _RIGHT = ("parameters", "gpus", "GiB", "seq")
@@ -51,7 +51,7 @@ def list_recipes(
 
     Example: nemo2 list 'llama3*' --max-gpus 64
     """
-    from nemo2.gpus import DEFAULT, GIB, HEADROOM, answer_of, gpu
+    from nemo2.base.gpus import DEFAULT, GIB, HEADROOM, answer_of, gpu
 
     if layout is not None:
         _refuse_unknown_sizes(layout)
@@ -79,8 +79,8 @@ def list_recipes(
     for problem in problems:
         print(f"not listed: {problem}", file=sys.stderr)
     if not matching and len(rows) > 0:
+        from nemo2.base.names import did_you_mean
         from nemo2.errors import ConfigError
-        from nemo2.names import did_you_mean
 
         if pattern is None:
             raise ConfigError("No recipe passes all filters: leave one of them out.")
@@ -115,8 +115,8 @@ def _rows(*, own: bool, shipped: bool, finetune: bool) -> tuple[list[dict[str, A
 
 def _rehearsed_peak(item: dict[str, Any]) -> Optional[int]:
     """The bytes on the fullest GPU of a shipped recipe. None: nobody has rehearsed it."""
-    from nemo2.planner.peaks import rehearsed
-    from nemo2.rehearse.counts import peak_of
+    from nemo2.preflight.planner.peaks import rehearsed
+    from nemo2.preflight.rehearse.counts import peak_of
 
     shipped = rehearsed().get(item["name"]) if item["origin"] == SHIPPED else None
     return None if shipped is None else peak_of(shipped["ranks"])
@@ -131,7 +131,7 @@ def memory_of(text: str) -> float:
     Raises:
         ConfigError: it is neither.
     """
-    from nemo2.gpus import GIB, NAMES, gpu, parse_gpus
+    from nemo2.base.gpus import GIB, NAMES, gpu, parse_gpus
 
     if size := re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:GI?B?)?", text.strip().upper()):
         sold = float(size[1]) * GIB
@@ -182,9 +182,9 @@ def row_of_finetuning(facts: Any, method: str) -> dict[str, Any]:
 def row_of_tree(recipe: Any) -> dict[str, Any]:
     """The row of a recipe without facts, read from its tree. ``parameters`` is None if the tree doesn't tell their
     number."""
-    from nemo2.parallel.layout import Layout
-    from nemo2.planner.size import size_of
-    from nemo2.settle import Machine, world_of
+    from nemo2.megatron.parallel.layout import Layout
+    from nemo2.megatron.settle import Machine, world_of
+    from nemo2.preflight.planner.size import size_of
 
     strategy, trainer, plugin = recipe.trainer.strategy, recipe.trainer, recipe.trainer.plugins
     size = size_of(recipe, Machine())
@@ -200,7 +200,7 @@ def row_of_tree(recipe: Any) -> dict[str, Any]:
 
 def layout_text(layout: Any) -> str:
     """``tp=2 pp=4 vp=5 sp``: the differences from plain data parallelism; ``dp`` if there are none."""
-    from nemo2.parallel.layout import SIZE_FIELDS
+    from nemo2.megatron.parallel.layout import SIZE_FIELDS
 
     parts = [f"{name}={value}" for name in SIZE_FIELDS if (value := getattr(layout, name)) not in (1, None)]
     return " ".join([*parts, "sp"] if layout.sp else parts) or "dp"
@@ -218,9 +218,9 @@ def within(count: Optional[int], least: Optional[float], most: Optional[float]) 
 
 
 def _refuse_unknown_sizes(layout: str) -> None:
+    from nemo2.base.names import did_you_mean
     from nemo2.errors import ConfigError
-    from nemo2.names import did_you_mean
-    from nemo2.parallel.layout import SIZE_FIELDS
+    from nemo2.megatron.parallel.layout import SIZE_FIELDS
 
     names = [*SIZE_FIELDS, "sp", "dp"]
     for word in layout.lower().replace(",", " ").split():

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.files import write_file
+from nemo2.base.gpus import DEFAULT, HEADROOM, gpu
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
 from nemo2.cli.flags import UNCHANGED, Html, RecipeOptions, kind_of, recipe_on
 from nemo2.cli.sources import Overrides, RecipeName
-from nemo2.files import write_file
-from nemo2.gpus import DEFAULT, HEADROOM, gpu
 
 
 def rehearse(
@@ -57,15 +57,15 @@ def rehearse(
     recipe = recipe_on(name, overrides, options=options)
     if tiny:
         return _train_tiny(recipe, name, processes=processes, steps=steps, directory=directory)
-    from nemo2.rehearse.job import rehearse as run
-    from nemo2.rehearse.text import render
+    from nemo2.preflight.rehearse.job import rehearse as run
+    from nemo2.preflight.rehearse.text import render
 
     kind = kind_of(options.gpus) or DEFAULT
     result = run(recipe, name=name, gpus=kind, headroom=headroom, kernels=kernels, all_stages=all_stages, advice=advice)
     text = render(result)
     if html is not None:
-        from nemo2.rehearse.page import render_page
-        from nemo2.rehearse.step_timeline import Rates
+        from nemo2.preflight.rehearse.page import render_page
+        from nemo2.preflight.rehearse.step_timeline import Rates
 
         write_file(html, render_page(result, Rates.of(gpu(result.gpu))))
         text += f"\npage: {html}"
@@ -74,7 +74,7 @@ def rehearse(
 
 def _train_tiny(recipe: Any, name: str, *, processes: int, steps: int, directory: Optional[Path]) -> Result:
     from nemo2.launch import launch
-    from nemo2.rehearse.shrink import shrink
+    from nemo2.preflight.rehearse.shrink import shrink
 
     small = shrink(recipe, max_processes=processes, steps=steps)
     small.recipe.log.name = f"{name}_tiny"

@@ -13,8 +13,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from nemo2.names import nearest
-from nemo2.run_dir.records import ENVIRONMENT_FILE, RECIPE_FILE
+from nemo2.base.names import nearest
+from nemo2.training.run_dir.records import ENVIRONMENT_FILE, RECIPE_FILE
 
 VARIABLE = "NEMO2_RUNS"
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -78,7 +78,7 @@ def last_started(folder: Path) -> Optional[Path]:
     """The folder itself if it belongs to a run, else the folder of the run in it that started last, which is what a user
     looks at. None: it holds no run.
 
-    A training resumes another one, `nemo2.run_dir.directory.furthest_run`.
+    A training resumes another one, `nemo2.training.run_dir.directory.furthest_run`.
     """
     if any((folder / sign).is_file() for sign in _SIGNS):
         return folder

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.files import write_file
 from nemo2.cli import submitted as slurm
 from nemo2.cli.adapter import AT_LEAST_1, Result, print_json
 from nemo2.cli.commands import as_json, not_with, refuse_all_but
 from nemo2.cli.flags import Html, Output
 from nemo2.cli.run_names import all_runs, run_called, run_folder
-from nemo2.files import write_file
-from nemo2.run_dir.records import RECIPE_FILE
+from nemo2.training.run_dir.records import RECIPE_FILE
 
 Run = Annotated[str, typer.Argument(help="A run: its directory or its name; a submitted one also by its Slurm job id.")]
 _PAUSE = 0.5
@@ -38,10 +38,10 @@ def list_runs(
 
     Example: nemo2 runs list 'llama*'
     """
+    from nemo2.base.columns import columns
     from nemo2.cli.recipe_list import matches
-    from nemo2.columns import columns
-    from nemo2.run_dir.compare import COLUMNS, FIRST_TO_GO, rows_of, summary
-    from nemo2.run_dir.run_folder import RunFolder
+    from nemo2.training.run_dir.compare import COLUMNS, FIRST_TO_GO, rows_of, summary
+    from nemo2.training.run_dir.run_folder import RunFolder
 
     if submitted:
         matching = [one for one in slurm.submissions() if pattern is None or matches(pattern, one.name)]
@@ -80,9 +80,9 @@ def compare(
         raise ConfigError(f"{twice}: the same run is named twice. Name the directory of another run or start.")
     if not 2 <= len(folders) <= 8:
         raise ConfigError(f"{len(folders)} runs: compare takes two to eight runs.")
-    from nemo2.columns import columns
+    from nemo2.base.columns import columns
     from nemo2.config.show import format_value
-    from nemo2.run_dir.compare import (
+    from nemo2.training.run_dir.compare import (
         COLUMNS,
         FIRST_TO_GO,
         comparison_page,
@@ -92,7 +92,7 @@ def compare(
         rows_of,
         summary,
     )
-    from nemo2.run_dir.run_folder import RunFolder
+    from nemo2.training.run_dir.run_folder import RunFolder
 
     runs = [RunFolder(folder) for folder in folders]
     called = labels(runs)
@@ -135,8 +135,8 @@ def tail(
         not_with("follow", "lines")
         refuse_all_but("run", "lines", "follow", why="for the log of a submitted run")
         return slurm.log(submission, lines=lines or 40, follow=follow)
-    from nemo2.run_dir.progress_line import format_record
-    from nemo2.run_dir.run_folder import RunFolder
+    from nemo2.training.run_dir.progress_line import format_record
+    from nemo2.training.run_dir.run_folder import RunFolder
 
     folder = RunFolder(_local(run))
     shown = 0
@@ -162,9 +162,9 @@ def status(run: Run) -> Result:
 
     Example: nemo2 runs status llama3_70b
     """
-    from nemo2.columns import columns
-    from nemo2.run_dir.compare import summary
-    from nemo2.run_dir.run_folder import RunFolder
+    from nemo2.base.columns import columns
+    from nemo2.training.run_dir.compare import summary
+    from nemo2.training.run_dir.run_folder import RunFolder
 
     if (submission := slurm.find(run)) is not None:
         return slurm.status(submission)
@@ -189,7 +189,7 @@ def report(run: Run, *, output: Output = None) -> Result:
 
     Example: nemo2 runs report nemo_experiments/llama_tiny/2026-01-31_12-00-00
     """
-    from nemo2.run_dir.report import write_report
+    from nemo2.training.run_dir.report import write_report
 
     if (submission := _submitted(run)) is not None:
         path = slurm.fetch_report(submission, output or Path("report.html"))
@@ -211,7 +211,7 @@ def trace(run: str, *, output: Output = None) -> Result:
 
     Example: nemo2 runs trace nemo_experiments/llama_tiny/2026-01-31_12-00-00
     """
-    from nemo2.trace.report import PAGE, TRACES, render, rows, text, traces_of
+    from nemo2.report.trace.report import PAGE, TRACES, render, rows, text, traces_of
 
     run_dir = run_folder(run)
     traces = traces_of(run_dir)
@@ -237,8 +237,8 @@ def _submitted(run: str) -> Optional[Any]:
 
 def _local(run: str) -> Path:
     """The directory of a run on this machine. Errors: see `run_folder`; among the names, those of submissions."""
+    from nemo2.base.names import did_you_mean
     from nemo2.errors import DataError
-    from nemo2.names import did_you_mean
 
     try:
         return run_folder(run)

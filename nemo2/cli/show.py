@@ -7,6 +7,8 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from nemo2.base.files import refuse_existing, write_file
+from nemo2.base.names import visible
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import OptionGroup, in_groups, not_with, refuse_across, refuse_all_but
 from nemo2.cli.diff import difference
@@ -16,8 +18,6 @@ from nemo2.cli.inspect import identified, is_checkpoint
 from nemo2.cli.layout import layout_of
 from nemo2.cli.new_recipe import as_source, check_importable
 from nemo2.cli.sources import RECIPE_HELP, Overrides
-from nemo2.files import refuse_existing, write_file
-from nemo2.names import visible
 
 GROUPS = (
     OptionGroup("Checkpoint", "checkpoint", own=("verify",)),
@@ -138,7 +138,7 @@ def _refuse_output(output: Path, *, layout: bool) -> None:
         raise ConfigError(f"--output {output}: a layout is written to a {' or '.join(_LAYOUTS)} file.")
     if layout:
         return
-    from nemo2.pictures.recipe_tree import SUFFIXES
+    from nemo2.report.pictures.recipe_tree import SUFFIXES
 
     if output.suffix not in (*_RECIPES, *SUFFIXES):
         raise ConfigError(f"--output {output}: must end in one of {', '.join((*_RECIPES, *SUFFIXES))}.")
@@ -150,7 +150,7 @@ def _refuse_output(output: Path, *, layout: bool) -> None:
 def _written(recipe: Any, origin: str, output: Path, *, defaults: bool) -> Result:
     """Write the recipe as a text that every command accepts, or as a picture."""
     if output.suffix not in _RECIPES:
-        from nemo2.pictures.recipe_tree import write_picture
+        from nemo2.report.pictures.recipe_tree import write_picture
 
         return Result(None, str(write_picture(recipe, output, title=origin, defaults=defaults)))
     write_file(output, _text_of(recipe, origin, output.suffix, defaults=defaults), new=True)

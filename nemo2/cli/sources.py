@@ -9,7 +9,7 @@ import typer
 
 from nemo2.cli.own_data import give_data, refuse_data, refuse_unknown_tokenizer
 from nemo2.cli.recipe_files import NAME, changes_in, names_its_run, recipe_file, recipe_in
-from nemo2.run_dir.records import RECIPE_FILE
+from nemo2.training.run_dir.records import RECIPE_FILE
 
 FINETUNING = {"lora": "lora", "dora": "dora", "full": "none"}
 """The words that may follow a recipe's name and a colon, each with its ``peft_scheme``."""
@@ -103,7 +103,7 @@ def _by_name(name: str, method: Optional[str], performance: bool, finetuning: di
 
     base, colon, word = name.rpartition(":")
     if colon and base in recipes.names():
-        from nemo2.names import did_you_mean
+        from nemo2.base.names import did_you_mean
 
         raise ConfigError(f"{name}: {word!r} is not a method of fine-tuning{did_you_mean(word, list(FINETUNING))}")
     try:

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.files import write_file
 from nemo2.cli.adapter import Result
-from nemo2.files import write_file
 
 
 def submissions() -> list[Any]:
@@ -28,8 +28,8 @@ def find(name: str) -> Optional[Any]:
 
 def require(name: str) -> Any:
     """As `find`. Raises ConfigError if there is none."""
+    from nemo2.base.names import did_you_mean
     from nemo2.errors import ConfigError
-    from nemo2.names import did_you_mean
 
     if (submission := find(name)) is None:
         names = [one.name for one in submissions()]
@@ -42,7 +42,7 @@ def require(name: str) -> Any:
 
 def listed(shown: list[Any]) -> Result:
     """The submissions with their states."""
-    from nemo2.columns import columns
+    from nemo2.base.columns import columns
 
     data = [{**asdict(one), "state": _state(one)[0]} for one in shown]
     none = "No run was submitted to Slurm from this machine. `nemo2 pretrain NAME --executor CLUSTER` submits one."

@@ -21,9 +21,9 @@ OFFLINE = ":offline"
 
 def tracker_called(word: str) -> tuple[Any, bool]:
     """The tracker that ``word`` names, and whether it stays offline. Raises ConfigError for an unknown name."""
+    from nemo2.base.names import did_you_mean
     from nemo2.errors import ConfigError
-    from nemo2.names import did_you_mean
-    from nemo2.run_dir.trackers import TRACKERS
+    from nemo2.training.run_dir.trackers import TRACKERS
 
     name, offline = word.removesuffix(OFFLINE), word.endswith(OFFLINE)
     if name not in TRACKERS:

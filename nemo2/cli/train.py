@@ -92,9 +92,9 @@ def _refuse_without_recipe(source: Optional[str], peft: Optional[str], performan
 
 
 def _refuse_unknown_method(peft: Optional[str]) -> None:
+    from nemo2.base.names import did_you_mean
     from nemo2.cli.sources import FINETUNING
     from nemo2.errors import ConfigError
-    from nemo2.names import did_you_mean
 
     if peft is not None and peft not in FINETUNING:
         raise ConfigError(

@@ -4,6 +4,6 @@
 Importing `configurable` is cheap. Names that need fiddle and nemo-run are imported on first use.
 """
 
-from nemo2.lazy import front_door
+from nemo2.base.lazy import front_door
 
 __getattr__, __dir__, __all__ = front_door(__name__, __file__)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a table by which settings follow from each other, or exclude each other.
 
-`nemo2.settle.rows` and `nemo2.overlap.rules` have the rows. `apply` takes them in order, on a view of a run's
-settings, so that a row sees what the rows before it derived. The view is a `nemo2.settle.run_settings.RunSettings`: it
+`nemo2.megatron.settle.rows` and `nemo2.megatron.overlap.rules` have the rows. `apply` takes them in order, on a view of a run's
+settings, so that a row sees what the rows before it derived. The view is a `nemo2.megatron.settle.run_settings.RunSettings`: it
 has ``requested(field)`` (the user's `Setting` in force, or None), ``in_force(field)`` (the `Setting`, whoever set it)
 and ``adjust(field, value, why)``.
 """
@@ -47,7 +47,7 @@ class Conflict(NamedTuple):
     """Settings that exclude each other. A run with all of them is refused."""
 
     rule: str
-    """The rule's id (`nemo2.checks`)."""
+    """The rule's id (`nemo2.preflight.checks`)."""
     settings: tuple[Union[str, tuple[str, Any]], ...]
     """The fields that the error names. A field with a value excludes the others only if the user set it to this value."""
     why: Text

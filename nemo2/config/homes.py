@@ -14,14 +14,14 @@ from nemo2.config.aliases import aliases_of, parameter_names
 _PARTS: tuple[tuple[str, str], ...] = (
     ("model.config", "nemo2.models.gpt:GPTConfig"),
     ("optim.config", "megatron.core.optimizer.optimizer_config:OptimizerConfig"),
-    ("trainer.strategy", "nemo2.strategy:MegatronStrategy"),
+    ("trainer.strategy", "nemo2.training.strategy:MegatronStrategy"),
     (
         "trainer.strategy.ddp",
         "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig",
     ),
-    ("trainer.plugins", "nemo2.precision:MegatronMixedPrecision"),
-    ("trainer", "nemo2.trainer:Trainer"),
-    ("log", "nemo2.run_dir.logger:NeMoLogger"),
+    ("trainer.plugins", "nemo2.megatron.precision:MegatronMixedPrecision"),
+    ("trainer", "nemo2.training.trainer:Trainer"),
+    ("log", "nemo2.training.run_dir.logger:NeMoLogger"),
     ("log.ckpt", "nemo2.checkpoint.model_checkpoint:ModelCheckpoint"),
     ("resume", "nemo2.checkpoint.auto_resume:AutoResume"),
 )

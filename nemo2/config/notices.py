@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from nemo2.place import here
+from nemo2.base.place import here
 
 _log = logging.getLogger(__name__)
 _announced: set[str] = set()

@@ -47,7 +47,7 @@ _LEFT_OUT = (
     "megatron.core.models.huggingface",  # downloads and builds any name on the hub
     "megatron.core.tokenizers",
     "megatron.core.export",
-    "nemo2.backend",
+    "nemo2.base.backend",
     "nemo2.launch",
 )
 """Parts of these modules that load, start or patch things. No recipe contains them."""
@@ -81,7 +81,7 @@ _FUNCTIONS = (
     "megatron.core.ssm",
     "megatron.core.transformer",
     "nemo2.models",
-    "nemo2.optim.pytorch",
+    "nemo2.megatron.optim.pytorch",
 )
 """Modules with plain functions that configurations and specs of layers may contain: activations, fusions, makers of
 specs or optimizers."""

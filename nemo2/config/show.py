@@ -11,11 +11,11 @@ from typing import Any
 
 import fiddle as fdl
 
+from nemo2.base.names import visible
 from nemo2.config import wire
 from nemo2.config.provenance import is_same
 from nemo2.config.tree import Config, Partial, bring_up_to_date
 from nemo2.config.walk import children, place_of
-from nemo2.names import visible
 
 TARGET = "_target_"
 """The key of a config's class or function, as in YAML."""

@@ -13,8 +13,8 @@ from typing import Any, Optional, Union
 
 from fiddle._src import signatures
 
+from nemo2.base.names import a
 from nemo2.config.typed_text import SEQUENCES, part_classes, without_annotated
-from nemo2.names import a
 
 _NUMBERS = {bool: "True or False", int: "a whole number", float: "a number"}
 _LISTS = {one for one, kind in SEQUENCES.items() if kind in (list, tuple)}

@@ -12,9 +12,9 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from nemo2 import ranks
-from nemo2.advice import own_data
-from nemo2.counts import is_count
+from nemo2.base import ranks
+from nemo2.base.advice import own_data
+from nemo2.base.counts import is_count
 from nemo2.data.batch_size import check_positive
 from nemo2.data.blend import SPLITS
 from nemo2.data.inputs import Comparison, Input, compare_all, with_hashes

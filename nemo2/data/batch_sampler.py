@@ -17,7 +17,7 @@ from typing import Any, Literal, Optional
 import numpy as np
 from torch.utils.data import Dataset, Sampler
 
-from nemo2.counts import counted
+from nemo2.base.counts import counted
 from nemo2.data.batch_size import BatchSizeSchedule
 from nemo2.errors import DataError
 

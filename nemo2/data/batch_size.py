@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from nemo2.counts import require_counts
+from nemo2.base.counts import require_counts
 from nemo2.errors import ConfigError
 
 

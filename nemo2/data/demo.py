@@ -9,6 +9,7 @@ from typing import Optional
 
 from torch.utils.data import Dataset
 
+from nemo2.base.place import here
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.data.base import MegatronDataModule, arguments_of, no_files
@@ -16,7 +17,6 @@ from nemo2.data.home import datasets_home
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.stdlib import DemoData, prepare_demo_data
 from nemo2.data.tokenizer import BPETokenizer, Tokenizer
-from nemo2.place import here
 
 _log = logging.getLogger(__name__)
 register_gone("nemo2.data.demo:StdlibDataModule", paths=no_files)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Optional, TypeVar, Union, cast, get_args
 
-from nemo2.advice import advice
+from nemo2.base.advice import advice
+from nemo2.base.files import MIB, parse_json
 from nemo2.errors import ConfigError, DataError, SecurityError
-from nemo2.files import MIB, parse_json
 
 Inputs = Union[str, Path, Sequence[Union[str, Path]]]
 OnBadLine = Literal["fail", "skip"]

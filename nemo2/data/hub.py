@@ -19,7 +19,7 @@ def asking_hub(name: str) -> Iterator[None]:
     """
     from huggingface_hub import constants
 
-    from nemo2.ranks import is_rank_zero  # with torch, which a tokenizer from a file doesn't need
+    from nemo2.base.ranks import is_rank_zero  # with torch, which a tokenizer from a file doesn't need
 
     if constants.HF_HUB_OFFLINE:
         yield

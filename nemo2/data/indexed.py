@@ -18,11 +18,11 @@ from typing import Union
 
 import numpy as np
 
+from nemo2.base.names import nearest
 from nemo2.data.inputs import Input
 from nemo2.data.prepare import read_sidecar
 from nemo2.data.token_files import strip_suffix
 from nemo2.errors import DataError
-from nemo2.names import nearest
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Optional
 
-from nemo2.files import sha256
+from nemo2.base.files import sha256
 
 _log = logging.getLogger(__name__)
 _HASHED_AT_ONCE = 1 << 30

@@ -20,7 +20,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset, _BinReader, _FileBinReader, _MMapBinReader
 from torch.utils.data import Dataset
 
-from nemo2 import ranks
+from nemo2.base import ranks
 from nemo2.data.blend import SPLITS
 from nemo2.data.index_cache import guarded, rebuilding
 from nemo2.errors import DataError

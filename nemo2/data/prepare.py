@@ -16,8 +16,9 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
-from nemo2.advice import advice
-from nemo2.counts import counted
+from nemo2.base.advice import advice
+from nemo2.base.counts import counted
+from nemo2.base.files import read_bounded, refuse_existing, replaceable_file, sha256
 from nemo2.data.documents import (
     BadInput,
     Inputs,
@@ -33,7 +34,6 @@ from nemo2.data.special_text import OnSpecialToken, as_plain_text, special_in
 from nemo2.data.token_files import SUFFIXES, strip_suffix, token_files
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import DataError
-from nemo2.files import read_bounded, refuse_existing, replaceable_file, sha256
 
 FORMAT = 1
 _MOST_DESCRIPTION = 16 << 20

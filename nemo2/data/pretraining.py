@@ -13,11 +13,11 @@ from typing import Any, Literal, Optional, Union
 
 from torch.utils.data import Dataset, Subset
 
-from nemo2 import ranks
-from nemo2.backend.extras import have_te
+from nemo2.base import ranks
+from nemo2.base.backend.extras import have_te
+from nemo2.base.counts import counted
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect
-from nemo2.counts import counted
 from nemo2.data.base import SPLITS, MegatronDataModule, arguments_of
 from nemo2.data.blend import Blend, empty_splits, parse_paths, parse_split
 from nemo2.data.index_cache import private_directory

@@ -12,11 +12,11 @@ from typing import Optional, Union
 
 from filelock import FileLock, Timeout
 
+from nemo2.base.files import replacing
 from nemo2.data.bpe import train_bpe
 from nemo2.data.documents import BadInput, read_documents
 from nemo2.data.prepare import prepare_data
 from nemo2.errors import DataError
-from nemo2.files import replacing
 
 _NOT_ITS_OWN = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _TESTS = frozenset({"test", "tests", "idle_test"})

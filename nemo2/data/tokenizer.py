@@ -20,9 +20,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from nemo2.backend.extras import install
+from nemo2.base.backend.extras import install
+from nemo2.base.counts import require_counts
 from nemo2.config.capture import configurable
-from nemo2.counts import require_counts
 from nemo2.data.hub import asking_hub
 from nemo2.errors import ConfigError, DataError
 

@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from torch.utils.data import DataLoader
 
-from nemo2.helper_signals import IGNORED
+from nemo2.base.helper_signals import IGNORED
 
 
 def outliving_signals(dataloader: Any) -> Any:

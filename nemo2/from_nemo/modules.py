@@ -8,8 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Optional
 
+from nemo2.base.names import did_you_mean
 from nemo2.from_nemo.names import MODULES, find, module_of
-from nemo2.names import did_you_mean
 
 
 def nemo_module(path: str) -> Optional[ModuleType]:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 from megatron.core.transformer.enums import AttnBackend
 
+from nemo2.base.files import why_not_inside
+from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.directory import CONTEXT_PATH
 from nemo2.checkpoint.foreign_files import nemo_adapters, refuse_links
@@ -25,14 +27,12 @@ from nemo2.config.aliases import aliases_of, gone, parameter_names
 from nemo2.config.policy import NAMES_THAT_ARE_IMPORTED, SWITCHES_THAT_RUN_CODE, RecipePolicy
 from nemo2.data.finetuning.base import SampleDataModule
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.files import why_not_inside
 from nemo2.from_nemo.names import find
 from nemo2.from_nemo.nemo_tree import Call, Named, read_io_json, read_model_yaml
 from nemo2.hugging_face.identify import kind_at
 from nemo2.llm.api import finetune, pretrain
-from nemo2.names import did_you_mean
-from nemo2.parallel.layout import ParallelismConfig
-from nemo2.precision import DtypeConfig, MegatronMixedPrecision
+from nemo2.megatron.parallel.layout import ParallelismConfig
+from nemo2.megatron.precision import DtypeConfig, MegatronMixedPrecision
 from nemo2.recipes.log.default import default_log
 
 TASK_FILE = "task.json"

@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 import fiddle as fdl
 
-from nemo2.advice import advice
+from nemo2.base.advice import advice
+from nemo2.base.names import listed
 from nemo2.checkpoint.paths import HUGGING_FACE
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.adapter_rows import ADAPTER_CONFIG
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.tensor_source import TensorSource
 from nemo2.models.conversion.table import Conversion
-from nemo2.names import listed
 
 _T = TypeVar("_T")
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from nemo2.advice import advice
+from nemo2.base.advice import advice
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_base import Base, named_as_in_table, named_base, open_base
 from nemo2.hugging_face.adapter_files import Adapter, read_adapters, read_settings
@@ -39,9 +39,9 @@ from nemo2.hugging_face.importing import check_target, write_checkpoint
 from nemo2.hugging_face.streams import Computed, Stretch
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
+from nemo2.models.peft import CanonicalDoRA, CanonicalLoRA, DoRA, LoRA
+from nemo2.models.peft.canonical_lora import PARTS
 from nemo2.models.walker import linear_layers
-from nemo2.peft import CanonicalDoRA, CanonicalLoRA, DoRA, LoRA
-from nemo2.peft.canonical_lora import PARTS
 
 _SHOWN = 5
 

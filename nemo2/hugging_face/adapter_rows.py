@@ -10,9 +10,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from nemo2.megatron.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.table import Entry
-from nemo2.parallel.sharded_state import key_by_layer
-from nemo2.peft.canonical_lora import PARTS
+from nemo2.models.peft.canonical_lora import PARTS
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _WEIGHT = re.compile(r"\.weight(?P<section>\.\w+)?$")

@@ -41,7 +41,7 @@ from nemo2.hugging_face.stored import StoredTensors
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.table import Entry, released_shapes
-from nemo2.peft import DoRA, LoRA
+from nemo2.models.peft import DoRA, LoRA
 
 _ADAPTER = re.compile(r"(?P<module>.+)\.adapter\.(?P<rest>.+)\.weight(?P<section>\.\w+)?$")
 """The adapter of a Mamba mixer's projection stores its rows section by section, like the weight."""

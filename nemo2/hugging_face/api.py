@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from nemo2.base.names import did_you_mean
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.checkpoint.paths import HUGGING_FACE, folder_of
 from nemo2.data.home import models_home
@@ -26,7 +27,6 @@ from nemo2.hugging_face.checkpoint import Checkpoint, name_of_weights
 from nemo2.hugging_face.exporting import export_weights
 from nemo2.hugging_face.importing import check_target, write_checkpoint
 from nemo2.hugging_face.tokenizers import put_tokenizer
-from nemo2.names import did_you_mean
 
 _log = logging.getLogger(__name__)
 TARGETS = ("hf",)

@@ -16,7 +16,8 @@ from typing import Any, Optional, Self, Union
 import fiddle as fdl
 import torch
 
-from nemo2.advice import advice
+from nemo2.base.advice import advice
+from nemo2.base.names import listed
 from nemo2.checkpoint.context import describes, load_context
 from nemo2.checkpoint.directory import CONTEXT_PATH, MANIFEST, Manifest, read_manifest, sha256
 from nemo2.checkpoint.foreign_files import nemo_adapters, read_object
@@ -33,7 +34,6 @@ from nemo2.hugging_face.released import open_released
 from nemo2.hugging_face.safetensors_files import CONFIG
 from nemo2.hugging_face.stored import StoredTensors, StoredWeights
 from nemo2.hugging_face.tensor_source import TensorSource
-from nemo2.names import listed
 
 _TIME_OF_START = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}_[0-9]{2}-[0-9]{2}-[0-9]{2}")
 """The name of the folder of one start, in the folder of its run."""

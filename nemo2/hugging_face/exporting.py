@@ -17,7 +17,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from nemo2.advice import advice
+from nemo2.base.advice import advice
 from nemo2.checkpoint.context import load_release
 from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, comparing, take_place
 from nemo2.checkpoint.io import weights_dir

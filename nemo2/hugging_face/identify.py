@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Optional
 
+from nemo2.base.counts import counted
+from nemo2.base.files import read_bounded
 from nemo2.checkpoint.directory import (
     CONTEXT_PATH,
     MANIFEST,
@@ -27,12 +29,10 @@ from nemo2.checkpoint.foreign_files import nemo_adapters, read_json, read_yaml, 
 from nemo2.checkpoint.nemo_context import describe, model_config
 from nemo2.checkpoint.paths import checkpoint_folders, checkpoints_of_runs
 from nemo2.checkpoint.untrusted import read_metadata
-from nemo2.counts import counted
 from nemo2.errors import CheckpointError
-from nemo2.files import read_bounded
 from nemo2.hugging_face.safetensors_files import MOST_INDEX, conversion_of_pickles, read_header
+from nemo2.megatron.parallel.layout import SIZE_FIELDS
 from nemo2.models.conversion.families import conversion_for
-from nemo2.parallel.layout import SIZE_FIELDS
 
 Kind = Literal[
     "nemo2", "NeMo 2.0", "Megatron-Bridge", "Megatron-LM", "Megatron-LM (legacy)", "Hugging Face", "torch_dist"

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from nemo2.base.files import refuse_existing
 from nemo2.checkpoint.changes import tokenizer_settings
 from nemo2.checkpoint.context import write_parts
 from nemo2.checkpoint.directory import WEIGHTS_PATH, Manifest, publish, temporary_name, versions
@@ -35,7 +36,6 @@ from nemo2.checkpoint.reading import locate
 from nemo2.checkpoint.untrusted import COMMON
 from nemo2.checkpoint.writing import without_crc
 from nemo2.errors import CheckpointError
-from nemo2.files import refuse_existing
 from nemo2.hugging_face.streams import Planned, Stretch, There, grouped, progress_bar, refuse_full_disk, write_files
 from nemo2.hugging_face.tensor_source import TensorSource
 from nemo2.models.conversion.table import Entry

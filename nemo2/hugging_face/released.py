@@ -12,7 +12,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from nemo2.advice import advice
+from nemo2.base.advice import advice
+from nemo2.base.names import listed
 from nemo2.checkpoint.foreign_files import read_object
 from nemo2.errors import CheckpointError, ConfigError, Nemo2Error
 from nemo2.hugging_face.quantised import Plain, Source, sources
@@ -24,7 +25,6 @@ from nemo2.models.conversion.pieces import Piece
 from nemo2.models.conversion.settings import differences, missing_field, refusal, text_config
 from nemo2.models.conversion.shapes import Shape
 from nemo2.models.conversion.table import Conversion, Entry, released_shapes
-from nemo2.names import listed
 
 _log = logging.getLogger(__name__)
 _ALL = slice(None)

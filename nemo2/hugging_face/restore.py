@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from nemo2 import ranks
+from nemo2.base import ranks
+from nemo2.base.names import listed
 from nemo2.checkpoint.paths import folder_of
 from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.released import Released, open_released
+from nemo2.megatron.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.table import Entry
-from nemo2.names import listed
-from nemo2.parallel.sharded_state import key_by_layer
 
 
 def fill(pieces: Iterable[Piece], released: Released, *, also: Iterable[str] = ()) -> None:

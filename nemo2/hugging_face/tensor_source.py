@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nemo2.base.names import listed
 from nemo2.hugging_face.streams import Stretch
 from nemo2.models.conversion.table import Conversion, Entry
-from nemo2.names import listed
 
 
 def misfits(missing: Sequence[str], extra: Sequence[str], other: Iterable[str], *, model: str) -> list[str]:

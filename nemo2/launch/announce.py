@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.columns import folded
+from nemo2.base.columns import folded
+from nemo2.base.counts import counted
+from nemo2.base.place import usable_cores
 from nemo2.config.overrides import in_shell
-from nemo2.counts import counted
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError
 from nemo2.launch.result import RunResult
 from nemo2.launch.slurm.settings import ClusterSettings
-from nemo2.parallel.layout import Layout
-from nemo2.place import usable_cores
-from nemo2.planner.size import size_of
-from nemo2.run_dir.directory import DEFAULT_BASE
-from nemo2.run_dir.environment import redact_text
-from nemo2.settle.machine import Machine
-from nemo2.settle.world import world_of
+from nemo2.megatron.parallel.layout import Layout
+from nemo2.megatron.settle.machine import Machine
+from nemo2.megatron.settle.world import world_of
+from nemo2.preflight.planner.size import size_of
+from nemo2.training.run_dir.directory import DEFAULT_BASE
+from nemo2.training.run_dir.environment import redact_text
 
 
 def print_start(

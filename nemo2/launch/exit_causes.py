@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 from nemo2.errors import EXIT_PREEMPTED, Preempted
-from nemo2.run_dir.faults import HANG, Fault
+from nemo2.training.run_dir.faults import HANG, Fault
 
 # The machine or an external process ended a rank that ends with one of these signals, and the other ranks' errors
 # follow from it. SIGTERM is not in the list because torchrun sends it to the remaining ranks, and SIGABRT is not

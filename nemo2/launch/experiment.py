@@ -20,7 +20,7 @@ import fiddle as fdl
 import nemo_run
 from nemo_run.config import get_nemorun_home
 
-from nemo2.advice import again
+from nemo2.base.advice import again
 from nemo2.config.serialize import to_json
 from nemo2.errors import EXIT_PREEMPTED
 from nemo2.launch.failure import explain_failure
@@ -39,10 +39,10 @@ from nemo2.launch.result import RunResult, Status
 from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.launch.stream import STARTING, RunDisplay
 from nemo2.launch.trusted_files import KERNEL_CACHE, refuse_untrusted_kernel_cache
-from nemo2.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
-from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
-from nemo2.run_dir.parent_watchdog import LAUNCHER_VARIABLE, process_identity
-from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
+from nemo2.training.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, create_directory, timestamp
+from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
+from nemo2.training.run_dir.parent_watchdog import LAUNCHER_VARIABLE, process_identity
+from nemo2.training.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
 
 _ENDED = {"SUCCEEDED", "FAILED", "CANCELLED"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from nemo2.errors import RuntimeFault
 from nemo2.launch.exit_causes import first_failure, killed, rank_exits
 from nemo2.launch.stream import agent_logs, without_rank
-from nemo2.run_dir.faults import read_faults
+from nemo2.training.run_dir.faults import read_faults
 
 _ERROR_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(Error|Exception|Fault|Interrupt|Exit)\w*)(: (?P<message>.*))?$")
 _TAIL_LINES = 15

@@ -11,9 +11,10 @@ from typing import Any
 
 import nemo_run
 
-from nemo2.advice import advice, own_data
+from nemo2.base.advice import advice, own_data
+from nemo2.base.counts import counted, require_counts
+from nemo2.base.names import safe_name
 from nemo2.checkpoint.auto_resume import refuse_unresumable
-from nemo2.counts import counted, require_counts
 from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError, RuntimeFault
 from nemo2.launch.announce import print_end, print_start
@@ -25,10 +26,9 @@ from nemo2.launch.result import RunResult
 from nemo2.launch.shape import give_shape
 from nemo2.launch.slurm.run import on_slurm
 from nemo2.launch.slurm.settings import ClusterSettings
-from nemo2.names import safe_name
-from nemo2.run_dir.faults import FAULT_DIR_VARIABLE
-from nemo2.settle.machine import Machine
-from nemo2.settle.world import World, world_of
+from nemo2.megatron.settle.machine import Machine
+from nemo2.megatron.settle.world import World, world_of
+from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE
 
 _TRIAL_STEPS = 50
 """The number of steps up to which a run counts as a trial."""
@@ -97,7 +97,7 @@ def launch(
     if chain > 1 and not isinstance(executor, nemo_run.SlurmExecutor):
         raise ConfigError(f"chain={chain}: only Slurm runs jobs one after another. Remove chain.")
     if check:
-        from nemo2.checks.find import check_types
+        from nemo2.preflight.checks.find import check_types
 
         check_types(recipe)
     devices, nodes, name = apply_shape(recipe, machine, devices=devices, nodes=nodes, name=name)
@@ -114,7 +114,7 @@ def launch(
         devices, nodes, name = apply_shape(recipe, machine, devices=None, nodes=None, name=name)
     _refuse_more_ranks_than_gpus(executor, devices=devices, nodes=nodes)
     if check:
-        from nemo2.checks import check_recipe
+        from nemo2.preflight.checks import check_recipe
 
         check_recipe(recipe, devices=devices, nodes=nodes, machine=machine, local=machine.local, chosen=chosen)
         _refuse_too_large(recipe, machine, force=force)
@@ -190,7 +190,7 @@ def run(
 def _refuse_finished_run(recipe: Any) -> None:
     """Raise the CheckpointError that every rank of this run would raise, if the run's folder on this machine shows that
     it has reached ``trainer.max_steps``, or that its only checkpoint holds weights without the optimizer."""
-    from nemo2.checks.earlier import checkpoints_to_resume
+    from nemo2.preflight.checks.earlier import checkpoints_to_resume
 
     directory = checkpoints_to_resume(recipe)
     if directory is not None:
@@ -200,7 +200,7 @@ def _refuse_finished_run(recipe: Any) -> None:
 def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
     """Raise ConfigError for a recipe whose memory exceeds its GPUs'. Warn if too little stays free or the GPUs are
     unknown."""
-    from nemo2.planner.fit import fit_of
+    from nemo2.preflight.planner.fit import fit_of
 
     fit = fit_of(recipe, machine)
     if fit is None or fit.fits:

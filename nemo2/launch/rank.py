@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
+from nemo2.base.place import here
 from nemo2.errors import Preempted
 from nemo2.launch.trusted_files import KERNEL_CACHE, refuse_untrusted_kernel_cache
-from nemo2.place import here
-from nemo2.run_dir.faults import install_fault_hook, record_fault
+from nemo2.training.run_dir.faults import install_fault_hook, record_fault
 
 CONFIG = "config"
 """The recipe's file in the job's folder."""

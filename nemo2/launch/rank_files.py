@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from nemo2.config.serialize import to_json
 from nemo2.launch.rank import CONFIG, MAIN
-from nemo2.run_dir.records import RECIPE_FILE
+from nemo2.training.run_dir.records import RECIPE_FILE
 
 
 def rank_files(recipe: Any) -> dict[str, str]:

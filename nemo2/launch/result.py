@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nemo2.errors import DataError
 from nemo2.launch.failure import RankFailure
-from nemo2.run_dir.run_folder import Chart, RunFolder
+from nemo2.training.run_dir.run_folder import Chart, RunFolder
 
 if TYPE_CHECKING:
     import pandas

@@ -5,6 +5,6 @@ The package offers the entry points (`pretrain`, `finetune`, `validate`, `genera
 modules, and every recipe by name (``llm.llama3_8b.pretrain_recipe()``).
 """
 
-from nemo2.lazy import front_door
+from nemo2.base.lazy import front_door
 
 __getattr__, __dir__, __all__ = front_door(__name__, __file__, nemo="nemo.collections.llm")  # pyright: ignore[reportUnsupportedDunderAll]

@@ -24,20 +24,20 @@ from nemo2.llm.api import validate as validate
 from nemo2.llm.distillation import DistillationCallback as DistillationCallback
 from nemo2.llm.distillation import DistillationConfig as DistillationConfig
 from nemo2.llm.distillation import distill as distill
-from nemo2.llm.evaluation import evaluate as evaluate
-from nemo2.llm.evaluation import perplexity as perplexity
+from nemo2.llm.evaluation.api import evaluate as evaluate
+from nemo2.llm.evaluation.api import perplexity as perplexity
 from nemo2.llm.pruning import PruningConfig as PruningConfig
 from nemo2.llm.pruning import prune as prune
 from nemo2.llm.quantization import ExportConfig as ExportConfig
 from nemo2.llm.quantization import QuantizationConfig as QuantizationConfig
 from nemo2.llm.quantization import ptq as ptq
 from nemo2.llm.serving import deploy as deploy
+from nemo2.megatron.parallel.loss import MaskedTokenLossReduction as MaskedTokenLossReduction
+from nemo2.megatron.parallel.loss import MaskedTokenLossReductionWithLossMask as MaskedTokenLossReductionWithLossMask
+from nemo2.megatron.parallel.loss import MegatronLossReduction as MegatronLossReduction
 from nemo2.models import *
 from nemo2.models.gpt_step import get_batch_on_this_context_parallel_rank as get_batch_on_this_context_parallel_rank
 from nemo2.models.gpt_step import get_packed_seq_params as get_packed_seq_params
-from nemo2.parallel.loss import MaskedTokenLossReduction as MaskedTokenLossReduction
-from nemo2.parallel.loss import MaskedTokenLossReductionWithLossMask as MaskedTokenLossReductionWithLossMask
-from nemo2.parallel.loss import MegatronLossReduction as MegatronLossReduction
 from nemo2.recipes import *
 from nemo2.recipes.data.default import dolly as dolly
 from nemo2.recipes.data.default import hf_dataset as hf_dataset

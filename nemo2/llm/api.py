@@ -2,7 +2,7 @@
 """The entry points that recipes call: `pretrain`, `finetune`, `train`, `validate` and `generate`.
 
 Each entry point takes built objects and returns when the work is done. A failure on any rank raises an exception on
-that rank, and the rank writes a fault file for the launcher (`nemo2.run_dir.faults`).
+that rank, and the rank writes a fault file for the launcher (`nemo2.training.run_dir.faults`).
 """
 
 import logging
@@ -17,25 +17,25 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from nemo2.checkpoint.auto_resume import AutoResume
 from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-from nemo2.checks.find import check_parts
-from nemo2.checks.rules.peft import names_weights
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.config.factories import refuse_text
 from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import explaining_changed_inputs
 from nemo2.errors import ConfigError
 from nemo2.llm.commands import command
-from nemo2.llm.connecting import connect_parts
-from nemo2.optim.base import OptimizerModule
-from nemo2.peft.base import PEFT
-from nemo2.run_dir.faults import install_fault_hook
-from nemo2.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang
-from nemo2.run_dir.logger import NeMoLogger
-from nemo2.run_dir.parent_watchdog import end_with_parents
-from nemo2.run_dir.preemption import PreemptionCallback
-from nemo2.run_dir.resumed import ResumedRecipe
-from nemo2.run_dir.run_folder import RunFolder
-from nemo2.strategies.base import BaseStrategy
+from nemo2.megatron.optim.base import OptimizerModule
+from nemo2.models.peft.base import PEFT
+from nemo2.preflight.checks.find import check_parts
+from nemo2.preflight.checks.rules.peft import names_weights
+from nemo2.training.connecting import connect_parts
+from nemo2.training.run_dir.faults import install_fault_hook
+from nemo2.training.run_dir.hang import HangWatchdog, compare_collectives_after_a_hang
+from nemo2.training.run_dir.logger import NeMoLogger
+from nemo2.training.run_dir.parent_watchdog import end_with_parents
+from nemo2.training.run_dir.preemption import PreemptionCallback
+from nemo2.training.run_dir.resumed import ResumedRecipe
+from nemo2.training.run_dir.run_folder import RunFolder
+from nemo2.training.strategies.base import BaseStrategy
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def finetune(
     The arguments that are not listed here are those of `pretrain`. Returns the run's directory.
 
     Args:
-        peft: A PEFT method such as `nemo2.peft.LoRA`. All other parameters are frozen. Checkpoints then hold only the
+        peft: A PEFT method such as `nemo2.models.peft.LoRA`. All other parameters are frozen. Checkpoints then hold only the
             trained parameters and a reference to the weights that the run started from. None: all parameters are
             trained.
         tokenizer: As in `train`.
@@ -133,7 +133,7 @@ def train(
             their own. With "model" and None, a model without a tokenizer takes the data's.
         model_transform: A function that takes a module and returns a module. It is applied to each chunk of the model
             before the chunk is wrapped for training. A function with a second argument ``name`` is applied to each
-            module of the chunk (`nemo2.parallel.transform`). It may replace modules and freeze parameters. None: the
+            module of the chunk (`nemo2.megatron.parallel.transform`). It may replace modules and freeze parameters. None: the
             model's own transform, or that of the callback `ModelTransform`.
     """
     model = _described(model, data)

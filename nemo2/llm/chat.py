@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.advice import advice
+from nemo2.base.advice import advice
 from nemo2.data.finetuning.chat import ChatEncoder
 from nemo2.errors import ConfigError
 from nemo2.llm.inference import GenerationOptions, loaded

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llm.distill``: trains a student on the output distributions of a teacher (`nemo2.strategies.distillation`)."""
+"""``llm.distill``: trains a student on the output distributions of a teacher (`nemo2.training.strategies.distillation`)."""
 
 from pathlib import Path
 from typing import Any, Optional
@@ -14,10 +14,10 @@ from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
 from nemo2.llm.api import train
-from nemo2.optim.base import OptimizerModule
-from nemo2.run_dir.logger import NeMoLogger
-from nemo2.strategies.distillation import DistillationCallback as DistillationCallback
-from nemo2.strategies.distillation import DistillationConfig as DistillationConfig
+from nemo2.megatron.optim.base import OptimizerModule
+from nemo2.training.run_dir.logger import NeMoLogger
+from nemo2.training.strategies.distillation import DistillationCallback as DistillationCallback
+from nemo2.training.strategies.distillation import DistillationConfig as DistillationConfig
 
 
 @configurable(strategy="trainer.strategy")

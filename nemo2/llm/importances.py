@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 from nemo2.models.decoding import core_of, logits_of_stage
 from nemo2.models.generate import evaluating
 

@@ -12,15 +12,15 @@ from typing import Any, Optional, Self
 import lightning.pytorch as pl
 import torch
 
+from nemo2.base.files import output_file, text_of, write_file
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.errors import ConfigError, DataError
-from nemo2.files import output_file, text_of, write_file
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.models.generate import Generation, generate, read_prompts
 from nemo2.models.sampling import Sampling
-from nemo2.strategies.set_up import set_up
-from nemo2.strategy import MegatronStrategy
-from nemo2.trainer import Trainer
+from nemo2.training.strategies.set_up import set_up
+from nemo2.training.strategy import MegatronStrategy
+from nemo2.training.trainer import Trainer
 
 _log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import lightning.pytorch as pl
 
 from nemo2.checkpoint.paths import HUGGING_FACE
 from nemo2.errors import CheckpointError
-from nemo2.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
-from nemo2.peft import canonical_lora as canonical_lora
-from nemo2.peft import dora as dora
-from nemo2.peft import lora as lora
+from nemo2.models.peft import PEFT, CanonicalDoRA, CanonicalLoRA, DoRA, LoRA, ModuleMatcher
+from nemo2.models.peft import canonical_lora as canonical_lora
+from nemo2.models.peft import dora as dora
+from nemo2.models.peft import lora as lora
 
 __all__ = [
     "PEFT",
@@ -71,10 +71,10 @@ def merge_lora(
     from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.hugging_face.importing import check_target
     from nemo2.llm.signatures import only_defaults
-    from nemo2.peft.merge import merge
-    from nemo2.strategies.set_up import set_up
-    from nemo2.strategy import MegatronStrategy
-    from nemo2.trainer import Trainer
+    from nemo2.models.peft.merge import merge
+    from nemo2.training.strategies.set_up import set_up
+    from nemo2.training.strategy import MegatronStrategy
+    from nemo2.training.trainer import Trainer
 
     only_defaults("nemo2 reads checkpoints as they are.", legacy_ckpt=(legacy_ckpt, False))
     checkpoint, target = Checkpoint.open(lora_checkpoint_path).require_nemo2(), Path(output_path)

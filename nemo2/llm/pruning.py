@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from nemo2 import ranks
-from nemo2.backend import get_backend
+from nemo2.base import ranks
+from nemo2.base.backend import get_backend
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.data.mock import MockDataModule
 from nemo2.hugging_face.checkpoint import Checkpoint
@@ -31,10 +31,10 @@ from nemo2.llm.pruned import PruningConfig as PruningConfig
 from nemo2.llm.signatures import only_defaults
 from nemo2.models.decoding import core_of
 from nemo2.models.layers.spec import local_layer_spec
-from nemo2.run_dir.terminal import is_terminal
-from nemo2.strategies.set_up import set_up
-from nemo2.strategy import MegatronStrategy
-from nemo2.trainer import Trainer
+from nemo2.training.run_dir.terminal import is_terminal
+from nemo2.training.strategies.set_up import set_up
+from nemo2.training.strategy import MegatronStrategy
+from nemo2.training.trainer import Trainer
 
 _log = logging.getLogger(__name__)
 

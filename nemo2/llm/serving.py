@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.advice import advice
+from nemo2.base.advice import advice
 from nemo2.checkpoint.directory import temporary_name
 from nemo2.config.capture import configurable
 from nemo2.config.notices import warn_without_effect

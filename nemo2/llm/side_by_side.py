@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 
 from nemo2.models.generate import Generation
-from nemo2.pictures.page import page, passages, section
+from nemo2.report.pictures.page import page, passages, section
 
 
 def side_by_side(answers: Mapping[str, Sequence[Generation]], *, subtitle: str = "") -> str:

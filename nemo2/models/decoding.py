@@ -17,7 +17,7 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor, nn
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
 

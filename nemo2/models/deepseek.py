@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Optional, Union
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-from nemo2.backend.extras import have_te
+from nemo2.base.backend.extras import have_te
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder, gated_feed_forward
 from nemo2.models.conversion.experts import (

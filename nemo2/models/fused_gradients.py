@@ -11,7 +11,7 @@ from typing import Any
 from megatron.core.tensor_parallel import layers
 from torch import nn
 
-from nemo2.backend.extras import APEX, has, have_te
+from nemo2.base.backend.extras import APEX, has, have_te
 
 
 def fusing_where_possible(build: Callable[[], nn.Module]) -> Any:

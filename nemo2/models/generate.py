@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nemo2.backend import get_backend
-from nemo2.counts import require_counts
+from nemo2.base.backend import get_backend
+from nemo2.base.counts import require_counts
 from nemo2.errors import ConfigError
+from nemo2.megatron.overlap.userbuffers import without_userbuffers
 from nemo2.models.decoding import (
     Decoder,
     Forward,
@@ -27,7 +28,6 @@ from nemo2.models.decoding import (
     without_sequence_parallelism,
 )
 from nemo2.models.sampling import Sampling
-from nemo2.overlap.userbuffers import without_userbuffers
 
 _UNFINISHED_LETTER = "\N{REPLACEMENT CHARACTER}"
 """Tokenizers decode an incomplete character to this, until its remaining bytes arrive."""

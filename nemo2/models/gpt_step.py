@@ -16,7 +16,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.utils import get_batch_on_this_cp_rank
 from torch import Tensor
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 from nemo2.errors import DataError
 from nemo2.models.layers.chunks import share_of_rank
 

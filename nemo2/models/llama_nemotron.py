@@ -15,7 +15,7 @@ from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.heterogeneous.heterogeneous_config import HeterogeneousTransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlock
 
-from nemo2.backend.extras import have_te
+from nemo2.base.backend.extras import have_te
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
 from nemo2.models.conversion.decoder import attention, biases, decoder, gated_feed_forward, unbiased

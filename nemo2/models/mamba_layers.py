@@ -22,7 +22,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer import ModuleSpec, TransformerLayerSubmodules
 from torch import Tensor, nn
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.layers.norm import TorchNorm
 from nemo2.models.layers.recurrent import Projections, RecurrentMixer

@@ -9,7 +9,7 @@ import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.decoding import core_of, from_last_stage, logits_of_stage, refuse_another_vocabulary, refuse_layouts
 from nemo2.models.generate import evaluating

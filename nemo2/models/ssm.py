@@ -20,8 +20,8 @@ from megatron.core import parallel_state
 from megatron.core.activations import squared_relu
 from megatron.core.transformer import ModuleSpec
 
-from nemo2.backend.compilation import uncompiled
-from nemo2.backend.extras import has, have_te
+from nemo2.base.backend.compilation import uncompiled
+from nemo2.base.backend.extras import has, have_te
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError

@@ -34,7 +34,7 @@ def trained_over(tokens: str) -> Tensor:
 
     1 before the first step, and if the batches say nothing of the tokens.
     """
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     device = get_backend().device
     if tokens not in _RATIOS or _RATIOS[tokens].device.type != device.type:

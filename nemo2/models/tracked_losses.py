@@ -65,7 +65,7 @@ def report_tracked_losses(config: Any, *, microbatches: int) -> dict[str, float]
 
 
 def _device() -> torch.device:
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     return get_backend().device
 

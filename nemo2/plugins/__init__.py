@@ -5,8 +5,8 @@ A plugin is nemo-run's ``run.Plugin`` with one method, ``setup(task, executor)``
 plugins, and so does nemo-run's own `Experiment.add(plugins=...)`.
 """
 
+from nemo2.base.lazy import front_door
 from nemo2.config.announced import announce
-from nemo2.lazy import front_door
 
 announce(f"{__name__}.named")
 __getattr__, __dir__, __all__ = front_door(__name__, __file__)

@@ -150,14 +150,14 @@ def nemo_resume(model_id: Optional[str]) -> Config[Any]:
 
 def lora() -> Config[Any]:
     """LoRA with its defaults."""
-    from nemo2.peft import LoRA
+    from nemo2.models.peft import LoRA
 
     return Config(LoRA)
 
 
 def dora() -> Config[Any]:
     """DoRA with its defaults."""
-    from nemo2.peft import DoRA
+    from nemo2.models.peft import DoRA
 
     return Config(DoRA)
 

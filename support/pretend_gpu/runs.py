@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shipped recipes, shrunk as `nemo2.rehearse.shrink` shrinks them, on the ranks of `support.ranks.run`: on pretend GPUs, or on
-CPUs where CUDA_VISIBLE_DEVICES is empty."""
+"""Shipped recipes, shrunk as `nemo2.preflight.rehearse.shrink` shrinks them, on the ranks of `support.ranks.run`: on
+pretend GPUs, or on CPUs where CUDA_VISIBLE_DEVICES is empty."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +30,8 @@ def shrunk(
     """The recipe, its number of processes and what it had to drop. ``scheme``: a fine-tuning's; "full" means all parameters.
     ``transformer_engine``: keep what needs it; None: where it is installed."""
     from nemo2 import recipes
-    from nemo2.backend.extras import have_te
-    from nemo2.rehearse.shrink import shrink
+    from nemo2.base.backend.extras import have_te
+    from nemo2.preflight.rehearse.shrink import shrink
 
     module = recipes.get(name)
     if scheme is None:
@@ -71,7 +71,7 @@ def train(
     import fiddle as fdl
     import torch
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.checkpoint.auto_resume import RestoreConfig
     from nemo2.config import apply_overrides
     from nemo2.llm import DistillationCallback
@@ -113,8 +113,8 @@ def train(
 
 def other_layout(small: Any) -> list[str]:
     """Overrides that give a shrunk recipe's ranks another layout: the first change that breaks no rule; none if all do."""
-    from nemo2.checks import find_problems
     from nemo2.config import apply_overrides
+    from nemo2.preflight.checks import find_problems
 
     strategy = small.recipe.trainer.strategy
     sizes = {

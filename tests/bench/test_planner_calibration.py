@@ -13,9 +13,9 @@ from bench.planner.fit import errors_of, fit, left_out, row_weights, summary, va
 from bench.planner.memory_rows import memory_rows
 from bench.planner.ranking import ranking
 from bench.planner.rows import Row, rows
-from nemo2.planner.constants import PRIORS, Constants, calibrated
-from nemo2.planner.error_band import job_kind
-from nemo2.planner.step_time import predict
+from nemo2.preflight.planner.constants import PRIORS, Constants, calibrated
+from nemo2.preflight.planner.error_band import job_kind
+from nemo2.preflight.planner.step_time import predict
 
 DOCS = Path(report.__file__).parents[2] / "docs"
 

@@ -28,7 +28,7 @@ def train(directory: str, *, evaluated: bool = True, **strategy: Any) -> dict[st
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     small_runs.release()
     small_runs.quiet()
@@ -55,7 +55,7 @@ def train(directory: str, *, evaluated: bool = True, **strategy: Any) -> dict[st
 def after(places: dict[str, str], directory: str) -> dict[str, dict[str, float]]:
     """The same figures of the checkpoints, in one process; each is added to its run's report."""
     from nemo2 import llm
-    from nemo2.evaluation import figures
+    from nemo2.llm.evaluation import figures
 
     found = {}
     for name, place in places.items():
@@ -119,7 +119,7 @@ def ended(directory: str) -> dict[str, list[dict[str, Any]]]:
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     class Stop(pl.Callback):
         def on_train_batch_start(self, trainer: Any, *rest: Any) -> None:

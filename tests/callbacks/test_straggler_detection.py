@@ -61,7 +61,7 @@ def test_the_detector_gets_settings_and_hooks(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_gpu_without_the_package_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("nemo2.callbacks.straggler_detection", "nemo2.backend.extras"):
+    for module in ("nemo2.callbacks.straggler_detection", "nemo2.base.backend.extras"):
         monkeypatch.setattr(f"{module}.has", lambda name: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="pip install nvidia-resiliency-ext"):

@@ -160,9 +160,6 @@ def serve() -> None:
     os.dup2(2, 1)
     import nemo_run  # noqa: F401
 
-    import nemo2.checks.table
-    import nemo2.llm.api  # noqa: F401
-
     sys.path.append(str(ROOT))
     import support.warm  # noqa: F401
     from support.warm_commands import serve as serve_commands

@@ -4,8 +4,8 @@
 import re
 from pathlib import Path
 
-from nemo2.backend.cpu import CpuBackend
-from nemo2.backend.cpu_patches import megatron_patches
+from nemo2.base.backend.cpu import CpuBackend
+from nemo2.base.backend.cpu_patches import megatron_patches
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cpu.md"
 

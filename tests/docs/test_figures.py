@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nemo2.pictures.svg import SMALLEST_TEXT
+from nemo2.report.pictures.svg import SMALLEST_TEXT
 from tools import figures
 from tools.explained import kit
 

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from unittest.mock import patch
 
-from nemo2.backend import cuda
+from nemo2.base.backend import cuda
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
 

@@ -18,7 +18,7 @@ from nemo2.errors import ConfigError
 from nemo2.launch import RankFailure, launch
 from nemo2.launch.kubeflow.manifest import job_name
 from nemo2.recipes import llama_tiny
-from nemo2.run_dir.records import read_metrics
+from nemo2.training.run_dir.records import read_metrics
 
 sys.path.insert(0, str(Path(__file__).parent))
 from kubernetes_server import NEW, OLD, Cluster, lost

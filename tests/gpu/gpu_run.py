@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> dict:
     import torch
 
     from nemo2 import ModelCheckpoint
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.layers import flex
     from nemo2.recipes.precision import mixed_precision
     from support import small_runs

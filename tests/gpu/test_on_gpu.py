@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nemo2.backend.extras import has
+from nemo2.base.backend.extras import has
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(580)]
 GPU = os.environ.get("NEMO2_GPU_TESTS_ON", "gpu")

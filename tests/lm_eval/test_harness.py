@@ -90,7 +90,7 @@ def write(root: Path) -> None:
 
 def ours(root: str, layout: dict[str, Any]) -> dict[str, Any]:
     from nemo2.data.tokenizer import AutoTokenizer
-    from nemo2.evaluation.harness import evaluate_tasks
+    from nemo2.llm.evaluation.harness import evaluate_tasks
     from support import hf_parity as parity
 
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -133,7 +133,7 @@ def test_tasks_have_the_numbers_of_lm_evals_own_class(run_on_ranks: Any, expecte
 
 def test_an_unknown_task_is_told_the_nearest() -> None:
     from nemo2.errors import ConfigError
-    from nemo2.evaluation.harness import refuse_unknown
+    from nemo2.llm.evaluation.harness import refuse_unknown
 
     with pytest.raises(ConfigError, match="lm-eval has no task 'arc_easi'; did you mean 'arc_easy'"):
         refuse_unknown(["arc_easi"], None)
@@ -142,7 +142,7 @@ def test_an_unknown_task_is_told_the_nearest() -> None:
 @pytest.mark.parametrize("trusted", [False, True])
 def test_tasks_of_a_folder_run_code_only_where_their_user_says_so(tmp_path: Path, trusted: bool) -> None:
     from nemo2.errors import SecurityError
-    from nemo2.evaluation.harness import refuse_unknown
+    from nemo2.llm.evaluation.harness import refuse_unknown
 
     mark = tmp_path / "mark"
     (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\ndef rows(data): return data\n")
@@ -161,7 +161,7 @@ def test_prompts_of_a_folder_reach_nothing_of_pythons(tmp_path: Path) -> None:
     from jinja2.exceptions import SecurityError
     from lm_eval import utils  # pyright: ignore[reportMissingImports]
 
-    from nemo2.evaluation.harness import refuse_unknown
+    from nemo2.llm.evaluation.harness import refuse_unknown
 
     (tmp_path / "mine.yaml").write_text("task: mine\n" + COMMON.format(file="x") + TASKS["own_choice"])
     refuse_unknown(["mine"], tmp_path)
@@ -177,7 +177,7 @@ def test_prompts_of_a_folder_reach_nothing_of_pythons(tmp_path: Path) -> None:
 def interrupted(root: str) -> dict[str, Any]:
     """The results of a run's checkpoint; those of an evaluation that was interrupted and went on, and what both asked for."""
     from nemo2 import llm
-    from nemo2.evaluation import answers, harness
+    from nemo2.llm.evaluation import answers, harness
     from support import answering_runs, small_runs
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "NEMO2_EXPORTS_CACHE": f"{root}/cache/exports"}
@@ -223,8 +223,8 @@ def trained(root: str) -> dict[str, Any]:
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.evaluation import figures
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.llm.evaluation import figures
+    from nemo2.training.run_dir.logger import NeMoLogger
     from support import small_runs
 
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -17,14 +17,14 @@ from unittest.mock import MagicMock
 import nemo_run
 import pytest
 
-from nemo2.checks import check_recipe
 from nemo2.cli.app import main
 from nemo2.config import Config
 from nemo2.errors import ConfigError
+from nemo2.preflight.checks import check_recipe
 from nemo2.recipes import llama_tiny
-from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, record_fault
-from nemo2.run_dir.log_files import add_log_file, remove_log_file
-from nemo2.run_dir.logger import NeMoLogger
+from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, record_fault
+from nemo2.training.run_dir.log_files import add_log_file, remove_log_file
+from nemo2.training.run_dir.logger import NeMoLogger
 
 PLANTED = "planted-4711-token-of-a-user"
 SETTINGS = [

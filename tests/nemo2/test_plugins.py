@@ -32,7 +32,7 @@ from nemo2.launch.slurm.settings import ClusterSettings
 from nemo2.launch.slurm.start import job_of
 from nemo2.recipes import llama_tiny
 from nemo2.recipes.log.default import wandb_logger
-from nemo2.run_dir.records import read_metrics
+from nemo2.training.run_dir.records import read_metrics
 
 
 @pytest.fixture

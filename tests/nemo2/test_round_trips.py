@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from nemo2 import Config
+from nemo2.base.files import parse_json
 from nemo2.checkpoint.changes import Changes
 from nemo2.checkpoint.context import load_context, write_parts
 from nemo2.checkpoint.directory import Manifest, finished, publish, read_manifest, temporary_name
@@ -25,17 +26,16 @@ from nemo2.data.finetuning.store import Samples, write_samples
 from nemo2.data.index_cache import read_array, write_array
 from nemo2.data.inputs import Input, compare
 from nemo2.errors import ConfigError
-from nemo2.evaluation.answers import Answers
-from nemo2.files import parse_json
 from nemo2.hugging_face.adapter_files import read_adapters, read_settings
 from nemo2.hugging_face.adapters import _adapter_config, _Released, _tensors, _write_files
-from nemo2.peft.dora import DoRA
-from nemo2.peft.lora import LoRA
-from nemo2.run_dir.effective import plain
-from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, record_fault
-from nemo2.run_dir.metrics import JSONLLogger
-from nemo2.run_dir.records import EVALUATIONS_FILE, add_evaluation, read_metrics, truncate_metrics, write_text
-from nemo2.run_dir.run_folder import RunFolder
+from nemo2.llm.evaluation.answers import Answers
+from nemo2.models.peft.dora import DoRA
+from nemo2.models.peft.lora import LoRA
+from nemo2.training.run_dir.effective import plain
+from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults, record_fault
+from nemo2.training.run_dir.metrics import JSONLLogger
+from nemo2.training.run_dir.records import EVALUATIONS_FILE, add_evaluation, read_metrics, truncate_metrics, write_text
+from nemo2.training.run_dir.run_folder import RunFolder
 
 SEEDS = range(25)
 _NUMBERS = (0.0, -0.0, 1.5, 1e-308, 5e-324, 1.7976931348623157e308, math.nan, math.inf, -math.inf, 1.0, 2.0**53)
@@ -184,7 +184,7 @@ def test_records_of_runs_faults_and_answers(tmp_path, monkeypatch, seed):
     record_fault(RuntimeError(f"x{message}"), step=3)
     (fault,) = read_faults(tmp_path / "faults")
     assert fault.message.startswith("x")
-    monkeypatch.setattr("nemo2.evaluation.answers.shared", lambda items, answer: answer(items))
+    monkeypatch.setattr("nemo2.llm.evaluation.answers.shared", lambda items, answer: answer(items))
     requests = [[text(draw), index] for index in range(4)]
     answers = Answers(tmp_path / "answers.jsonl")
     given = answers.to("loglikelihood", requests, lambda some: [[number(draw), text(draw)] for _ in some])

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 import nemo2
-from nemo2.backend.extras import have_te
+from nemo2.base.backend.extras import have_te
 from nemo2.config import Config
 from support.pretend_gpu import runs
 from support.pretend_gpu.runs import CPU, ONE

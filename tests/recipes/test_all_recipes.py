@@ -15,11 +15,11 @@ import fiddle as fdl
 import pytest
 
 from nemo2 import recipes
-from nemo2.checks import find_problems
 from nemo2.config import check_serialisable, flatten, from_json, to_json
 from nemo2.config.codegen import same_tree
 from nemo2.config.show import format_value
 from nemo2.models.walker import shape_of
+from nemo2.preflight.checks import find_problems
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = recipes.names()

@@ -6,7 +6,7 @@ import subprocess
 
 import yaml
 
-from nemo2.run_dir.records import read_metrics
+from nemo2.training.run_dir.records import read_metrics
 
 SCRIPT = """
 from functools import partial

@@ -13,11 +13,11 @@ import fiddle as fdl
 import pytest
 
 from nemo2 import llm, recipes
-from nemo2.checks import find_problems
 from nemo2.config import check_serialisable, flatten, from_json, to_json, who_set
 from nemo2.config.codegen import same_tree
 from nemo2.config.show import format_value
-from nemo2.peft import DoRA
+from nemo2.models.peft import DoRA
+from nemo2.preflight.checks import find_problems
 from nemo2.recipes.finetune_default import default_finetune_recipe, default_finetune_trainer, nemo_resume
 
 GOLDEN = Path(__file__).parent / "golden_finetune"

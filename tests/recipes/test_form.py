@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from nemo2 import recipes
+from nemo2.base.gpus import answer_of
 from nemo2.cli.recipe_list import memory_of
-from nemo2.gpus import answer_of
-from nemo2.planner.peaks import rehearsed
-from nemo2.rehearse.counts import peak_of
+from nemo2.preflight.planner.peaks import rehearsed
+from nemo2.preflight.rehearse.counts import peak_of
 
 FOLDER = Path(recipes.__file__).parent
 NAMES = recipes.names()

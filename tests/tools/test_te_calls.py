@@ -10,10 +10,10 @@ import pytest
 
 import nemo2
 from nemo2 import recipes
-from nemo2.checks.find import find
-from nemo2.precision import FP8_RECIPES, MegatronMixedPrecision
+from nemo2.megatron.precision import FP8_RECIPES, MegatronMixedPrecision
+from nemo2.megatron.settle import Machine
+from nemo2.preflight.checks.find import find
 from nemo2.recipes._shipped import names
-from nemo2.settle import Machine
 from tools import te_calls
 
 TABLES = te_calls.tables()

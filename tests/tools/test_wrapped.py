@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from nemo2.checks.table import RULES
+from nemo2.preflight.checks.table import RULES
 from tools.wrapped import COLUMNS, wrapped
 
 PYTHON = [one for one in RULES if one.broken.assigned or one.broken.corpus]

@@ -13,9 +13,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
-from nemo2.run_dir.logger import NeMoLogger
-from nemo2.run_dir.tracker_loggers import CometTracker, MLFlowTracker
-from nemo2.run_dir.trackers import TRACKERS
+from nemo2.training.run_dir.logger import NeMoLogger
+from nemo2.training.run_dir.tracker_loggers import CometTracker, MLFlowTracker
+from nemo2.training.run_dir.trackers import TRACKERS
 
 pytestmark = pytest.mark.trackers
 

@@ -42,7 +42,7 @@ def tuned(work: Path, adapter: str) -> dict[str, Any]:
     import crossing
     import torch
 
-    import nemo2.peft
+    import nemo2.models.peft
     from nemo2.checkpoint.auto_resume import RestoreConfig
     from support import small_runs
     from support.hf_models import ROWS
@@ -53,7 +53,7 @@ def tuned(work: Path, adapter: str) -> dict[str, Any]:
     torch.manual_seed(5)
     model = crossing._model(row)
     assert model.config.moe_grouped_gemm
-    model.model_transform = getattr(nemo2.peft, adapter)(dim=4, alpha=8, lora_B_init_method="normal")
+    model.model_transform = getattr(nemo2.models.peft, adapter)(dim=4, alpha=8, lora_B_init_method="normal")
     base = work / adapter
     again = {"restore_config": RestoreConfig(path=str(base))} if base.exists() else {}
     seen: dict[str, Any] = {}

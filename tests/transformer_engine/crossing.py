@@ -115,8 +115,8 @@ def _cross(row: Any, switch: dict[str, bool], te_first: bool, folder: Path) -> d
 def _model(row: Any) -> Any:
     from megatron.core.optimizer import OptimizerConfig
 
+    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
     from nemo2.models.conversion.families import conversion_of
-    from nemo2.optim.megatron import MegatronOptimizerModule
 
     config = _config(row)
     optimizer = OptimizerConfig(optimizer="adam", lr=1e-3, clip_grad=1.0, use_distributed_optimizer=True)

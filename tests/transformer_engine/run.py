@@ -25,8 +25,8 @@ def main(results: Path, work: Path) -> None:
 
     import nemo2.checkpoint.model_checkpoint
     import nemo2.models.llama
-    import nemo2.rehearse.shrink
-    import nemo2.trainer  # noqa: F401
+    import nemo2.preflight.rehearse.shrink
+    import nemo2.training.trainer  # noqa: F401
     from support import small_runs
 
     global _RANK
@@ -68,7 +68,7 @@ def _recipe(directory: Path, *, overlap: bool = True) -> Any:
     import stand_in
 
     from nemo2 import recipes
-    from nemo2.rehearse.shrink import shrink
+    from nemo2.preflight.rehearse.shrink import shrink
 
     recipe = shrink(recipes.get(RECIPE).pretrain_recipe(performance_mode=True), max_processes=2, steps=STEPS).recipe
     recipe.log.log_dir = str(directory)
@@ -121,8 +121,8 @@ def _validate(directory: Path) -> Any:
 
 def _generate(directory: Path) -> Any:
     from nemo2 import llm
-    from nemo2.strategy import MegatronStrategy
-    from nemo2.trainer import Trainer
+    from nemo2.training.strategy import MegatronStrategy
+    from nemo2.training.trainer import Trainer
 
     strategy = MegatronStrategy(tensor_model_parallel_size=2, sequence_parallel=True, ckpt_async_save=False)
     trainer = Trainer(strategy=strategy, devices=2, logger=False, enable_progress_bar=False)

@@ -390,9 +390,9 @@ def install() -> None:
 
 def as_on_a_gpu() -> dict[str, bool]:
     """Layers are Transformer Engine's, their overlap may be on; the rest stays a CPU's. Gives the switch: ``["on"]``."""
-    import nemo2.backend.cpu as cpu
-    import nemo2.backend.cpu_patches as patches
-    import nemo2.backend.extras as extras
+    import nemo2.base.backend.cpu as cpu
+    import nemo2.base.backend.cpu_patches as patches
+    import nemo2.base.backend.extras as extras
 
     switch = {"on": True}
     extras.have_te = lambda: switch["on"]

@@ -269,7 +269,7 @@ class Run:
         return len(re.findall(r"reduced_train_loss", text))
 
     def _metrics(self) -> list[dict[str, Any]]:
-        from nemo2.run_dir.records import read_metrics
+        from nemo2.training.run_dir.records import read_metrics
 
         files = [*(self.place / "runs" / self.name).glob("2*/metrics.jsonl")]
         return read_metrics(files[0]) if files else []

@@ -652,7 +652,7 @@ def require(true: bool, what: str) -> None:
 
 
 def losses_of(directory: Path) -> dict[int, float]:
-    from nemo2.run_dir.records import read_metrics
+    from nemo2.training.run_dir.records import read_metrics
 
     found = sorted(directory.glob("*/metrics.jsonl"))
     records = read_metrics(found[-1]) if found else []

@@ -146,8 +146,8 @@ def train(run: Run) -> None:
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.tokenizer import NullTokenizer
     from nemo2.llm.api import pretrain
-    from nemo2.run_dir.hang import HangWatchdog
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.hang import HangWatchdog
+    from nemo2.training.run_dir.logger import NeMoLogger
     from support import small_corpora, small_runs, tuned_runs
 
     class Logs(Callback):

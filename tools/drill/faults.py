@@ -41,7 +41,7 @@ def at_step(step: int, victim: int, action: Callable[[], None], where: str = "op
     """Act on one rank inside a step (counted from 1 within this run): after the backward pass and before the update."""
 
     def fault() -> None:
-        from nemo2.optim.megatron import MegatronOptimizer
+        from nemo2.megatron.optim.megatron import MegatronOptimizer
 
         if rank() == victim:
             before(MegatronOptimizer, "step" if where == "optimizer_step" else where, action, call=step)
@@ -51,7 +51,7 @@ def at_step(step: int, victim: int, action: Callable[[], None], where: str = "op
 
 def in_validation(victim: int, batch: int = 3) -> Fault:
     def fault() -> None:
-        from nemo2.strategy import MegatronStrategy
+        from nemo2.training.strategy import MegatronStrategy
 
         if rank() == victim:
             before(MegatronStrategy, "validation_step", die, call=batch)

@@ -4,7 +4,7 @@
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.chunks import chunks_of, gather_in_order, share_of_rank
 from nemo2.models.layers.ring import _homes, ring_attention
-from nemo2.pictures.svg import Canvas
+from nemo2.report.pictures.svg import Canvas
 from tools.explained.kit import ELSEWHERE, LEFT, OF_RANK, SMALL, TOP, box, note, sheet, signed
 from tools.explained.traced import group
 

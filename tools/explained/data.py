@@ -9,9 +9,9 @@ import torch
 
 from nemo2.data.batch_sampler import StepBatchSampler
 from nemo2.data.batch_size import BatchSizeSchedule
-from nemo2.parallel.layout import Layout
-from nemo2.pictures.ranks import groups_of
-from nemo2.pictures.svg import Canvas
+from nemo2.megatron.parallel.layout import Layout
+from nemo2.report.pictures.ranks import groups_of
+from nemo2.report.pictures.svg import Canvas
 from tools.explained.kit import (
     COMMUNICATION,
     ELSEWHERE,

@@ -3,9 +3,9 @@
 
 import torch
 
-from nemo2.parallel.layout import Layout
-from nemo2.pictures.ranks import groups_of
-from nemo2.pictures.svg import Canvas, legend
+from nemo2.megatron.parallel.layout import Layout
+from nemo2.report.pictures.ranks import groups_of
+from nemo2.report.pictures.svg import Canvas, legend
 from tools.explained.kit import COMMUNICATION, LEFT, OF_RANK, SMALL, TOP, box, note, sheet, signed
 
 EP, EXPERTS, TOKENS, TOPK = 2, 4, 6, 2

@@ -2,9 +2,9 @@
 """A recipe's way to a run's folder: edited, settled on a machine, launched, trained."""
 
 from nemo2 import recipes
-from nemo2.pictures.svg import Canvas, text_width
-from nemo2.run_dir import RunFolder
-from nemo2.settle import Machine, settle
+from nemo2.megatron.settle import Machine, settle
+from nemo2.report.pictures.svg import Canvas, text_width
+from nemo2.training.run_dir import RunFolder
 from tools.explained.kit import (
     BACKWARD,
     COMMUNICATION,
@@ -27,8 +27,8 @@ def journey() -> Canvas:
     """The four stations, and what is known at each of them."""
     from nemo2.launch import launch
     from nemo2.llm import pretrain
-    from nemo2.run_dir.directory import CHECKPOINTS
-    from nemo2.run_dir.records import METRICS_FILE, RECIPE_FILE, REPORT_FILE
+    from nemo2.training.run_dir.directory import CHECKPOINTS
+    from nemo2.training.run_dir.records import METRICS_FILE, RECIPE_FILE, REPORT_FILE
 
     recipe = recipes.get(NAME).pretrain_recipe()
     settled = settle(recipe, Machine.named(f"H100x{GPUS}"))

@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from nemo2.pictures.svg import Canvas, text_width
+from nemo2.report.pictures.svg import Canvas, text_width
 
 WIDTH = 392
 """In CSS pixels: as wide as a phone, on which the site shows figures from edge to edge."""
@@ -14,7 +14,7 @@ OF_RANK = ("c0", "c1", "c3", "c5")
 COMMUNICATION, PLAIN, ELSEWHERE = "c2", "c7", "card"
 """A collective or a message; what is the same on all ranks; what a rank doesn't hold."""
 FORWARD, BACKWARD = "c0", "c1"
-"""Passes, in figures of time; `nemo2.pictures.pipeline` has the same."""
+"""Passes, in figures of time; `nemo2.report.pictures.pipeline` has the same."""
 
 
 def sheet(title: str) -> Canvas:

@@ -2,11 +2,11 @@
 """Several parallelisms at once: eight ranks in three kinds of groups, and a recipe on many nodes."""
 
 from nemo2 import recipes
-from nemo2.parallel.layout import Layout
-from nemo2.pictures.placement import describe_rank
-from nemo2.pictures.ranks import GROUP_NAMES, groups_of, place_recipe, stages_of
-from nemo2.pictures.svg import Canvas, legend
-from nemo2.pictures.terminal import ranks_text
+from nemo2.megatron.parallel.layout import Layout
+from nemo2.report.pictures.placement import describe_rank
+from nemo2.report.pictures.ranks import GROUP_NAMES, groups_of, place_recipe, stages_of
+from nemo2.report.pictures.svg import Canvas, legend
+from nemo2.report.pictures.terminal import ranks_text
 from tools.explained.kit import LEFT, OF_RANK, SMALL, TOP, WIDTH, box, note, sheet, signed
 
 

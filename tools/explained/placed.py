@@ -3,9 +3,9 @@
 expert-parallel group."""
 
 from nemo2 import recipes
-from nemo2.pictures.placement import describe_rank
-from nemo2.pictures.ranks import place_recipe
-from nemo2.pictures.svg import Canvas, legend
+from nemo2.report.pictures.placement import describe_rank
+from nemo2.report.pictures.ranks import place_recipe
+from nemo2.report.pictures.svg import Canvas, legend
 from tools.explained.kit import LEFT, OF_RANK, PLAIN, SMALL, TOP, WIDTH, box, note, sheet, signed
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo2.pictures.svg import Canvas, legend
-from nemo2.rehearse.silent_group import BACKEND, Call, listen, register
+from nemo2.preflight.rehearse.silent_group import BACKEND, Call, listen, register
+from nemo2.report.pictures.svg import Canvas, legend
 from tools.explained.kit import (
     BACKWARD,
     COMMUNICATION,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nemo2.pictures.svg import Canvas
+from nemo2.report.pictures.svg import Canvas
 from tools.explained.kit import (
     COMMUNICATION,
     ELSEWHERE,

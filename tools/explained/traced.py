@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from nemo2.rehearse.silent_group import Call, SilentGroup, listen
+from nemo2.preflight.rehearse.silent_group import Call, SilentGroup, listen
 
 Made = tuple[str, tuple[int, ...]]
 """A collective's kind, and the shape of the larger of its two tensors."""

@@ -5,8 +5,8 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from nemo2.overlap.presets import preset
-from nemo2.overlap.tp_overlap_cfg import (
+from nemo2.megatron.overlap.presets import preset
+from nemo2.megatron.overlap.tp_overlap_cfg import (
     BESIDE,
     GATHERS,
     SCATTERS,
@@ -14,7 +14,7 @@ from nemo2.overlap.tp_overlap_cfg import (
     PipelineOverlapCfg,
     RingExchangeOverlapCfg,
 )
-from nemo2.pictures.svg import Canvas
+from nemo2.report.pictures.svg import Canvas
 from tools.explained.kit import COMMUNICATION, FORWARD, LEFT, SMALL, TOP, WIDTH, box, note, sheet, signed
 
 NAME = "userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192"

@@ -77,7 +77,7 @@ class Model:
     """Several sequences in a row of the data."""
     optimizer: dict[str, Any] = field(default_factory=dict)
     peft: dict[str, Any] = field(default_factory=dict)
-    """A method of `nemo2.peft`, ``kind``, and its arguments: the model is frozen, and what that adds is trained."""
+    """A method of `nemo2.models.peft`, ``kind``, and its arguments: the model is frozen, and what that adds is trained."""
 
     @property
     def tokens(self) -> int:
@@ -178,8 +178,8 @@ def build_model(name: str, changes: dict[str, Any], *, optimizer: dict[str, Any]
     from megatron.core.optimizer import OptimizerConfig
 
     from nemo2.data.tokenizer import NullTokenizer
+    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
     from nemo2.models.gpt import GPTModel
-    from nemo2.optim.megatron import MegatronOptimizerModule
 
     model = MODELS[name]
     module, config_class = model.family.split(":")
@@ -191,7 +191,7 @@ def build_model(name: str, changes: dict[str, Any], *, optimizer: dict[str, Any]
 
 
 def _method(settings: dict[str, Any]) -> Any:
-    from nemo2 import peft
+    from nemo2.models import peft
 
     options = dict(settings)
     return getattr(peft, options.pop("kind"))(**options) if options else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nemo2.checkpoint.pieces import Piece as StoredPiece
-from nemo2.parallel.norm_names import renamed_norms
+from nemo2.megatron.parallel.norm_names import renamed_norms
 from tools.parity.gradients import Name, Piece
 
 KEY = "optimizer.state.exp_avg."
@@ -19,7 +19,7 @@ KEY = "optimizer.state.exp_avg."
 
 def holds_gradients(strategy: Any) -> bool:
     """Whether gradients stand in Megatron-Core's buffers before the optimizer's step, so that no moments are needed."""
-    from nemo2.strategy import MegatronStrategy
+    from nemo2.training.strategy import MegatronStrategy
 
     return isinstance(strategy, MegatronStrategy) and not strategy.fsdp
 

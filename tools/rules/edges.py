@@ -68,7 +68,7 @@ class Results:
     disagreements: list[str] = field(default_factory=list)
 
     def add(self, drawn: Drawn, rules: list[str], failure: Optional[str]) -> None:
-        from nemo2.checks.table import RULES
+        from nemo2.preflight.checks.table import RULES
 
         if not rules:
             self.kinds["legal, and ran" if failure is None else "legal, and failed"] += 1
@@ -101,8 +101,8 @@ def recipe_of(one: Drawn) -> Any:
 
 def rules_against(one: Drawn) -> list[str]:
     """The rules that refuse it here."""
-    from nemo2.checks import find
     from nemo2.errors import ConfigError
+    from nemo2.preflight.checks import find
 
     try:
         recipe = recipe_of(one)
@@ -161,7 +161,7 @@ def _base(name: str) -> Any:
     from nemo2.config import Config
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import NullTokenizer
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     recipe = recipes.get(
         {"latent": "deepseek_v2_lite", "hybrid": "nemotronh_4b"}.get(name, "llama_tiny")
@@ -226,7 +226,7 @@ def _draw(dice: random.Random) -> Drawn:
 
 def _number(base: str, dice: random.Random) -> dict[str, Any]:
     """A field of the table of domains, at an edge, just beyond it, or within."""
-    from nemo2.checks import domains
+    from nemo2.preflight.checks import domains
 
     recipe = _looked_at(base)
     places = [

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recipe of a rule's example (`nemo2.checks.rule.Case`), and what the rules say of it."""
+"""The recipe of a rule's example (`nemo2.preflight.checks.rule.Case`), and what the rules say of it."""
 
 import contextlib
 from collections.abc import Mapping
 from functools import reduce
 from typing import Any, Optional
 
-from nemo2.advice import for_the_command_line
-from nemo2.checks.find import find
-from nemo2.checks.rule import Case, Problem
+from nemo2.base.advice import for_the_command_line
 from nemo2.cli.sources import recipe_tree
 from nemo2.config import Config, apply_overrides
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.tokenizer import ByteTokenizer
-from nemo2.settle.machine import Machine
+from nemo2.megatron.settle.machine import Machine
+from nemo2.preflight.checks.find import find
+from nemo2.preflight.checks.rule import Case, Problem
 
 
 def recipe_of(case: Case) -> Any:

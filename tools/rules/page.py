@@ -6,8 +6,8 @@ What each rule says of its example is what it really says: every example is run.
 
 import re
 
-from nemo2.checks.rule import Rule
-from nemo2.checks.table import RULES, TOPICS
+from nemo2.preflight.checks.rule import Rule
+from nemo2.preflight.checks.table import RULES, TOPICS
 from tools.rules.examples import problems_of
 from tools.wrapped import wrapped
 
@@ -36,8 +36,8 @@ A run that a script starts (`llm.pretrain(...)` with objects, or a built recipe)
 creates a process group. Rules about files and packages of this machine are left out there, because the run opens these
 files and packages itself.
 
-In Python, `nemo2.checks.check_recipe(recipe)` raises one error with all messages. `nemo2.checks.find_problems(recipe)`
-returns the messages as a list.
+In Python, `nemo2.preflight.checks.check_recipe(recipe)` raises one error with all messages.
+`nemo2.preflight.checks.find_problems(recipe)` returns the messages as a list.
 
 The rules follow the installed Megatron-Core. Most rules report early what Megatron-Core would reject later, on every
 rank. Some rules reject settings that Megatron-Core accepts and then trains wrongly. The "Otherwise" sentence of each

@@ -23,7 +23,7 @@ from typing import Any, Optional
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-from nemo2.checks.rule import Case
+from nemo2.preflight.checks.rule import Case
 
 SEED = 20261120
 IN_A_BATCH = 25
@@ -143,7 +143,7 @@ def _expert_sizes(dice: random.Random) -> dict[str, Any]:
 def compare(batch: list[Case]) -> Results:
     """Judge these cases by the rules and by Megatron-Core. Runs in a separate process, as on a machine without optional
     packages."""
-    from nemo2.checks.table import RULES
+    from nemo2.preflight.checks.table import RULES
     from tools.rules.examples import problems_of
     from tools.rules.verdict import verdicts
 
@@ -184,8 +184,8 @@ def compare(batch: list[Case]) -> Results:
 
 def _nearest(case: Case) -> Optional[Case]:
     """The case with the layout that nemo2 proposes. None: there is no proposal, or the case breaks other rules too."""
-    from nemo2.checks.facts import read_facts
-    from nemo2.checks.nearest import nearest_layouts
+    from nemo2.preflight.checks.facts import read_facts
+    from nemo2.preflight.checks.nearest import nearest_layouts
     from tools.rules.examples import problems_of, recipe_of
 
     near = nearest_layouts(read_facts(recipe_of(case)), limit=1)

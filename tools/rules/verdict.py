@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Optional
 
-from nemo2.parallel.layout import SIZE_FIELDS
+from nemo2.megatron.parallel.layout import SIZE_FIELDS
 
 WRITERS = "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"
 """Variables that Megatron-Core sets itself when it builds a model."""
@@ -23,7 +23,7 @@ def verdicts(cases: list[Any]) -> list[Optional[str]]:
     import logging
     import warnings
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from tools.rules.examples import recipe_of
 
     logging.disable(logging.WARNING)
@@ -38,7 +38,7 @@ def verdicts(cases: list[Any]) -> list[Optional[str]]:
 
 def verdict(recipe: Any) -> Optional[str]:
     """Megatron-Core's reason for refusing this recipe. None: it builds the recipe."""
-    from nemo2.settle import Machine
+    from nemo2.megatron.settle import Machine
 
     refusal = None
     # As this machine adjusts it, which takes fp8 away; then as it was asked for.
@@ -55,8 +55,8 @@ def _build(recipe: Any, machine: Any) -> None:
     import fiddle as fdl
 
     from nemo2.config.provenance import adjust_to
-    from nemo2.settle.run_settings import RunSettings
-    from nemo2.settle.settling import write_parallelism
+    from nemo2.megatron.settle.run_settings import RunSettings
+    from nemo2.megatron.settle.settling import write_parallelism
 
     trainer = recipe.trainer
     config: Any = fdl.build(recipe.model.config)
@@ -80,9 +80,9 @@ def _build(recipe: Any, machine: Any) -> None:
 
 
 def _chunks(config: Any, recipe: Any) -> None:
-    from nemo2.checks.facts import read_facts
-    from nemo2.checks.rules.shape import tokenizer_size
     from nemo2.data.tokenizer import NullTokenizer
+    from nemo2.preflight.checks.facts import read_facts
+    from nemo2.preflight.checks.rules.shape import tokenizer_size
 
     config.init_model_with_meta_device, config.perform_initialization = True, False
     tokens = tokenizer_size(read_facts(recipe)) or getattr(recipe.data, "vocab_size", None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from nemo2.lazy import stub_homes
+from nemo2.base.lazy import stub_homes
 from tools.site.pages import ROOT
 
 Names = dict[str, str]
@@ -68,43 +68,60 @@ DOORS = (
         "Callbacks. Add one to a recipe with `recipe.trainer.callbacks.append(...)`.",
     ),
     Door(
-        "nemo2.optim",
+        "nemo2.megatron.optim",
         "optim",
-        "nemo2.optim",
+        "nemo2.megatron.optim",
         "Learning-rate schedules and optimizers.",
         (
-            "nemo2.optim.lr_scheduler",
-            "nemo2.optim.pytorch",
-            "nemo2.optim.distributed_fused_adam",
+            "nemo2.megatron.optim.lr_scheduler",
+            "nemo2.megatron.optim.pytorch",
+            "nemo2.megatron.optim.distributed_fused_adam",
         ),
     ),
-    Door("nemo2.peft", "peft", "nemo2.peft", "LoRA, DoRA and related methods. `llm.peft` exports them too."),
-    Door("nemo2.overlap", "overlap", "nemo2.overlap", "Settings that overlap communication with computation."),
+    Door(
+        "nemo2.models.peft", "peft", "nemo2.models.peft", "LoRA, DoRA and related methods. `llm.peft` exports them too."
+    ),
+    Door(
+        "nemo2.megatron.overlap",
+        "overlap",
+        "nemo2.megatron.overlap",
+        "Settings that overlap communication with computation.",
+    ),
     Door("nemo2.launch", "launch", "nemo2.launch", "Functions that start a recipe on this machine or a cluster."),
     Door("nemo2.plugins", "plugins", "nemo2.plugins", "Plugins that edit a recipe and its executor together."),
-    Door("nemo2.run_dir", "run_dir", "nemo2.run_dir", "Classes that write and read a run directory."),
+    Door("nemo2.training.run_dir", "run_dir", "nemo2.training.run_dir", "Classes that write and read a run directory."),
     Door(
         "nemo2.config",
         "config",
         "nemo2.config",
         "The tree of settings: functions that build, edit, compare, save and load it.",
     ),
-    Door("nemo2.settle", "settle", "nemo2.settle", "Functions that compute a recipe's settings on a machine."),
-    Door("nemo2.explain", "settle", "nemo2.explain", "Functions that report the origin of each setting."),
-    Door("nemo2.backend", "settle", "nemo2.backend", "The devices of a process."),
     Door(
-        "nemo2.rehearse",
-        "rehearse",
-        "nemo2.rehearse",
-        "Rehearsals: jobs of any size, run on meta tensors.",
-        ("nemo2.rehearse",),
+        "nemo2.megatron.settle",
+        "settle",
+        "nemo2.megatron.settle",
+        "Functions that compute a recipe's settings on a machine.",
     ),
     Door(
-        "nemo2.planner",
+        "nemo2.preflight.explain",
+        "settle",
+        "nemo2.preflight.explain",
+        "Functions that report the origin of each setting.",
+    ),
+    Door("nemo2.base.backend", "settle", "nemo2.base.backend", "The devices of a process."),
+    Door(
+        "nemo2.preflight.rehearse",
+        "rehearse",
+        "nemo2.preflight.rehearse",
+        "Rehearsals: jobs of any size, run on meta tensors.",
+        ("nemo2.preflight.rehearse",),
+    ),
+    Door(
+        "nemo2.preflight.planner",
         "planner",
-        "nemo2.planner",
+        "nemo2.preflight.planner",
         "Predictions of a job's memory and time by formula.",
-        ("nemo2.planner",),
+        ("nemo2.preflight.planner",),
     ),
     Door("nemo2.errors", "errors", "Errors", "The errors that nemo2 raises.", ("nemo2.errors",)),
 )

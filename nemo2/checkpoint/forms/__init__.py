@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forms of a checkpoint: how a model and its optimizer are written and read.
 
-Each strategy has a form (`nemo2.strategies.base`). A form is one file with a subclass of `form.Form`:
+Each strategy has a form (`nemo2.training.strategies.base`). A form is one file with a subclass of `form.Form`:
 
     megatron       Megatron-Core's sharded state
     pieces         rows of parameters that are sharded over data-parallel ranks; the base of the two below

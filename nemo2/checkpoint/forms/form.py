@@ -11,7 +11,8 @@ from typing import Any, Literal, Optional, Protocol, Union
 import lightning.pytorch as pl
 from torch import Tensor
 
-from nemo2 import ranks
+from nemo2.base import ranks
+from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
@@ -19,9 +20,8 @@ from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE
 from nemo2.checkpoint.pieces import Piece
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
-from nemo2.names import listed
-from nemo2.parallel.layout import Layout
-from nemo2.parallel.megatron_parallel import MegatronParallel
+from nemo2.megatron.parallel.layout import Layout
+from nemo2.megatron.parallel.megatron_parallel import MegatronParallel
 
 _log = logging.getLogger(__name__)
 _USUAL_SIZES = [2**power for power in range(7)]

@@ -12,7 +12,8 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 from torch import Tensor
 
-from nemo2 import ranks
+from nemo2.base import ranks
+from nemo2.base.names import listed
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.forms.form import Form, Owner, paddings
 from nemo2.checkpoint.io import MegatronCheckpointIO, weights_dir
@@ -35,10 +36,9 @@ from nemo2.checkpoint.pieces import Piece
 from nemo2.checkpoint.random_state import random_state, report_new_random_streams
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
-from nemo2.names import listed
-from nemo2.optim.base import OptimizerModule
-from nemo2.optim.megatron import MegatronOptimizer
-from nemo2.parallel.sharded_state import added_keys, frozen_keys, part_of, unstacked
+from nemo2.megatron.optim.base import OptimizerModule
+from nemo2.megatron.optim.megatron import MegatronOptimizer
+from nemo2.megatron.parallel.sharded_state import added_keys, frozen_keys, part_of, unstacked
 
 _STATE = "optimizer."
 _log = logging.getLogger(__name__)

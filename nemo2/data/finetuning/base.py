@@ -13,7 +13,8 @@ from typing import Any, Optional
 import numpy as np
 from torch.utils.data import Dataset
 
-from nemo2 import ranks
+from nemo2.base import ranks
+from nemo2.base.files import replaceable_file, replacing
 from nemo2.data.base import MegatronDataModule, arguments_of
 from nemo2.data.finetuning.check import check_records
 from nemo2.data.finetuning.encode import BadRecords, Report, encode_all, nothing_left
@@ -27,8 +28,7 @@ from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, 
 from nemo2.data.inputs import Input
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError, Nemo2Error
-from nemo2.files import replaceable_file, replacing
-from nemo2.parallel.cuda_graphs import kind_of
+from nemo2.megatron.parallel.cuda_graphs import kind_of
 
 _log = logging.getLogger(__name__)
 _FORMAT = 2

@@ -26,8 +26,8 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
-from nemo2.advice import advice
-from nemo2.backend.extras import install
+from nemo2.base.advice import advice
+from nemo2.base.backend.extras import install
 from nemo2.data.documents import check_choice, tokenized, unknown_in
 from nemo2.data.finetuning.completeness import (
     NoTools,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, Optional
 
-from nemo2.advice import dataset_setting
-from nemo2.counts import counted
+from nemo2.base.advice import dataset_setting
+from nemo2.base.counts import counted
 from nemo2.data.documents import BadInput, OnBadLine, check_choice
 from nemo2.data.finetuning.fields import not_shown
 from nemo2.data.finetuning.sample import Empty, Encoder, Malformed, Sample

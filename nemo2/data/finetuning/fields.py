@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
-from nemo2.advice import dataset_setting
+from nemo2.base.advice import dataset_setting
 from nemo2.data.finetuning.dialects import has_messages
 from nemo2.data.finetuning.sample import DESCRIPTIONS, Encoder, Malformed, Sample, strings_in
 from nemo2.data.finetuning.template import TemplateEncoder

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from nemo2.backend.extras import has, why_missing
+from nemo2.base.backend.extras import has, why_missing
 from nemo2.data.documents import RECORD_SUFFIXES, holds_records
 from nemo2.data.finetuning.sources import RecordFiles, Records, Source
 from nemo2.data.hub import asking_hub

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Optional, Union
 
 import numpy as np
 
+from nemo2.base.files import replacing
 from nemo2.config.capture import configurable
 from nemo2.data.base import arguments_of
 from nemo2.data.finetuning import open as opening
@@ -23,7 +24,6 @@ from nemo2.data.finetuning.packing import PackedSequenceSpecs
 from nemo2.data.home import datasets_home
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
-from nemo2.files import replacing
 
 Splits = Mapping[str, Sequence[Any]]
 _RAW = "raw"

@@ -26,11 +26,11 @@ from typing import Any, Literal, Optional
 import fiddle
 from fiddle import daglish
 
+from nemo2.base.names import safe_name
 from nemo2.errors import ConfigError
 from nemo2.launch.import_path import own_folders
 from nemo2.launch.kubeflow.pod import RANK_FILES
 from nemo2.launch.rank_files import rank_files
-from nemo2.names import safe_name
 
 Form = Literal["runtimePatches", "podTemplateOverrides"]
 

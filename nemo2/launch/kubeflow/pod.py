@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.launch.rank import CONFIG, MAIN
-from nemo2.run_dir.faults import FAULT_DIR_VARIABLE, Fault, read_faults
-from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
+from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, Fault, read_faults
+from nemo2.training.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
 
 TERMINATION_LOG_VARIABLE = "NEMO2_TERMINATION_LOG"
 _TERMINATION_LOG = "/dev/termination-log"

@@ -20,8 +20,8 @@ from nemo2.launch.kubeflow.pod import read_termination_message
 from nemo2.launch.local import split_secrets
 from nemo2.launch.result import RunResult
 from nemo2.launch.stream import without_rank
-from nemo2.run_dir.directory import VERSION_VARIABLE, timestamp
-from nemo2.run_dir.faults import reports_another_rank
+from nemo2.training.run_dir.directory import VERSION_VARIABLE, timestamp
+from nemo2.training.run_dir.faults import reports_another_rank
 
 _KIND = {"group": "trainer.kubeflow.org", "version": "v1alpha1", "plural": "trainjobs"}
 _JOB_LABEL, _NUMBER_LABEL = "jobset.sigs.k8s.io/jobset-name", "batch.kubernetes.io/job-completion-index"

@@ -35,9 +35,9 @@ from nemo2.checkpoint.directory import finished
 from nemo2.errors import CheckpointError, DataError, Preempted, RunFinished
 from nemo2.launch.exit_causes import first_failure
 from nemo2.launch.slurm.script import LIVES, STATE
-from nemo2.run_dir.directory import CHECKPOINTS
-from nemo2.run_dir.faults import MENDED_BY_A_START, Fault, read_faults
-from nemo2.run_dir.records import METRICS_FILE, read_metrics, write_text
+from nemo2.training.run_dir.directory import CHECKPOINTS
+from nemo2.training.run_dir.faults import MENDED_BY_A_START, Fault, read_faults
+from nemo2.training.run_dir.records import METRICS_FILE, read_metrics, write_text
 
 Cause = Literal["ranks", "setup", "script"]
 

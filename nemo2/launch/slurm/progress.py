@@ -10,8 +10,8 @@ from typing import Optional
 import yaml
 
 from nemo2.launch.slurm.shell import Shell
-from nemo2.run_dir.effective import planned_steps
-from nemo2.run_dir.records import METRICS_FILE, parse_record, series
+from nemo2.training.run_dir.effective import planned_steps
+from nemo2.training.run_dir.records import METRICS_FILE, parse_record, series
 
 _LINES = 100
 

@@ -30,8 +30,8 @@ from nemo2.launch.slurm.settings import ClusterSettings, limit_seconds
 from nemo2.launch.slurm.shell import Shell, shell_of
 from nemo2.launch.slurm.ship import ship
 from nemo2.launch.slurm.submission import Submission
-from nemo2.run_dir.directory import DEFAULT_BASE, RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, timestamp
-from nemo2.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
+from nemo2.training.run_dir.directory import DEFAULT_BASE, RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, timestamp
+from nemo2.training.run_dir.records import RECIPE_FILE, RECIPE_VARIABLE
 
 _DIRECTIVES = (
     "account", "partition", "qos", "mem", "mem_per_gpu", "mem_per_cpu", "comment", "constraint", "exclude", "gres",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo2.launch.slurm.shell import Shell, shell_of
-from nemo2.run_dir.records import write_text
+from nemo2.training.run_dir.records import write_text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
+from nemo2.megatron.parallel.norm_names import module_of_key
 from nemo2.models.conversion.nearest import nearest_family, suggested_architecture
 from nemo2.models.conversion.table import Conversion
-from nemo2.parallel.norm_names import module_of_key
 
 
 @functools.cache

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nemo2.base.names import did_you_mean
 from nemo2.errors import ConfigError
 from nemo2.models.conversion.settings import text_config
 from nemo2.models.conversion.table import Conversion
-from nemo2.names import did_you_mean
 
 _NOT_OF_THE_MODEL = re.compile(
     r"_token_id|dtype|^use_cache$|^transformers_|auto_map|^pretraining_tp$|^output_|_implementation$|^_|id2label|label2id|^return_dict$"

@@ -31,7 +31,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attend import AttentionRule, attend
 from nemo2.models.layers.chunks import Span, by_rank, check_divisible, chunks_of, gather_in_order, in_order

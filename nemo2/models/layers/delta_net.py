@@ -21,9 +21,9 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor, nn
 
-from nemo2.backend import get_backend
-from nemo2.backend.cuda import CudaBackend
-from nemo2.backend.extras import why_missing
+from nemo2.base.backend import get_backend
+from nemo2.base.backend.cuda import CudaBackend
+from nemo2.base.backend.extras import why_missing
 from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.recurrent import Projections, RecurrentMixer
 from nemo2.models.layers.rules import delta_net_problems, refuse

@@ -21,7 +21,7 @@ from megatron.core.transformer.spec_utils import build_module
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import Tensor
 
-from nemo2.backend import get_backend
+from nemo2.base.backend import get_backend
 from nemo2.models.layers.rules import mla_problems, refuse
 
 

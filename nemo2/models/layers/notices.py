@@ -4,7 +4,7 @@
 import functools
 import logging
 
-from nemo2 import ranks
+from nemo2.base import ranks
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ or newer than the field.
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from nemo2.backend.extras import why_missing
+from nemo2.base.backend.extras import why_missing
 from nemo2.errors import ConfigError
 
 CP_COMM_TYPES = ("all_gather", "p2p", "a2a")

@@ -24,9 +24,9 @@ from megatron.core.transformer.transformer_block import TransformerBlock, Transf
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from nemo2.backend import get_backend
-from nemo2.backend.cuda import CudaBackend
-from nemo2.backend.extras import have_te
+from nemo2.base.backend import get_backend
+from nemo2.base.backend.cuda import CudaBackend
+from nemo2.base.backend.extras import have_te
 from nemo2.errors import ConfigError
 from nemo2.models.layers.attention import SDPAttention
 from nemo2.models.layers.norm import KeyNormOverHeads, QueryNormOverHeads, TorchNorm

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from nemo2.base.noise import send_to
 from nemo2.checkpoint.auto_resume import AutoResume, RestoreConfig
 from nemo2.checkpoint.directory import Manifest, publish, temporary_name
 from nemo2.checkpoint.lineage import begin
 from nemo2.errors import CheckpointError, RunFinished
-from nemo2.noise import send_to
 from support import small_runs
 
 
@@ -84,7 +84,7 @@ def test_only_a_run_that_starts_again_at_the_beginning_says_so_on_the_console(tm
 
 @pytest.mark.parametrize("ignore", [False, True])
 def test_checkpoints_that_cannot_be_used_are_never_a_reason_to_start_anew(tmp_path, ignore):
-    from nemo2.run_dir.directory import furthest_run
+    from nemo2.training.run_dir.directory import furthest_run
 
     run = tmp_path / "2026-01-01_00-00-00"
     torn = saved(run / "checkpoints" / "step=9", 9)

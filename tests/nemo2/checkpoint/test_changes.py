@@ -23,8 +23,8 @@ def parts(
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.optim.megatron import MegatronOptimizerModule
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     built = small_runs.build_llama(**{"vocab_size": None, **(model or {})})
     if optim:
@@ -136,7 +136,7 @@ def resumed_at_its_end(directory: str) -> list[str]:
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
-    logging.getLogger("nemo2.run_dir.resumed").addHandler(handler)
+    logging.getLogger("nemo2.training.run_dir.resumed").addHandler(handler)
     for _ in range(2):
         small_runs.release()
         given = parts(directory, max_steps=-1)

@@ -46,7 +46,7 @@ def run(*, max_steps: int = STEPS, callbacks: Any = (), ckpt_path: Any = None, *
 def interrupted_and_resumed(directory: str) -> dict[str, dict[str, Any]]:
     from unittest import mock
 
-    from nemo2.strategies import base
+    from nemo2.training.strategies import base
 
     runs = {"uninterrupted": run()}
     runs["saving in the background"] = run(callbacks=[keeping(f"{directory}/async")], ckpt_async_save=True)

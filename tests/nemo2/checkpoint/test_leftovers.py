@@ -59,7 +59,7 @@ def killed(log_dir: str, at: str) -> None:
     before rank 1 has written."""
     import lightning.pytorch as pl
 
-    from nemo2 import ranks
+    from nemo2.base import ranks
     from nemo2.checkpoint import background
 
     class Killing(pl.Callback):

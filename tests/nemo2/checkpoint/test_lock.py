@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo2.base.place import LAUNCH_VARIABLE
 from nemo2.checkpoint.lock import DirectoryLock, holds
 from nemo2.errors import CheckpointError, RuntimeFault
-from nemo2.place import LAUNCH_VARIABLE
 
 
 def holder(directory: Path) -> int:

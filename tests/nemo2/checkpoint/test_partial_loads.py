@@ -86,7 +86,7 @@ def loads(directory: str) -> dict[str, str]:
 def asking_for_its_own_fields() -> Iterator[None]:
     """Optimizers whose groups have fields that the saved ones lack, and which step only with them, as Transformer Engine's do
     that load what a CPU has saved."""
-    from nemo2.backend.fused_adam import FusedAdam
+    from nemo2.base.backend.fused_adam import FusedAdam
 
     add, step = FusedAdam.add_param_group, FusedAdam.step
 

@@ -70,9 +70,9 @@ def streams_of_two_ranks() -> list[float]:
     """What this rank draws after it has saved its streams, and after each way of loading them."""
     from megatron.core import tensor_parallel
 
-    from nemo2.backend import get_backend
-    from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams
-    from nemo2.parallel.layout import Layout
+    from nemo2.base.backend import get_backend
+    from nemo2.megatron.parallel.groups import initialize_model_parallel, seed_random_streams
+    from nemo2.megatron.parallel.layout import Layout
 
     get_backend().install()
     initialize_model_parallel(Layout(tp=2))

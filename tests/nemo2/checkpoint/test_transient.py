@@ -13,8 +13,8 @@ import torch
 
 from nemo2.checkpoint import directory, reading, writer_process
 from nemo2.checkpoint.directory import Manifest, finished, problems, publish, read_manifest, sha256
-from nemo2.run_dir.metrics import JSONLLogger
-from nemo2.run_dir.records import read_metrics
+from nemo2.training.run_dir.metrics import JSONLLogger
+from nemo2.training.run_dir.records import read_metrics
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from nemo2 import recipes
-from nemo2.checks.find import find
 from nemo2.config import apply_overrides
 from nemo2.errors import ConfigError
-from nemo2.settle import Machine, settle
+from nemo2.megatron.settle import Machine, settle
+from nemo2.preflight.checks.find import find
 
 H100 = Machine.named("H100x8")
 STRATEGY, MODEL = "trainer.strategy", "model.config"

@@ -10,7 +10,7 @@ import pytest
 
 from nemo2.config import Partial, from_json, from_yaml, to_json, to_yaml
 from nemo2.config.moved_names import MOVED, module_today
-from nemo2.strategies.distillation import DistillationCallback, DistillationConfig
+from nemo2.training.strategies.distillation import DistillationCallback, DistillationConfig
 
 SAVED = Path(__file__).with_name("saved_names.txt").read_text().split()
 ROOT = Path(__file__).parents[3]
@@ -51,12 +51,14 @@ def test_every_move_is_on_the_list_and_leads_somewhere_else() -> None:
 @pytest.mark.parametrize(("write", "read"), [(to_json, from_json), (to_yaml, from_yaml)])
 def test_a_saved_recipe_loads_after_a_move(write, read) -> None:
     recipe = Partial(DistillationCallback, "/teacher", Partial(DistillationConfig, logit_kl_topk=3))
-    text = write(recipe).replace("nemo2.strategies.distillation", "nemo2.strategies.teaching")
+    text = write(recipe).replace("nemo2.training.strategies.distillation", "nemo2.training.strategies.teaching")
     assert "teaching" in text and read(text) == recipe
 
 
 def test_a_move_lets_nothing_in_that_is_refused() -> None:
     text = to_json(Partial(DistillationCallback, "/teacher"))
-    tree = json.loads(text.replace("nemo2.strategies.distillation", "os").replace("DistillationCallback", "system"))
+    tree = json.loads(
+        text.replace("nemo2.training.strategies.distillation", "os").replace("DistillationCallback", "system")
+    )
     with pytest.raises(Exception, match="os.system"):
         from_json(json.dumps(tree))

@@ -12,8 +12,8 @@ from nemo2.config import notices
 from nemo2.errors import ConfigError
 from nemo2.llm.api import generate
 from nemo2.llm.serving import deploy
+from nemo2.megatron.optim.lr_scheduler import PolynomialDecayAnnealingScheduler
 from nemo2.models.gpt3 import GPTConfig126M
-from nemo2.optim.lr_scheduler import PolynomialDecayAnnealingScheduler
 
 MADE: dict[str, tuple[Callable[..., Any], Any]] = {
     "load_directly_on_device": (MegatronCheckpointIO, False),

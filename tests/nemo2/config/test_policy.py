@@ -61,7 +61,7 @@ def test_a_spec_that_names_a_command_is_refused_and_megatron_core_alone_would_ru
         ("builtins", "eval"),
         ("subprocess", "getoutput"),
         ("nemo2.config.reading", "json"),
-        ("nemo2.run_dir.environment", "subprocess"),
+        ("nemo2.training.run_dir.environment", "subprocess"),
         ("megatron.core.transformer.spec_utils", "import_module"),
         ("megatron.core.models.huggingface.module", "HuggingFaceModule"),
         ("nemo2.llm.api", "generate"),
@@ -150,7 +150,7 @@ def test_a_tokenizer_that_runs_its_own_code_is_refused(value):
         ("megatron.core.transformer.spec_utils", "import_module"),
         ("megatron.core.datasets.utils", "compile_helpers"),
         ("megatron.core.parallel_state", "destroy_model_parallel"),
-        ("nemo2.backend.patching", "Patch"),
+        ("nemo2.base.backend.patching", "Patch"),
         ("megatron.core.tokenizers", "MegatronTokenizer"),
     ],
 )

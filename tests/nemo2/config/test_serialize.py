@@ -83,7 +83,7 @@ def test_a_prefix_is_a_package_not_a_spelling():
         ("torch", "load"),
         ("torch", "hub.load"),
         ("torch.serialization", "load"),
-        ("nemo2.files", "json.loads"),
+        ("nemo2.base.files", "json.loads"),
         ("nemo2.config.wire", "sys.modules"),
         ("nemo2.config.reading", "from_json"),
         ("nemo2.config.tree", "as_config"),

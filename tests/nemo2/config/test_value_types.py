@@ -10,11 +10,11 @@ import pytest
 from lightning.pytorch import Callback
 
 from nemo2 import llm, recipes
-from nemo2.checks import find_problems
 from nemo2.config import Config
 from nemo2.config.value_types import misfits, type_hints
 from nemo2.errors import ConfigError
 from nemo2.launch import launch
+from nemo2.preflight.checks import find_problems
 
 
 def takes(annotation: Any, value: Any) -> list[Any]:

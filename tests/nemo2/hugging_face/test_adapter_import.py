@@ -63,7 +63,7 @@ def ours(checkpoint: Path) -> Any:
     import torch
 
     from nemo2.checkpoint.context import load_context
-    from nemo2.strategies.set_up import set_up
+    from nemo2.training.strategies.set_up import set_up
 
     trainer = small_runs.build_trainer(max_steps=1)
     model = load_context(checkpoint, "model")
@@ -162,7 +162,7 @@ def with_another_base(directory: str) -> list[str]:
     from safetensors.torch import load_file, save_file
 
     from nemo2.hugging_face.api import import_ckpt
-    from nemo2.strategies import base
+    from nemo2.training.strategies import base
 
     said = []
     folder = Path(released(directory, "llama"))

@@ -67,8 +67,8 @@ def compared(directory: str, name: str) -> dict[str, Any]:
     import peft
     import transformers
 
-    from nemo2 import peft as methods
     from nemo2.hugging_face.adapters import export_adapter
+    from nemo2.models import peft as methods
 
     small_runs.quiet()
     family, kind, targets = CASES[name]
@@ -102,7 +102,7 @@ def imported_again(adapter: Any, folder: str, place: str) -> Any:
     """Logits of the exported adapter, imported."""
     from nemo2.checkpoint.context import load_context
     from nemo2.hugging_face.api import import_ckpt
-    from nemo2.strategies.set_up import set_up
+    from nemo2.training.strategies.set_up import set_up
 
     small_runs.release()
     checkpoint = import_ckpt(None, str(adapter), place, base_model=folder)

@@ -109,7 +109,7 @@ def test_a_checkpoint_without_the_extra_states_of_other_layers_is_read(tmp_path:
 
 def test_check_looks_into_released_weights(tmp_path: Path) -> None:
     from nemo2 import recipes
-    from nemo2.checks.find import find
+    from nemo2.preflight.checks.find import find
 
     def said(path: str) -> list[str]:
         from nemo2.checkpoint.auto_resume import RestoreConfig

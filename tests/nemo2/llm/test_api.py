@@ -16,7 +16,7 @@ def parts(directory: str, *, max_steps: int, tensor: int = 1, resume: Any = None
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     small_runs.quiet()
     model = small_runs.build_llama(**config, vocab_size=None)
@@ -159,8 +159,8 @@ def test_a_run_is_resumed_by_its_name_finished_once_and_then_validated(run_on_ra
 def test_a_run_that_saves_nothing_says_so_unless_that_is_asked_for(caplog):
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.llm.api import _warn_without_checkpoints
-    from nemo2.strategy import MegatronStrategy
-    from nemo2.trainer import Trainer
+    from nemo2.training.strategy import MegatronStrategy
+    from nemo2.training.trainer import Trainer
 
     for asked in ({"enable_checkpointing": False}, {"callbacks": [ModelCheckpoint()]}):
         _warn_without_checkpoints(Trainer(devices=1, strategy=MegatronStrategy(), **asked))
@@ -173,7 +173,7 @@ def test_tokenizers_are_shared_as_asked():
     import types
 
     from nemo2.errors import ConfigError
-    from nemo2.settle.agreement import share_tokenizer
+    from nemo2.megatron.settle.agreement import share_tokenizer
 
     model, data = types.SimpleNamespace(tokenizer="m"), types.SimpleNamespace(tokenizer="d")
     share_tokenizer(model, data, None)

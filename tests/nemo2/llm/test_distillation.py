@@ -30,7 +30,7 @@ def parts(directory: str, name: str, *, max_steps: int, **strategy: Any) -> dict
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     small_runs.release()
     small_runs.quiet()
@@ -151,8 +151,8 @@ def test_what_is_saved_is_the_student_alone(alone: dict[str, Any]) -> None:
 
 def test_what_does_not_fit_is_refused_before_anything_is_built(places: Any) -> None:
     from nemo2 import llm
-    from nemo2.strategy import MegatronStrategy
-    from nemo2.trainer import Trainer
+    from nemo2.training.strategy import MegatronStrategy
+    from nemo2.training.trainer import Trainer
 
     directory, checkpoints = places
 
@@ -233,9 +233,9 @@ def tree(places: dict[str, str], tmp_path: Path, *arguments: str) -> Any:
 def test_the_command_makes_a_recipe_whose_student_and_teacher_are_both_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from nemo2.checks import find
     from nemo2.cli import main
     from nemo2.data.tokenizer import ByteTokenizer
+    from nemo2.preflight.checks import find
 
     sizes = {"student": {"seq_length": 2 * small_runs.SEQ}, "teacher": TEACHER}  # both follow the data
     models = {name: str(described(tmp_path / name, ByteTokenizer(), **size)) for name, size in sizes.items()}
@@ -294,8 +294,8 @@ def rehearsed(places: dict[str, str], **strategy: Any) -> list[dict[str, int]]:
     """The same for each rank of a world that isn't there."""
     from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.llm.distillation import DistillationCallback
-    from nemo2.rehearse.kernels import plain_kernels
-    from nemo2.rehearse.rank import run_rank
+    from nemo2.preflight.rehearse.kernels import plain_kernels
+    from nemo2.preflight.rehearse.rank import run_rank
 
     small_runs.quiet()
     found = []
@@ -307,7 +307,7 @@ def rehearsed(places: dict[str, str], **strategy: Any) -> list[dict[str, int]]:
         return student, run["data"], run["trainer"]
 
     def inspected(ran: Any) -> dict[str, int]:
-        from nemo2.rehearse.summary import memory_of
+        from nemo2.preflight.rehearse.summary import memory_of
 
         teaching = next(one for one in ran.strategy.trainer.callbacks if hasattr(one, "kept_bytes"))
         memory = memory_of(ran)

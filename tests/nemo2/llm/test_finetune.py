@@ -17,7 +17,7 @@ def parts(directory: str, *, max_steps: int, base: str | None = None, **strategy
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     small_runs.release()
     small_runs.quiet()

@@ -50,7 +50,7 @@ def run(directory: str, *, base: str | None, kind: str | None, packed: bool, die
     from nemo2.data.finetuning.packing import PackedSequenceSpecs
     from nemo2.data.tokenizer import ByteTokenizer
     from nemo2.llm import api, peft
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     small_runs.release()
     small_runs.quiet()

@@ -29,7 +29,7 @@ TO: dict[str, dict[str, Any]] = {
 def silenced(path: str, target: str) -> None:
     """The model of a checkpoint with a layer, a group of heads and some neurons that contribute nothing."""
     from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
-    from nemo2.strategies.set_up import set_up
+    from nemo2.training.strategies.set_up import set_up
 
     model = Checkpoint.open(path).model()
     trainer = small_runs.build_trainer(max_steps=1)
@@ -84,7 +84,7 @@ def trained_on(directory: str) -> list[float]:
     from nemo2.data.mock import MockDataModule
     from nemo2.hugging_face.checkpoint import Checkpoint
     from nemo2.llm import api
-    from nemo2.run_dir.logger import NeMoLogger
+    from nemo2.training.run_dir.logger import NeMoLogger
 
     model = Checkpoint.open(f"{directory}/narrow").model()
     data = MockDataModule(

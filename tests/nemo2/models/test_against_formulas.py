@@ -167,7 +167,7 @@ def rotate(formula: Formula, layer: int, x: Tensor) -> Tensor:
 def ours_and_the_formulas(names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     parallel_state.initialize_model_parallel()

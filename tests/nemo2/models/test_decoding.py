@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo2.backend.extras import has
+from nemo2.base.backend.extras import has
 from support import hf_parity as parity
 from support.hf_models import DAILY, ROWS, VOCABULARY, released_config
 from support.nightly import daily_and_nightly

@@ -95,7 +95,7 @@ def counted_by_torch() -> dict[str, tuple[float, float]]:
     from megatron.core import parallel_state, tensor_parallel
     from torch.utils.flop_counter import FlopCounterMode
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     parallel_state.initialize_model_parallel()

@@ -10,7 +10,7 @@ from unittest.mock import patch
 @contextmanager
 def installed(te: bool, apex: bool) -> Iterator[None]:
     """A machine with these packages, as far as fused gradients ask."""
-    from nemo2.backend import extras
+    from nemo2.base.backend import extras
     from nemo2.models import fused_gradients
 
     with ExitStack() as patches:
@@ -24,12 +24,12 @@ def build(te: bool, apex: bool) -> dict[str, Any]:
     """A model that was asked to fuse, on a machine with these packages; its layers stay the plain ones."""
     from megatron.core.tensor_parallel import layers
 
-    from nemo2.backend import get_backend
-    from nemo2.backend.cpu import CpuBackend
+    from nemo2.base.backend import get_backend
+    from nemo2.base.backend.cpu import CpuBackend
+    from nemo2.megatron.parallel.groups import initialize_model_parallel, seed_random_streams
+    from nemo2.megatron.parallel.layout import Layout
+    from nemo2.megatron.settle import Machine
     from nemo2.models.llama import LlamaConfig
-    from nemo2.parallel.groups import initialize_model_parallel, seed_random_streams
-    from nemo2.parallel.layout import Layout
-    from nemo2.settle import Machine
     from support import small_runs
 
     get_backend().install()
@@ -72,7 +72,7 @@ def sharded() -> dict[str, Any]:
     from megatron.core.tensor_parallel import layers
 
     import nemo2 as nl
-    from nemo2.backend.cpu import CpuBackend
+    from nemo2.base.backend.cpu import CpuBackend
     from nemo2.config.provenance import adjustments
     from support import small_runs
 

@@ -124,7 +124,7 @@ def test_batches_change_nothing() -> None:
 def texts_of_a_model(tp: int, sequence_parallel: bool, **settings: Any) -> tuple[list[str], bool]:
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.llama import LlamaConfig
 
     get_backend().install()

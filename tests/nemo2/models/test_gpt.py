@@ -155,7 +155,7 @@ def a_batch() -> dict[str, torch.Tensor]:
 def start(**layout: int | None) -> None:
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     parallel_state.initialize_model_parallel(**layout)

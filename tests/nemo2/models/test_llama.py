@@ -105,7 +105,7 @@ def plain_llama(weights: dict[str, torch.Tensor], config: Any, tokens: torch.Ten
 def both_logits_and_losses(name: str) -> dict[str, torch.Tensor]:
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models import llama
 
     get_backend().install()

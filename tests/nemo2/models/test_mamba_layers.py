@@ -75,7 +75,7 @@ def model_and_formula() -> tuple[Tensor, Tensor]:
     """Logits of one mixer between embedding and output layer, and the same from arXiv:2405.21060, figure 6."""
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.ssm import NemotronHConfig8B
 
     get_backend().install()
@@ -119,11 +119,11 @@ def adapted_names() -> tuple[set[str], set[str], set[str]]:
     """Names of a mixer's tensors with adapters, in its sharded and in its plain state, and the keys they are stored under."""
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
+    from nemo2.megatron.parallel.sharded_state import sharded_state
+    from nemo2.megatron.parallel.transform import transformed
+    from nemo2.models.peft import LoRA
     from nemo2.models.ssm import NemotronHConfig8B
-    from nemo2.parallel.sharded_state import sharded_state
-    from nemo2.parallel.transform import transformed
-    from nemo2.peft import LoRA
 
     get_backend().install()
     parallel_state.initialize_model_parallel()
@@ -146,7 +146,7 @@ def test_a_mixer_with_adapters_is_stored_under_its_own_keys(run_on_ranks: Any) -
 def refusals() -> list[str]:
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.ssm import NemotronHConfig8B
 
     get_backend().install()
@@ -178,7 +178,7 @@ def stages_built(sizes: dict[str, Any]) -> list[Any]:
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     from nemo2 import llm
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     parallel_state.destroy_model_parallel()

@@ -40,7 +40,7 @@ EXPERTS: dict[str, Any] = {
 def start(**layout: Any) -> None:
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     parallel_state.initialize_model_parallel(**layout)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ratios by which extra losses are weighed; tests/nemo2/parallel/test_extra_losses.py measures their effect on gradients."""
+"""The ratios by which extra losses are weighed; tests/nemo2/megatron/parallel/test_extra_losses.py measures their
+effect on gradients."""
 
 from typing import Any
 
@@ -13,7 +14,7 @@ PADDING = [[False] * 6 + [True] * 2, [False] * 3 + [True] * 5]
 def ratios(batches: list[list[Any]]) -> list[float]:
     from megatron.core import parallel_state
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.step_tokens import ALL, PRESENT, count_step_tokens, further, trained_over
 
     get_backend().install()

@@ -71,7 +71,7 @@ def configs_of_families() -> dict[str, Any]:
     """Every named size of every family, made small in the numbers and left alone in kind; of those that become alike, one."""
     from nemo2.config.capture import is_configurable
     from nemo2.models.conversion.families import families
-    from nemo2.rehearse.shrink import small_sizes
+    from nemo2.preflight.rehearse.shrink import small_sizes
 
     found, seen = {}, set()
     for path in sorted({kind.__module__ for family in families() for kind in family.configs} | {"nemo2.models.gpt3"}):
@@ -119,7 +119,7 @@ def weights_of(model: Any) -> dict[str, tuple[int, int]]:
 def built() -> dict[str, dict[str, Any]]:
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     parallel_state.initialize_model_parallel()
@@ -277,7 +277,7 @@ def built_alone() -> dict[str, tuple[int, int]]:
     from megatron.core.transformer.experimental_attention_variant import dsa
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.layers.norm import TorchNorm
 
     get_backend().install()

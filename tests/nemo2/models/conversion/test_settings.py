@@ -347,7 +347,7 @@ def test_a_released_config_json_is_our_named_configuration(released: str) -> Non
 
 
 def exported_after_the_backend_came() -> str:
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.conversion.families import conversion_of  # before the backend
 
     config = made("ssm.NemotronHConfig8B")

@@ -241,7 +241,7 @@ def test_padding_behind_a_packed_sequence_changes_nothing_in_front_of_it():
 def dropout(sequence_parallel: bool) -> dict[str, Any]:
     from megatron.core import tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     tracker = tensor_parallel.get_cuda_rng_tracker()
@@ -322,7 +322,7 @@ def over_ranks(groups: int) -> dict[tuple[str, str], list[Any]]:
     """This rank's share of the output and of the gradients, for each case and way."""
     from megatron.core import parallel_state
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     cp, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
@@ -370,7 +370,7 @@ def test_ways_that_cannot_be_gone_are_refused(way, fields, words):
 def uncuttable() -> str:
     from megatron.core import parallel_state
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.errors import DataError
 
     get_backend().install()

@@ -11,7 +11,7 @@ import torch
 
 from nemo2.models.layers.rules import delta_net_problems
 from nemo2.models.qwen3_next import Qwen3NextConfig80B_A3B
-from nemo2.rehearse.shrink import SEQUENCE, VOCABULARY, small_sizes
+from nemo2.preflight.rehearse.shrink import SEQUENCE, VOCABULARY, small_sizes
 from support import hf_parity as parity
 from support.hf_models import ROWS
 
@@ -84,7 +84,7 @@ def losses(directory: str, expert_parallel: int, **sizes: Any) -> list[float]:
 
     import bench.bare_megatron as bare
     from nemo2.config import Config
-    from nemo2.parallel.groups import destroy_model_parallel
+    from nemo2.megatron.parallel.groups import destroy_model_parallel
 
     settings = bare.Settings(
         layers=8, vocab=VOCABULARY, seq=SEQUENCE, mbs=2, gbs=4, steps=STEPS, lr=5e-3,

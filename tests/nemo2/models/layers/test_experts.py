@@ -29,7 +29,7 @@ def run(case: str, *, grouped: bool, adapter: bool = False) -> list[torch.Tensor
     from megatron.core.transformer.mlp import MLPSubmodules
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.layers.experts import LocalExperts, TorchGroupedMLP
 
     get_backend().install()
@@ -115,7 +115,7 @@ def exchange(sizes: list[int]) -> list[list[float]]:
     """This rank's view of everybody's rows, and the gradient that comes back to its own."""
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A router's padding. The weights of its losses are measured in tests/nemo2/parallel/test_extra_losses.py."""
+"""A router's padding. The weights of its losses are measured in tests/nemo2/megatron/parallel/test_extra_losses.py."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def routed(padding: list[list[bool]] | None, per_token: bool = True) -> dict[str
     from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.layers.moe import WeightedRouter
 
     get_backend().install()

@@ -24,7 +24,7 @@ def weights_of(mask: list[int], per_token: bool) -> list[float]:
     """Losses of this rank's share, for a second and a third token."""
     from megatron.core import parallel_state
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models import step_tokens
     from nemo2.models.layers.mtp import _MEAN_PER_TOKEN, FurtherLosses
 
@@ -79,7 +79,7 @@ def further_losses_and_gradients(depth: int) -> dict[str, Any]:
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     from nemo2 import llm
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.tracked_losses import report_tracked_losses
 
     get_backend().install()
@@ -172,7 +172,7 @@ def tokens_counted_by_routers(padding: list[list[bool]]) -> list[float]:
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     from nemo2 import llm
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.layers.moe import WeightedRouter
 
     get_backend().install()

@@ -43,7 +43,7 @@ def losses(layout: dict[str, int], kind: str, cut: bool) -> tuple[list[float], d
     """The summed loss of each sequence and the norm of each gradient, from weights that are the same in every layout."""
     from megatron.core import parallel_state, tensor_parallel
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.llama import Llama3Config, LlamaModel
 
     get_backend().install()
@@ -105,7 +105,7 @@ def test_a_pack_trains_as_its_sequences_one_by_one_and_over_context_parallel_ran
 def steps() -> dict[str, Any]:
     from megatron.core import parallel_state
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
     from nemo2.models.gpt_step import gpt_data_step
 
     get_backend().install()

@@ -33,7 +33,7 @@ def classes(node: Any) -> set[str]:
 def specs() -> dict[str, set[str]]:
     from megatron.core import parallel_state
 
-    from nemo2.backend import get_backend
+    from nemo2.base.backend import get_backend
 
     get_backend().install()
     parallel_state.initialize_model_parallel()

@@ -1,3 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-from nemo2.backend.base import Backend as Backend
-from nemo2.backend.chosen import get_backend as get_backend

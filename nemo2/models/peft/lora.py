@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LoRA: low-rank adapters of linear layers (Hu et al., arXiv:2106.09685)."""
+
+import copy
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, Optional
+
+import torch
+from torch import Tensor, nn
+
+from nemo2.base.counts import is_count
+from nemo2.base.names import did_you_mean
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.megatron.parallel.norm_names import module_of_key
+from nemo2.models.peft.adapter import (
+    INIT_METHODS,
+    Adapted,
+    InitMethod,
+    LowRank,
+    prepare,
+    required_placement,
+    sections_of,
+)
+from nemo2.models.peft.base import PEFT
+from nemo2.models.peft.placement import placement_of
+from nemo2.models.peft.targets import ModuleMatcher, near_miss, refuse_unmet, takes_all_of
+
+TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
+"""The default targets of NeMo 2.0's LoRA and DoRA."""
+
+
+@configurable
+class LoRA(PEFT):
+    """Fine-tune with LoRA: ``y = W x + alpha / dim * B A x`` in each target layer, with W frozen.
+
+    A fused layer (queries, keys and values; gate and up projection) has one A for all its parts. `CanonicalLoRA` gives
+    each part its own A. In the layers of routed experts each expert has its own adapter, with any expert-parallel size.
+
+    Args:
+        target_modules: Names of linear layers, or patterns of full names (`nemo2.models.peft.targets`). None: `TARGETS`, the
+            layers of attention and of the feed-forward network. Empty, as in NeMo: every linear layer, the output layer
+            too.
+        exclude_modules: Names or patterns to exclude from the targets. None: no exclusions.
+        dim: The rank of the adapters.
+        alpha: The output of the adapters is scaled by ``alpha / dim``.
+        dropout: The probability with which a channel is dropped during training.
+        dropout_position: "pre": drop channels of the input of A, as in the paper. "post": drop channels of the output of
+            the adapter.
+        lora_A_init_method, lora_B_init_method: The initial values of A and B (`nemo2.models.peft.adapter.first_values`). With
+            B at zero the model starts equal to the base model.
+        lora_dtype: The dtype of A and B. None: the layer's dtype.
+        modules_to_save: Modules that are trained in full and saved with the adapters, as in `peft`. Names or patterns
+            like those of targets (``word_embeddings``, ``output_layer``, ``*_layernorm``, ``*.layers.0-3.mlp``). Where
+            Transformer Engine fuses a norm, use the name that the norm has in plain layers. None: no modules.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    default_targets: Sequence[str] = TARGETS
+    """The targets if ``target_modules`` is None."""
+
+    def __init__(
+        self,
+        target_modules: Optional[list[str]] = None,
+        exclude_modules: Optional[list[str]] = None,
+        dim: int = 32,
+        alpha: float = 32,
+        dropout: float = 0.0,
+        dropout_position: Literal["pre", "post"] = "pre",
+        lora_A_init_method: InitMethod = "xavier",
+        lora_B_init_method: InitMethod = "zero",
+        lora_dtype: Optional[torch.dtype] = None,
+        modules_to_save: Optional[list[str]] = None,
+    ) -> None:
+        self.named = target_modules is not None
+        """Whether the user named the targets, in which case each target must exist."""
+        self.target_modules = list(self.default_targets if target_modules is None else target_modules)
+        self.exclude_modules = list(exclude_modules or [])
+        self.dim, self.alpha, self.dropout = dim, alpha, dropout
+        self.dropout_position: Literal["pre", "post"] = dropout_position
+        self.lora_A_init_method, self.lora_B_init_method = lora_A_init_method, lora_B_init_method
+        self.lora_dtype = lora_dtype
+        self.modules_to_save = list(modules_to_save or [])
+        self.refuse_out_of_range()
+
+    def refuse_out_of_range(self) -> None:
+        """Raise ConfigError for a setting that is out of range."""
+        if not is_count(self.dim):
+            raise ConfigError(
+                f"peft.dim={self.dim!r}: the rank of {type(self).__name__}'s adapters must be a whole number, at least 1."
+            )
+        if not 0 < self.alpha < math.inf:
+            raise ConfigError(
+                f"peft.alpha={self.alpha!r}: the adapters' output is scaled by alpha / dim, so alpha must be a finite number "
+                "above 0."
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"peft.dropout={self.dropout!r} must be a probability from 0 (no dropout) to below 1.")
+        if self.dropout_position not in ("pre", "post"):
+            raise ConfigError(f"peft.dropout_position={self.dropout_position!r}: must be 'pre' or 'post'.")
+        for field in ("lora_A_init_method", "lora_B_init_method"):
+            method = str(getattr(self, field))
+            if method not in INIT_METHODS:
+                hint = did_you_mean(method, INIT_METHODS, listed=True)
+                raise ConfigError(f"peft.{field}={method!r} is unknown{hint} Known methods: {', '.join(INIT_METHODS)}.")
+
+        if self.lora_A_init_method == self.lora_B_init_method == "zero":
+            raise ConfigError(
+                "peft.lora_A_init_method='zero' and peft.lora_B_init_method='zero': the gradient of each factor is a multiple of "
+                "the other, so the adapters would stay zero. Set one of them to another method, such as 'xavier'."
+            )
+
+    @property
+    def matcher(self) -> ModuleMatcher:
+        return ModuleMatcher(self.target_modules, self.exclude_modules)
+
+    def transform(self, module: nn.Module, name: Optional[str] = None, prefix: Optional[str] = None) -> nn.Module:
+        full = f"{prefix}.{name}" if prefix else name or ""
+        pattern = self.matcher.match(name or "", prefix or "") if name else None
+        if pattern is None or not is_meant(module, pattern):
+            return self.thawed(module, full)
+        return self.beside(module, full)
+
+    def thawed(self, module: nn.Module, full: str) -> nn.Module:
+        """The module. Its own parameters are unfrozen if they belong to ``modules_to_save``."""
+        for name, parameter in module.named_parameters(recurse=False):
+            if self.trains_whole(owner_of(parameter, f"{full}.{name}")):
+                parameter.requires_grad_(True)
+        return module
+
+    def trains_whole(self, full: str) -> bool:
+        """Whether the module with the full name ``full`` belongs to ``modules_to_save``."""
+        return any(takes_all_of(pattern, full) for pattern in self.modules_to_save)
+
+    def beside(self, module: nn.Module, full: str) -> nn.Module:
+        """The linear layer with the full name ``full``, with an adapter."""
+        placement = required_placement(module, full)
+        weight: Any = module.weight
+        prepare(module)
+        sections = sections_of(module, full, placement)
+        return self.adapted(module, LowRank(placement, like=weight, name=full, sections=sections, **self.factors))
+
+    @property
+    def factors(self) -> dict[str, Any]:
+        """The arguments of `LowRank` that don't depend on the layer."""
+        return {
+            "rank": self.dim,
+            "scale": self.alpha / self.dim,
+            "dropout": self.dropout,
+            "dropout_position": self.dropout_position,
+            "a_init": self.lora_A_init_method,
+            "b_init": self.lora_B_init_method,
+            "dtype": self.lora_dtype,
+        }
+
+    def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:
+        return Adapted(layer, adapter)
+
+    def refuse_unknown_targets(self, linear_layers: Optional[Mapping[str, tuple[int, int]]]) -> None:
+        if linear_layers is None:
+            return
+        refuse_unmet(self._patterns, linear_layers, each=self.named)
+        refuse_unmet(self.exclude_modules, linear_layers, each=True, field="exclude_modules")
+        meant = ModuleMatcher(list(self._patterns), self.exclude_modules)
+        for name, (outputs, inputs) in linear_layers.items():
+            if self.firsts_beside(name) and self.trains_whole(name):
+                raise ConfigError(
+                    f"peft.modules_to_save trains {name} in full, and peft.target_modules gives it an adapter. Keep one of them: "
+                    "name the layer in peft.exclude_modules, or remove it from peft.modules_to_save."
+                )
+            if self.dim > min(outputs, inputs) and meant.match(name):
+                raise ConfigError(
+                    f"peft.dim={self.dim}: {name} has {inputs:,} inputs and {outputs:,} outputs, so an adapter's rank can be at "
+                    f"most {min(outputs, inputs):,}. Lower peft.dim, or name the layer in peft.exclude_modules."
+                )
+
+    def refuse_unknown_modules(self, modules: Optional[Collection[str]]) -> None:
+        unmet = [
+            pattern
+            for pattern in self.modules_to_save
+            if modules is not None and not any(takes_all_of(pattern, name) for name in modules)
+        ]
+        if unmet:
+            known = sorted({name.rpartition(".")[2] for name in modules or ()})
+            raise ConfigError(
+                f"peft.modules_to_save: {unmet[0]!r} matches no module with weights in this model{near_miss(unmet[0], known)} "
+                f"The modules with weights are {', '.join(known)}. If the output layer shares the embedding's weight "
+                "(share_embeddings_and_output_weights=True), name word_embeddings."
+            )
+
+    def firsts_beside(self, full: str) -> int:
+        """The number of first factors for the linear layer of this full name. 0: the layer gets no adapter."""
+        prefix, _, name = full.rpartition(".")
+        return int(self.matcher.match(name, prefix) is not None)
+
+    def is_beside_experts(self, linear_layers: Iterable[str]) -> bool:
+        """Whether any of these full names is a routed expert's layer with an adapter."""
+        return any(".experts." in name and self.firsts_beside(name) for name in linear_layers)
+
+    @property
+    def _patterns(self) -> Collection[str]:
+        return self.target_modules
+
+
+class LinearAdapter(nn.Linear):
+    """A plain linear layer with LoRA, for models without a strategy. The layer's parameters keep their names and are
+    frozen; ``lora_a`` and ``lora_b`` stand beside them.
+
+    Args:
+        orig_linear: A ``torch.nn.Linear``, whose weights are copied.
+        dim, alpha, dropout, dropout_position, lora_A_init_method, lora_dtype: As in `LoRA`.
+
+    Raises:
+        ConfigError: ``orig_linear`` isn't a plain linear layer, or a value is out of range.
+    """
+
+    def __init__(
+        self,
+        orig_linear: nn.Linear,
+        dim: int = 8,
+        alpha: float = 32,
+        dropout: float = 0.0,
+        dropout_position: Literal["pre", "post"] = "post",
+        lora_A_init_method: InitMethod = "xavier",
+        lora_dtype: Optional[torch.dtype] = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        method = LoRA(None, None, dim, alpha, dropout, dropout_position, lora_A_init_method, lora_dtype=lora_dtype)
+        adapted: Any = method.beside(orig_linear, "linear")
+        self.__dict__.update(copy.deepcopy(orig_linear).__dict__)
+        self.requires_grad_(False)
+        self.__dict__["_adapter"] = adapted.adapter  # not registered: its factors are, under NeMo's names
+        self.lora_a, self.lora_b = adapted.adapter.linear_in, adapted.adapter.linear_out
+
+    def forward(self, input: Tensor) -> Tensor:
+        adapter: Any = self.__dict__["_adapter"]
+        adapter.training = self.training
+        return super().forward(input) + adapter(input)
+
+
+def patch_linear_module(
+    orig_linear: nn.Linear,
+    dim: int = 8,
+    alpha: float = 32,
+    dropout: float = 0.0,
+    dropout_position: Literal["pre", "post"] = "post",
+    lora_A_init_method: InitMethod = "xavier",
+    lora_dtype: Optional[torch.dtype] = None,
+) -> LinearAdapter:
+    """Make a ``torch.nn.Linear`` a `LinearAdapter` in place, so that whatever holds the layer calls the adapter too.
+
+    Args:
+        orig_linear, dim, alpha, dropout, dropout_position, lora_A_init_method, lora_dtype: As in `LinearAdapter`.
+
+    Returns:
+        ``orig_linear``.
+
+    Raises:
+        ConfigError: as in `LinearAdapter`.
+    """
+    parameters = dict(orig_linear.named_parameters())
+    adapter = LinearAdapter(orig_linear, dim, alpha, dropout, dropout_position, lora_A_init_method, lora_dtype)
+    for name, parameter in parameters.items():  # an optimizer may already know the layer's own
+        setattr(adapter, name, parameter.requires_grad_(False))
+    layer: Any = orig_linear
+    layer.__class__, layer.__dict__ = LinearAdapter, adapter.__dict__
+    return layer
+
+
+def owner_of(parameter: Any, full: str) -> str:
+    """The full name of the module that `modules_to_save` names for a parameter, from the parameter's own full name."""
+    if getattr(parameter, "shared_embedding", False):  # the last pipeline stage's copy is its output layer
+        return "embedding.word_embeddings"
+    return module_of_key(full)
+
+
+def is_meant(module: nn.Module, pattern: str) -> bool:
+    """Whether a matching module gets an adapter. A pattern with wildcards applies only to linear layers."""
+    return not any(sign in pattern for sign in "*?") or placement_of(module) is not None

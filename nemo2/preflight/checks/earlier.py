@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The earlier run that a recipe would resume on this machine, and whether the recipe still fits its checkpoint."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+from nemo2.checkpoint.auto_resume import newest_to_resume, refuse_weights_only
+from nemo2.checkpoint.changes import misfit, unfit_changes
+from nemo2.checkpoint.paths import checkpoint_at
+from nemo2.errors import CheckpointError
+from nemo2.megatron.settle.parts import node_at
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.tokenizers import tokenizer_of
+from nemo2.training.run_dir.directory import CHECKPOINTS, DEFAULT_BASE, furthest_run, requested_version
+
+_TRAINING = ("pretrain", "finetune", "train")
+_SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels")
+"""Fields that decide the shape of a weight in every family, whatever the strictness of loading."""
+
+
+def checkpoints_to_resume(recipe: Any) -> Optional[Path]:
+    """The directory of the checkpoints that training with this recipe would resume from. None: it names them itself,
+    doesn't resume, or has no earlier run on this machine."""
+    parts: list[Any] = [getattr(recipe, name, None) for name in ("resume", "log", "trainer")]
+    if not _trains(recipe) or None in parts:
+        return None
+    resume, log, _ = parts
+    if resume.resume_from_path or resume.resume_from_directory:
+        return None
+    if not resume.resume_if_exists or getattr(log.ckpt, "dirpath", None) is not None:
+        return None
+    directory = directory_to_continue(log, newest=True)
+    return None if directory is None else directory / CHECKPOINTS
+
+
+def directory_to_continue(log: Any, *, newest: bool) -> Optional[Path]:
+    """The directory of a run that its settings name, or with ``newest`` the newest run of its name. None: a new one."""
+    base = Path(log.log_dir or DEFAULT_BASE).expanduser() / (log.name or "default")
+    if log.explicit_log_dir:
+        return Path(log.explicit_log_dir).expanduser().absolute()
+    version = requested_version(log.version)
+    directory = base / version if version else furthest_run(base) if newest else None
+    return None if directory is None else directory.absolute()
+
+
+def lacks_a_checkpoint(recipe: Any) -> bool:
+    """Whether the recipe must resume an earlier run, and this machine has none."""
+    resume = getattr(recipe, "resume", None)
+    if resume is None or not resume.resume_if_exists or resume.resume_ignore_no_checkpoint:
+        return False
+    if resume.resume_from_directory or node_at(recipe, "log.ckpt") is None:
+        return False
+    directory = checkpoints_to_resume(recipe)
+    return directory is None or newest_to_resume(directory) is None
+
+
+def weights_alone(recipe: Any) -> Iterator[str]:
+    """A message if training would resume from a named checkpoint without the optimizer's state."""
+    named = node_at(recipe, "resume.resume_from_path")
+    if named and _trains(recipe):
+        try:
+            refuse_weights_only(checkpoint_at(str(named)))
+        except CheckpointError as error:
+            yield f"resume.resume_from_path={named}: {error}"
+
+
+def weights_of_another_shape(facts: Facts, field: str, path: str) -> Iterator[str]:
+    """A message if a checkpoint to start from describes a model whose weights have other shapes."""
+    changes = [
+        change
+        for change in unfit_changes(checkpoint_at(path), model_config=facts.config, tokenizer=None)
+        if change.field.removeprefix("config.") in _SIZES and None not in (change.before, change.now)
+    ]
+    if changes:
+        yield (
+            f"{field}={path}: these weights belong to another model: {'; '.join(map(str, changes))}. Set the path of weights "
+            "of this model, or the sizes of the weights."
+        )
+
+
+def changes_that_do_not_fit(facts: Facts) -> Iterator[str]:
+    """A message if the checkpoint that the run would resume from belongs to another tokenizer or another shape of the
+    model, which every rank would refuse."""
+    resume = getattr(facts.recipe, "resume", None)
+    if getattr(resume, "accept_changes", False):
+        return
+    named = getattr(resume, "resume_from_path", None)
+    directory = checkpoints_to_resume(facts.recipe)
+    checkpoint = checkpoint_at(str(named)) if named else directory and newest_to_resume(directory)
+    if not checkpoint:
+        return
+    changes = unfit_changes(checkpoint, model_config=facts.config, tokenizer=tokenizer_of(facts))
+    if changes:
+        yield misfit(checkpoint, changes)
+
+
+def _trains(recipe: Any) -> bool:
+    return getattr(getattr(recipe, "__fn_or_cls__", None), "__name__", "") in _TRAINING

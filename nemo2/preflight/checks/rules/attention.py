@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transformer Engine's attention backends: whether one that a recipe names can be used."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from packaging.version import Version
+
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.rules.world import CP
+
+ATTENTION = Topic("Attention")
+_BACKEND = "model.config.attention_backend"
+
+
+@ATTENTION.rule("back-end-is-left", broken=f"{_BACKEND}=unfused {CP}=2", mended=f"{_BACKEND}=fused {CP}=2")
+def _left(facts: Facts) -> Iterator[str]:
+    """The attention backend must support the other settings. `flash` supports neither learned sinks nor head sizes
+    that are not multiples of 8. `fused` has no deterministic mode. `unfused` does not support context parallelism.
+    Only `unfused` supports fp32.
+
+    Otherwise: Transformer Engine finds no attention backend in the first step.
+    """
+    config, version = facts.sized_config, facts.machine.transformer_engine
+    backend = facts.of_model("attention_backend")
+    name = str(getattr(backend, "name", backend))
+    if config is None or version is None or getattr(config, "attn_logit_softcapping", None):
+        return  # plain attention has no backends
+    packed = facts.packed
+    beside = _beside(config, facts.precision, facts.layout.cp, packed=packed, version=Version(version))
+    for setting, left in beside:
+        if name in ("local", *_NAMES) and name not in left:
+            instead = " or ".join(map(repr, left))
+            yield (
+                f"{_BACKEND}={name} {setting}: Transformer Engine does not support this combination. Set {_BACKEND} "
+                f"to {instead}, or to 'auto' for the fastest backend that works."
+            )
+            return
+
+
+_NAMES = ("flash", "fused", "unfused")
+_UNFUSED_PACKS_SINCE = Version("2.13")
+_FLASH_TAKES_TWO_SIZES_SINCE = Version("2.17")
+
+
+def _beside(
+    config: Any, precision: Any, cp: int, *, packed: bool, version: Version
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Settings in words, each with the backends that support it. Source: ``get_attention_backend``
+    (tests/transformer_engine)."""
+    yield "with Transformer Engine's layers", _NAMES  # 'local' isn't a backend of Transformer Engine
+    if cp > 1:
+        yield f"with strategy.context_parallel_size={cp}", ("flash", "fused")
+    if config.softmax_type != "vanilla":
+        yield f"with model.config.softmax_type={config.softmax_type!r}", ("fused", "unfused")
+    if config.kv_channels and config.kv_channels % 8:
+        yield f"with model.config.kv_channels={config.kv_channels}, which is not a multiple of 8", ("fused", "unfused")
+    if getattr(config, "multi_latent_attention", False) and version < _FLASH_TAKES_TWO_SIZES_SINCE:
+        yield "with heads of two sizes (multi-latent attention)", ("fused", "unfused")
+    if getattr(config, "deterministic_mode", False):
+        yield "with model.config.deterministic_mode=True", ("flash", "unfused")
+    if packed and version < _UNFUSED_PACKS_SINCE:
+        yield f"with packed samples, under Transformer Engine {version}", ("flash", "fused")
+    if precision is not None and precision.fp8:
+        if precision.fp8_dot_product_attention or precision.fp8_multi_head_attention:
+            yield "with attention in fp8", ("fused",)
+    elif precision is not None and not (precision.bf16 or precision.fp16):
+        yield "in fp32", ("unfused",)

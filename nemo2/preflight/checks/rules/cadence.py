@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules about the length of a run, and the intervals of validation, logging and saving."""
+
+from collections.abc import Iterator
+
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+
+CADENCE = Topic("Steps, validation, checkpoints", needs_sizes=False)
+
+
+@CADENCE.rule("run-has-steps", broken="trainer.max_steps=-10", mended="trainer.max_steps=10")
+def _steps(facts: Facts) -> Iterator[str]:
+    """`max_steps` must be at least 1, or -1 for no limit on steps.
+
+    Otherwise: Lightning raises an error on every rank, or the run ends before its first step.
+    """
+    steps = facts.at("trainer.max_steps")
+    if isinstance(steps, int) and (steps < -1 or steps == 0):
+        yield (
+            f"trainer.max_steps={steps}: must be at least 1, or -1. Set the number of steps, or set -1 to limit the "
+            "run by max_epochs or max_time."
+        )
+
+
+@CADENCE.rule(
+    "validation-interval-is-a-count", broken="trainer.val_check_interval=0", mended="trainer.val_check_interval=1"
+)
+def _interval(facts: Facts) -> Iterator[str]:
+    """`val_check_interval` must be at least 1 step, or a fraction of an epoch above 0 and at most 1.0.
+    `check_val_every_n_epoch` must be at least 1.
+
+    Otherwise: The first step raises ZeroDivisionError, or Lightning raises an error on every rank.
+    """
+    trainer = facts.trainer
+    interval, limit = getattr(trainer, "val_check_interval", None), getattr(trainer, "limit_val_batches", None)
+    epochs = getattr(trainer, "check_val_every_n_epoch", None)
+    if isinstance(epochs, int) and epochs < 1 and limit != 0:
+        yield (
+            f"trainer.check_val_every_n_epoch={epochs}: must be at least 1 epoch. Set a number of epochs, or set "
+            "trainer.limit_val_batches=0 to skip validation."
+        )
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or limit == 0:
+        return
+    if isinstance(interval, int) and interval < 1:
+        yield (
+            f"trainer.val_check_interval={interval}: must be at least 1 step. Set a number of steps, or set "
+            "trainer.limit_val_batches=0 to skip validation."
+        )
+    elif isinstance(interval, float) and not 0 < interval <= 1:
+        yield (
+            f"trainer.val_check_interval={interval}: a fraction of an epoch must be above 0 and at most 1.0. Set such "
+            "a fraction, or a whole number of steps."
+        )
+
+
+@CADENCE.rule(
+    "limits-are-counts-or-shares", broken="trainer.limit_val_batches=1.5", mended="trainer.limit_val_batches=0.5"
+)
+def _limits(facts: Facts) -> Iterator[str]:
+    """Each `limit_..._batches` must be a whole number of at least 0, or a fraction between 0 and 1.
+
+    Otherwise: Lightning raises an error on every rank.
+    """
+    for split in ("train", "val", "test", "predict"):
+        value = getattr(facts.trainer, f"limit_{split}_batches", None)
+        if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if value < 0 or (value > 1 and value % 1):
+            yield (
+                f"trainer.limit_{split}_batches={value}: must be a whole number of at least 0, or a fraction between 0 "
+                "and 1."
+            )
+
+
+@CADENCE.rule(
+    "intervals-within-an-epoch-fit-it",
+    broken="trainer.check_val_every_n_epoch=1 trainer.limit_train_batches=100",
+    mended="trainer.limit_train_batches=100",
+)
+def _within_epoch(facts: Facts) -> Iterator[str]:
+    """If `check_val_every_n_epoch` is set, `val_check_interval` must be at most `limit_train_batches`.
+
+    Otherwise: Lightning raises an error when training starts.
+    """
+    trainer = facts.trainer
+    epochs, interval = getattr(trainer, "check_val_every_n_epoch", None), getattr(trainer, "val_check_interval", None)
+    batches, limit = getattr(trainer, "limit_train_batches", None), getattr(trainer, "limit_val_batches", None)
+    if epochs is None or not isinstance(interval, int) or not isinstance(batches, int) or limit == 0:
+        return
+    if interval > batches:
+        yield (
+            f"trainer.val_check_interval={interval} is more than trainer.limit_train_batches={batches}, and "
+            f"trainer.check_val_every_n_epoch={epochs} counts the interval within an epoch. Set val_check_interval to "
+            f"{batches} or less, or set check_val_every_n_epoch=None to count over the whole run."
+        )
+
+
+@CADENCE.rule(
+    "logging-interval-is-a-count", broken="trainer.log_every_n_steps=-1", mended="trainer.log_every_n_steps=1"
+)
+def _logging(facts: Facts) -> Iterator[str]:
+    """`log_every_n_steps` must be at least 1, or 0 to log nothing.
+
+    Otherwise: Lightning logs at every step, or never.
+    """
+    steps = facts.at("trainer.log_every_n_steps")
+    if isinstance(steps, int) and steps < 0:
+        yield f"trainer.log_every_n_steps={steps}: must be at least 1, or 0 to log nothing."

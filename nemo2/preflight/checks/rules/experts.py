@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of experts: their distribution over ranks, and their router."""
+
+from collections.abc import Iterator
+
+from nemo2.base.counts import is_count
+from nemo2.models.layers import rules as layers
+from nemo2.preflight.checks.arithmetic import divisors, nearest
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.rules.world import EP, ETP, TP
+
+EXPERTS = Topic("Experts", recipe="deepseek_v2_lite")
+_SP = "strategy.sequence_parallel=True"
+
+
+@EXPERTS.rule("experts-to-share", recipe="llama3_8b", broken=f"{EP}=2", mended=f"{EP}=1", megatron_refuses=True)
+def _dense(facts: Facts) -> Iterator[str]:
+    """Expert parallelism requires a model with experts.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
+    if facts.layout.ep > 1 and facts.model is not None and not facts.of_model("num_moe_experts"):
+        yield (
+            f"strategy.expert_model_parallel_size={facts.layout.ep}: this model has no experts "
+            "(model.config.num_moe_experts is unset). Set expert_model_parallel_size=1."
+        )
+
+
+@EXPERTS.rule(
+    "experts-over-ranks",
+    broken=f"{EP}=8 model.config.num_moe_experts=60",
+    mended=f"{EP}=8 model.config.num_moe_experts=64",
+    megatron_refuses=True,
+)
+def _share(facts: Facts) -> Iterator[str]:
+    """The expert-parallel size must divide the number of experts.
+
+    Otherwise: Megatron-Core raises an AssertionError without a message when it builds the first expert layer.
+    """
+    experts, ep = facts.of_model("num_moe_experts"), facts.layout.ep
+    if is_count(experts) and experts % ep:
+        yield (
+            f"model.config.num_moe_experts={experts} is not a multiple of strategy.expert_model_parallel_size={ep}. "
+            f"Set expert_model_parallel_size to one of the sizes that divide it: {divisors(experts)}."
+        )
+
+
+@EXPERTS.rule(
+    "expert-width-over-expert-tensor-ranks",
+    broken=f"{TP}=2 {ETP}=2 {EP}=4 {_SP} model.config.moe_ffn_hidden_size=1407",
+    mended=f"{TP}=2 {ETP}=2 {EP}=4 {_SP} model.config.moe_ffn_hidden_size=1408",
+    megatron_refuses=True,
+)
+def _width(facts: Facts) -> Iterator[str]:
+    """The expert tensor-parallel size must divide the width of an expert, and the tensor-parallel size must divide
+    the width of the shared experts.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the first expert layer.
+    """
+    if not facts.of_model("num_moe_experts"):
+        return
+    etp, tp = facts.layout.expert_tensor_size, facts.layout.tp
+    for name, size, ranks in (
+        ("moe_ffn_hidden_size", "expert_tensor_parallel_size", etp),
+        ("moe_shared_expert_intermediate_size", "tensor_model_parallel_size", tp),
+    ):
+        width = facts.of_model(name)
+        if is_count(width) and width % ranks:
+            yield (
+                f"model.config.{name}={width} is not a multiple of strategy.{size}={ranks}. Set it to a multiple; "
+                f"nearest: {nearest(width, ranks)}."
+            )
+
+
+@EXPERTS.rule(
+    "experts-cut-only-where-shared", broken=f"{TP}=2 {ETP}=1 {EP}=1 {_SP}", mended=f"{TP}=2 {ETP}=1 {EP}=2 {_SP}"
+)
+def _cut(facts: Facts) -> Iterator[str]:
+    """An expert tensor-parallel size that differs from the tensor-parallel size requires an expert-parallel size of
+    at least 2.
+
+    Otherwise: Megatron-Core sums the gradients of the experts over the wrong ranks, without an error.
+    """
+    yield from facts.of_layers(layers.experts_cut_only_where_shared)
+
+
+@EXPERTS.rule(
+    "experts-over-tensor-ranks",
+    broken=f"{TP}=2 {ETP}=1 model.config.multi_latent_attention=False",
+    mended=f"{TP}=2 {ETP}=1 {_SP}",
+)
+def _sequence_parallel(facts: Facts) -> Iterator[str]:
+    """Experts with tensor parallelism require sequence parallelism.
+
+    Otherwise: Megatron-Core raises an error in the first step.
+    """
+    yield from facts.of_layers(layers.experts_need_sequence_parallel)
+
+
+@EXPERTS.rule(
+    "whole-bias-on-one-rank",
+    recipe="mixtral_8x7b",
+    broken=f"{TP}=2 {_SP} {EP}=4 model.config.add_bias_linear=True",
+    mended=f"{TP}=2 {_SP} {EP}=4 model.config.add_bias_linear=True {ETP}=1",
+)
+def _bias(facts: Facts) -> Iterator[str]:
+    """Experts with a bias (`add_bias_linear`) require an expert tensor-parallel size of 1.
+
+    Otherwise: Each rank that holds a part of an expert adds the whole bias. Megatron-Core 0.16 and newer raises an
+    AssertionError instead.
+    """
+    yield from facts.of_layers(layers.whole_bias_on_one_rank)
+
+
+@EXPERTS.rule(
+    "best-of-group-needs-plain-router",
+    recipe="deepseek_v2",
+    broken="model.config.moe_router_fusion=True",
+    mended="model.config.moe_router_fusion=False",
+)
+def _best_of_group(facts: Facts) -> Iterator[str]:
+    """Ranking groups of experts by their best expert (`moe_router_group_score='max'`, the rule of DeepSeek V2)
+    requires the unfused router.
+
+    Otherwise: Transformer Engine's fused router would rank the groups by sums, so the model raises an error when it is
+    built.
+    """
+    yield from (f"model.config.{problem}" for problem in facts.of_layers(layers.best_of_group_needs_plain_router))
+
+
+@EXPERTS.rule(
+    "router-picks-what-there-is", broken="model.config.moe_router_topk=65", mended="model.config.moe_router_topk=64"
+)
+def _topk(facts: Facts) -> Iterator[str]:
+    """A token can be routed to at most as many experts as the model has.
+
+    Otherwise: PyTorch raises an error in the first step.
+    """
+    experts, topk = facts.of_model("num_moe_experts"), facts.of_model("moe_router_topk")
+    if is_count(experts) and is_count(topk) and topk > experts:
+        yield (
+            f"model.config.moe_router_topk={topk} is more than model.config.num_moe_experts={experts}. Set "
+            f"moe_router_topk to {experts} or less."
+        )
+
+
+@EXPERTS.rule(
+    "shared-experts-have-no-bias",
+    broken="model.config.moe_shared_expert_intermediate_size=512 model.config.add_bias_linear=True",
+    mended="model.config.moe_shared_expert_intermediate_size=512 model.config.add_bias_linear=False",
+    megatron_refuses=True,
+)
+def _shared_bias(facts: Facts) -> Iterator[str]:
+    """Shared experts (`moe_shared_expert_intermediate_size`) require `add_bias_linear=False`.
+
+    Otherwise: Megatron-Core raises an error when it builds the model.
+    """
+    if facts.of_model("moe_shared_expert_intermediate_size") and facts.of_model("add_bias_linear"):
+        yield (
+            "model.config.add_bias_linear=True with "
+            f"moe_shared_expert_intermediate_size={facts.of_model('moe_shared_expert_intermediate_size')}: "
+            "Megatron-Core's shared experts have no biases. Set add_bias_linear=False, or set "
+            "moe_shared_expert_intermediate_size=None."
+        )
+
+
+@EXPERTS.rule(
+    "overlapped-exchange-has-no-mixers",
+    recipe="nemotronh_4b",
+    broken="model.config.overlap_moe_expert_parallel_comm=True",
+    mended="model.config.overlap_moe_expert_parallel_comm=False",
+)
+def _overlapped_exchange(facts: Facts) -> Iterator[str]:
+    """`overlap_moe_expert_parallel_comm` does not support Mamba layers.
+
+    Otherwise: The first step raises an error, because Megatron-Core's hybrid model has no build_schedule_plan.
+    """
+    model = facts.model
+    if getattr(model, "overlap_moe_expert_parallel_comm", False) and hasattr(model, "mamba_stack_spec"):
+        yield (
+            "model.config.overlap_moe_expert_parallel_comm=True does not work with Mamba layers, whose model has no "
+            "build_schedule_plan. Set overlap_moe_expert_parallel_comm=False."
+        )

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of fine-tuning data: packed rows, and the files."""
+
+from collections.abc import Iterator
+
+from nemo2.errors import Nemo2Error
+from nemo2.megatron.parallel.cuda_graphs import kind_of
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.tokenizers import Unknown, known_tokenizer
+
+FINETUNING = Topic("Fine-tuning data", needs_sizes=False)
+
+
+_BROUGHT = "SquadDataModule(seq_length=512,global_batch_size=16,micro_batch_size=1"
+_HERE = "trainer.devices=2 trainer.accelerator=auto"
+
+
+def _data(size: int = 4096, micro_batch_size: int = 1) -> str:
+    """The override ``data=...`` of an example."""
+    specs = f"PackedSequenceSpecs(packed_sequence_size={size})"
+    sizes = f"seq_length=4096,global_batch_size=64,micro_batch_size={micro_batch_size}"
+    return f"'data=FineTuningDataModule(dataset_root=chats,{sizes},packed_sequence_specs={specs})'"
+
+
+@FINETUNING.settled("packs-one-by-one", broken=_data(micro_batch_size=2), mended=_data())
+def _packs_one_by_one() -> None:
+    """With packed samples, the micro-batch size must be 1.
+
+    Otherwise: The data module raises an error on every rank.
+    """
+
+
+@FINETUNING.settled("packs-are-as-long-as-sequences", broken=_data(size=8192), mended=_data())
+def _packs_are_as_long_as_sequences() -> None:
+    """The length of a packed row must equal the sequence length of the model.
+
+    Otherwise: The data module raises an error on every rank, because pipeline stages would exchange buffers of a
+    different length.
+    """
+
+
+@FINETUNING.rule("packs-count-tokens", broken=f"{_data()} model.config.calculate_per_token_loss=False", mended=_data())
+def _count_tokens(facts: Facts) -> Iterator[str]:
+    """Packed samples require `calculate_per_token_loss`.
+
+    Otherwise: Every row has the same weight, whether it holds one long sample or twenty short samples. The loss differs
+    from training without packing.
+    """
+    if (
+        facts.packed
+        and facts.set_on_model("calculate_per_token_loss")
+        and not facts.of_model("calculate_per_token_loss")
+    ):
+        yield (
+            "model.config.calculate_per_token_loss=False with packed samples: the loss would be a mean over rows that "
+            "hold different numbers of samples. Leave calculate_per_token_loss unset, and the data module sets it to "
+            "True."
+        )
+
+
+@FINETUNING.rule(
+    "packs-are-not-captured",
+    broken=f"{_data()} model.config.cuda_graph_impl=transformer_engine",
+    mended=f"{_data()} model.config.cuda_graph_impl=none",
+)
+def _not_captured(facts: Facts) -> Iterator[str]:
+    """CUDA graphs cannot be used with packed samples.
+
+    Otherwise: The first step raises an error, because the sample boundaries change from row to row and a captured
+    kernel cannot change.
+    """
+    kind = kind_of(facts.written_config)
+    if facts.packed and kind != "none":
+        yield (
+            f"model.config.cuda_graph_impl={kind!r} with packed samples: the sample boundaries change from row to row, "
+            "and a captured graph cannot change. Set cuda_graph_impl='none', or data.packed_sequence_specs=None."
+        )
+
+
+@FINETUNING.rule(
+    "packs-reset-the-state",
+    recipe="mamba2_130m",
+    broken=f"'data={_BROUGHT},packed_sequence_specs=PackedSequenceSpecs(packed_sequence_size=512))' {_HERE}",
+    mended=f"'data={_BROUGHT})' {_HERE}",
+    local=True,
+)
+def _reset(facts: Facts) -> Iterator[str]:
+    """Packed samples with Mamba layers require the Mamba kernels (mamba-ssm, causal-conv1d).
+
+    Otherwise: The first step raises an error, because the state of one sample would leak into the next sample.
+    """
+    if not facts.packed or not facts.is_hybrid:
+        return
+    if not facts.has_mamba_kernels:
+        yield (
+            "data.packed_sequence_specs: without mamba-ssm, Mamba layers carry their state from one sample into the "
+            "next. Set packed_sequence_specs=None, or train on a GPU with mamba-ssm and causal-conv1d."
+        )
+
+
+@FINETUNING.rule(
+    "packs-reset-linear-attention",
+    recipe="qwen35_9b",
+    broken=_data(),
+    mended="'data=FineTuningDataModule(dataset_root=chats,seq_length=4096,global_batch_size=64,micro_batch_size=1)'",
+)
+def _reset_linear(facts: Facts) -> Iterator[str]:
+    """Models with gated DeltaNet layers (Qwen3-Next, Qwen 3.5) cannot train on packed samples.
+
+    Otherwise: The first step raises an error, because the state of one sample would leak into the next sample.
+    """
+    if facts.packed and facts.of_model("experimental_attention_variant") == "gated_delta_net":
+        yield (
+            "data.packed_sequence_specs: gated DeltaNet layers carry their state from one sample into the next. Set "
+            "packed_sequence_specs=None."
+        )
+
+
+@FINETUNING.rule(
+    "training-samples-are-there",
+    recipe="llama_tiny",
+    broken="'data=FineTuningDataModule(dataset_root=/dev/null/chats,seq_length=128,global_batch_size=16,micro_batch_size=8)'",
+    mended="'data=SquadDataModule(seq_length=128,global_batch_size=16,micro_batch_size=8,tokenizer=ByteTokenizer())'",
+    local=True,
+)
+def _there(facts: Facts) -> Iterator[str]:
+    """The training samples must be readable and fill a global batch. A data set that the run downloads requires the
+    package datasets.
+
+    Otherwise: The data module raises an error on every rank.
+    """
+    data = facts.parts.get("data")
+    if not hasattr(data, "check_records"):
+        return
+    try:
+        tokenizer = known_tokenizer(facts, "data")
+        if tokenizer is None and data.reads_text():
+            tokenizer = Unknown()  # another rule reports it
+        data.check_records(
+            tokenizer,
+            encodes=not (isinstance(tokenizer, Unknown) or tokenizer is None),
+            validates=facts.validates,
+            align=2 * facts.layout.cp if facts.layout.cp > 1 else 1,
+        )
+    except Nemo2Error as error:
+        yield str(error)

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of CUDA graphs, which replay captured kernels without decisions in between."""
+
+from collections.abc import Iterator
+
+from nemo2.megatron.parallel.cuda_graphs import kind_of, modules_of
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.rules.world import CP, PP
+
+GRAPHS = Topic("CUDA graphs")
+_IMPL = "model.config.cuda_graph_impl"
+_PARTS = "cuda_graph_scope='attn,moe_router,moe_preprocess', from Megatron-Core 0.19 on named cuda_graph_modules"
+
+
+def _setting(facts: Facts) -> str:
+    return f"{_IMPL}={_kind(facts)!r}"
+
+
+def _kind(facts: Facts) -> str:
+    return kind_of(facts.written_config)
+
+
+@GRAPHS.settled(
+    "graphs-go-with-the-rest",
+    broken=f"{_IMPL}=transformer_engine strategy.fsdp=megatron {CP}=1",
+    mended=f"{_IMPL}=transformer_engine {CP}=1",
+)
+def _graphs_go_with_the_rest() -> None:
+    """CUDA graphs cannot be used with Megatron-FSDP. Graphs of Transformer Engine require bf16. Megatron-Core's own
+    graphs of layers cannot be used with rotary embeddings in a pipeline. A graph of the whole step cannot check
+    gradients for NaN. The optimizer step cannot be captured.
+
+    Otherwise: Megatron-Core raises an AssertionError on the ranks, or CUDA rejects the capture after the first steps.
+    """
+
+
+@GRAPHS.rule(
+    "experts-are-captured-in-part",
+    recipe="deepseek_v2_lite",
+    broken=f"{_IMPL}=transformer_engine",
+    mended=f"{_IMPL}=transformer_engine model.config.moe_pad_expert_input_to_capacity=True "
+    "model.config.moe_expert_capacity_factor=1.0",
+)
+def _experts(facts: Facts) -> Iterator[str]:
+    """A graph can capture whole expert layers only if every expert gets the same number of tokens.
+
+    Otherwise: The host reads the number of tokens of each expert, and CUDA rejects such a read during a capture.
+    """
+    kind = _kind(facts)
+    if kind == "none" or not facts.of_model("num_moe_experts"):
+        return
+    captures_experts = kind == "full_iteration" or not modules_of(facts.written_config)
+    if captures_experts and not facts.of_model("moe_pad_expert_input_to_capacity"):
+        instead = "" if kind == "transformer_engine" else "cuda_graph_impl='transformer_engine' and "
+        yield (
+            f"{_setting(facts)} captures whole layers, but the number of tokens of each of the "
+            f"{facts.of_model('num_moe_experts')} experts changes from batch to batch. Capture parts of the layers "
+            f"(model.config: {instead}{_PARTS}). Or give every expert the same number of tokens, which drops tokens: "
+            "set moe_pad_expert_input_to_capacity=True and moe_expert_capacity_factor."
+        )
+
+
+@GRAPHS.rule(
+    "captured-steps-are-alike",
+    broken=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1 data.rampup_batch_size=[32,32,1024]",
+    mended=f"{_IMPL}=transformer_engine {PP}=2 {CP}=1",
+)
+def _constant(facts: Facts) -> Iterator[str]:
+    """A graph of the whole step, and graphs of layers with pipeline parallelism, require a constant batch size.
+
+    Otherwise: The run stops at the first step with more micro-batches than were captured.
+    """
+    ramp = facts.at("data.rampup_batch_size")
+    kind = _kind(facts)
+    if ramp and (kind == "full_iteration" or (kind != "none" and facts.layout.pp > 1)):
+        yield (
+            f"data.rampup_batch_size={list(ramp)} changes the number of micro-batches, but {_setting(facts)} captures a "
+            f"step with a fixed number. Leave rampup_batch_size unset, or set {_IMPL}='none'."
+        )
+
+
+@GRAPHS.rule(
+    "captured-segments-stay",
+    broken=f"{_IMPL}=transformer_engine",
+    mended=f"{_IMPL}=transformer_engine",
+    environment=(
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "1"},
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "NCCL_GRAPH_REGISTER": "0"},
+    ),
+)
+def _segments(facts: Facts) -> Iterator[str]:
+    """CUDA graphs with expandable memory segments require `NCCL_GRAPH_REGISTER=0`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the model, because NCCL would read memory that has
+    moved.
+    """
+    kind = _kind(facts)
+    if kind not in ("local", "transformer_engine") or facts.environment.get("NCCL_GRAPH_REGISTER") == "0":
+        return
+    if "expandable_segments:True" in facts.environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
+        yield (
+            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True with {_setting(facts)} requires NCCL_GRAPH_REGISTER=0. "
+            "Set this variable, or remove expandable_segments:True."
+        )

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the optimizer and its schedule."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from nemo2.base.names import did_you_mean
+from nemo2.config.walk import class_of
+from nemo2.preflight.checks import domains
+from nemo2.preflight.checks.domains import out_of_range
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+
+OPTIMIZER = Topic("Optimizer and learning rate", needs_sizes=False)
+_OFFLOADED = "optim.config.optimizer_cpu_offload=True optim.config.optimizer_offload_fraction=1.0"
+_AWARE = "optim.config.use_precision_aware_optimizer=True"
+_STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+
+
+@OPTIMIZER.rule("learning-rate-is-set", broken="optim.config.lr=None", mended="optim.config.lr=3e-4")
+def _rate(facts: Facts) -> Iterator[str]:
+    """`optim.config.lr`, the peak learning rate of the schedule, must be set.
+
+    Otherwise: The optimizer raises an error on every rank.
+    """
+    if facts.at("optim.config") is not None and facts.of_optimizer("lr") is None:
+        yield "optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4."
+
+
+@OPTIMIZER.rule(
+    "schedule-ends-below-its-peak",
+    broken="optim.config.lr=1e-5",
+    mended="optim.config.lr=1e-5 optim.lr_scheduler.min_lr=1e-6",
+)
+def _end(facts: Facts) -> Iterator[str]:
+    """`min_lr` must be at most the peak learning rate.
+
+    Otherwise: The schedule raises an error on every rank.
+    """
+    least = facts.at("optim.lr_scheduler.min_lr")
+    for name in ("lr", "decoupled_lr"):
+        rate = facts.of_optimizer(name)
+        if not isinstance(rate, int | float) or not isinstance(least, int | float) or (name == "lr" and rate <= 0):
+            continue
+        if least > rate:
+            peak = f"optim.config.{name}={rate:g}"
+            yield (
+                f"optim.lr_scheduler.min_lr={least:g} is above the peak learning rate {peak}. Lower min_lr, or raise "
+                "the peak."
+            )
+
+
+@OPTIMIZER.rule(
+    "schedule-has-a-length",
+    broken="trainer.max_steps=-1",
+    mended="trainer.max_steps=-1 trainer.max_epochs=1 optim.lr_scheduler.max_steps=100000",
+)
+def _length(facts: Facts) -> Iterator[str]:
+    """A schedule that depends on the length of the run must get this length from `trainer.max_steps` or from its
+    own `max_steps`.
+
+    Otherwise: The schedule raises an error on every rank.
+    """
+    schedule = facts.parts.get("optim.lr_scheduler")
+    if schedule is None or not getattr(schedule, "needs_max_steps", False):
+        return
+    steps = facts.at("trainer.max_steps")
+    if schedule.max_steps is None and (not isinstance(steps, int) or steps <= 0):
+        yield (
+            f"{type(schedule).__name__}.max_steps is None and trainer.max_steps is not set, but this schedule depends "
+            "on the length of the run. Set trainer.max_steps, or the schedule's max_steps."
+        )
+
+
+@OPTIMIZER.rule(
+    "phases-fit-the-schedule", broken="optim.lr_scheduler.max_steps=1000", mended="optim.lr_scheduler.max_steps=100000"
+)
+def _phases(facts: Facts) -> Iterator[str]:
+    """A schedule with its own length (`lr_scheduler.max_steps`) must be longer than its warm-up, hold and constant
+    phases together. Phases that are set as shares must add up to at most 1, and the warm-up share must be less than
+    1. A warm-up, hold and decay (WSD) schedule must have a warm-up or a hold.
+
+    Otherwise: The learning rate never reaches its peak or jumps to its end, without an error.
+    """
+    node = facts.at("optim.lr_scheduler")
+    if node is None or any(out_of_range(node, "", domains.SCHEDULE)):
+        return
+    path = "optim.lr_scheduler"
+    settings: dict[str, Any] = {name: getattr(node, name, None) for name in domains.SCHEDULE}
+    shares = {name: settings[name] for name in ("warmup_ratio", "hold_ratio") if settings[name] is not None}
+    shown = " + ".join(f"{name}={value:g}" for name, value in shares.items())
+    if sum(shares.values()) > 1:
+        yield (
+            f"{path}: {shown} add up to {sum(shares.values()):g}, but shares of max_steps must add up to at most 1. "
+            "Lower one of them."
+        )
+    elif shares.get("warmup_ratio") == 1:
+        yield f"{path}.warmup_ratio=1: the warm-up takes the whole run. Set warmup_ratio below 1."
+    name = getattr(class_of(node), "__name__", "")
+    if name == "WarmupHoldAnnealScheduler" and not shares:
+        yield (
+            f"{path}: {name} has neither a warm-up nor a hold. Set warmup_ratio and hold_ratio, e.g. to 0.01 and 0.8, "
+            "or use PolynomialDecayAnnealingScheduler, which decays from the first step."
+        )
+    length = settings["max_steps"]
+    # T5's constant steps are its warm-up, not a phase at the end.
+    phases = {"warmup_steps": 0 if shares.get("warmup_ratio") is not None else settings["warmup_steps"]}
+    phases |= {"hold_steps": settings["hold_steps"]}
+    phases |= {"constant_steps": settings["constant_steps"] if name == "CosineAnnealingScheduler" else None}
+    steps = {phase: value for phase, value in phases.items() if value}
+    if length is not None and steps and sum(steps.values()) >= length:
+        listed = " + ".join(f"{phase}={value:g}" for phase, value in steps.items())
+        yield (
+            f"{path}.max_steps={length:g} leaves no steps for the decay after {listed}. Raise max_steps, or shorten "
+            f"these phases to less than {length:g} steps together."
+        )
+
+
+@OPTIMIZER.rule("optimizer-is-known", broken="optim.config.optimizer=adamw", mended="optim.config.optimizer=adam")
+def _known(facts: Facts) -> Iterator[str]:
+    """`optim.config.optimizer` must be an optimizer of the installed Megatron-Core: adam or sgd, and in newer
+    versions also muon, lion and others.
+
+    Otherwise: Megatron-Core raises an error when it creates the optimizer.
+    """
+    name, known = facts.of_optimizer("optimizer"), known_optimizers()
+    if isinstance(name, str) and name not in known:
+        yield f"optim.config.optimizer={name!r}: must be one of {', '.join(known)}{did_you_mean(name, known, listed=True)}"
+
+
+@OPTIMIZER.rule(
+    "distributed-optimizer-is-adams", broken="optim.config.optimizer=sgd", mended="optim.config.optimizer=adam"
+)
+def _sharded(facts: Facts) -> Iterator[str]:
+    """`use_distributed_optimizer` requires Adam. Megatron-Core cannot shard the state of sgd.
+
+    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer.
+    """
+    if facts.of_optimizer("optimizer") == "sgd" and facts.distributed_optimizer:
+        yield (
+            "optim.config.optimizer='sgd' with use_distributed_optimizer=True: Megatron-Core can shard the state of "
+            "Adam only. Set optim.config.optimizer='adam', or set optim.config.use_distributed_optimizer=False."
+        )
+
+
+@OPTIMIZER.rule(
+    "clipping-is-the-optimizers", broken="trainer.gradient_clip_val=1.0", mended="optim.config.clip_grad=1.0"
+)
+def _clipping(facts: Facts) -> Iterator[str]:
+    """Gradient clipping must be set with `optim.config.clip_grad`.
+
+    Otherwise: The precision plugin raises an error in the first step, because Lightning would clip only the shards of
+    one rank.
+    """
+    value = facts.at("trainer.gradient_clip_val")
+    if facts.sizes and value:
+        yield (
+            f"trainer.gradient_clip_val={value}: Megatron-Core clips gradients in its optimizer step. Set "
+            f"optim.config.clip_grad={value}, and leave trainer.gradient_clip_val unset."
+        )
+
+
+@OPTIMIZER.rule(
+    "small-states-need-the-aware-optimizer",
+    broken="optim.config.exp_avg_dtype=torch.bfloat16",
+    mended="optim.config.exp_avg_dtype=torch.float32",
+)
+def _states(facts: Facts) -> Iterator[str]:
+    """Gradients, main parameters and moments of the optimizer in a format other than fp32 require
+    `use_precision_aware_optimizer`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer configuration.
+    """
+    if facts.of_optimizer("use_precision_aware_optimizer"):
+        return
+    for name in _STATES:
+        dtype = facts.of_optimizer(name)
+        if dtype is not None and str(dtype) != "torch.float32":
+            yield (
+                f"optim.config.{name}={dtype} requires optim.config.use_precision_aware_optimizer=True. Set it to "
+                f"True, or set {name}=torch.float32."
+            )
+
+
+@OPTIMIZER.rule(
+    "aware-optimizer-is-sharded-adam",
+    broken="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=sgd",
+    mended="optim.config.use_precision_aware_optimizer=True optim.config.optimizer=adam",
+)
+def _aware(facts: Facts) -> Iterator[str]:
+    """`use_precision_aware_optimizer` requires Adam and the distributed optimizer.
+
+    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer configuration.
+    """
+    if not facts.of_optimizer("use_precision_aware_optimizer"):
+        return
+    if facts.of_optimizer("optimizer") != "adam":
+        yield (
+            "optim.config.use_precision_aware_optimizer=True does not support "
+            f"optim.config.optimizer={facts.of_optimizer('optimizer')!r}. Set optim.config.optimizer='adam', or set "
+            "use_precision_aware_optimizer=False."
+        )
+    if not facts.distributed_optimizer:
+        yield (
+            "optim.config.use_precision_aware_optimizer=True requires optim.config.use_distributed_optimizer=True. "
+            "Set both to True, or both to False."
+        )
+
+
+@OPTIMIZER.rule(
+    "offloaded-optimizer-decouples-decay",
+    broken=f"{_OFFLOADED} {_AWARE} optim.config.decoupled_weight_decay=False",
+    mended=f"{_OFFLOADED} {_AWARE} optim.config.decoupled_weight_decay=True",
+)
+def _offload(facts: Facts) -> Iterator[str]:
+    """`optimizer_cpu_offload` requires `decoupled_weight_decay`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it creates the optimizer.
+    """
+    if not facts.of_optimizer("optimizer_cpu_offload"):
+        return
+    if facts.of_optimizer("decoupled_weight_decay", True) is False:
+        yield (
+            "optim.config.optimizer_cpu_offload=True with decoupled_weight_decay=False: Megatron-Core can offload "
+            "only AdamW, which decouples weight decay. Set decoupled_weight_decay=True."
+        )
+
+
+@OPTIMIZER.rule(
+    "offloaded-optimizer-is-precision-aware",
+    broken=f"{_OFFLOADED} optim.config.use_precision_aware_optimizer=False",
+    mended=f"{_OFFLOADED} {_AWARE}",
+)
+def _offloaded_copies(facts: Facts) -> Iterator[str]:
+    """`optimizer_cpu_offload` requires `use_precision_aware_optimizer`, and an `optimizer_offload_fraction` above
+    0.
+
+    Otherwise: The run trains and saves, but no run can resume from its checkpoints: Megatron-Core raises a KeyError.
+    With a fraction of 0 nothing is offloaded.
+    """
+    # Megatron-LM's arguments.py requires it too. Otherwise the optimizer's parameters are fp32 shards, of which
+    # ``HybridDeviceOptimizer._update_fp32_params_by_new_state`` looks for fp32 copies.
+    if not facts.of_optimizer("optimizer_cpu_offload") or facts.machine.accelerator == "cpu":
+        return
+    if not facts.of_optimizer("use_precision_aware_optimizer"):
+        yield (
+            "optim.config.optimizer_cpu_offload=True requires optim.config.use_precision_aware_optimizer=True. Set both to True, "
+            "or both to False."
+        )
+    if not facts.of_optimizer("optimizer_offload_fraction"):
+        yield (
+            "optim.config.optimizer_cpu_offload=True with optimizer_offload_fraction=0.0 offloads nothing. Set "
+            "optimizer_offload_fraction=1.0, or a smaller share above 0."
+        )
+
+
+@OPTIMIZER.rule(
+    "optimizer-numbers-are-in-range",
+    broken="optim.config.adam_beta2=1.5 optim.config.clip_grad=-1",
+    mended="optim.config.adam_beta2=0.95 optim.config.clip_grad=0",
+)
+def _numbers(facts: Facts) -> Iterator[str]:
+    """Each number of the optimizer configuration must be in its valid range and must not be NaN or infinite: for
+    example, a learning rate above 0, decay rates from 0 to below 1, and a clipping norm that is not negative.
+
+    Otherwise: PyTorch raises an error on every rank, the moments grow without bound, or the weights are NaN after the
+    first step.
+    """
+    yield from out_of_range(facts.at("optim"), "optim", domains.OPTIMIZER_MODULE)
+    yield from out_of_range(facts.at("optim.config"), "optim.config", domains.OPTIMIZER)
+
+
+def known_optimizers() -> tuple[str, ...]:
+    """The optimizers that the installed Megatron-Core's ``get_megatron_optimizer`` makes."""
+    try:
+        # From 0.19 on, the registry depends on the package emerging-optimizers.
+        from megatron.core.optimizer import emerging_optimizers as emerging  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:
+        return ("adam", "sgd")
+    names = getattr(emerging, "_EMERGING_OPTIMIZERS", {})
+    return tuple(dict.fromkeys(("adam", "sgd", "lion", *names, *(f"dist_{name}" for name in names))))

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of overlapped communication."""
+
+from collections.abc import Iterator
+
+from nemo2.preflight.checks import domains
+from nemo2.preflight.checks.domains import callbacks_out_of_range, out_of_range
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.rules.pipeline import VP
+from nemo2.preflight.checks.rules.world import CP, PP, TP
+
+OVERLAP = Topic("Overlapped communication")
+_SP = "strategy.sequence_parallel=True"
+_OVERLAPPED = f"model.config.tp_comm_overlap=True {TP}=2 {_SP}"
+
+
+@OVERLAP.settled(
+    "gathered-parameters-are-sharded",
+    broken="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=False",
+    mended="strategy.ddp.overlap_param_gather=True optim.config.use_distributed_optimizer=True",
+)
+def _gathered_parameters_are_sharded() -> None:
+    """`overlap_param_gather` requires the distributed optimizer.
+
+    Otherwise: The strategy raises an error on every rank, because Megatron-Core would wait for gathers that never
+    start.
+    """
+
+
+@OVERLAP.settled(
+    "gather-starts-from-reduction",
+    broken="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=False",
+    mended="strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
+)
+def _gather_starts_from_reduction() -> None:
+    """`overlap_param_gather` requires `overlap_grad_reduce`.
+
+    Otherwise: Megatron-Core puts all parameters into one bucket, and the first layer waits for all of them.
+    """
+
+
+@OVERLAP.rule(
+    "gather-in-the-step-needs-virtual-stages",
+    broken="optim.config.overlap_param_gather_with_optimizer_step=True",
+    mended="optim.config.overlap_param_gather_with_optimizer_step=True "
+    f"{PP}=4 {VP}=2 {CP}=1 strategy.ddp.overlap_param_gather=True strategy.ddp.overlap_grad_reduce=True",
+)
+def _step(facts: Facts) -> Iterator[str]:
+    """`overlap_param_gather_with_optimizer_step` requires `overlap_param_gather` and virtual stages.
+
+    Otherwise: The first model chunk is used before its parameters arrive.
+    """
+    requested = facts.of_optimizer("overlap_param_gather_with_optimizer_step")
+    interleaved = facts.layout.pp > 1 and facts.layout.vp is not None and facts.layout.vp > 1
+    if requested and not interleaved:
+        yield (
+            "optim.config.overlap_param_gather_with_optimizer_step=True updates one model chunk while it gathers the "
+            "parameters of the next chunk, but this layout has one chunk per rank. Set it to False, or set "
+            "strategy.virtual_pipeline_model_parallel_size to 2 or more."
+        )
+
+
+@OVERLAP.rule(
+    "averages-are-of-losses-not-tokens",
+    broken="strategy.ddp.average_in_collective=True model.config.calculate_per_token_loss=True",
+    mended="strategy.ddp.average_in_collective=False model.config.calculate_per_token_loss=True",
+)
+def _average(facts: Facts) -> Iterator[str]:
+    """`average_in_collective` cannot be used with `calculate_per_token_loss`.
+
+    Otherwise: Megatron-Core raises an AssertionError when it wraps the model.
+    """
+    if facts.ddp is not None and facts.ddp.average_in_collective and facts.of_model("calculate_per_token_loss"):
+        yield (
+            "strategy.ddp_config.average_in_collective=True with model.config.calculate_per_token_loss=True: "
+            "gradients must be summed first and then divided by the number of tokens on all ranks. Set "
+            "strategy.ddp.average_in_collective=False."
+        )
+
+
+@OVERLAP.rule(
+    "tensor-overlap-needs-sequence-parallel", broken=f"model.config.tp_comm_overlap=True {TP}=2", mended=_OVERLAPPED
+)
+def _tensor(facts: Facts) -> Iterator[str]:
+    """`tp_comm_overlap` on the model requires tensor and sequence parallelism.
+
+    Otherwise: Transformer Engine overlaps the gathers of sequence parallelism, and without it there are no gathers.
+    """
+    if not getattr(facts.model, "tp_comm_overlap", False):
+        return
+    layout = facts.layout
+    if layout.tp == 1 or not layout.sp:
+        yield (
+            f"model.config.tp_comm_overlap=True with strategy.tensor_model_parallel_size={layout.tp} and "
+            f"sequence_parallel={layout.sp}: tp_comm_overlap requires tensor and sequence parallelism. Set "
+            "strategy.sequence_parallel=True (and a tensor-parallel size of 2 or more), or set tp_comm_overlap=False."
+        )
+
+
+@OVERLAP.settled(
+    "userbuffers-carry-the-format",
+    broken=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=blockwise",
+    mended=f"{_OVERLAPPED} trainer.plugins.fp8=hybrid trainer.plugins.fp8_recipe=tensorwise",
+)
+def _userbuffers_carry_the_format() -> None:
+    """With `tp_comm_overlap`, Transformer Engine must support userbuffers for the tensor format. Delayed and
+    current scaling are supported. MXFP8 is supported from version 2.4 on, with a multiple of 128 tokens. Blockwise
+    scaling and NVFP4 are not supported.
+
+    Otherwise: Transformer Engine raises an error in the first step on every rank.
+    """
+
+
+@OVERLAP.settled(
+    "userbuffers-have-one-size",
+    broken=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=True",
+    mended=f"{_OVERLAPPED} model.config.moe_token_dispatcher_type=alltoall model.config.variable_seq_lengths=False",
+)
+def _userbuffers_have_one_size() -> None:
+    """With `tp_comm_overlap`, every micro-batch must have the same number of tokens.
+
+    Otherwise: The run rejects the batch, because Transformer Engine would copy more or less than the buffers hold.
+    """
+
+
+@OVERLAP.settled(
+    "every-projection-has-a-userbuffer",
+    recipe="deepseek_v2_lite",
+    broken=f"{_OVERLAPPED} strategy.expert_tensor_parallel_size=1",
+    mended=f"model.config.tp_comm_overlap=False {TP}=2 {_SP} strategy.expert_tensor_parallel_size=1",
+)
+def _every_projection_has_a_userbuffer() -> None:
+    """With `tp_comm_overlap` on the model, Transformer Engine must have buffers for all projections. It has none
+    for multi-latent attention, for multi-token prediction and for layers that replace others.
+
+    Otherwise: Megatron-Core turns the overlap off for the whole model, or Transformer Engine finds no buffer in the
+    first step.
+    """
+
+
+@OVERLAP.rule("buckets-have-elements", broken="strategy.ddp.bucket_size=0", mended="strategy.ddp.bucket_size=40000000")
+def _buckets(facts: Facts) -> Iterator[str]:
+    """`bucket_size` must be at least 1, or None.
+
+    Otherwise: Megatron-Core would not put any parameter into a bucket.
+    """
+    yield from out_of_range(facts.ddp, "strategy.ddp_config", domains.BUFFERS, others=False)
+
+
+@OVERLAP.rule(
+    "overlap-arguments-are-in-range",
+    broken="trainer.callbacks[1].bucket_size=-1",
+    mended="trainer.callbacks[1].bucket_size=40000000",
+    recipe="nemotronh_8b",
+)
+def _arguments(facts: Facts) -> Iterator[str]:
+    """The arguments of the overlap callback must be valid values of the fields that they set.
+
+    Otherwise: With `bucket_size=-1`, Megatron-Core sends each parameter in its own collective.
+    """
+    yield from callbacks_out_of_range(facts.at("trainer.callbacks") or [])
+
+
+@OVERLAP.settled(
+    "overlap-is-asked-for-once",
+    recipe="nemotronh_8b",
+    broken="trainer.callbacks[1].overlap_grad_reduce=False strategy.ddp.overlap_grad_reduce=True",
+    mended="strategy.ddp.overlap_grad_reduce=True",
+)
+def _overlap_is_requested_once() -> None:
+    """The overlap callback must not contradict the settings of the model, the optimizer and the gradient buffers.
+
+    Otherwise: The callback raises an error on every rank.
+    """

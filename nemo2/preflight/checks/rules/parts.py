@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules about optional packages that a run needs and this machine lacks."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nemo2.base.backend.extras import has, why_missing
+from nemo2.config.walk import class_of
+from nemo2.models.layers import rules as layers
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+from nemo2.training.run_dir.trackers import missing_login, missing_package
+
+PARTS = Topic("Optional packages", needs_sizes=False, recipe="llama_tiny")
+
+
+@PARTS.rule(
+    "low-precision-needs-transformer-engine",
+    broken="trainer.plugins.fp8=hybrid",
+    mended="trainer.plugins.fp8=None",
+    here=True,
+)
+def _low_precision(facts: Facts) -> Iterator[str]:
+    """fp8 and fp4 require Transformer Engine and a GPU.
+
+    Otherwise: The precision plugin raises an error on every rank.
+    """
+    config = facts.precision
+    if config is None or facts.machine.transformer_engine is not None:
+        return
+    for name, value in (("fp8", config.fp8), ("fp4", config.fp4)):
+        if value is not None:
+            yield (
+                f"trainer.plugins.{name}={value!r}: {name} requires a GPU with Transformer Engine "
+                f"({facts.machine.te_missing}). Leave {name} unset on this machine. bf16-mixed runs on any machine."
+            )
+
+
+@PARTS.rule(
+    "aware-optimizer-needs-transformer-engine",
+    broken="optim.config.use_precision_aware_optimizer=True",
+    mended="optim.config.use_precision_aware_optimizer=False",
+    local=True,
+)
+def _aware_optimizer(facts: Facts) -> Iterator[str]:
+    """`use_precision_aware_optimizer` requires Transformer Engine's fused Adam.
+
+    Otherwise: Megatron-Core raises an error when it creates the optimizer configuration.
+    """
+    if not facts.of_optimizer("use_precision_aware_optimizer") or has("transformer_engine"):
+        return
+    if not facts.of_optimizer("optimizer_cpu_offload"):
+        yield (
+            "optim.config.use_precision_aware_optimizer=True requires Transformer Engine's fused Adam "
+            f"({why_missing('transformer_engine')}). Set use_precision_aware_optimizer=False on this machine."
+        )
+
+
+@PARTS.rule(
+    "plain-layers-can-do-it",
+    broken="model.config.qk_clip=True",
+    mended="model.config.qk_clip=False",
+    here=True,
+    megatron_refuses=True,
+)
+def _plain_layers(facts: Facts) -> Iterator[str]:
+    """A model without Transformer Engine must not use features that only its kernels have: QK clipping, the flex
+    dispatcher, latent experts, cached latents and experimental attention.
+
+    Otherwise: The model raises an error when it is built.
+    """
+    config, has_te = facts.sized_config, facts.machine.transformer_engine is not None
+    if has_te or config is None or facts.is_hybrid:
+        return
+    config = copy.copy(config)
+    config.cp_comm_type = None  # and these have separate rules
+    reported = [
+        *layers.mla_needs_sequence_parallel(config),
+        *layers.experts_cut_only_where_shared(config),
+        *layers.experts_need_sequence_parallel(config),
+        *layers.whole_bias_on_one_rank(config),
+    ]
+    for problem in layers.layer_problems(config):
+        if problem not in reported:
+            yield f"model.config: {problem}"
+
+
+@PARTS.rule(
+    "dispatcher-is-installed",
+    recipe="mixtral_8x7b",
+    broken="model.config.moe_token_dispatcher_type=flex",
+    mended="model.config.moe_token_dispatcher_type=alltoall",
+    local=True,
+    launched=(8, 8),
+)
+def _dispatcher(facts: Facts) -> Iterator[str]:
+    """The flex dispatcher's package, deep_ep, must be installed.
+
+    Otherwise: Megatron-Core raises an ImportError when it builds the model.
+    """
+    backend = getattr(facts.model, "moe_flex_dispatcher_backend", "deepep")
+    if getattr(facts.model, "moe_token_dispatcher_type", None) != "flex":
+        return
+    if backend in ("deepep", "hybridep") and not has("deep_ep"):
+        yield (
+            f"model.config.moe_token_dispatcher_type='flex' with moe_flex_dispatcher_backend={backend!r} requires the package "
+            "deep_ep, which is not installed. Install it (github.com/deepseek-ai/DeepEP), or set "
+            "moe_token_dispatcher_type='alltoall'."
+        )
+
+
+@PARTS.rule(
+    "logger-is-installed",
+    broken="log.wandb=lightning.pytorch.loggers.wandb.WandbLogger",
+    mended="log.wandb=None",
+    local=True,
+)
+def _loggers(facts: Facts) -> Iterator[str]:
+    """The packages of the loggers must be installed.
+
+    Otherwise: Every rank raises ModuleNotFoundError.
+    """
+    for path, kind, _ in _loggers_of(facts):
+        if package := missing_package(kind):
+            yield (
+                f"{path}: {kind} requires {package}, which is not installed. Run `pip install {package}`, or remove "
+                "the logger."
+            )
+
+
+@PARTS.rule(
+    "tracker-can-log-in",
+    broken="log.extra_loggers=[lightning.pytorch.loggers.comet.CometLogger]",
+    mended="log.extra_loggers=[]",
+    local=True,
+)
+def _logins(facts: Facts) -> Iterator[str]:
+    """W&B and Comet must have an API key on this machine, or must be offline.
+
+    Otherwise: The client of the service asks for a key, and every rank ends.
+    """
+    for path, kind, arguments in _loggers_of(facts):
+        if why := missing_login(kind, arguments):
+            yield f"{path}: {why}."
+
+
+def _loggers_of(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """The path, class and arguments of each logger of a recipe."""
+    log, trainer = facts.at("log"), facts.at("trainer")
+    for owner, place, field in (
+        (log, "log", "tensorboard"),
+        (log, "log", "wandb"),
+        (log, "log", "extra_loggers"),
+        (trainer, "trainer", "logger"),
+    ):
+        loggers = getattr(owner, field, None)
+        several = isinstance(loggers, list | tuple)
+        for number, node in enumerate(loggers if several else [loggers]):
+            kind = getattr(class_of(node), "__name__", "")
+            arguments = getattr(node, "__arguments__", {})
+            yield f"{place}.{field}[{number}]" if several else f"{place}.{field}", kind, arguments

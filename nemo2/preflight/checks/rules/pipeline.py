@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules about the split of layers into pipeline stages, and the messages between stages."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from nemo2.base.counts import is_count
+from nemo2.preflight.checks.arithmetic import divisors, nearest
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.rules.world import PP
+
+PIPELINE = Topic("Pipeline parallelism")
+VP = "strategy.virtual_pipeline_model_parallel_size"
+FIRST, LAST = "strategy.num_layers_in_first_pipeline_stage", "strategy.num_layers_in_last_pipeline_stage"
+SPLIT = "strategy.account_for_embedding_in_pipeline_split"
+
+
+@PIPELINE.rule("virtual-stages-need-stages", broken=f"{VP}=2", mended=f"{VP}=2 {PP}=4", megatron_refuses=True)
+def _virtual(facts: Facts) -> Iterator[str]:
+    """Virtual stages require a pipeline-parallel size of at least 2.
+
+    Otherwise: Megatron-Core raises an error when it creates the process groups.
+    """
+    layout = facts.layout
+    if layout.vp and layout.vp > 1 and layout.pp == 1:
+        yield (
+            f"strategy.virtual_pipeline_model_parallel_size={layout.vp} with pipeline_model_parallel_size=1: virtual "
+            "stages require pipeline parallelism. Leave virtual_pipeline_model_parallel_size unset, or set "
+            "pipeline_model_parallel_size to 2 or more."
+        )
+
+
+@PIPELINE.rule(
+    "mixers-have-no-virtual-stages",
+    recipe="mamba2_2_7b",
+    broken=f"{PP}=2 {VP}=2",
+    mended=f"{PP}=2",
+    megatron_refuses=True,
+)
+def _hybrid(facts: Facts) -> Iterator[str]:
+    """Hybrid and Mamba models cannot have virtual stages.
+
+    Otherwise: The model raises an error when it is built.
+    """
+    if facts.is_hybrid and facts.layout.pp > 1 and facts.layout.vp is not None:
+        yield (
+            f"strategy.virtual_pipeline_model_parallel_size={facts.layout.vp}: Megatron-Core cannot split hybrid "
+            "models into virtual pipeline stages. Set virtual_pipeline_model_parallel_size=None."
+        )
+
+
+@PIPELINE.rule("mixers-are-cut-by-number", recipe="mamba2_2_7b", broken=f"{PP}=4 {SPLIT}=True", mended=f"{PP}=4")
+def _cut_by_number(facts: Facts) -> Iterator[str]:
+    """All pipeline stages of a hybrid model must have the same number of layers, except the first and the last
+    stage.
+
+    Otherwise: Megatron-Core ignores the setting and builds stages with other layers than requested.
+    """
+    from nemo2.models.walker import uncut_hybrid_problems
+
+    if facts.is_hybrid and facts.layout.pp > 1:
+        yield from uncut_hybrid_problems(facts.of_strategy)
+
+
+@PIPELINE.rule(
+    "layers-over-stages",
+    broken=f"{PP}=3 trainer.devices=6 data.global_batch_size=510",
+    mended=f"{PP}=4 trainer.devices=8",
+    megatron_refuses=True,
+)
+def _layers(facts: Facts) -> Iterator[str]:
+    """The pipeline-parallel size must divide the number of layers. If `account_for_embedding_in_pipeline_split` or
+    `account_for_loss_in_pipeline_split` is set, the embedding or the loss counts as one layer.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the model. For a hybrid model with Mamba layers, it
+    leaves out the last layers.
+    """
+    stages, layers, extra = _to_share(facts)
+    if stages is None or stages < 1 or layers < 0 or (layers + extra) % stages == 0:
+        return
+    total = facts.of_model("num_layers")
+    uneven = total - layers
+    yield (
+        f"model.config.num_layers={total}{f' minus {uneven}' if uneven else ''}{f' plus {extra}' if extra else ''}: "
+        f"{layers + extra} layers cannot be split evenly into {stages} pipeline stages. Set the pipeline-parallel "
+        f"size to a divisor of {total}: {divisors(total)}. Or set num_layers_in_first_pipeline_stage or "
+        "num_layers_in_last_pipeline_stage."
+    )
+
+
+@PIPELINE.rule("layers-for-every-stage", broken=f"{PP}=2 {FIRST}=40", mended=f"{PP}=2 {FIRST}=20")
+def _enough_layers(facts: Facts) -> Iterator[str]:
+    """If the first and last stages have their own sizes, the remaining layers must fill the stages between them.
+    Without stages between them, no layers may remain.
+
+    Otherwise: Megatron-Core builds more layers than the model has, or builds stages without layers.
+    """
+    ends = _ends(facts)
+    for name, size in ends.items():
+        if not is_count(size):
+            yield f"{name}={size!r}: must be a whole number of at least 1, or None."
+    stages, layers, _ = _to_share(facts)
+    if stages is not None and ends and (layers < 0 or bool(layers) != bool(stages)):
+        fix = (
+            "Set smaller first and last stages, or fewer of them." if stages else "Set sizes that add up to all layers."
+        )
+        yield (
+            f"model.config.num_layers={facts.of_model('num_layers')} leaves {layers} layers for {stages} pipeline stages "
+            f"after the first and last stages' {[*ends.values()]}. {fix}"
+        )
+
+
+@PIPELINE.rule("layers-over-virtual-stages", broken=f"{PP}=4 {VP}=3", mended=f"{PP}=4 {VP}=4", megatron_refuses=True)
+def _virtual_layers(facts: Facts) -> Iterator[str]:
+    """The virtual-pipeline size must divide the number of layers of every stage.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the model.
+    """
+    vp = facts.layout.vp
+    if not vp or facts.layout.pp == 1:
+        return
+    for name, size in _ends(facts).items():
+        if is_count(size) and size % vp:
+            yield (
+                f"{name}={size} cannot be split into strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set "
+                f"it to a multiple of {vp}; nearest: {nearest(size, vp)}."
+            )
+    stages, layers, extra = _to_share(facts)
+    if stages is None or stages < 1 or layers < 0 or (layers + extra) % stages:
+        return
+    per_stage = (layers + extra) // stages
+    if per_stage % vp:
+        yield (
+            f"{per_stage} layers per pipeline stage cannot be split into "
+            f"strategy.virtual_pipeline_model_parallel_size={vp} chunks. Set virtual_pipeline_model_parallel_size to "
+            f"one of {divisors(per_stage)}."
+        )
+
+
+@PIPELINE.settled(
+    "stages-send-what-they-hold",
+    broken=f"{PP}=2 strategy.pipeline_dtype=torch.float32",
+    mended=f"{PP}=2 strategy.pipeline_dtype=torch.bfloat16",
+)
+def _stages_send_what_they_hold() -> None:
+    """`pipeline_dtype` must be the dtype of the activations between layers. This is the dtype of the parameters, or
+    float32 if Megatron-Core keeps an fp32 residual (`fp32_residual_connection`).
+
+    Otherwise: The first message has a size that its receiver does not expect, so the ranks fail or hang. Or the
+    receiver reads the bits of one format as another format.
+    """
+
+
+@PIPELINE.settled(
+    "two-interleaved-stages-overlap-messages",
+    broken=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=False",
+    mended=f"{PP}=2 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
+)
+def _two_interleaved_stages_overlap_messages() -> None:
+    """A pipeline of two interleaved stages must overlap its messages.
+
+    Otherwise: Each stage posts two sends in an order that the other stage does not expect. The model trains on wrong
+    activations, without an error.
+    """
+
+
+@PIPELINE.settled(
+    "overlapped-messages-are-between-chunks",
+    broken=f"{PP}=4 model.config.overlap_p2p_comm=True",
+    mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True",
+)
+def _overlapped_messages_are_between_chunks() -> None:
+    """`overlap_p2p_comm` on the model requires virtual stages.
+
+    Otherwise: Megatron-Core raises an error in the first step.
+    """
+
+
+@PIPELINE.settled(
+    "messages-overlap-or-batch",
+    broken=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=True",
+    mended=f"{PP}=4 {VP}=2 model.config.overlap_p2p_comm=True model.config.batch_p2p_comm=False",
+)
+def _messages_overlap_or_batch() -> None:
+    """Messages between interleaved stages can be overlapped or batched, but not both.
+
+    Otherwise: Megatron-Core raises an error in the first step.
+    """
+
+
+def _ends(facts: Facts) -> dict[str, Any]:
+    """The layers of the first and the last stage by field, where they are set."""
+    sizes = {name: facts.of_strategy(name.removeprefix("strategy.")) for name in (FIRST, LAST)}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _to_share(facts: Facts) -> tuple[int | None, int, int]:
+    """The number of stages that get equal numbers of layers, the number of these layers, and the other parts that count
+    as layers. None for the stages: the layout is written out."""
+    total, pp = facts.of_model("num_layers"), facts.layout.pp
+    if not is_count(total) or facts.of_strategy("pipeline_model_parallel_layout") is not None:
+        return None, 0, 0
+    uneven = [size for size in _ends(facts).values() if isinstance(size, int)]
+    extra = sum(bool(facts.of_strategy(f"account_for_{part}_in_pipeline_split")) for part in ("embedding", "loss"))
+    return pp - len(uneven), total - sum(uneven), 0 if uneven else extra

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules about settings that contradict each other, that a class rejects, or that Megatron-Core has removed."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nemo2.base.names import did_you_mean
+from nemo2.config.factories import missing_arguments
+from nemo2.config.walk import class_of, iterate_nodes
+from nemo2.data.blend import empty_splits
+from nemo2.preflight.checks import domains
+from nemo2.preflight.checks.domains import out_of_range
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.megatron import refusals
+from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.rules.batches import CORPUS
+from nemo2.preflight.checks.rules.world import CP, TP
+from nemo2.training.run_dir.environment import holds_secret, is_secret_field
+
+SETTINGS = Topic("Settings", needs_sizes=False)
+AGREEMENT = Topic("Settings that must agree")
+LAST = Topic("Megatron-Core's own checks")
+
+
+@SETTINGS.rule("secrets-stay-in-the-environment", assigned=({"log.extra_loggers": [{"api_key": "0123456789"}]}, {}))
+def _secrets(facts: Facts) -> Iterator[str]:
+    """A recipe must not contain a token, key or password. Libraries read secrets from environment variables
+    (HF_TOKEN, WANDB_API_KEY).
+
+    Otherwise: The secret is written to the launcher's folder, to the run's recipe.json and to the context of every
+    checkpoint.
+    """
+    for path, node in iterate_nodes(facts.recipe):
+        yield from _secrets_in(node.__arguments__, path)
+
+
+def _secrets_in(values: Any, path: str) -> Iterator[str]:
+    """The secrets of a mapping or list and its contents. Configs in it are searched separately."""
+    if isinstance(values, list | tuple):
+        for number, value in enumerate(values):
+            yield from _secrets_in(value, f"{path}[{number}]")
+    if not isinstance(values, Mapping):
+        return
+    for name, value in values.items():
+        place = f"{path}.{name}" if path else str(name)
+        if isinstance(value, str) and value and (is_secret_field(str(name)) or holds_secret(value)):
+            yield (
+                f"{place} holds a secret, and nemo2 saves the recipe in several files. Remove it from the recipe, and "
+                "set the library's environment variable instead (HF_TOKEN, WANDB_API_KEY, COMET_API_KEY)."
+            )
+        else:
+            yield from _secrets_in(value, place)
+
+
+@SETTINGS.rule(
+    "strategy-has-what-it-is-asked", broken="strategy.moe_extended_tp=True", mended="strategy.moe_extended_tp=False"
+)
+def _strategy(facts: Facts) -> Iterator[str]:
+    """The strategy must be an object, its configuration or a name that Lightning knows. It must not use arguments
+    that Megatron-Core no longer supports.
+
+    Otherwise: The strategy raises an error on every rank.
+    """
+    if isinstance(facts.strategy, str):
+        from lightning.pytorch.strategies import StrategyRegistry
+
+        names = ["auto", *StrategyRegistry.available_strategies()]
+        if facts.strategy not in names:
+            yield (
+                f"trainer.strategy={facts.strategy!r}: Lightning has no such strategy{did_you_mean(facts.strategy, names)} "
+                "Set a strategy such as MegatronStrategy, or one of Lightning's names."
+            )
+    if facts.sizes:
+        yield from facts.settled.refused("strategy-has-what-it-is-asked")
+
+
+@SETTINGS.rule(
+    "precision-is-known", broken="trainer.plugins.precision=bf61-mixed", mended="trainer.plugins.precision=bf16-mixed"
+)
+def _precision(facts: Facts) -> Iterator[str]:
+    """The precision plugin must get a known precision, fp8 format and fp8 recipe.
+
+    Otherwise: The plugin raises an error on every rank.
+    """
+    yield from domains.precision_out_of_range(facts.at("trainer.plugins"), facts.parts.precision_at)
+    yield from facts.settled.refused("precision-is-known")
+
+
+@SETTINGS.rule(
+    "schedule-is-one-curve", broken="optim.lr_scheduler.warmup_steps=-5", mended="optim.lr_scheduler.warmup_steps=0"
+)
+def _schedule(facts: Facts) -> Iterator[str]:
+    """The steps and shares of the learning-rate schedule must be in range, and each phase must be set only once.
+
+    Otherwise: The schedule raises an error on every rank.
+    """
+    # The class raises its first error only.
+    problems = list(out_of_range(facts.at("optim.lr_scheduler"), "optim.lr_scheduler", domains.SCHEDULE))
+    yield from problems or facts.settled.refused("schedule-is-one-curve")
+
+
+@SETTINGS.settled("checkpoints-are-kept-as-asked", broken="log.ckpt.save_top_k=-2", mended="log.ckpt.save_top_k=-1")
+def _checkpoint_callback() -> None:
+    """The checkpoint callback must get a known mode and positive intervals.
+
+    Otherwise: The callback raises an error on every rank.
+    """
+
+
+@SETTINGS.rule("data-module-accepts-its-arguments", broken="data.num_workers=-1", mended="data.num_workers=0")
+def _data(facts: Facts) -> Iterator[str]:
+    """The paths, split, samples, seed, workers and ramp-up of the data module must be valid.
+
+    Otherwise: The data module raises an error on every rank.
+    """
+    # As above. A refusal about batch sizes is reported once, by the rules for batches.
+    problems = list(out_of_range(facts.data, "data", domains.data_domains(facts.data)))
+    yield from problems or facts.settled.refused("data-module-accepts-its-arguments")
+
+
+@SETTINGS.rule(
+    "splits-have-data", recipe="llama_tiny", corpus=({**CORPUS, "split": "100,0,0"}, {**CORPUS, "split": "95,5,0"})
+)
+def _splits(facts: Facts) -> Iterator[str]:
+    """`split` must leave data for training, and for validation if the trainer validates.
+
+    Otherwise: The data module raises an error on every rank.
+    """
+    data, split = facts.data, facts.at("data.split")
+    if facts.parts.get("data") is None or not isinstance(split, str) or not hasattr(data, "paths"):
+        return
+    if isinstance(data.paths, Mapping):
+        return
+    trains = getattr(class_of(facts.recipe), "__name__", "") != "validate"
+    yield from empty_splits(split, trains=trains, validates=facts.at("trainer.limit_val_batches") != 0)
+
+
+@SETTINGS.rule(
+    "callbacks-have-their-arguments",
+    broken="trainer.callbacks=GarbageCollectionCallback",
+    mended="trainer.callbacks=GarbageCollectionCallback(gc_interval_train=10,gc_interval_val=10)",
+)
+def _callbacks(facts: Facts) -> Iterator[str]:
+    """Each callback must have all arguments for which its class has no default.
+
+    Otherwise: No rank can create the callback.
+    """
+    callbacks = facts.at("trainer.callbacks") or []
+    several = isinstance(callbacks, list | tuple)
+    for index, node in enumerate(callbacks if several else [callbacks]):
+        path = f"trainer.callbacks[{index}]" if several else "trainer.callbacks"
+        if missing := missing_arguments(node, path):
+            yield f"{missing}, or remove the callback."
+
+
+@SETTINGS.rule("one-precision-setting", broken="trainer.precision=bf16-mixed", mended="trainer.precision=None")
+def _two_precisions(facts: Facts) -> Iterator[str]:
+    """Precision must be set either on the precision plugin or by `trainer.precision`, not in both places.
+
+    Otherwise: The trainer raises an error on every rank.
+    """
+    precision, plugins = facts.at("trainer.precision"), facts.at("trainer.plugins")
+    if facts.sizes and precision is not None and plugins is not None and facts.precision is not None:
+        yield (
+            f"trainer.precision={precision!r} and a precision plugin in trainer.plugins both set the precision. Remove "
+            "one of them."
+        )
+
+
+@AGREEMENT.settled("sizes-on-the-strategy", broken="model.config.tensor_model_parallel_size=4", mended=f"{TP}=4 {CP}=1")
+def _sizes_on_the_strategy() -> None:
+    """Parallel sizes must be set on the strategy, which copies them to the model configuration.
+
+    Otherwise: The strategy raises an error on every rank, because the model would be built for one layout and run in
+    another.
+    """
+
+
+@AGREEMENT.settled(
+    "one-switch-for-the-distributed-optimizer",
+    broken="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=False",
+    mended="optim.config.use_distributed_optimizer=True strategy.ddp.use_distributed_optimizer=True",
+)
+def _one_switch_for_the_distributed_optimizer() -> None:
+    """`use_distributed_optimizer` is one switch. Set it on the optimizer or on the gradient buffers, or set both to
+    the same value.
+
+    Otherwise: The strategy raises an error on every rank.
+    """
+
+
+@AGREEMENT.settled(
+    "one-precision",
+    broken="trainer.plugins.grad_reduce_in_fp32=True strategy.ddp.grad_reduce_in_fp32=False",
+    mended="trainer.plugins.grad_reduce_in_fp32=True",
+)
+def _one_precision() -> None:
+    """The model, the optimizer and the gradient buffers must not contradict the precision plugin.
+
+    Otherwise: The strategy raises an error on every rank.
+    """
+
+
+@AGREEMENT.rule(
+    "one-source-of-optimizer-state",
+    broken="strategy.ckpt_load_main_params=True",
+    mended="strategy.ckpt_load_main_params=True strategy.ckpt_load_optimizer=False",
+)
+def _main_params(facts: Facts) -> Iterator[str]:
+    """Load either the whole optimizer state (`ckpt_load_optimizer`) or only its main parameters
+    (`ckpt_load_main_params`).
+
+    Otherwise: The strategy raises an error on every rank.
+    """
+    if facts.of_strategy("ckpt_load_main_params") and facts.of_strategy("ckpt_load_optimizer"):
+        from nemo2.training.strategies.megatron_config import MAIN_PARAMETERS_TWICE
+
+        yield MAIN_PARAMETERS_TWICE  # the strategy's constructor raises its first error only
+
+
+@LAST.rule(
+    "megatron-core-agrees",
+    broken="model.config.rotary_interleaved=True model.config.multi_latent_attention=True",
+    mended="model.config.rotary_interleaved=False",
+    megatron_refuses=True,
+)
+def _megatron(facts: Facts) -> Iterator[str]:
+    """The installed Megatron-Core must accept the finished configuration of the model, the optimizer and the
+    layout. The message has Megatron-Core's own reason, the setting to change, and values that it accepts.
+
+    Otherwise: Megatron-Core raises an error on every rank.
+    """
+    yield from refusals(facts)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of the model itself: widths, heads, layers, vocabulary and the names of its parts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from nemo2.base.backend.compilation import uncompiled
+from nemo2.base.counts import is_count
+from nemo2.base.names import did_you_mean
+from nemo2.config.walk import class_of
+from nemo2.preflight.checks import domains
+from nemo2.preflight.checks.arithmetic import divisors
+from nemo2.preflight.checks.domains import out_of_range
+from nemo2.preflight.checks.facts import Facts, number
+from nemo2.preflight.checks.rule import Topic
+
+SHAPE = Topic("The model", needs_sizes=False)
+
+
+@SHAPE.rule(
+    "model-numbers-are-in-range",
+    broken="model.config.num_layers=0 model.config.layernorm_epsilon=-1",
+    mended="model.config.num_layers=1 model.config.layernorm_epsilon=0",
+    megatron_refuses=True,
+)
+def _numbers(facts: Facts) -> Iterator[str]:
+    """Each number of the model configuration must be in its valid range and must not be NaN or infinite: for
+    example, widths, layers and heads of at least 1, an epsilon that is not negative, and a rotary base above 0.
+
+    Otherwise: Megatron-Core raises ZeroDivisionError or TypeError, builds an empty model, or computes NaN in the first
+    step.
+    """
+    yield from out_of_range(facts.model, "model.config", {**domains.MODEL, **domains.MODEL_TEXTS})
+
+
+@SHAPE.rule("heads-in-groups", broken="model.config.num_query_groups=3", mended="model.config.num_query_groups=4")
+def _groups(facts: Facts) -> Iterator[str]:
+    """The number of query groups must divide the number of attention heads.
+
+    Otherwise: Megatron-Core rounds down and builds projections with the wrong shapes.
+    """
+    heads, groups = facts.of_model("num_attention_heads"), facts.of_model("num_query_groups")
+    if is_count(heads) and is_count(groups) and heads % groups:
+        yield (
+            f"model.config.num_attention_heads={heads} is not a multiple of model.config.num_query_groups={groups}. "
+            f"Set num_query_groups to one of {divisors(heads)}."
+        )
+
+
+@SHAPE.rule(
+    "hidden-over-heads",
+    broken="model.config.hidden_size=4100",
+    mended="model.config.hidden_size=4100 model.config.kv_channels=128",
+)
+def _hidden(facts: Facts) -> Iterator[str]:
+    """The number of heads must divide the hidden size, unless the width of a head (`kv_channels`) is set.
+
+    Otherwise: Megatron-Core rounds the width of a head down.
+    """
+    hidden, heads = facts.of_model("hidden_size"), facts.of_model("num_attention_heads")
+    latent = facts.of_model("multi_latent_attention") or facts.is_hybrid
+    # Read from the node, because the built configuration derives the width by rounding.
+    if is_count(hidden) and is_count(heads) and hidden % heads and not latent and facts.model.kv_channels is None:
+        yield (
+            f"model.config.hidden_size={hidden} is not a multiple of num_attention_heads={heads}, and kv_channels is "
+            f"unset. Set hidden_size to a multiple of {heads}, or set kv_channels."
+        )
+
+
+@SHAPE.rule("rotary-width-is-even", broken="model.config.kv_channels=127", mended="model.config.kv_channels=128")
+def _rotary(facts: Facts) -> Iterator[str]:
+    """The number of rotated channels of a head (`kv_channels` * `rotary_percent`) must be even.
+
+    Otherwise: The first step fails, because channels are rotated in pairs.
+    """
+    if facts.of_model("position_embedding_type") != "rope" or facts.of_model("multi_latent_attention"):
+        return
+    width, share = facts.of_model("kv_channels"), facts.of_model("rotary_percent", 1.0)
+    if is_count(width) and int(width * share) % 2:
+        yield (
+            f"model.config.kv_channels={width} * rotary_percent={share} gives {int(width * share)} rotated channels, "
+            "but channels are rotated in pairs. Set kv_channels or rotary_percent so that the product is even."
+        )
+
+
+@SHAPE.rule(
+    "normalization-is-known",
+    broken="model.config.normalization=RMSnorm",
+    mended="model.config.normalization=RMSNorm",
+    megatron_refuses=True,
+)
+def _normalization(facts: Facts) -> Iterator[str]:
+    """The normalization must be LayerNorm or RMSNorm.
+
+    Otherwise: Megatron-Core raises an error when it builds the first layer.
+    """
+    yield from _one_of(facts, "normalization", ("LayerNorm", "RMSNorm", "L2Norm"))
+
+
+@SHAPE.rule(
+    "position-embedding-is-known",
+    assigned=({"model.config.position_embedding_type": "rotary"}, {"model.config.position_embedding_type": "rope"}),
+)
+def _positions(facts: Facts) -> Iterator[str]:
+    """The position embedding must be learned_absolute, rope or none, or mrope or yarn if the installed
+    Megatron-Core has them.
+
+    Otherwise: Megatron-Core builds a model without position embeddings.
+    """
+    yield from _one_of(
+        facts, "position_embedding_type", ("learned_absolute", "rope", "none", "mrope", "yarn", "relative")
+    )
+
+
+@SHAPE.rule(
+    "fused-silu-has-a-gate",
+    broken="model.config.bias_activation_fusion=True model.config.gated_linear_unit=False",
+    mended="model.config.bias_activation_fusion=False model.config.gated_linear_unit=False",
+)
+def _fused_activation(facts: Facts) -> Iterator[str]:
+    """`bias_activation_fusion` with silu requires a gate (SwiGLU).
+
+    Otherwise: The first step fails, because the fused kernel splits its input into two halves.
+    """
+    if not getattr(facts.model, "bias_activation_fusion", False):
+        return
+    import torch.nn.functional as F
+
+    silu = facts.of_model("activation_func") is F.silu
+    if silu and not facts.of_model("gated_linear_unit") and not _only_experts(facts):
+        yield (
+            "model.config.bias_activation_fusion=True with ungated silu: the fused kernel is SwiGLU's and requires a "
+            "gate. Set gated_linear_unit=True, or set bias_activation_fusion=False."
+        )
+
+
+@SHAPE.rule(
+    "bounded-activation-is-not-fused",
+    broken="model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=True",
+    mended="model.config.activation_func_clamp_value=7.0 model.config.bias_activation_fusion=False",
+)
+def _bounded_activation(facts: Facts) -> Iterator[str]:
+    """`activation_func_clamp_value` with `bias_activation_fusion` requires quick_gelu.
+
+    Otherwise: The fused kernels of other activations ignore the bound, without an error.
+    """
+    bound, function = facts.of_model("activation_func_clamp_value"), uncompiled(facts.of_model("activation_func"))
+    fused = getattr(facts.model, "bias_activation_fusion", False) and getattr(function, "__name__", "") != "quick_gelu"
+    if fused and bound is not None:
+        yield (
+            f"model.config.activation_func_clamp_value={bound} with bias_activation_fusion=True: only the fused kernel of "
+            "quick_gelu applies the bound. Set model.config.bias_activation_fusion=False."
+        )
+
+
+def _only_experts(facts: Facts) -> bool:
+    """Whether no layer has a plain MLP. Experts don't use the fused kernel."""
+    pattern = facts.of_model("moe_layer_freq")
+    return bool(facts.of_model("num_moe_experts")) and (pattern == 1 or (isinstance(pattern, list) and all(pattern)))
+
+
+@SHAPE.rule(
+    "layer-pattern-has-every-layer",
+    recipe="mamba2_130m",
+    broken="model.config.num_layers=12",
+    mended="model.config.num_layers=12 model.config.hybrid_override_pattern=MMMMMMMMMMMM",
+    megatron_refuses=True,
+)
+def _pattern(facts: Facts) -> Iterator[str]:
+    """A pattern of layers must have one entry per layer.
+
+    Otherwise: The model raises an error when it is built.
+    """
+    from nemo2.models.walker import pattern_problems
+
+    layers = facts.of_model("num_layers")
+    yield from pattern_problems(facts.written_config)
+    names = ["moe_layer_freq", "no_rope_freq", "linear_attention_freq"]
+    if facts.of_model("window_size"):  # without one, Megatron-Core doesn't read it
+        names.append("window_attn_skip_freq")
+    for name in names:
+        pattern = facts.of_model(name)
+        if isinstance(pattern, list) and is_count(layers) and len(pattern) != layers:
+            yield (
+                f"model.config.{name} has {len(pattern)} entries, but model.config.num_layers={layers}. Set a pattern "
+                "with one entry per layer."
+            )
+
+
+def tokenizer_size(facts: Facts) -> int | None:
+    """The vocabulary size of the data's tokenizer, if the recipe states it without opening a file."""
+    tokenizer = facts.at("data.tokenizer")
+    if tokenizer is not None:
+        return number(tokenizer, "vocab_size")
+    if facts.at("data.vocab_file") is not None:
+        return None
+    return getattr(class_of(facts.data), "size_without_tokenizer", None)
+
+
+def _one_of(facts: Facts, name: str, known: tuple[str, ...]) -> Iterator[str]:
+    value: Any = facts.of_model(name)
+    if isinstance(value, str) and value not in known:
+        yield f"model.config.{name}={value!r}: must be one of {', '.join(known)}{did_you_mean(value, known, listed=True)}"

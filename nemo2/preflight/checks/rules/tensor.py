@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of tensor and sequence parallelism: the widths and the sequence that they shard."""
+
+from collections.abc import Iterator
+
+from nemo2.models.layers import rules as layers
+from nemo2.preflight.checks.arithmetic import divisors, nearest
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+from nemo2.preflight.checks.rules.world import CP, TP
+
+TENSOR = Topic("Tensor and sequence parallelism")
+SP = "strategy.sequence_parallel=True"
+
+
+@TENSOR.rule(
+    "heads-over-tensor-ranks",
+    broken=f"{TP}=3 {CP}=1 trainer.devices=6 data.global_batch_size=510 model.config.ffn_hidden_size=14352 "
+    "model.config.num_query_groups=1 model.config.vocab_size=129024",
+    mended=f"{TP}=2 {CP}=1 trainer.devices=6 data.global_batch_size=510",
+    megatron_refuses=True,
+)
+def _heads(facts: Facts) -> Iterator[str]:
+    """The tensor-parallel size must divide the number of attention heads.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
+    heads, tp = facts.of_model("num_attention_heads"), facts.layout.tp
+    if heads and heads % tp:
+        yield (
+            f"model.config.num_attention_heads={heads} is not a multiple of strategy.tensor_model_parallel_size={tp}. "
+            f"Set tensor_model_parallel_size to one of {divisors(heads)}."
+        )
+
+
+@TENSOR.rule(
+    "groups-over-tensor-ranks",
+    broken=f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=12 "
+    "model.config.kv_channels=128",
+    mended=f"{TP}=8 {CP}=1 {SP} model.config.num_attention_heads=24 model.config.num_query_groups=8 "
+    "model.config.kv_channels=128",
+    megatron_refuses=True,
+)
+def _groups(facts: Facts) -> Iterator[str]:
+    """The number of query groups must be a multiple or a divisor of the tensor-parallel size.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
+    groups, tp = facts.of_model("num_query_groups"), facts.layout.tp
+    if groups and groups % tp and tp % groups:
+        yield (
+            f"model.config.num_query_groups={groups} is neither a multiple nor a divisor of "
+            f"strategy.tensor_model_parallel_size={tp}. Set tensor_model_parallel_size to one of {divisors(groups)}, "
+            f"or to a multiple of {groups}."
+        )
+
+
+@TENSOR.rule(
+    "feed-forward-over-tensor-ranks",
+    broken=f"{TP}=2 model.config.ffn_hidden_size=14335",
+    mended=f"{TP}=2 model.config.ffn_hidden_size=14336",
+    megatron_refuses=True,
+)
+def _feed_forward(facts: Facts) -> Iterator[str]:
+    """The tensor-parallel size must divide the width of the feed-forward layers.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the first layer.
+    """
+    ffn, tp = facts.of_model("ffn_hidden_size"), facts.layout.tp
+    if ffn and ffn % tp:
+        yield (
+            f"model.config.ffn_hidden_size={ffn} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "
+            f"ffn_hidden_size to a multiple; nearest: {nearest(ffn, tp)}."
+        )
+
+
+@TENSOR.rule("sequence-parallel-needs-tensor-ranks", broken=f"{SP}", mended=f"{SP} {TP}=2", megatron_refuses=True)
+def _sequence_parallel(facts: Facts) -> Iterator[str]:
+    """Sequence parallelism requires a tensor-parallel size of at least 2.
+
+    Otherwise: Megatron-Core rejects the model configuration.
+    """
+    if facts.layout.sp and facts.layout.tp == 1:
+        yield (
+            "strategy.sequence_parallel=True with strategy.tensor_model_parallel_size=1: sequence parallelism splits "
+            "the sequence over tensor-parallel ranks, and this layout has only one. Set sequence_parallel=False, or "
+            "set tensor_model_parallel_size to 2 or more."
+        )
+
+
+@TENSOR.rule(
+    "sequence-over-tensor-ranks",
+    broken=f"{TP}=8 {CP}=1 {SP} data.seq_length=8188",
+    mended=f"{TP}=8 {CP}=1 {SP} data.seq_length=8184",
+)
+def _sequence(facts: Facts) -> Iterator[str]:
+    """With sequence parallelism, tensor-parallel size * context-parallel size must divide the sequence length.
+
+    Otherwise: Megatron-Core raises an AssertionError in the first step.
+    """
+    layout, seq = facts.layout, facts.seq_length
+    if layout.sp and layout.tp > 1 and seq and seq % (layout.tp * layout.cp):
+        yield (
+            f"data.seq_length={seq} is not a multiple of tensor_model_parallel_size * context_parallel_size = "
+            f"{layout.tp} * {layout.cp}, the number of parts that sequence parallelism needs. Set seq_length to a "
+            f"multiple; nearest: {nearest(seq, layout.tp * layout.cp * (2 if layout.cp > 1 else 1))}."
+        )
+
+
+@TENSOR.rule(
+    "latent-attention-over-tensor-ranks",
+    recipe="deepseek_v2_lite",
+    broken=f"{TP}=2 strategy.expert_tensor_parallel_size=1",
+    mended=f"{TP}=2 strategy.expert_tensor_parallel_size=1 {SP}",
+)
+def _latent_attention(facts: Facts) -> Iterator[str]:
+    """Multi-latent attention with tensor parallelism requires sequence parallelism.
+
+    Otherwise: The model trains with a gradient of the query norm that is too large by a factor of the tensor-parallel
+    size, without an error.
+    """
+    yield from facts.of_layers(layers.mla_needs_sequence_parallel)
+
+
+@TENSOR.rule(
+    "mixers-over-tensor-ranks",
+    recipe="mamba2_8b",
+    broken=f"{TP}=8 {SP} model.config.mamba_num_groups=4",
+    mended=f"{TP}=8 {SP} model.config.mamba_num_groups=8",
+    megatron_refuses=True,
+)
+def _mixers(facts: Facts) -> Iterator[str]:
+    """The tensor-parallel size must divide the numbers of heads and groups of Mamba mixers.
+
+    Otherwise: Megatron-Core raises an AssertionError when it builds the first mixer.
+    """
+    if not facts.is_hybrid:
+        return
+    tp, hidden = facts.layout.tp, facts.of_model("hidden_size")
+    width = facts.of_model("mamba_head_dim")
+    heads = facts.of_model("mamba_num_heads") or (2 * hidden // width if hidden and width else None)
+    for name, value in (("mamba_num_heads", heads), ("mamba_num_groups", facts.of_model("mamba_num_groups"))):
+        if value and value % tp:
+            yield (
+                f"model.config.{name}={value} is not a multiple of strategy.tensor_model_parallel_size={tp}. Set "
+                f"tensor_model_parallel_size to one of {divisors(value)}."
+            )

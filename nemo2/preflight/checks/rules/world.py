@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of parallel sizes: they are numbers, and their products divide the number of GPUs."""
+
+from collections.abc import Iterator
+
+from nemo2.megatron.parallel.layout import Layout
+from nemo2.megatron.settle.world import devices_problem, nodes_problem
+from nemo2.preflight.checks.arithmetic import divisors
+from nemo2.preflight.checks.facts import Facts
+from nemo2.preflight.checks.rule import Topic
+
+SIZES = Topic("Sizes", needs_sizes=False)
+WORLD = Topic("Ranks")
+
+TP, PP, CP, EP, ETP = (
+    "strategy.tensor_model_parallel_size",
+    "strategy.pipeline_model_parallel_size",
+    "strategy.context_parallel_size",
+    "strategy.expert_model_parallel_size",
+    "strategy.expert_tensor_parallel_size",
+)
+
+
+@SIZES.rule("sizes-are-counts", broken=f"{TP}=0", mended=f"{TP}=1")
+def _sizes(facts: Facts) -> Iterator[str]:
+    """Every parallel size must be a whole number of at least 1.
+
+    Otherwise: Megatron-Core divides by the size and raises ZeroDivisionError, or uses a process group that does not
+    exist.
+    """
+    yield from Layout.size_problems(**facts.sizes)
+
+
+@SIZES.rule("nodes-and-devices-are-counts", broken="trainer.num_nodes=0", mended="trainer.num_nodes=1")
+def _launch_counts(facts: Facts) -> Iterator[str]:
+    """`trainer.num_nodes` must be at least 1. `trainer.devices` must be a number of devices, a list of device
+    indices, or 'auto' for all devices of a node.
+
+    Otherwise: The run cannot be launched.
+    """
+    problems = (
+        nodes_problem(facts.at("trainer.num_nodes")),
+        devices_problem(facts.at("trainer.devices")),
+    )
+    yield from (problem for problem in problems if problem is not None)
+
+
+@WORLD.rule(
+    "dense-sizes-divide-the-world",
+    broken=f"{TP}=3",
+    mended=f"{TP}=4 {CP}=1 strategy.sequence_parallel=True",
+    megatron_refuses=True,
+)
+def _dense_world(facts: Facts) -> Iterator[str]:
+    """The product of tensor, pipeline and context parallel size must divide the number of ranks (nodes * devices).
+
+    Otherwise: Megatron-Core raises an error when it creates the process groups.
+    """
+    size = facts.layout.model_parallel_size
+    if facts.world_size % size:
+        yield f"{_where(facts)}: {facts.layout.world_problem(facts.world_size)}"
+
+
+@WORLD.rule(
+    "expert-sizes-divide-the-world",
+    recipe="deepseek_v2_lite",
+    broken=f"{EP}=16",
+    mended=f"{EP}=8",
+    megatron_refuses=True,
+)
+def _expert_world(facts: Facts) -> Iterator[str]:
+    """The product of expert tensor, expert and pipeline parallel size must divide the number of ranks (nodes *
+    devices).
+
+    Otherwise: Megatron-Core raises an error when it creates the process groups.
+    """
+    problem = facts.layout.world_problem(facts.world_size)
+    if problem and facts.world_size % facts.layout.model_parallel_size == 0:
+        yield f"{_where(facts)}: {problem}"
+
+
+@WORLD.rule(
+    "replicas-before-stages",
+    broken=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=2",
+    mended=f"strategy.use_tp_pp_dp_mapping=True {PP}=2 {CP}=1",
+    megatron_refuses=True,
+)
+def _rank_order(facts: Facts) -> Iterator[str]:
+    """With `use_tp_pp_dp_mapping` and pipeline parallelism, experts must have as many replicas as the dense layers.
+
+    Otherwise: Megatron-Core raises an error, because dense layers and experts would have different neighbors in the
+    pipeline.
+    """
+    layout, world = facts.layout, facts.world_size
+    if not facts.of_strategy("use_tp_pp_dp_mapping") or layout.pp == 1 or layout.world_problem(world):
+        return
+    dense = world // layout.model_parallel_size
+    expert = world // layout.expert_parallel_size
+    if dense != expert:
+        yield (
+            "strategy.use_tp_pp_dp_mapping=True requires equal numbers of replicas of the dense layers and of the "
+            f"experts. Dense layers have {world} / (tensor {layout.tp} * pipeline {layout.pp} * context {layout.cp}) "
+            f"= {dense}, and experts have {world} / (expert tensor {layout.expert_tensor_size} * expert {layout.ep} * "
+            f"pipeline {layout.pp}) = {expert}. Set use_tp_pp_dp_mapping=False, or choose sizes for which tensor * "
+            "context = expert tensor * expert."
+        )
+
+
+@WORLD.rule(
+    "optimizer-instances-divide-the-replicas",
+    broken="strategy.num_distributed_optimizer_instances=3",
+    mended="strategy.num_distributed_optimizer_instances=2",
+    megatron_refuses=True,
+)
+def _optimizer_instances(facts: Facts) -> Iterator[str]:
+    """`num_distributed_optimizer_instances` must divide data-parallel size * context-parallel size.
+
+    Otherwise: Megatron-Core raises an error when it creates the process groups.
+    """
+    instances, replicas = facts.of_strategy("num_distributed_optimizer_instances"), facts.data_parallel_size
+    if not isinstance(instances, int) or replicas is None:
+        return
+    shards = replicas * facts.layout.cp
+    if instances < 1 or shards % instances:
+        yield (
+            f"strategy.num_distributed_optimizer_instances={instances} does not divide data-parallel size * "
+            f"context-parallel size = {replicas} * {facts.layout.cp} = {shards}, the number of ranks that share the "
+            f"optimizer state. Set it to one of {divisors(shards)}."
+        )
+
+
+@WORLD.rule(
+    "optimizer-instances-need-shards",
+    broken="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=False "
+    "strategy.ddp.overlap_param_gather=False",
+    mended="strategy.num_distributed_optimizer_instances=2 optim.config.use_distributed_optimizer=True",
+)
+def _instances_of_what(facts: Facts) -> Iterator[str]:
+    """More than one optimizer instance requires the distributed optimizer.
+
+    Otherwise: Megatron-Core raises an AssertionError when it wraps the model.
+    """
+    instances = facts.of_strategy("num_distributed_optimizer_instances")
+    if isinstance(instances, int) and instances > 1 and not facts.distributed_optimizer:
+        yield (
+            f"strategy.num_distributed_optimizer_instances={instances} requires the distributed optimizer, which is "
+            "off. Set optim.config.use_distributed_optimizer=True, or set num_distributed_optimizer_instances=1."
+        )
+
+
+@WORLD.rule(
+    "something-to-shard",
+    recipe="deepseek_v2_lite",
+    broken=f"strategy.fsdp=megatron {PP}=1 {EP}=8",
+    mended=f"strategy.fsdp=megatron {PP}=1 {EP}=4",
+)
+def _sharded(facts: Facts) -> Iterator[str]:
+    """Megatron-FSDP (`strategy.fsdp`) must have at least two ranks to shard over, for dense layers and for experts.
+
+    Otherwise: Megatron-FSDP trains with wrong gradients: it counts some of them twice or sums them over the wrong
+    ranks.
+    """
+    fsdp = facts.of_strategy("fsdp")
+    if not fsdp or facts.layout.world_problem(facts.world_size):
+        return
+    from nemo2.megatron.parallel.fsdp import unshared
+
+    problem = unshared(facts.layout, facts.world_size, has_experts=bool(facts.of_model("num_moe_experts")))
+    if problem:
+        yield f"strategy.fsdp={fsdp!r} {problem}"
+
+
+def _where(facts: Facts) -> str:
+    return f"trainer.num_nodes={facts.nodes}, trainer.devices={facts.devices}"

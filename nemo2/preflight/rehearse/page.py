@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rehearsal as one HTML page: memory as stacked bars, the pipeline's timeline, and the tables."""
+
+from nemo2.base.gpus import GIB, OUTSIDE_TORCH
+from nemo2.preflight.rehearse.counts import MemoryCount, RankRehearsal, Rehearsal
+from nemo2.preflight.rehearse.step_timeline import Rates, step_timeline
+from nemo2.preflight.rehearse.text import flop_rows, message_rows, verdict_lines
+from nemo2.report.pictures.charts import Bar, Limit, stacked_bars
+from nemo2.report.pictures.page import cards, figure, page, paragraph, section, table
+from nemo2.report.pictures.pipeline import draw_timeline
+from nemo2.report.pictures.svg import Canvas
+
+
+def render_page(rehearsal: Rehearsal, rates: Rates) -> str:
+    """The page as text. The timeline shows the duration of passes and messages at ``rates``."""
+    r, v = rehearsal, rehearsal.verdict
+    reserved = f"{v.capacity / GIB:.1f} less {v.reserve / GIB:.1f} kept free"
+    usable = f"usable: {reserved if v.headroom else 'all of it'}"
+    glance = [
+        (v.answer, f"on {v.gpu}"),
+        (f"{v.needed / GIB:.1f} GiB", f"needed on the {v.fullest}"),
+        (f"{(v.capacity - v.reserve) / GIB:.1f} GiB", usable),
+        (v.largest_term, "largest term"),
+        (str(r.num_gpus), "GPUs"),
+    ]
+    kernels = ["kernel", "phase", *(f"{rank.kind}, TFLOP" for rank in r.ranks)]
+    assumptions = [f"{note[:1].upper()}{note[1:]}." for note in r.notes]
+    return page(
+        f"Rehearsal of {r.recipe or 'a recipe'}",
+        cards(glance),
+        *(paragraph(line) for line in verdict_lines(v)[1:]),  # the cards show the first line
+        section("Memory", figure(memory_picture(r).render(), "GiB on one GPU of each kind of rank, at the peak")),
+        *_timeline(r, rates),
+        section("Messages of one step", _messages(r.ranks)),
+        section("Arithmetic of one step", table(kernels, [[*key, *row] for key, row in flop_rows(r.ranks)])),
+        *([section("Assumptions", *map(paragraph, assumptions))] if assumptions else []),
+        subtitle=f"{r.num_gpus} x {r.gpu}, {r.layout}, sequence {r.seq_length}, micro-batch {r.micro_batch_size}, global batch "
+        f"{r.global_batch_size}",
+    )
+
+
+def memory_picture(rehearsal: Rehearsal) -> Canvas:
+    """A bar per kind of rank against the GPU's memory."""
+    v = rehearsal.verdict
+    capacity, reserve, outside = (size / GIB for size in (v.capacity, v.reserve, OUTSIDE_TORCH))
+    bars = [
+        Bar(
+            name=rank.kind,
+            parts={name: size / GIB for name, size in _parts(rank.memory).items()} | {"outside torch": outside},
+            note=f"rank {rank.rank}: {rank.memory.total / GIB:.2f} GiB",
+        )
+        for rank in rehearsal.ranks
+    ]
+    usable = f"{capacity - reserve:.1f} GiB usable of the {v.gpu}'s {capacity:.1f}"
+    return stacked_bars(
+        "Memory by kind of rank",
+        bars,
+        unit="GiB",
+        limit=Limit(name=usable if reserve else f"{v.gpu}: {capacity:.1f} GiB", value=capacity, kept_free=reserve),
+        text=lambda value: f"{value:.1f} GiB",
+    )
+
+
+def _parts(memory: MemoryCount) -> dict[str, int]:
+    """The terms in one order for all bars, with small terms combined, so that no two share a color."""
+    terms = memory.terms()
+    large = ("parameters", "gradients", "main parameters", "optimizer states", "activations", "logits")
+    large += ("teacher",) if memory.teacher else ()
+    return {name: terms.pop(name) for name in large} | {"messages, buffers, working memory": sum(terms.values())}
+
+
+def _timeline(rehearsal: Rehearsal, rates: Rates) -> list[str]:
+    """The pipeline's timeline over all stages, from Megatron-Core's own tables. Empty without a pipeline."""
+    step = step_timeline(rehearsal, rates)
+    if step is None:
+        return []
+    picture = draw_timeline(step.timeline, note=step.note, messages=step.messages, unit="ms")
+    basis = (
+        f"A pass takes the time of its matrix products and attention at {rates.flops / 1e12:,.0f} TFLOP/s. Messages take the "
+        f"time of {rates.link / 1e9:,.0f} GB/s inside a machine and {rates.network / 1e9:,.0f} GB/s between machines. The "
+        "timeline shows no overlap of messages with computation, so an overlapped step is shorter. `nemo2 plan` predicts the "
+        "time of a step."
+    )
+    return [section("Pipeline", figure(picture.render(), "Passes of each pipeline stage over time"), paragraph(basis))]
+
+
+def _messages(ranks: tuple[RankRehearsal, ...]) -> str:
+    """A row for each kind of collective over a kind of group, a column for each kind of rank. Less than half a MiB is
+    left out."""
+    rows = [
+        [*key, *(f"{moved / GIB:,.3f} in {calls:,.0f}" if moved >= 2**19 else "" for moved, calls in counts)]
+        for key, counts in message_rows(ranks)
+        if any(moved >= 2**19 for moved, _ in counts)
+    ]
+    return table(["collective", "over", "ranks", *(f"{rank.kind}, GiB in calls" for rank in ranks)], rows)

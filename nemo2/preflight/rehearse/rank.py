@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds one rank of any world in this process, with its strategy, model, gradient buffers and optimizer, and runs it
+for a step.
+
+The code is that of a real rank (`MegatronStrategy`, Megatron-Core's DistributedDataParallel, schedule and optimizer),
+on meta tensors and with a silent process group. Fewer micro-batches than the recipe's are enough, because a schedule
+repeats itself after its warm-up. Counts that grow with the micro-batches are scaled (`counts.py`).
+"""
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import combined_1f1b, schedules
+from megatron.core.pipeline_parallel.utils import ScheduleNode
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from nemo2.base.backend.patching import Patch
+from nemo2.megatron.parallel.groups import destroy_model_parallel
+from nemo2.preflight.rehearse.adam import transformer_engine_stub
+from nemo2.preflight.rehearse.meta_backend import META, rehearsing
+from nemo2.preflight.rehearse.silent_group import BACKEND, Call, listen, register
+from nemo2.preflight.rehearse.tracker import WORK, Sums, Tracker
+from nemo2.training.strategies.distillation import DistillationCallback
+from nemo2.training.strategies.set_up import set_up
+
+
+@dataclass
+class Ran:
+    """The records of one rank's step."""
+
+    strategy: Any
+    tracker: Tracker
+    state: dict[str, int]
+    """Bytes of model state by kind; see `state_bytes`."""
+    at_peak: Sums
+    """The bytes alive at the peak, by holder and part. For model state `state` is authoritative."""
+    saved_peak: int
+    calls: list[tuple[str, Call]]
+    """The collectives in order, each with its phase: ``build``, ``schedule``, ``forward``, ``backward``, ``finalize`` or
+    ``optimizer``."""
+    events: list[tuple[str, int, int]]
+    """The passes in order: ("forward" or "backward", chunk, micro-batch)."""
+    num_microbatches: int
+    """Micro-batches of the rehearsed step."""
+    num_microbatches_of_step: int
+    """Micro-batches of a step of the recipe, on one data-parallel rank."""
+
+
+def run_rank(
+    parts: Callable[[], tuple[Any, Any, Any]],
+    *,
+    rank: int,
+    world_size: int,
+    as_on_gpu: bool,
+    patches: tuple[Patch, ...] = (),
+    microbatches: Optional[int] = None,
+    weights_in_eight_bits: bool = False,
+    inspect: Callable[[Ran], Any],
+) -> Any:
+    """Build and run rank ``rank`` of ``world_size``, and return the result of ``inspect``, which is called before the rank
+    is torn down.
+
+    Args:
+        parts: Builds a new (model, data, trainer). Ranks share no objects.
+        microbatches: The number of micro-batches to run. None: as many as the schedule needs to reach its peak.
+        weights_in_eight_bits: Count the 8-bit copies that Transformer Engine keeps of the weights of matrix products:
+            one for the forward, and one transposed for the backward.
+    """
+    stub = transformer_engine_stub() if as_on_gpu else contextlib.nullcontext()
+    with stub, rehearsing(as_on_gpu=as_on_gpu, patches=patches), _world(rank, world_size):
+        try:
+            ran = _run(*parts(), microbatches=microbatches)
+            if weights_in_eight_bits:
+                ran.state["buffers"] += 2 * _weights_of_products(ran.strategy)
+            return inspect(ran)
+        finally:
+            destroy_model_parallel()
+            # A process has one communication buffer of Megatron-Core. The next rank allocates its own.
+            parallel_state.destroy_global_memory_buffer()
+            gc.collect()
+
+
+def _run(model: Any, data: Any, trainer: Any, *, microbatches: Optional[int]) -> Ran:
+    strategy = trainer.strategy
+    calls: list[tuple[str, Call]] = []
+    events: list[tuple[str, int, int]] = []
+    tracker = Tracker(lambda module: PARTS.get(type(module).__name__))
+
+    def hear(call: Call, tensors: list[Tensor]) -> None:
+        calls.append((tracker.phase, call))
+        tracker.message(tensors, "pipeline" if call.kind == "receive" else None)
+
+    stop = listen(hear)
+    try:
+        with tracker, _schedule_events(events, strategy, tracker), contextlib.ExitStack() as torn_down:
+            with tracker.part("build"):
+                torn_down.enter_context(_set_up(model, data, trainer))
+            parallel = strategy.megatron_parallel
+            for chunk in parallel.unwrapped:
+                if hasattr(chunk, "output_layer"):
+                    tracker.name(chunk.output_layer, "logits")
+            state = {kind: tracker.own(tensors) for kind, tensors in state_tensors(strategy).items()}
+            shape = strategy._batch_shape("train")
+            whole = shape.pop("num_microbatches", 1)
+            count = min(whole, microbatches or _enough_microbatches(strategy))
+            batch = _batch(strategy, count=count, **shape)
+            inputs = tracker.own([tensor for tensor in batch.values() if tensor is not None])
+            state["buffers"] += inputs * whole // count
+            teachers = [one for one in trainer.callbacks if isinstance(one, DistillationCallback)]
+            state["teacher"] = tracker.own(tensor for one in teachers for tensor in _tensors_of(one, tracker))
+            tracker.start_peak()
+            # A teacher runs its forward before the schedule begins.
+            tracker.phase = "forward" if teachers else "schedule"
+            parallel.config.finalize_model_grads_func = _entering(
+                "finalize", tracker, parallel.config.finalize_model_grads_func
+            )
+            parallel.zero_grad_buffer()
+            parallel.training_step(batch, step_i=0, num_microbatches=count, **shape)
+            peak, at_peak, saved_peak = tracker.peak, tracker.at_peak, tracker.saved_peak
+            if waiting := sum(one.kept_bytes for one in teachers) * (whole - count):
+                at_peak[WORK, "logits"] = at_peak.get((WORK, "logits"), 0) + waiting
+            tracker.phase = "optimizer"
+            tracker.start_peak()
+            for optimizer in strategy.optimizers:
+                with tracker.part("optimizer"):
+                    optimizer.step()
+            created = {kind: tracker.own(tensors) for kind, tensors in state_tensors(strategy).items()}
+            state |= {kind: state[kind] + size for kind, size in created.items()}
+            # The optimizer states that the first step allocates exist during the schedule of every later step.
+            if tracker.peak > peak + sum(created.values()):
+                at_peak = tracker.at_peak
+                # These states are counted in `state`.
+                at_peak[WORK, "optimizer"] = max(0, at_peak.get((WORK, "optimizer"), 0) - sum(created.values()))
+    finally:
+        stop()
+    return Ran(
+        strategy=strategy,
+        tracker=tracker,
+        state=state,
+        at_peak=at_peak,
+        saved_peak=saved_peak,
+        calls=calls,
+        events=events,
+        num_microbatches=count,
+        num_microbatches_of_step=whole,
+    )
+
+
+def _set_up(model: Any, data: Any, trainer: Any) -> contextlib.AbstractContextManager[Any]:
+    """Set the rank up with `set_up` on meta tensors, without writing to disk."""
+    strategy = trainer.strategy
+    strategy.replace_progress_bar = False
+    strategy.cluster_environment = _Environment(trainer.num_devices)
+    strategy._groups["create_gloo_process_groups"] = False
+    callbacks = [callback for callback in trainer.callbacks if not isinstance(callback, (Checkpoint, ProgressBar))]
+    return set_up(trainer, model, data, stage="fit", callbacks=callbacks, device=META)
+
+
+def _tensors_of(teaching: DistillationCallback, tracker: Tracker) -> list[Tensor]:
+    """The parameters and buffers of a teacher. Its output layer's tensors are counted as logits."""
+    if hasattr(teaching.core, "output_layer"):
+        tracker.name(teaching.core.output_layer, "logits")
+    return [*(parameter.data for parameter in teaching.core.parameters()), *teaching.core.buffers()]
+
+
+def state_tensors(strategy: Any) -> dict[str, list[Tensor]]:
+    """The tensors of a rank's model state by kind: ``parameters``, ``gradients``, ``main_parameters``,
+    ``optimizer_states``, ``buffers``. A parameter that is its own main parameter, as in fp32 models, is listed under
+    ``parameters``."""
+    parallel = strategy.megatron_parallel
+    chunks = list(parallel)
+    kinds: dict[str, list[Tensor]] = {"parameters": [parameter.data for parameter in parallel.parameters()]}
+    gradients = []
+    for chunk in chunks:
+        for buffer in [*getattr(chunk, "buffers", []), *getattr(chunk, "expert_parallel_buffers", [])]:
+            if isinstance(buffer, Tensor) or not hasattr(buffer, "grad_data"):
+                continue
+            gradients.append(buffer.grad_data)
+            if buffer.param_data is not None:
+                kinds["parameters"].append(buffer.param_data)
+    kinds["gradients"] = gradients
+    kinds["buffers"] = [tensor for chunk in chunks for tensor in nn.Module.buffers(chunk)]
+    main, states = [], []
+    for optimizer in _torch_optimizers(strategy):
+        main += [parameter.data for group in optimizer.param_groups for parameter in group["params"]]
+        states += [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
+    kinds["main_parameters"] = main
+    kinds["optimizer_states"] = states
+    return kinds
+
+
+def _weights_of_products(strategy: Any) -> int:
+    """The number of elements in the weights of Transformer Engine's linear layers: all except the embedding and the output
+    layer."""
+    linear = (ColumnParallelLinear, RowParallelLinear)
+    return sum(
+        module.weight.numel()
+        for chunk in strategy.megatron_parallel
+        for name, module in chunk.named_modules()
+        if isinstance(module, linear) and module.weight is not None and not name.endswith("output_layer")
+    )
+
+
+def _torch_optimizers(strategy: Any) -> Iterator[Any]:
+    """The torch optimizers inside Megatron-Core's optimizers."""
+    waiting = [getattr(optimizer, "mcore_optimizer", optimizer) for optimizer in strategy.optimizers]
+    while waiting:
+        optimizer = waiting.pop()
+        inner = getattr(optimizer, "chained_optimizers", None)
+        if inner is not None:
+            waiting += inner
+        elif getattr(optimizer, "optimizer", None) is not None:
+            waiting.append(optimizer.optimizer)
+        elif hasattr(optimizer, "param_groups"):
+            yield optimizer
+
+
+# ------------------------------------------------------------------------------------------------------- the step
+
+
+def _enough_microbatches(strategy: Any) -> int:
+    """The number of micro-batches after which this stage has finished its warm-up and alternates forward and backward."""
+    config = strategy.megatron_parallel.config
+    stages = strategy.layout.pp
+    if stages == 1:
+        return 2
+    chunks = len(strategy.megatron_parallel)
+    behind = stages - 1 - parallel_state.get_pipeline_model_parallel_rank()
+    if chunks == 1:
+        return behind + 2
+    group = config.microbatch_group_size_per_vp_stage or stages
+    # Megatron-Core, schedules.get_pp_rank_microbatches.
+    warm_up = behind * 2 + (chunks - 1) * group
+    needed = -(-(warm_up + 2) // chunks)
+    return -(-needed // group) * group
+
+
+def _batch(
+    strategy: Any, *, count: int, micro_batch_size: int, seq_length: int, **_: Any
+) -> dict[str, Optional[Tensor]]:
+    size = [count * micro_batch_size, seq_length]
+    integers = torch.empty(size, dtype=torch.int64, device=META)
+    return {
+        "tokens": integers,
+        "labels": torch.empty_like(integers),
+        "position_ids": torch.empty_like(integers),
+        "loss_mask": torch.empty(size, dtype=torch.float32, device=META),
+    }
+
+
+@contextlib.contextmanager
+def _schedule_events(events: list[tuple[str, int, int]], strategy: Any, tracker: Tracker) -> Iterator[None]:
+    """Record each forward and backward of a micro-batch that Megatron-Core's schedule runs."""
+    forward, backward = schedules.forward_step, schedules.backward_step
+    combined = combined_1f1b.combined_forward_backward_step
+    node_forward, node_backward = ScheduleNode.forward, ScheduleNode.backward
+    made_by: dict[int, tuple[int, int]] = {}
+    done: dict[int, int] = {}
+
+    def begin_forward(model: Any) -> tuple[int, int]:
+        chunks = list(strategy.megatron_parallel)
+        chunk = next((index for index, item in enumerate(chunks) if item is model), 0)
+        done[chunk] = done.get(chunk, -1) + 1
+        events.append(("forward", chunk, done[chunk]))
+        return chunk, done[chunk]
+
+    def recorded_forward(forward_step_func: Any, data_iterator: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        event = begin_forward(model)
+        with _during("forward", tracker):
+            result = forward(forward_step_func, data_iterator, model, *args, **kwargs)
+        made_by[id(_first(result[0]))] = event
+        return result
+
+    def recorded_backward(input_tensor: Any, output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        events.append(("backward", *made_by.pop(id(_first(output_tensor)), (0, 0))))
+        with tracker.part("backward"), _during("backward", tracker):
+            return backward(input_tensor, output_tensor, *args, **kwargs)
+
+    # One call runs a micro-batch's forward and another's backward, layer by layer (overlap_moe_expert_parallel_comm).
+    def recorded_combined(*args: Any, **kwargs: Any) -> Any:
+        model, output = args[2], args[8]
+        event = begin_forward(model) if model is not None else None
+        if output is not None:
+            events.append(("backward", *made_by.pop(id(_first(output)), (0, 0))))
+        result = combined(*args, **kwargs)
+        if event is not None:
+            made_by[id(_first(result[0]))] = event
+        return result
+
+    def recorded_node_forward(node: Any, *args: Any) -> Any:
+        with _during("forward", tracker):
+            return node_forward(node, *args)
+
+    def recorded_node_backward(node: Any, *args: Any) -> Any:
+        with tracker.part("backward"), _during("backward", tracker):
+            return node_backward(node, *args)
+
+    replacements = [
+        (schedules, "forward_step", forward, recorded_forward),
+        (schedules, "backward_step", backward, recorded_backward),
+        (combined_1f1b, "combined_forward_backward_step", combined, recorded_combined),
+        (ScheduleNode, "forward", node_forward, recorded_node_forward),
+        (ScheduleNode, "backward", node_backward, recorded_node_backward),
+    ]
+    for owner, name, _, recorded in replacements:
+        setattr(owner, name, recorded)
+    try:
+        yield
+    finally:
+        for owner, name, original, _ in replacements:
+            setattr(owner, name, original)
+
+
+def _first(tensors: Any) -> Any:
+    return tensors[0] if isinstance(tensors, list) else tensors
+
+
+@contextlib.contextmanager
+def _during(phase: str, tracker: Tracker) -> Iterator[None]:
+    before, tracker.phase = tracker.phase, phase
+    try:
+        yield
+    finally:
+        tracker.phase = before
+
+
+def _entering(phase: str, tracker: Tracker, function: Callable[..., Any]) -> Callable[..., Any]:
+    def entering(*args: Any, **kwargs: Any) -> Any:
+        tracker.phase = phase
+        return function(*args, **kwargs)
+
+    return entering
+
+
+PARTS = {
+    "GPTModel": "logits",  # work outside the layers is the loss
+    "MambaModel": "logits",
+    "HybridModel": "logits",
+    "LanguageModelEmbedding": "embedding",
+    "RotaryEmbedding": "embedding",
+    "TransformerBlock": "residual",
+    "TransformerLayer": "residual",
+    "MambaLayer": "residual",
+    "SelfAttention": "attention",
+    "LocalMLA": "attention",
+    "SDPAttention": "core attention",
+    "MLP": "mlp",
+    "TorchNorm": "norm",
+    "GroupedRMSNorm": "norm",
+    "MoELayer": "experts",
+    "TopKRouter": "router",
+    "WeightedRouter": "router",
+    "TorchMambaMixer": "mamba",
+    "GatedDeltaNet": "linear attention",
+    "MultiTokenPredictionLayer": "multi-token prediction",
+}
+"""The part of the model that a class of modules belongs to. Other modules belong to the part around them."""
+
+
+# ------------------------------------------------------------------------------------------------------- the world
+
+
+@contextlib.contextmanager
+def _world(rank: int, world_size: int) -> Iterator[None]:
+    """torch.distributed as rank ``rank`` of ``world_size`` sees it."""
+    if torch.distributed.is_initialized():
+        raise RuntimeError("A rehearsal needs a process in which torch.distributed is not initialized.")
+    register()
+    # A launcher sets these variables, and the strategy compares them with the trainer.
+    variables = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
+    torch.distributed.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
+
+
+class _Environment(TorchElasticEnvironment):
+    """A cluster that started this process as one rank of many. Its rank and its world are those of `_world`."""
+
+    def __init__(self, ranks_per_node: int):
+        self._ranks_per_node = ranks_per_node
+
+    def local_rank(self) -> int:
+        return self.global_rank() % self._ranks_per_node
+
+    def node_rank(self) -> int:
+        return self.global_rank() // self._ranks_per_node

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline stage of a job, rehearsed by its first rank."""
+
+import copy
+import time
+from typing import Any, Optional
+
+import fiddle as fdl
+
+from nemo2.megatron.parallel.layout import Layout
+from nemo2.megatron.settle import Machine, world_of
+from nemo2.preflight.checks.tokenizers import known_by_size
+from nemo2.preflight.rehearse.counts import RankRehearsal
+from nemo2.preflight.rehearse.kernels import plain_kernels, te_kernels
+from nemo2.preflight.rehearse.rank import run_rank
+from nemo2.preflight.rehearse.summary import summarise
+from nemo2.training.connecting import connect_parts
+
+
+def rehearse_rank(recipe: Any, *, stage: int, kernels: str = "te", microbatches: Optional[int] = None) -> RankRehearsal:
+    """Rehearse the first rank of pipeline stage ``stage``, which is rank 0 of its other groups. ``microbatches``: see
+    `rank.run_rank`."""
+    started = time.perf_counter()
+    layout, world = Layout.of(recipe.trainer.strategy), world_of(recipe, Machine()).size
+    rank = first_rank_of_stage(recipe, stage)
+    copies = keeps_weights_in_eight_bits(recipe)
+    recipe = in_sixteen_bits(recipe)
+
+    def parts() -> tuple[Any, Any, Any]:
+        call = fdl.build(recipe).keywords
+        model, data = call["model"], call["data"]
+        if (tokenizer := known_by_size(data)) is not None:  # otherwise the data module would prepare its files now
+            data.tokenizer = tokenizer
+        connect_parts(
+            model,
+            data,
+            optim=call.get("optim"),
+            tokenizer=call.get("tokenizer", "data"),
+            model_transform=call.get("model_transform") or call.get("peft"),
+        )
+        return model, data, call["trainer"]
+
+    patches = te_kernels() if kernels == "te" else plain_kernels()
+    return run_rank(
+        parts,
+        rank=rank,
+        world_size=world,
+        as_on_gpu=kernels == "te",
+        patches=patches,
+        microbatches=microbatches,
+        weights_in_eight_bits=copies,
+        inspect=lambda ran: summarise(
+            ran, kind=_kind(stage, layout.pp), rank=rank, stage=stage, seconds=time.perf_counter() - started
+        ),
+    )
+
+
+def stages_of(recipe: Any, *, every: bool = False) -> list[int]:
+    """The pipeline stages to rehearse, which represent all stages: the first, the second and the last. Of the middle stages
+    the second keeps the most micro-batches."""
+    stages = Layout.of(recipe.trainer.strategy).pp
+    return list(range(stages)) if every else sorted({0, min(1, stages - 1), stages - 1})
+
+
+def first_rank_of_stage(recipe: Any, stage: int) -> int:
+    """The first rank of a stage, in Megatron-Core's own numbering."""
+    from megatron.core.parallel_state import RankGenerator
+
+    layout = Layout.of(recipe.trainer.strategy)
+    order = "tp-cp-ep-pp-dp" if recipe.trainer.strategy.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp"
+    data = layout.data_parallel_size(world_of(recipe, Machine()).size)
+    numbering = RankGenerator(tp=layout.tp, ep=1, dp=data, pp=layout.pp, cp=layout.cp, order=order)
+    return numbering.get_ranks("pp")[0][stage]
+
+
+def _kind(stage: int, stages: int) -> str:
+    if stages == 1:
+        return "only stage"
+    if stage == 0:
+        return "first stage"
+    return "last stage" if stage == stages - 1 else "middle stage" if stage == 1 else f"stage {stage}"
+
+
+_EIGHT_BITS: dict[str, Any] = {
+    "fp8": None,
+    "fp4": None,
+    "fp8_params": None,
+    "fp8_param_gather": False,
+    "first_last_layers_bf16": False,
+    "reuse_grad_buf_for_mxfp8_param_ag": False,
+}
+
+
+def in_sixteen_bits(recipe: Any) -> Any:
+    """A copy of ``recipe`` without fp8 and fp4, whose kernels a rehearsal can't replace. A recipe in 16 or 32 bits is
+    returned itself."""
+    if not computes_in_eight_bits(recipe):
+        return recipe
+    recipe = copy.deepcopy(recipe)
+    plugin, model = recipe.trainer.plugins, recipe.model.config
+    leave_out_eight_bits(plugin)
+    for name in ("moe_router_padding_for_fp8", "moe_router_padding_for_quantization"):
+        if getattr(model, name, False):
+            setattr(model, name, False)
+    return recipe
+
+
+def leave_out_eight_bits(plugin: Any) -> None:
+    """Switch fp8 and fp4 off, and unset their options, which would otherwise cause a warning that they have no effect."""
+    from nemo2.megatron.precision import OF_EIGHT_BITS
+
+    for name, off in _EIGHT_BITS.items():
+        if getattr(plugin, name, off) != off:
+            setattr(plugin, name, off)
+    for name in OF_EIGHT_BITS:
+        if name in getattr(plugin, "__arguments__", ()):
+            delattr(plugin, name)
+
+
+def keeps_weights_in_eight_bits(recipe: Any) -> bool:
+    """Whether the run keeps 8-bit copies of the weights in addition to the weights: with fp8, but without fp8 parameters."""
+    plugin = recipe.trainer.plugins
+    return computes_in_eight_bits(recipe) and not getattr(plugin, "fp8_param_gather", False)
+
+
+def computes_in_eight_bits(recipe: Any) -> bool:
+    """Whether the precision plugin uses fp8 or fp4."""
+    plugin = recipe.trainer.plugins
+    return bool(getattr(plugin, "fp8", None) or getattr(plugin, "fp4", None))

@@ -1,9 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-from nemo2.rehearse.counts import CollectiveCount as CollectiveCount
-from nemo2.rehearse.counts import Event as Event
-from nemo2.rehearse.counts import FlopCount as FlopCount
-from nemo2.rehearse.counts import MemoryCount as MemoryCount
-from nemo2.rehearse.counts import RankRehearsal as RankRehearsal
-from nemo2.rehearse.counts import Rehearsal as Rehearsal
-from nemo2.rehearse.counts import Verdict as Verdict
-from nemo2.rehearse.job import rehearse as rehearse

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base of strategies that let torch shard the model: the step is Megatron-Core's, parameters and optimizer are
+torch's.
+
+The recipe stays the same. Its ``MegatronOptimizerModule`` makes torch's optimizer with the same hyperparameters, groups
+and clipping. Its precision plugin sets the dtype of the forward, while the sharded parameters stay in fp32. Checkpoints
+have the same directory layout as under other strategies.
+"""
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Optional
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy
+
+from nemo2.checkpoint.auto_resume import RestoreConfig
+from nemo2.checkpoint.forms.dtensors import DTensorForm
+from nemo2.checkpoint.forms.form import Part
+from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.config.derivations import apply
+from nemo2.config.notices import announce_machine_settings
+from nemo2.config.provenance import adjust_to
+from nemo2.config.requested import at
+from nemo2.errors import ConfigError
+from nemo2.megatron.optim.sharded import ShardedOptimizer
+from nemo2.megatron.parallel.cuda_graphs import kind_of
+from nemo2.megatron.parallel.layout import Layout, ParallelismConfig
+from nemo2.megatron.parallel.plain_chunk import PlainChunk
+from nemo2.megatron.parallel.sharded_chunk import ShardedChunk, convert_masters_to_fp32, meta_parameters
+from nemo2.megatron.parallel.stored_names import stored_chunk
+from nemo2.megatron.parallel.transform import record_of, refuse_reading_weights
+from nemo2.megatron.precision import MegatronMixedPrecision
+from nemo2.megatron.settle.machine import Machine
+from nemo2.megatron.settle.rows import without_gradient_buffers
+from nemo2.megatron.settle.run_settings import RunSettings
+from nemo2.megatron.settle.settling import write_parallelism
+from nemo2.training.strategies.base import BaseStrategy
+
+STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forward_step")
+"""Methods of a user's module that may use its layers outside of its ``forward``."""
+NO_SECOND_MEMORY = "CPU ranks already keep their shards in the CPU's memory"
+"""The reason why shards of CPU ranks can't be offloaded."""
+
+
+def _form_setting(name: str, doc: str) -> Any:
+    """A setting of the strategy's form, which may be set until it is used."""
+    return property(
+        lambda strategy: getattr(strategy.form, name),
+        lambda strategy, value: setattr(strategy.form, name, value),
+        doc=doc,
+    )
+
+
+class TorchShardedStrategy(BaseStrategy):
+    """Base class of strategies whose models torch shards. Subclasses define `shard`.
+
+    Args:
+        layout: Only ``tp`` and ``cp`` may differ from 1. All ranks that don't share tensors shard parameters.
+        data_sampler, checkpoint_io, parallel_devices, cluster_environment, restore_config, ckpt_load_optimizer,
+            ckpt_save_optimizer, ckpt_save_part, replace_progress_bar, progress_interval: As in `MegatronStrategy`.
+        process_group_backend: The backend of torch.distributed. None: NCCL on GPUs, else gloo.
+    """
+
+    sharded_by_torch: ClassVar[bool] = True
+    """Parameters, gradients and states are sharded over all data-parallel ranks. Also readable on a config of the
+    strategy."""
+
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        data_sampler: Optional[Any],
+        parallel_devices: Optional[list[torch.device]],
+        cluster_environment: Optional[ClusterEnvironment],
+        checkpoint_io: Optional[CheckpointIO],
+        process_group_backend: Optional[str],
+        restore_config: Optional[RestoreConfig],
+        ckpt_load_optimizer: bool,
+        ckpt_save_optimizer: bool,
+        ckpt_save_part: Optional[Part],
+        replace_progress_bar: bool,
+        progress_interval: int,
+    ) -> None:
+        super().__init__(
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            data_sampler=data_sampler,
+            restore_config=restore_config,
+            replace_progress_bar=replace_progress_bar,
+            progress_interval=progress_interval,
+            process_group_backend=process_group_backend,
+        )
+        if checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
+            raise ConfigError(
+                f"strategy.checkpoint_io={type(checkpoint_io).__name__}: {type(self).__name__} requires a "
+                "TorchCheckpointIO. Leave checkpoint_io unset, or pass a subclass of TorchCheckpointIO."
+            )
+        self.layout = layout
+        self.form = self.form_of_checkpoints(
+            self, load_optimizer=ckpt_load_optimizer, save_optimizer=ckpt_save_optimizer, part=ckpt_save_part
+        )
+        self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
+
+    ckpt_load_optimizer = _form_setting("load_optimizer", "Whether a load includes the optimizer's state.")
+    ckpt_save_optimizer = _form_setting("save_optimizer", "Whether saves include the optimizer's state.")
+
+    form: DTensorForm
+    form_of_checkpoints: ClassVar[type[DTensorForm]] = DTensorForm
+    _one_dtype: bool = False
+    """Whether parameters that are sharded together must have the same dtype, frozen or not."""
+
+    @abstractmethod
+    def shard(self, config: TransformerConfig, model: nn.Module) -> nn.Module:
+        """Shard ``model``, in fp32 and on this rank's device, over the ranks. Returns the model or a wrapper."""
+
+    # ------------------------------------------------------------------------------------------------------ building
+
+    def settle(self, model: pl.LightningModule) -> None:
+        """Write precision and context parallelism into the configurations of the model and the optimizer."""
+        optim, config = getattr(model, "optim", None), getattr(model, "config", None)
+        precision = self.precision_plugin
+        if kind_of(config) != "none":
+            raise ConfigError(
+                f"model.config.cuda_graph_impl={config.cuda_graph_impl!r}{at(config, 'cuda_graph_impl')} with "  # pyright: ignore[reportOptionalMemberAccess]
+                f"{type(self).__name__}: a CUDA graph requires parameters at fixed addresses, but this strategy "
+                "gathers parameters into new memory in every step. Set cuda_graph_impl='none', or use MegatronStrategy."
+            )
+        machine = Machine.here()
+        if isinstance(config, TransformerConfig):
+            announce_machine_settings(adjust_to(config, machine.overrides))
+        if isinstance(precision, MegatronMixedPrecision):
+            self._refuse_low_precision(precision)
+            configs = {"optim.config": getattr(optim, "config", None)}
+            if isinstance(config, TransformerConfig):
+                configs["model.config"] = config
+            precision.apply_to_all({path: one for path, one in configs.items() if one is not None})
+        if isinstance(config, TransformerConfig):
+            run = RunSettings(parallelism=_parallelism(self.layout), model_config=config, machine=machine)
+            write_parallelism(run)
+            apply(without_gradient_buffers(type(self).__name__), run)
+
+    def _refuse_low_precision(self, precision: MegatronMixedPrecision) -> None:
+        for name in ("fp8", "fp4"):
+            value = getattr(precision.dtype_config, name)
+            if value is not None:
+                raise ConfigError(
+                    f"trainer.plugins.{name}={value!r} with {type(self).__name__}: torch gathers parameters in 16 or 32 bits. "
+                    f"Leave {name} unset, or use MegatronStrategy."
+                )
+
+    def setup_megatron_parallel(self, trainer: pl.Trainer, *, wrap: bool) -> None:
+        built = self.megatron_parallel
+        if built is None or built.pl_module is not self.lightning_module:
+            super().setup_megatron_parallel(trainer, wrap=wrap)
+            return
+        self.model = built  # torch shards a model once
+        for part in built.modules() if wrap else ():
+            if isinstance(part, FullyShardedDataParallel):
+                raise ConfigError(
+                    f"{type(self).__name__}: this model was used before, and its parameters may be gathered, which the "
+                    "optimizer can't update. Create the model anew and load a checkpoint, or use FSDP2Strategy."
+                )
+            if isinstance(part, FSDPModule):
+                part.reshard()  # after an evaluation the root's parameters are still gathered
+
+    def chunk_options(self, *, wrap: bool) -> dict[str, Any]:
+        return {"wrap_chunk": self._wrap_chunk}
+
+    def _wrap_chunk(self, config: TransformerConfig, core: nn.Module) -> ShardedChunk:
+        if any(isinstance(part, FSDPModule | FullyShardedDataParallel) for part in core.modules()):
+            raise ConfigError(
+                f"{type(self).__name__}: this model was sharded by another trainer's strategy. Use that trainer again, or "
+                "create the model anew and load a checkpoint."
+            )
+        if (record := record_of(core)) is not None and self.shard_group is not None:
+            refuse_reading_weights(record.by, under=type(self).__name__)
+        self._broadcast_parameters(core)
+        convert_masters_to_fp32(core, frozen_too=self._one_dtype)
+        self.form.chunk = stored_chunk(core)
+        unsharded = meta_parameters(core) if self.shard_group is not None else None
+        # The user's own module is sharded itself, because its steps call its layers directly rather than through the
+        # surrounding chunk.
+        if isinstance(core, PlainChunk):
+            core.module = self.shard(config, core.module)
+            sharded: nn.Module = core
+        else:
+            sharded = self.shard(config, core)
+        return ShardedChunk(config, sharded, num_shards=self.num_shards, whole=unsharded, shard_group=self.shard_group)
+
+    @property
+    def shard_group(self) -> Optional[torch.distributed.ProcessGroup]:
+        """The ranks over which gradients in plain tensors are sharded. None: gradients are DTensors, which know
+        their ranks."""
+        return None
+
+    @property
+    def num_shards(self) -> int:
+        """The number of ranks that the parameters are sharded over."""
+        return torch.distributed.get_world_size() // self.layout.tp
+
+    @staticmethod
+    def _broadcast_parameters(core: nn.Module) -> None:
+        """Broadcast rank 0's values, because the user's own module may have been created before seeding."""
+        if torch.distributed.get_world_size() > 1:
+            for tensor in [*core.parameters(), *core.buffers()]:
+                torch.distributed.broadcast(tensor.detach(), src=0)
+
+    def forward_dtypes(self) -> MixedPrecisionPolicy:
+        """The precision plugin's mixed-precision policy for parameters that are sharded in fp32."""
+        precision = self.precision_plugin
+        if not isinstance(precision, MegatronMixedPrecision) or precision.dtype_config.fp32:
+            return MixedPrecisionPolicy()
+        dtypes = precision.dtype_config
+        reduce_dtype = torch.float32 if dtypes.grad_reduce_in_fp32 else dtypes.params_dtype
+        return MixedPrecisionPolicy(
+            param_dtype=dtypes.params_dtype, reduce_dtype=reduce_dtype, output_dtype=torch.float32
+        )
+
+    def connect_optimizer(self) -> None:
+        assert self.megatron_parallel is not None
+        [optimizer] = self.optimizers
+        if not isinstance(optimizer, ShardedOptimizer):
+            self.optimizers = [ShardedOptimizer(optimizer, shard_group=self.shard_group)]
+        config: Any = self.megatron_parallel.config
+        config.grad_scale_func = self.form.optimizer.scale_loss
+
+
+def shared_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that a subclass passes on unchanged, by name: those of `TorchShardedStrategy` except ``layout``.
+
+    Each subclass repeats them in its own signature, because recipes are checked against the signature.
+    """
+    own = inspect.signature(TorchShardedStrategy.__init__).parameters
+    return {name: arguments[name] for name in own if name not in ("self", "layout")}
+
+
+def _parallelism(layout: Layout) -> ParallelismConfig:
+    """The sizes for Megatron-Core's groups of models that shard sequences over context-parallel ranks. Other groups
+    are not used."""
+    return ParallelismConfig(
+        **Layout(cp=layout.cp).fields(),
+        pipeline_dtype=None,
+        microbatch_group_size_per_vp_stage=None,
+        num_layers_in_first_pipeline_stage=None,
+        num_layers_in_last_pipeline_stage=None,
+        account_for_embedding_in_pipeline_split=False,
+        account_for_loss_in_pipeline_split=False,
+        pipeline_model_parallel_layout=None,
+        pipeline_model_parallel_comm_backend=None,
+        use_te_rng_tracker=False,
+    )

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters on Mamba's mixers, whose input projection is stored in parts: saved alone, they go on as without the break, in the
+same layout and in another."""
+
+from typing import Any, Optional
+
+import pytest
+
+SIZES: dict[str, Any] = {
+    "num_layers": 2,
+    "hybrid_override_pattern": "M-",
+    "hidden_size": 16,
+    "ffn_hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_query_groups": 2,
+    "mamba_head_dim": 8,
+    "mamba_num_groups": 2,
+    "mamba_state_dim": 4,
+}
+STEPS, BREAK = 4, 2
+
+
+def trained(
+    directory: str, steps: int, *, save: str = "", resume: Optional[str] = None, **strategy: Any
+) -> list[float]:
+    import torch
+
+    from nemo2.checkpoint.auto_resume import RestoreConfig
+    from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
+    from nemo2.models.peft import LoRA
+    from nemo2.models.ssm import MambaModel, NemotronHConfig8B
+    from support import small_runs
+
+    torch.manual_seed(1)
+    model = MambaModel(NemotronHConfig8B(**small_runs.MODEL | SIZES), optim=small_runs.build_llama().optim)
+    keep = ModelCheckpoint(
+        dirpath=f"{directory}/{save}", filename="saved", save_last=False, save_optim_on_train_end=True
+    )
+    if save != "base":
+        model.model_transform = LoRA(
+            target_modules=["in_proj", "out_proj"], dim=4, lora_A_init_method="uniform", lora_B_init_method="normal"
+        )
+        strategy["ckpt_save_part"] = "trained"
+        if resume is None:
+            strategy["restore_config"] = RestoreConfig(path=f"{directory}/base/saved")
+    callbacks = [keep] if save else []
+    try:
+        return small_runs.fit(model, max_steps=steps, callbacks=callbacks, ckpt_path=resume, **strategy)["losses"]
+    finally:
+        small_runs.release()
+
+
+def alone(directory: str) -> tuple[list[float], list[float]]:
+    trained(directory, 1, save="base")
+    whole = trained(directory, STEPS)
+    trained(directory, BREAK, save="broken")
+    return whole, trained(directory, STEPS, resume=f"{directory}/broken/saved")
+
+
+def two_ranks(directory: str) -> list[float]:
+    return trained(directory, STEPS, resume=f"{directory}/broken/saved", tensor_model_parallel_size=2)
+
+
+def test_adapters_of_a_mixer_go_on_in_the_same_and_in_another_layout(run_on_ranks: Any, tmp_path: Any) -> None:
+    whole, resumed = run_on_ranks(alone, 1, str(tmp_path))[0]
+    assert len(set(whole)) == STEPS and resumed == whole[BREAK:]
+    for losses in run_on_ranks(two_ranks, 2, str(tmp_path)):
+        assert losses == pytest.approx(whole[BREAK:], rel=2e-5)

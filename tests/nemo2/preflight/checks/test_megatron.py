@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the installed Megatron-Core refuses is refused before the launch, with the setting and a value that it accepts."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+
+from nemo2.config import apply_overrides
+from nemo2.preflight.checks.find import find
+from nemo2.preflight.checks.megatron import AGREES
+from nemo2.preflight.checks.rule import Case
+from tools.rules.examples import problems_of, recipe_of
+from tools.rules.verdict import verdicts
+
+MODEL = "model.config."
+TP, PP, VP, CP, EP = (
+    f"strategy.{name}"
+    for name in (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+    )
+)
+FULL = f"{MODEL}recompute_granularity=full {MODEL}recompute_method="
+FIRST, LAST = "strategy.num_layers_in_first_pipeline_stage", "strategy.num_layers_in_last_pipeline_stage"
+OVERLAP = f"{MODEL}overlap_moe_expert_parallel_comm=True"
+OFFLOAD = f"{MODEL}cpu_offloading=True {MODEL}cpu_offloading_num_layers="
+SELECTIVE = f"{MODEL}recompute_granularity=selective {MODEL}recompute_modules="
+FP8 = "trainer.plugins.fp8=hybrid"
+ENDS = "trainer.plugins.first_last_layers_bf16"
+BALANCING = f"{MODEL}moe_router_load_balancing_type"
+
+
+class Row(NamedTuple):
+    """Changes to a recipe that Megatron-Core refuses, the settings that the message may name first, and changes near them
+    that it takes."""
+
+    recipe: str
+    broken: str
+    named: str
+    mended: str
+    assigned: Mapping[str, Any] = MappingProxyType({})
+    """Values of the broken recipe that the command line refuses."""
+
+
+ROWS = (
+    Row(
+        "llama3_8b",
+        f"{PP}=4 {FIRST}=8 {LAST}=8 strategy.account_for_embedding_in_pipeline_split=True",
+        "account_for_embedding_in_pipeline_split",
+        f"{PP}=4 {FIRST}=8 {LAST}=8",
+    ),
+    Row(
+        "llama3_8b",
+        f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*15|t*16L'",
+        "pipeline_model_parallel_layout",
+        f"{PP}=2 strategy.pipeline_model_parallel_layout='Et*16|t*16L'",
+    ),
+    Row(
+        "llama3_8b",
+        f"{PP}=4 {VP}=2 {MODEL}overlap_p2p_comm_warmup_flush=True {MODEL}overlap_p2p_comm=False",
+        "overlap_p2p_comm_warmup_flush",
+        f"{PP}=4 {VP}=2 {MODEL}overlap_p2p_comm_warmup_flush=True {MODEL}overlap_p2p_comm=True {MODEL}batch_p2p_comm=False",
+    ),
+    Row(
+        "llama3_8b",
+        f"{MODEL}defer_embedding_wgrad_compute=True {MODEL}gradient_accumulation_fusion=True",
+        "defer_embedding_wgrad_compute",
+        f"{MODEL}defer_embedding_wgrad_compute=False",
+    ),
+    Row(
+        "mixtral_8x7b",
+        f"{MODEL}moe_router_topk=1",
+        "moe_router_topk",
+        f"{MODEL}moe_router_topk=1 {MODEL}moe_router_pre_softmax=True",
+    ),
+    Row(
+        "deepseek_v2_lite",
+        f"{MODEL}moe_router_group_topk=2 {MODEL}moe_router_num_groups=7",
+        "moe_router_num_groups",
+        f"{MODEL}moe_router_group_topk=2 {MODEL}moe_router_num_groups=8",
+    ),
+    Row(
+        "deepseek_v2_lite",
+        f"{MODEL}moe_router_group_topk=9 {MODEL}moe_router_num_groups=8",
+        "moe_router_group_topk",
+        f"{MODEL}moe_router_group_topk=8 {MODEL}moe_router_num_groups=8",
+    ),
+    Row(
+        "deepseek_v2_lite",
+        f"{MODEL}moe_pad_expert_input_to_capacity=True",
+        "moe_pad_expert_input_to_capacity",
+        f"{MODEL}moe_pad_expert_input_to_capacity=True {MODEL}moe_expert_capacity_factor=1.0",
+    ),
+    Row(
+        "mixtral_8x7b",
+        f"{MODEL}moe_expert_capacity_factor=1.0 {BALANCING}=sinkhorn",
+        "moe_expert_capacity_factor moe_router_load_balancing_type",
+        f"{MODEL}moe_expert_capacity_factor=1.0 {BALANCING}=aux_loss",
+    ),
+    Row(
+        "deepseek_v2_lite",
+        f"{MODEL}moe_shared_expert_overlap=True {MODEL}moe_token_dispatcher_type=allgather",
+        "moe_shared_expert_overlap moe_token_dispatcher_type",
+        f"{MODEL}moe_shared_expert_overlap=True {MODEL}moe_token_dispatcher_type=alltoall",
+    ),
+    Row(
+        "deepseek_v2_lite",
+        f"{MODEL}moe_router_enable_expert_bias=True {MODEL}moe_router_score_function=softmax",
+        "moe_router_enable_expert_bias moe_router_score_function",
+        f"{MODEL}moe_router_enable_expert_bias=True {MODEL}moe_router_score_function=sigmoid",
+    ),
+    Row("llama3_8b", f"{MODEL}moe_ffn_hidden_size=1024", "moe_ffn_hidden_size", f"{MODEL}ffn_hidden_size=1024"),
+    Row(
+        "mixtral_8x7b",
+        f"{BALANCING}=['aux_loss','seq_aux_loss'] {MODEL}moe_aux_loss_coeff=[0.01]",
+        "moe_router_load_balancing_type moe_aux_loss_coeff",
+        f"{BALANCING}=['aux_loss','seq_aux_loss'] {MODEL}moe_aux_loss_coeff=[0.01,0.01]",
+    ),
+    Row(
+        "mixtral_8x7b",
+        f"{OVERLAP} {EP}=1",
+        "overlap_moe_expert_parallel_comm expert_model_parallel_size",
+        f"{OVERLAP} {EP}=8",
+    ),
+    Row("mixtral_8x7b", f"{OVERLAP} {VP}=None", "overlap_moe_expert_parallel_comm", OVERLAP),
+    Row(
+        "mixtral_8x7b",
+        f"{OVERLAP} {MODEL}moe_token_dispatcher_type=allgather",
+        "overlap_moe_expert_parallel_comm moe_token_dispatcher_type",
+        OVERLAP,
+    ),
+    Row(
+        "mixtral_8x7b",
+        f"{OVERLAP} {FULL}uniform {MODEL}recompute_num_layers=1",
+        "overlap_moe_expert_parallel_comm recompute_granularity",
+        OVERLAP,
+    ),
+    Row(
+        "mixtral_8x7b",
+        f"{MODEL}delay_wgrad_compute=True",
+        "delay_wgrad_compute",
+        f"{MODEL}delay_wgrad_compute=True {OVERLAP}",
+    ),
+    Row("llama3_8b", f"{FP8} trainer.plugins.fp4=e2m1", "fp8 fp4", "trainer.plugins.fp4=e2m1"),
+    Row(
+        "llama3_8b",
+        "trainer.plugins.fp8_param_gather=True",
+        "fp8_param_gather",
+        f"trainer.plugins.fp8_param_gather=True {FP8}",
+    ),
+    Row(
+        "llama3_8b",
+        f"{FP8} {ENDS}=True trainer.plugins.fp8_recipe=delayed",
+        "first_last_layers_bf16 fp8_recipe fp8",
+        f"{FP8} {ENDS}=True trainer.plugins.fp8_recipe=tensorwise",
+    ),
+    Row(
+        "llama3_8b",
+        f"{FP8} {ENDS}=True trainer.plugins.fp8_recipe=tensorwise trainer.plugins.num_layers_at_start_in_bf16=33",
+        "num_layers_at_start_in_bf16 first_last_layers_bf16 fp8",
+        f"{FP8} {ENDS}=True trainer.plugins.fp8_recipe=tensorwise trainer.plugins.num_layers_at_start_in_bf16=32",
+    ),
+    Row(
+        "mixtral_8x7b",
+        f"{MODEL}moe_router_padding_for_fp8=True",
+        "moe_router_padding_for_fp8",
+        f"{MODEL}moe_router_padding_for_fp8=False",
+    ),
+    Row(
+        "llama3_8b",
+        f"{FULL}uniform {MODEL}recompute_num_layers=1",
+        "recompute_method recompute_granularity",
+        f"{FULL}uniform {MODEL}recompute_num_layers=1",
+        {f"{MODEL}recompute_method": "everywhere"},
+    ),
+    Row(
+        "llama3_8b",
+        f"{SELECTIVE}['mla_up_proj']",
+        "recompute_modules recompute_granularity",
+        f"{SELECTIVE}['core_attn','mlp']",
+    ),
+    Row(
+        "mixtral_8x7b",
+        f"{SELECTIVE}['moe_act'] {MODEL}moe_grouped_gemm=False",
+        "recompute_modules recompute_granularity moe_grouped_gemm",
+        f"{SELECTIVE}['moe_act'] {MODEL}moe_grouped_gemm=True",
+    ),
+    Row(
+        "llama3_8b",
+        f"{FULL}block {MODEL}recompute_num_layers=4 {MODEL}distribute_saved_activations=True {TP}=2 "
+        "strategy.sequence_parallel=True",
+        "distribute_saved_activations sequence_parallel",
+        f"{FULL}block {MODEL}recompute_num_layers=4 {MODEL}distribute_saved_activations=True {TP}=2",
+    ),
+    Row("llama3_8b", f"{OFFLOAD}4 {PP}=2 {CP}=1", "cpu_offloading", f"{OFFLOAD}4"),
+    Row("llama3_8b", f"{OFFLOAD}32", "cpu_offloading_num_layers cpu_offloading", f"{OFFLOAD}31"),
+    Row(
+        "llama3_8b",
+        f"{OFFLOAD}4 {FULL}uniform {MODEL}recompute_num_layers=1",
+        "cpu_offloading recompute_granularity",
+        f"{OFFLOAD}4",
+    ),
+    Row(
+        "nemotron3_4b",
+        f"{MODEL}bias_activation_fusion=True",
+        "bias_activation_fusion",
+        f"{MODEL}bias_activation_fusion=False",
+    ),
+)
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.broken.replace(MODEL, ""))
+
+
+def case(row: Row, changes: str) -> Case:
+    return Case(recipe=row.recipe, changes=tuple(shlex.split(changes)))
+
+
+def broken_recipe(row: Row) -> Any:
+    return recipe_of(replace(case(row, row.broken), assigned=row.assigned))
+
+
+@pytest.fixture(scope="module")
+def built(run_on_ranks: Any) -> list[str | None]:
+    """Megatron-Core's verdict on each mended recipe."""
+    return run_on_ranks(verdicts, 1, [case(row, row.mended) for row in ROWS], init_process_group=False, timeout=280)[0]
+
+
+@each_row
+def test_a_refusal_names_a_setting_and_values_that_megatron_core_accepts(row: Row) -> None:
+    problems = [problem for problem in find(broken_recipe(row)) if problem.rule == AGREES]
+    assert problems
+    named = re.match(r"(\S+)\.(\w+)=", problems[0].message)
+    assert named is not None and named[2] in row.named.split(), problems[0].message
+    proposed = re.findall(r"(?:accepts|, or) ([\w.]+=\S+?)(?=\.$|, or|$)", problems[-1].message)
+    assert proposed, problems[-1].message
+    for change in proposed if len(problems) == 1 else ():
+        changed = broken_recipe(row)
+        assert not [one for one in find(apply_overrides(changed, [change]) or changed) if one.rule == AGREES]
+
+
+@each_row
+def test_its_neighbour_is_legal_and_megatron_core_builds_it(row: Row, built: list[str | None]) -> None:
+    assert problems_of(case(row, row.mended)) == []
+    assert built[ROWS.index(row)] is None
+
+
+def test_what_stands_behind_the_first_refusal_is_told_too() -> None:
+    both = Case(
+        recipe="llama3_8b",
+        changes=(
+            f"{MODEL}moe_ffn_hidden_size=1024",
+            f"{MODEL}distribute_saved_activations=True",
+            f"{TP}=2",
+            *shlex.split(f"strategy.sequence_parallel=True {FULL}block {MODEL}recompute_num_layers=4"),
+        ),
+    )
+    told = " ".join(problem.message for problem in find(recipe_of(both)))
+    assert f"{MODEL}moe_ffn_hidden_size=1024" in told and f"{MODEL}distribute_saved_activations=True" in told

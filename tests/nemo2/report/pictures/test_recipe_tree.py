@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe drawn: every config is a box, every value is there, and nothing overlaps."""
+
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from nemo2 import recipes
+from nemo2.cli.app import main
+from nemo2.config import Config
+from nemo2.config.show import flatten
+from nemo2.config.walk import iterate_nodes
+from nemo2.errors import ConfigError
+from nemo2.report.pictures.recipe_tree import Box, boxes, draw, write_picture
+
+
+def recipe() -> Any:
+    return recipes.get("deepseek_v3").pretrain_recipe(performance_mode=True)
+
+
+def all_boxes(box: Box) -> list[Box]:
+    return [box, *(below for row in box.rows if row.child is not None for below in all_boxes(row.child))]
+
+
+def rectangles(svg: str) -> list[tuple[float, float, float, float]]:
+    found = re.findall(r'<rect class="card edge" x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', svg)
+    return [tuple(float(number) for number in one) for one in found]  # pyright: ignore[reportReturnType]
+
+
+def test_there_is_a_box_for_each_config_and_a_row_for_each_value() -> None:
+    tree = recipe()
+    found = all_boxes(boxes(tree))
+    assert len(found) == len(list(iterate_nodes(tree)))
+    names = {path.rpartition(".")[2] for path in flatten(tree) if not path.endswith("_target_")}
+    labels = {row.label for box in found for row in box.rows}
+    assert {re.sub(r"\[\d+\]$", "", name) for name in names} <= {re.sub(r"\[\d+\]$", "", label) for label in labels}
+    by_title = {box.title: box for box in found}
+    values = {row.label: row.value for row in by_title["MegatronStrategy"].rows}
+    assert (values["tensor_model_parallel_size"], values["ddp"]) == ("2", "DistributedDataParallelConfig")
+
+
+def test_defaults_are_drawn_when_asked_for_and_told_apart() -> None:
+    plain, whole = boxes(recipe()), boxes(recipe(), defaults=True)
+    told = {row.label for box in all_boxes(plain) if box.title != "DeepSeekV3Config" for row in box.rows if row.default}
+    assert told == set()
+    trainer = next(box for box in all_boxes(whole) if box.title == "Trainer")
+    rows = {row.label: row.default for row in trainer.rows}
+    assert rows["max_steps"] is False and rows["benchmark"] is True
+
+
+def test_a_models_sizes_are_drawn_also_where_its_class_sets_them() -> None:
+    tree = recipe()
+    tree.model.config.num_layers = 7
+    [config] = [box for box in all_boxes(boxes(tree)) if box.title == "DeepSeekV3Config"]
+    rows = {row.label: (row.value, row.default) for row in config.rows}
+    assert rows["hidden_size"] == ("7168", True) and rows["num_moe_experts"] == ("256", True)
+    assert rows["num_layers"] == ("7", False)
+    [dense] = [
+        box for box in all_boxes(boxes(recipes.get("llama3_8b").pretrain_recipe())) if box.title == "Llama3Config8B"
+    ]
+    names = {row.label for row in dense.rows}
+    assert {"num_layers", "ffn_hidden_size"} <= names and not [name for name in names if name.startswith("moe_")]
+    assert rows.keys() & {"rotary_base", "layernorm_epsilon"} == set()
+
+
+def test_a_fraction_is_drawn_without_what_rounding_left() -> None:
+    rows = {row.label: row.value for box in all_boxes(boxes(recipe())) for row in box.rows}
+    assert all(len(rows[name]) < 10 for name in ("lr", "min_lr", "adam_eps"))
+
+
+def test_a_config_in_two_places_is_drawn_once() -> None:
+    tree = recipe()
+    tree.resume = tree.log
+    rows = {row.label: row.value for row in boxes(tree).rows}
+    assert rows["resume"] == "same as log"
+
+
+@pytest.mark.parametrize("defaults", [False, True])
+def test_boxes_do_not_overlap_and_lie_on_the_canvas(defaults: bool) -> None:
+    for name in ("llama_tiny", "deepseek_v3", "nemotronh_8b"):
+        canvas = draw(boxes(recipes.get(name).pretrain_recipe(), defaults=defaults), name)
+        found = rectangles(canvas.render())
+        assert len(found) > 10
+        for index, (x, y, width, height) in enumerate(found):
+            assert x >= 0 and y >= 0 and x + width <= canvas.width and y + height <= canvas.height
+            for x2, y2, width2, height2 in found[index + 1 :]:
+                apart = x + width <= x2 or x2 + width2 <= x or y + height <= y2 or y2 + height2 <= y
+                assert apart, (name, (x, y, width, height), (x2, y2, width2, height2))
+
+
+def test_the_picture_is_well_formed_whatever_the_values_say(tmp_path: Path) -> None:
+    tree = recipe()
+    tree.log.name = '<&">' + "x" * 200
+    text = write_picture(tree, tmp_path / "a.svg", title="a < b").read_text()
+    root = ElementTree.fromstring(text)
+    said = "".join(root.itertext())
+    assert "DeepSeekV3Config" in said and repr('<&">' + "x" * 200) in said and "…" in said
+    assert "DeepSeekV3Config" in write_picture(tree, tmp_path / "a.html", title="a < b").read_text()
+
+
+def test_a_picture_in_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the suffix of a picture must be one of .svg, .html"):
+        write_picture(recipe(), tmp_path / "a.png", title="t")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_show_draws_the_recipe_with_its_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pictures" / "tree.svg"
+    assert main(["show", "llama_tiny", "trainer.max_steps=77", "--output", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}\n" and ">77<" in file.read_text()
+
+
+def test_a_config_of_nothing_is_one_box() -> None:
+    from nemo2.callbacks import TimingCallback
+
+    assert len(rectangles(draw(boxes(Config(TimingCallback)), "t").render())) == 1

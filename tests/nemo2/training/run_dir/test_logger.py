@@ -1,0 +1,512 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`NeMoLogger`: one directory per run that all ranks agree on, and everything that belongs into it."""
+
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+import types
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from nemo2.checkpoint.directory import Manifest
+from nemo2.errors import ConfigError
+from nemo2.training.run_dir.directory import RUN_DIR_FILE_VARIABLE, VERSION_VARIABLE, choose_directory, meeting_of
+from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, read_faults
+from nemo2.training.run_dir.log_files import add_log_file
+from nemo2.training.run_dir.logger import NeMoLogger
+from nemo2.training.run_dir.records import RECIPE_VARIABLE, read_metrics, series
+
+
+class Model(LightningModule):
+    def __init__(self, fail_at=None):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.fail_at = fail_at
+
+    def training_step(self, batch, batch_index):
+        if self.trainer.global_step == self.fail_at:
+            raise ValueError("the disk is full")
+        logging.getLogger("nemo2.somewhere").info("at step %d", self.trainer.global_step)
+        if self.trainer.global_step == 1:
+            warnings.warn("something odd", stacklevel=1)
+        self.log_dict({"reduced_train_loss": float(10 - self.trainer.global_step), "lr": 0.1})
+        return (self.weight * 1).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer_in(tmp_path, **settings):
+    settings = {"logger": False, "max_steps": 4, "enable_checkpointing": False} | settings
+    return Trainer(
+        accelerator="cpu",
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        **settings,
+    )
+
+
+def fit(log, trainer, model=None, **setup):
+    directory = log.setup(trainer, **setup)
+    trainer.fit(model or Model(), torch.utils.data.DataLoader(torch.zeros(8, 1)))
+    return directory
+
+
+def add_checkpoint(run_dir, *, step, saved_at, **said):
+    checkpoint = Path(run_dir) / "checkpoints" / f"m-step={step}"
+    checkpoint.mkdir(parents=True)
+    manifest = Manifest(step=step, consumed_samples=step, layout={}, saved_at=saved_at, **said)
+    (checkpoint / "manifest.json").write_text(json.dumps(asdict(manifest)))
+
+
+def test_a_run_that_ends_before_a_step_is_logged_has_no_report_and_says_so_in_a_line(tmp_path, caplog):
+    trainer = trainer_in(tmp_path, max_steps=2)
+    trainer.log_every_n_steps = 10
+    with caplog.at_level(logging.INFO, logger="nemo2"):
+        run = fit(NeMoLogger(name="tiny", log_dir=str(tmp_path)), trainer)
+    assert not (run.log_dir / "report.html").exists()
+    told = [record for record in caplog.records if "report" in record.getMessage()]
+    assert any("no report was written, because the run has logged no step" in record.getMessage() for record in told)
+    assert not any(record.exc_info for record in told)
+
+
+def test_a_run_leaves_its_metrics_settings_surroundings_logs_and_report(tmp_path):
+    log = NeMoLogger(name="tiny", log_dir=str(tmp_path), tensorboard=TensorBoardLogger("tb_logs", name="tiny"))
+    directory = fit(log, trainer_in(tmp_path))
+    run = directory.log_dir
+    assert run.parent == tmp_path / "tiny" and re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", run.name)
+    assert series(read_metrics(run), "reduced_train_loss") == [(0, 10.0), (1, 9.0), (2, 8.0), (3, 7.0)]
+    assert json.loads((run / "environment.json").read_text())["world_size"] == 1
+    assert yaml.safe_load((run / "effective_config.yaml").read_text())["trainer"]["max_steps"] == 4
+    assert "training loss, from 10" in (run / "report.html").read_text()
+    assert list((run / "tb_logs").glob("events.*"))
+    text = (run / "nemo_log_globalrank-0_localrank-0.txt").read_text()
+    assert "nemo2.somewhere: at step 3" in text and "something odd" in text
+
+
+def test_the_log_file_ends_with_the_run(tmp_path):
+    handlers = list(logging.getLogger().handlers)
+    run = fit(NeMoLogger(log_dir=str(tmp_path)), trainer_in(tmp_path)).log_dir
+    assert logging.getLogger().handlers == handlers
+    before = (run / "nemo_log_globalrank-0_localrank-0.txt").read_text()
+    logging.getLogger("nemo2.somewhere").warning("after the run")
+    assert (run / "nemo_log_globalrank-0_localrank-0.txt").read_text() == before
+
+
+def test_a_failing_run_still_writes_log_report_and_fault(tmp_path, monkeypatch):
+    monkeypatch.setenv(FAULT_DIR_VARIABLE, str(tmp_path / "faults"))
+    log = NeMoLogger(explicit_log_dir=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match="the disk is full"):
+        fit(log, trainer_in(tmp_path), Model(fail_at=2))
+    text = (tmp_path / "run" / "nemo_log_globalrank-0_localrank-0.txt").read_text()
+    assert "Traceback" in text and "ValueError: the disk is full" in text
+    assert (tmp_path / "run" / "report.html").is_file()
+    (fault,) = read_faults(tmp_path / "faults")
+    assert (fault.kind, fault.message, fault.explained) == ("ValueError", "the disk is full", False)
+
+
+def test_settings_written_are_those_in_force_at_the_first_step(tmp_path):
+
+    from lightning.pytorch.callbacks import Callback
+
+    class Late(Callback):
+        def on_train_start(self, trainer, pl_module):
+            trainer.log_every_n_steps = 3
+
+    run = fit(NeMoLogger(log_dir=str(tmp_path)), trainer_in(tmp_path, callbacks=[Late()])).log_dir
+    assert yaml.safe_load((run / "effective_config.yaml").read_text())["trainer"]["log_every_n_steps"] == 3
+
+
+def test_the_checkpoint_callback_replaces_the_trainers_and_gets_the_run_directory(tmp_path):
+    trainer = trainer_in(tmp_path, callbacks=[ModelCheckpoint(monitor="other")], enable_checkpointing=True)
+    ours = ModelCheckpoint(filename="{step}")
+    directory = NeMoLogger(log_dir=str(tmp_path), name="n", ckpt=ours).setup(trainer)
+    assert [item for item in trainer.callbacks if isinstance(item, ModelCheckpoint)] == [ours]
+    assert trainer.callbacks[-2] is ours and type(trainer.callbacks[-1]).__name__ == "ReportCallback"
+    assert ours.dirpath == str(directory.checkpoints) and ours.filename == "{step}"
+
+
+def test_a_directory_that_was_chosen_for_checkpoints_is_kept(tmp_path):
+    ours = ModelCheckpoint(dirpath=str(tmp_path / "elsewhere"), monitor="val_loss")
+    NeMoLogger(log_dir=str(tmp_path), name="n", ckpt=ours).setup(trainer_in(tmp_path, enable_checkpointing=True))
+    assert ours.dirpath == str(tmp_path / "elsewhere")
+    assert ours.filename == "n--{val_loss:.4f}-{step}-{consumed_samples}"
+
+
+def test_loggers_of_the_trainer_are_kept_unless_replaced(tmp_path):
+    mine = CSVLogger(str(tmp_path), name="csv")
+    old = TensorBoardLogger(str(tmp_path), name="old")
+    new = TensorBoardLogger(str(tmp_path), name="new")
+    trainer = trainer_in(tmp_path, logger=[mine, old])
+    NeMoLogger(log_dir=str(tmp_path), tensorboard=new).setup(trainer)
+    assert trainer.loggers[:2] == [mine, new] and old not in trainer.loggers
+
+
+def test_a_logger_may_keep_its_own_directory(tmp_path):
+    board = TensorBoardLogger(str(tmp_path / "mine"), name="x", version="v")
+    NeMoLogger(log_dir=str(tmp_path), tensorboard=board, update_logger_directory=False).setup(trainer_in(tmp_path))
+    assert board.log_dir == str(tmp_path / "mine" / "x" / "v")
+
+
+def test_recipe_files_and_the_launchers_notes(tmp_path, monkeypatch):
+    handed = tmp_path / "handed.json"
+    handed.write_text('{"a": 1}')
+    extra = tmp_path / "run.sh"
+    extra.write_text("echo")
+    monkeypatch.setenv(RECIPE_VARIABLE, str(handed))
+    monkeypatch.setenv(RUN_DIR_FILE_VARIABLE, str(tmp_path / "where"))
+    run = NeMoLogger(log_dir=str(tmp_path / "r"), files_to_copy=[str(extra)]).setup(trainer_in(tmp_path)).log_dir
+    assert (run / "recipe.json").read_text() == '{"a": 1}'
+    assert (run / "run.sh").read_text() == "echo"
+    assert (tmp_path / "where").read_text() == str(run)
+
+
+def test_a_missing_file_to_copy_is_found_before_anything_is_made(tmp_path):
+    log = NeMoLogger(log_dir=str(tmp_path / "r"), files_to_copy=[str(tmp_path / "no.sh")])
+    with pytest.raises(ConfigError, match=r"files_to_copy: no such file: .*no\.sh"):
+        log.setup(trainer_in(tmp_path))
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("names", [("a/run.sh", "b/run.sh"), ("a/recipe.json",)])
+def test_a_copy_replaces_no_other_and_no_file_of_the_runs_own(tmp_path, names):
+    files = [tmp_path / name for name in names]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(file.parent.name)
+    with pytest.raises(ConfigError, match=f"files_to_copy: .*{files[0].name}"):
+        NeMoLogger(log_dir=str(tmp_path / "r"), files_to_copy=list(map(str, files))).setup(trainer_in(tmp_path))
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_refused_with_the_field_to_change(tmp_path):
+    (tmp_path / "file").write_text("")
+    trainer = trainer_in(tmp_path)
+    callbacks = list(trainer.callbacks)
+    with pytest.raises(ConfigError, match=r"log\.log_dir: cannot write to .*file/default.*\. Set a directory that"):
+        NeMoLogger(log_dir=str(tmp_path / "file")).setup(trainer)
+    assert trainer.callbacks == callbacks and trainer.loggers == []
+
+
+def test_a_place_is_suggested_that_can_be_written_though_the_home_cannot(monkeypatch, tmp_path):
+    from nemo2.training.run_dir.directory import create_directory
+
+    monkeypatch.setenv("HOME", "/proc/no-home")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ConfigError, match=f"NEMORUN_HOME={tmp_path}/runs"):
+        create_directory(Path("/proc/no-home/.nemo_run"), field="NEMORUN_HOME")
+
+
+def test_a_start_on_a_full_disk_says_so_and_what_to_do(tmp_path, monkeypatch):
+    from nemo2.training.run_dir import logger as module
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_environment", full)
+    with pytest.raises(ConfigError, match=r"No space left on device; [\d.]+ GB are free.*same command again"):
+        NeMoLogger(log_dir=str(tmp_path)).setup(trainer_in(tmp_path))
+
+
+def test_both_rank_0_switches_contradict_each_other():
+    with pytest.raises(ConfigError, match="log_local_rank_0_only and log.log_global_rank_0_only"):
+        NeMoLogger(log_local_rank_0_only=True, log_global_rank_0_only=True)
+
+
+@pytest.mark.parametrize("name", ["../up", "/abs", "a\nb", "-rf"])
+def test_a_name_cannot_lead_out_of_the_directory(tmp_path, name):
+    with pytest.raises(ConfigError):
+        NeMoLogger(name=name, log_dir=str(tmp_path)).setup(trainer_in(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def choose(tmp_path, **settings):
+    defaults = {
+        "name": "n",
+        "log_dir": str(tmp_path),
+        "explicit_log_dir": None,
+        "version": None,
+        "use_datetime_version": True,
+        "resume_if_exists": False,
+    }
+    return choose_directory(**(defaults | settings))
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_nemos_variable_names_the_version_where_the_log_does_not(tmp_path, monkeypatch, resume):
+    monkeypatch.setenv("NEMO_EXPM_VERSION", "seventh")
+    assert choose(tmp_path, resume_if_exists=resume).log_dir == tmp_path / "n" / "seventh"
+    assert choose(tmp_path, version="mine", resume_if_exists=resume).log_dir == tmp_path / "n" / "mine"
+    monkeypatch.setenv("NEMO_EXPM_VERSION", "../up")
+    with pytest.raises(ConfigError, match="is not a valid directory name"):
+        choose(tmp_path)
+
+
+def test_explicit_directory_version_and_no_version(tmp_path, monkeypatch):
+    assert choose(tmp_path, explicit_log_dir=str(tmp_path / "x"), version="v").log_dir == tmp_path / "x"
+    assert choose(tmp_path, version="v").log_dir == tmp_path / "n" / "v"
+    assert choose(tmp_path, use_datetime_version=False).log_dir == tmp_path / "n"
+    monkeypatch.chdir(tmp_path)
+    assert choose(tmp_path, log_dir=None, version="v").log_dir == tmp_path / "nemo_experiments" / "n" / "v"
+
+
+def test_resuming_continues_the_version_that_has_got_furthest_whatever_the_clocks_say(tmp_path, monkeypatch):
+    monkeypatch.setenv(VERSION_VARIABLE, "2030-01-01_00-00-00")
+    assert choose(tmp_path, resume_if_exists=True).version == "2030-01-01_00-00-00"
+    now = time.time()
+    add_checkpoint(tmp_path / "n" / "b", step=4, saved_at=now)
+    add_checkpoint(tmp_path / "n" / "c", step=6, saved_at=now - 100)
+    (tmp_path / "n" / "d" / "checkpoints" / "torn").mkdir(parents=True)
+    chosen = choose(tmp_path, resume_if_exists=True)
+    assert (chosen.version, chosen.resumed) == ("c", True)
+    assert choose(tmp_path).version == "2030-01-01_00-00-00", "without resume a new run gets its own directory"
+    assert choose(tmp_path, resume_if_exists=True, version="b").version == "b"
+
+
+def test_of_two_versions_at_one_step_the_one_that_goes_on_from_the_other_is_continued(tmp_path):
+    now = time.time()
+    add_checkpoint(tmp_path / "n" / "a", step=6, saved_at=now, run="first")
+    add_checkpoint(tmp_path / "n" / "b", step=6, saved_at=now - 100, run="second", lineage=["first"])
+    assert choose(tmp_path, resume_if_exists=True).version == "b"
+
+
+def test_a_strangers_checkpoint_in_a_version_does_not_make_it_the_one_to_continue(tmp_path):
+    now = time.time()
+    add_checkpoint(tmp_path / "n" / "a", step=6, saved_at=now, run="first")
+    add_checkpoint(tmp_path / "n" / "b", step=99, saved_at=now, run="stranger")
+    (tmp_path / "n" / "b" / "checkpoints" / ".run").write_text('{"id": "second", "lineage": []}')
+    assert choose(tmp_path, resume_if_exists=True).version == "a"
+
+
+def test_leftovers_of_dead_versions_are_deleted_and_those_of_other_runs_stay(tmp_path, monkeypatch):
+    from nemo2.checkpoint.lock import DirectoryLock
+    from nemo2.training.run_dir.directory import delete_leftovers
+
+    monkeypatch.setenv("NEMO2_RUN_VERSION", "now")
+    versions = {name: tmp_path / "n" / name / "checkpoints" for name in ("dead", "young", "finished", "written")}
+    for name, folder in versions.items():
+        (folder / ".unfinished-1-step=3" / "weights").mkdir(parents=True)
+        if name != "young":
+            os.utime(folder / ".unfinished-1-step=3", (0, 0))
+    add_checkpoint(versions["finished"].parent, step=3, saved_at=1.0)
+    script = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from nemo2.checkpoint.lock import DirectoryLock
+DirectoryLock({str(versions["written"])!r}).acquire()
+print(flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None and writer.stdin is not None
+        writer.stdout.readline()
+        assert delete_leftovers(choose(tmp_path)) == [versions["dead"] / ".unfinished-1-step=3"]
+        writer.stdin.close()
+    left = {name for name, folder in versions.items() if list(folder.glob(".unfinished-*"))}
+    assert left == {"young", "finished", "written"}
+    assert DirectoryLock(versions["dead"]).acquire().release() is None
+
+
+def test_a_run_without_version_is_resumed_where_it_is(tmp_path):
+    add_checkpoint(tmp_path / "n", step=10, saved_at=time.time())
+    chosen = choose(tmp_path, resume_if_exists=True)
+    assert chosen.log_dir == tmp_path / "n" and chosen.version is None and chosen.resumed
+
+
+def _directory_on_this_rank(base, resume):
+    time.sleep(1.2 * int(os.environ["RANK"]))  # another second, another name, if each rank went by its own clock
+    return str(choose(Path(base), resume_if_exists=resume).log_dir)
+
+
+@pytest.mark.parametrize("init_process_group", [True, False], ids=["process group", "only MASTER_ADDR"])
+def test_all_ranks_choose_the_same_directory(run_on_ranks, tmp_path, init_process_group):
+    chosen = run_on_ranks(
+        _directory_on_this_rank, 2, str(tmp_path), False, init_process_group=init_process_group, timeout=60
+    )
+    assert len(set(chosen)) == 1
+
+
+def _directory_of_a_task_of_srun(base):
+    """As srun starts a task, without torchrun: nothing says RANK, WORLD_SIZE or MASTER_ADDR."""
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+    rank, world_size = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+    os.environ |= {
+        "SLURM_NTASKS": world_size,
+        "SLURM_NTASKS_PER_NODE": world_size,
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": rank,
+        "SLURM_NODEID": "0",
+    }
+    os.environ |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": os.environ.pop("MASTER_ADDR")}
+    time.sleep(1.2 * int(rank))
+    strategy = types.SimpleNamespace(cluster_environment=SLURMEnvironment(auto_requeue=False))
+    meeting = meeting_of(types.SimpleNamespace(strategy=strategy, num_nodes=1))
+    return str(choose(Path(base), meeting=meeting).log_dir)
+
+
+def test_tasks_of_srun_choose_the_same_directory(run_on_ranks, tmp_path):
+    chosen = run_on_ranks(_directory_of_a_task_of_srun, 2, str(tmp_path), init_process_group=False, timeout=60)
+    assert len(set(chosen)) == 1, chosen
+
+
+def test_ranks_that_lightning_starts_later_take_what_the_first_has_decided(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import os, subprocess, sys
+sys.path[:0] = {sys.path!r}
+from nemo2.training.run_dir.directory import agree
+print(agree(sys.argv[1]), flush=True)
+if sys.argv[2:]:
+    subprocess.run([sys.executable, __file__, *sys.argv[2:]], check=True)
+"""
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("RANK", "WORLD", "NEMO2"))}
+    ran = subprocess.run(
+        [sys.executable, script, "first", "later"], capture_output=True, text=True, env=clean, check=True
+    )
+    assert ran.stdout.split() == ["first", "first"]
+    # A process that isn't its child decides for itself, whatever it has inherited.
+    strangers = clean | {"NEMO2_RUN_DECISION": '1234567 {"1": "first"}'}
+    ran = subprocess.run([sys.executable, script, "own"], capture_output=True, text=True, env=strangers, check=True)
+    assert ran.stdout.split() == ["own"]
+
+
+def _setup_with_a_directory_of_its_own(base):
+    from nemo2.errors import RuntimeFault
+    from nemo2.training.run_dir.callback import RunDirectoryCallback
+    from nemo2.training.run_dir.directory import RunDirectory
+
+    own = Path(base) / os.environ["RANK"]
+    directory = RunDirectory(log_dir=own, exp_dir=own, name="", version=None, resumed=False)
+    callback = RunDirectoryCallback(directory, None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(RuntimeFault) as caught:
+        callback.setup(None, None, "fit")
+    return str(caught.value)
+
+
+def test_ranks_that_would_write_to_different_directories_are_told_before_they_train(run_on_ranks, tmp_path):
+    for message in run_on_ranks(_setup_with_a_directory_of_its_own, 2, str(tmp_path), timeout=60):
+        assert f"Rank 0 would write to {tmp_path}/0, but rank 1 to {tmp_path}/1" in message
+        assert "log.version" in message
+
+
+def _agree_then_meet(base):
+    """As in a run: the directory is settled first, the process group comes later at the same address."""
+    import torch.distributed as dist
+
+    first = str(choose(Path(base)).log_dir)
+    dist.init_process_group("gloo", init_method="env://")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return first, total.item()
+
+
+def test_settling_the_directory_does_not_get_in_the_way_of_the_process_group(run_on_ranks, tmp_path):
+    (first, one), (second, two) = run_on_ranks(_agree_then_meet, 2, str(tmp_path), init_process_group=False, timeout=60)
+    assert first == second and one == two == 2.0
+
+
+@pytest.mark.parametrize("own", ["", "logging.basicConfig()"], ids=["no handler", "a handler of the script's own"])
+def test_warnings_reach_the_console_once_and_the_file(tmp_path, own):
+    script = f"""
+import logging, pathlib
+from nemo2.training.run_dir.log_files import add_log_file, warn_on_console
+{own}
+add_log_file(pathlib.Path("log.txt"))
+warn_on_console()
+warn_on_console()
+logging.getLogger("nemo2.somewhere").warning("Falling back to %s.", "step=2")
+logging.getLogger("nemo2.somewhere").info("at step 3")
+logging.getLogger("another").warning("of somebody else")
+"""
+    ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stderr.count("Falling back to step=2.") == 1
+    assert bool(own) == ("at step 3" in ran.stderr) == ("of somebody else" in ran.stderr)
+    assert (tmp_path / "log.txt").read_text().count("Falling back to step=2.") == 1
+
+
+def test_a_log_file_that_cannot_be_written_is_reported_once_and_ends_nothing(tmp_path, capsys):
+    """Another library closes the handlers, as `logging.config.dictConfig` does, and the folder is gone."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    add_log_file(folder / "log.txt")
+    logging.getLogger().handlers[-1].close()
+    shutil.rmtree(folder)
+    for step in range(3):
+        logging.getLogger("nemo2.somewhere").info("at step %d", step)
+    assert capsys.readouterr().err.count(f"{folder}/log.txt can't be written") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+def test_so_is_a_full_disk(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("nemo2.training.run_dir.log_files.open_to_write", os.open)
+    add_log_file(Path("/dev/full"))
+    for step in range(3):
+        logging.getLogger("nemo2.somewhere").info("at step %d", step)
+    assert capsys.readouterr().err.count("/dev/full can't be written: [Errno 28]") == 1
+
+
+def test_a_job_that_is_started_again_goes_on_with_its_own_run(tmp_path, monkeypatch):
+    """Another job of the same name has got further meanwhile."""
+    for name in ("mine", "other"):
+        (tmp_path / "run" / name / "checkpoints").mkdir(parents=True)
+    said = tmp_path / "run_dir"
+    monkeypatch.setenv("NEMO2_RUN_DIR_FILE", str(said))
+    monkeypatch.setattr("nemo2.training.run_dir.directory.furthest_run", lambda root: root / "other")
+    given = {"name": "run", "log_dir": str(tmp_path), "explicit_log_dir": None, "use_datetime_version": True}
+
+    def chosen(**changes):
+        settings = {"version": None, "resume_if_exists": True, **given, **changes}
+        return choose_directory(**settings).log_dir.name
+
+    assert chosen() == "other", "the first start"
+    said.write_text(f"{tmp_path}/run/mine")
+    assert chosen() == "mine"
+    assert chosen(version="asked") == "asked"
+    said.write_text("/elsewhere/mine")
+    assert chosen() == "other"
+
+
+def modes_under(umask: int, directory: str) -> dict[str, int]:
+    """Permissions of all that a run writes, its background saves included."""
+    from tools.drill.command import Run, train
+
+    os.umask(umask)
+    train(Run(Path(directory), world=1, asynchronous=True))
+    return {str(path): stat.S_IMODE(path.stat().st_mode) for path in Path(directory).rglob("*")}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_who_may_read_a_run_is_said_by_its_users_umask(run_on_ranks, tmp_path, umask):
+    """Runs are shared, and hold no secrets; `umask 077` before a command keeps one to oneself."""
+    found = run_on_ranks(modes_under, 1, umask, str(tmp_path / "private"))[0]
+    names = {Path(path).name for path in found}
+    assert {
+        "metrics.jsonl",
+        "effective_config.yaml",
+        "environment.json",
+        "manifest.json",
+        "model.json",
+        "report.html",
+    } <= names
+    assert {path: oct(mode) for path, mode in found.items() if mode & 0o777 & umask} == {}
+    assert umask == 0o077 or all(mode & 0o044 == 0o044 for mode in found.values()), found

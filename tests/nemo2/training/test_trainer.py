@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's own defaults and refusals, before anything runs."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+from nemo2.errors import ConfigError
+from nemo2.megatron.precision import MegatronMixedPrecision
+from nemo2.training.strategy import MegatronStrategy
+from nemo2.training.trainer import Trainer, check_devices
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+
+
+def made(**arguments: Any) -> Trainer:
+    return Trainer(**{"devices": 1, "strategy": MegatronStrategy(), "enable_progress_bar": False, **arguments})
+
+
+def test_with_megatron_only_what_was_asked_for_is_there():
+    trainer = made()
+    assert trainer.loggers == []
+    assert trainer.checkpoint_callbacks == []
+    assert [type(item).__name__ for item in trainer.callbacks if "Summary" in type(item).__name__] == []
+    assert trainer.num_sanity_val_steps == 0
+
+
+def test_an_interval_of_validation_in_steps_may_exceed_an_epoch_and_a_share_counts_within():
+    assert made(val_check_interval=2000).check_val_every_n_epoch is None
+    assert made(val_check_interval=0.5).check_val_every_n_epoch == 1
+    assert made().check_val_every_n_epoch == 1
+
+
+def test_a_run_shorter_than_its_logging_interval_logs_its_last_step():
+    assert made(max_steps=3, log_every_n_steps=10).log_every_n_steps == 3
+    assert made(max_steps=3).log_every_n_steps == 3
+    assert made(max_steps=30, log_every_n_steps=10).log_every_n_steps == 10
+    assert made(log_every_n_steps=10).log_every_n_steps == 10
+    assert made(max_steps=3, log_every_n_steps=0).log_every_n_steps == 0
+
+
+def test_precision_by_name_is_the_megatron_plugin():
+    trainer = made(precision="bf16")
+    assert isinstance(trainer.precision_plugin, MegatronMixedPrecision)
+    assert trainer.precision_plugin.precision == "bf16-mixed"
+    with pytest.raises(ConfigError, match="trainer.precision='bf16' and a precision plugin"):
+        made(precision="bf16", plugins=MegatronMixedPrecision("32"))
+    with pytest.raises(ConfigError, match="precision='64-true': must be one of"):
+        made(precision="64-true")
+
+
+@no_gpu
+def test_gpus_are_refused_where_there_are_none():
+    with pytest.raises(ConfigError, match="trainer.accelerator='gpu': this machine has no GPU.*'auto'"):
+        made(accelerator="gpu")
+
+
+@no_gpu
+def test_more_cpu_processes_than_were_launched_are_refused_with_the_ways_to_launch_them(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for devices, nodes in ((8, 1), (1, 2)):
+        with pytest.raises(ConfigError, match=rf"trainer.devices={devices} with trainer.num_nodes={nodes}.*devices=2"):
+            made(devices=devices, num_nodes=nodes)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    check_devices(accelerator="auto", devices=8, num_nodes=1)
+
+
+def test_more_ranks_than_gpus_are_refused_in_a_trainer_and_in_a_launch(monkeypatch):
+    from nemo2.preflight.checks.rules.launching import too_many_for_this_machine
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    for accelerator in ("auto", "gpu"):
+        with pytest.raises(ConfigError, match=r"trainer\.devices=2.*trainer\.devices=1"):
+            check_devices(accelerator=accelerator, devices=2, num_nodes=1)
+        check_devices(accelerator=accelerator, devices=1, num_nodes=4)
+    (refused,) = too_many_for_this_machine(2, 1, chosen=True)
+    assert "trainer.devices=2" in refused
+    assert not list(too_many_for_this_machine(1, 1, chosen=False))
+    with pytest.raises(ConfigError, match=r"trainer\.devices=\[1\].*from 0 to 0"):
+        check_devices(accelerator="auto", devices=[1], num_nodes=1)
+    (refused,) = too_many_for_this_machine(1, 1, chosen=True, indices=[1])
+    assert "trainer.devices=[1]" in refused
+    assert not list(too_many_for_this_machine(1, 1, chosen=True, indices=[0]))
+
+
+@no_gpu
+def test_tasks_of_srun_are_launched_processes_and_a_batch_script_is_none(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.delenv("SLURM_STEP_ID", raising=False)
+    with pytest.raises(ConfigError, match="one process was started"):
+        check_devices(accelerator="auto", devices=1, num_nodes=2)
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    check_devices(accelerator="auto", devices=1, num_nodes=2)
+
+
+def test_a_typing_error_is_answered_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="max_step.*max_steps"):
+        Trainer(max_step=3)  # pyright: ignore[reportCallIssue]
+
+
+def test_lightnings_own_requeueing_is_off_unless_the_user_brings_it(monkeypatch):
+    for name, value in {"NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_NAME": "train"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def requeues(**arguments):
+        environment = Trainer(devices=1, **arguments)._accelerator_connector.cluster_environment
+        assert isinstance(environment, SLURMEnvironment)
+        return environment.auto_requeue
+
+    assert not requeues()
+    assert requeues(plugins=[SLURMEnvironment()])
