@@ -10,12 +10,14 @@ import pytest
 from support.modules import ROOT, imported_by, modules
 
 
-def test_the_page_lists_the_rooms_of_the_contract() -> None:
+@pytest.mark.parametrize("contract", ["rooms", "inside-base", "inside-megatron", "inside-training", "inside-preflight"])
+def test_the_page_lists_the_layers_of_the_contract(contract: str) -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    layers = next(one["layers"] for one in contracts if one["id"] == "rooms")
-    rooms = [room for layer in layers for room in layer.split(" | ")]
+    layers = next(one["layers"] for one in contracts if one["id"] == contract)
+    names = [name for layer in layers for name in layer.split(" | ")]
     page = (ROOT / "docs" / "architecture.md").read_text()
-    assert sorted(re.findall(r"^\| `(\w+)(?:/|\.py)` \|", page, re.MULTILINE)) == sorted(rooms)
+    start = r"\*\*`" if contract == "rooms" else f"`{contract.removeprefix('inside-')}/"
+    assert sorted(re.findall(rf"^\| {start}(\w+)(?:/|\.py)`", page, re.MULTILINE)) == sorted(names)
 
 
 def test_nobody_imports_the_folders_by_their_bare_names() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The measured cases: recipes as they ship, on one GPU, with as many layers as fit it together with the optimizer.
 
-Nothing here needs a GPU: a case is a recipe tree, and `nemo2.preflight.rehearse` says whether it fits (`python -m
-bench.gpu --fits`).
+Nothing here needs a GPU: a case is a recipe tree, and `nemo2.preflight.rehearse` says whether it fits:
+`python -m bench.gpu --fits`.
 """
 
 import dataclasses

@@ -3,8 +3,7 @@
 
     python -m bench.planner              # what the calibrated constants give, per project
     python -m bench.planner --memory     # verdicts and peaks of the memory formula
-    python -m bench.planner --calibrate  # fit, leave out, write nemo2/preflight/planner/calibrated.json and the pages:
-    ten minutes
+    python -m bench.planner --calibrate  # fit, leave out, write calibrated.json beside the planner, and the pages: ten minutes
 
 `make calibrate` is the last, and writes docs/plan-calibration.md and the table of docs/plan.md. No constant belongs
 to a model or to a source; what a source's software does is in `rows.SOFTWARE`.

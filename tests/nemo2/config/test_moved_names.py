@@ -2,14 +2,14 @@
 """``saved_names.txt`` has what recipes of some release could hold. Rows are added, never removed: checkpoints keep them."""
 
 import ast
-import importlib
+import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
 from nemo2.config import Partial, from_json, from_yaml, to_json, to_yaml
-from nemo2.config.moved_names import MOVED, module_today
+from nemo2.config.moved_names import MOVED, MOVED_ROOMS, module_today
 from nemo2.training.strategies.distillation import DistillationCallback, DistillationConfig
 
 SAVED = Path(__file__).with_name("saved_names.txt").read_text().split()
@@ -46,13 +46,16 @@ def test_every_move_is_on_the_list_and_leads_somewhere_else() -> None:
     for former, today in MOVED.items():
         assert any(saved == former or saved.startswith(f"{former}:") for saved in SAVED)
         assert former.partition(":")[0] != today
+    for former, today in MOVED_ROOMS.items():
+        assert not importlib.util.find_spec(former) and importlib.util.find_spec(today)
 
 
+@pytest.mark.parametrize("former", ["nemo2.strategies.teaching", "nemo2.strategies.distillation"])
 @pytest.mark.parametrize(("write", "read"), [(to_json, from_json), (to_yaml, from_yaml)])
-def test_a_saved_recipe_loads_after_a_move(write, read) -> None:
+def test_a_saved_recipe_loads_after_a_move(write, read, former) -> None:
     recipe = Partial(DistillationCallback, "/teacher", Partial(DistillationConfig, logit_kl_topk=3))
-    text = write(recipe).replace("nemo2.training.strategies.distillation", "nemo2.training.strategies.teaching")
-    assert "teaching" in text and read(text) == recipe
+    text = write(recipe).replace("nemo2.training.strategies.distillation", former)
+    assert former in text and read(text) == recipe
 
 
 def test_a_move_lets_nothing_in_that_is_refused() -> None:

@@ -117,7 +117,7 @@ def test_who_set_a_field_is_the_line_of_the_file() -> None:
         ("\n".join([f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" if n else "a0: &a0 [x]" for n in range(9)]), "more than"),
         ("[" * 5000, "not YAML"),
         (f"a: {'9' * 5000}", "not YAML"),
-        ("_target_: nemo2.training.trainer.Trainer\nmax_time: {_target_: datetime.timedelta, _args_: [99999999999]}", "timedelta"),
+        ("_target_: nemo2.Trainer\nmax_time: {_target_: datetime.timedelta, _args_: [99999999999]}", "timedelta"),
         ("_target_: nemo2.training.trainer.Trainer\n_partial_: no", "run.yaml:2: : _partial_ takes true or false, not 'no'"),
         ("_target_: torch.nn.functional.gelu", "`_call_: false`"),
         (b"\xff\xfe\x00", "not YAML"),

@@ -59,7 +59,7 @@ def test_an_extra_is_installed_by_its_packages_wherever_nemo2_comes_from(monkeyp
     lines.append("nemo2[one]; extra == 'two'")
     monkeypatch.setattr(extras, "requires", lambda name: lines)
     if not checkout:
-        monkeypatch.setattr(extras, "__file__", str(tmp_path / "site" / "nemo2" / "backend" / "extras.py"))
+        monkeypatch.setattr(extras, "__file__", str(tmp_path / "site" / "nemo2" / "base" / "backend" / "extras.py"))
     if checkout:
         assert {re.split("[<>=]", one)[0] for one in extras.requirements()} >= {"torch", "megatron-core", "nemo-run"}
         assert "transformers" in extras.install("serve") and "safetensors" in extras.install("serve")
