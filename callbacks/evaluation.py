@@ -64,8 +64,8 @@ class EvaluationCallback(pl.Callback):
         at_end: bool = True,
         trust_tasks: bool = False,
     ) -> None:
-        optional = {} if every_n_steps is None else {"every_n_steps": every_n_steps}
-        require_counts("EvaluationCallback", **optional, max_batch_size=max_batch_size)
+        require_counts("EvaluationCallback", others=(None,), every_n_steps=every_n_steps)
+        require_counts("EvaluationCallback", max_batch_size=max_batch_size)
         refuse_counts(limit=limit, num_fewshot=num_fewshot)
         if not texts and not tasks:
             raise ConfigError("EvaluationCallback has nothing to measure. Set texts=[FILE] or tasks=[NAME].")
