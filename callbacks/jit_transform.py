@@ -11,7 +11,7 @@ from torch import nn
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.inspection import chunks_of
+from nemo2.mcore.parallel.inspection import chunks_of
 
 
 @configurable
@@ -70,7 +70,7 @@ class JitTransform(pl.Callback):
 def _called_in(chunk: nn.Module) -> nn.Module:
     """The module that a step calls: the chunk, or the ``module`` or ``model`` of a LightningModule, whose own
     forward no step calls. A LightningModule without either is returned itself."""
-    from nemo2.megatron.parallel.plain_chunk import PlainChunk  # imports Megatron-Core
+    from nemo2.mcore.parallel.plain_chunk import PlainChunk  # imports Megatron-Core
 
     if not isinstance(chunk, PlainChunk | pl.LightningModule):
         return chunk

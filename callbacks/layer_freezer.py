@@ -11,14 +11,14 @@ from torch import Tensor
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.inspection import (
+from nemo2.mcore.parallel.inspection import (
     belongs_to,
     chunks_of,
     named_parameters,
     owned_gradients,
     refuse_unknown_modules,
 )
-from nemo2.megatron.parallel.transform import full_names
+from nemo2.mcore.parallel.transform import full_names
 
 
 @configurable
@@ -114,7 +114,7 @@ def _range_of(name: str, spec: Any) -> tuple[float, float]:
 
 
 def _modules(trainer: Any, name: str) -> Iterator[torch.nn.Module]:
-    from nemo2.megatron.parallel.plain_chunk import PlainChunk  # imports Megatron-Core
+    from nemo2.mcore.parallel.plain_chunk import PlainChunk  # imports Megatron-Core
 
     for chunk in chunks_of(trainer):
         full = full_names(chunk.module if isinstance(chunk, PlainChunk) else chunk)

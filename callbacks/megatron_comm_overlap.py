@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Overlaps communication with computation as far as the layout allows. The rules are in `nemo2.megatron.overlap.rules`."""
+"""Overlaps communication with computation as far as the layout allows. The rules are in `nemo2.mcore.overlap.rules`."""
 
 import logging
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ import lightning.pytorch as pl
 from nemo2.callbacks.consumption import sampler_of
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.megatron.overlap.apply import overlap, settings_of_run
-from nemo2.megatron.overlap.settings import CALLBACK, Decision
-from nemo2.megatron.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.settle.machine import Machine
+from nemo2.mcore.overlap.apply import overlap, settings_of_run
+from nemo2.mcore.overlap.settings import CALLBACK, Decision
+from nemo2.mcore.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.settle.machine import Machine
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class MegatronCommOverlapCallback(pl.Callback):
     configuration, before any of them is used. The strategy then starts Transformer Engine's userbuffers before it
     builds the first layer. The callback costs nothing per step and behaves the same on every rank.
 
-    An argument of None follows the rules of `nemo2.megatron.overlap.rules.decide`. A value that was set explicitly on a
+    An argument of None follows the rules of `nemo2.mcore.overlap.rules.decide`. A value that was set explicitly on a
     configuration stays.
 
     A trainer with several of these callbacks treats them as one callback with the arguments of all.
@@ -58,7 +58,7 @@ class MegatronCommOverlapCallback(pl.Callback):
     """
 
     asks_for_overlap: ClassVar[bool] = True
-    """Marks callbacks whose arguments are settings of `nemo2.megatron.overlap`, which can't import this module."""
+    """Marks callbacks whose arguments are settings of `nemo2.mcore.overlap`, which can't import this module."""
 
     def __init__(
         self,

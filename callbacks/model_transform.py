@@ -20,7 +20,7 @@ class ModelTransform(pl.Callback):
 
     Args:
         model_transform: A function that takes a module and returns a module. A function with a second argument ``name``
-            is called with each module and its full name (`nemo2.megatron.parallel.transform`). None: the model's
+            is called with each module and its full name (`nemo2.mcore.parallel.transform`). None: the model's
             ``model_transform`` or the argument of ``llm.train``, both of which apply without this callback too.
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 
 from nemo2.base import ranks
 from nemo2.config.capture import configurable
-from nemo2.megatron.parallel.inspection import owned_gradients
+from nemo2.mcore.parallel.inspection import owned_gradients
 
 
 @configurable

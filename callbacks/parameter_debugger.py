@@ -12,7 +12,7 @@ from nemo2.base.columns import columns
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.inspection import owned_gradients
+from nemo2.mcore.parallel.inspection import owned_gradients
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 from nemo2.base.counts import require_counts
 from nemo2.config.capture import configurable
 from nemo2.errors import RuntimeFault
-from nemo2.megatron.parallel.inspection import chunks_of
+from nemo2.mcore.parallel.inspection import chunks_of
 
 logger = logging.getLogger(__name__)
 

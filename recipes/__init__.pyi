@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Written by `make fmt` from the files of this folder.
-from nemo2.megatron.parallel.layout import Layout as Layout
+from nemo2.mcore.parallel.layout import Layout as Layout
 from nemo2.recipes._assembler import PretrainRecipe as PretrainRecipe
 from nemo2.recipes._find import get as get
 from nemo2.recipes._find import own as own

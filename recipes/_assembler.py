@@ -18,7 +18,7 @@ from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.config.provenance import line_of_caller
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.layout import Layout
+from nemo2.mcore.parallel.layout import Layout
 
 if TYPE_CHECKING:
     import nemo2.recipes._typed as _typed

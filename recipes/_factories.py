@@ -51,14 +51,14 @@ def _peft_methods() -> dict[str, Any]:
 
 
 def _schedules() -> list[str]:
-    from nemo2.megatron.optim import lr_scheduler
+    from nemo2.mcore.optim import lr_scheduler
 
     return [name for name in vars(lr_scheduler) if name.endswith("Scheduler")]
 
 
 _LOG = "nemo2.recipes.log.default"
-_OPTIMIZER = "nemo2.megatron.optim.megatron:MegatronOptimizerModule"
-_TORCH_OPTIMIZER = "nemo2.megatron.optim.pytorch:PytorchOptimizerModule"
+_OPTIMIZER = "nemo2.mcore.optim.megatron:MegatronOptimizerModule"
+_TORCH_OPTIMIZER = "nemo2.mcore.optim.pytorch:PytorchOptimizerModule"
 _DATA = "nemo2.data.base:MegatronDataModule"
 _CALLBACK = "lightning.pytorch.callbacks:Callback"
 
@@ -66,16 +66,16 @@ SOURCES = [
     Source("nemo2.models.gpt:GPTModel", _recipes, _of_recipe("model")),
     Source("nemo2.training.trainer:Trainer", _recipes, _of_recipe("trainer")),
     _from("nemo2", "lightning.pytorch.strategies:Strategy", ["MegatronStrategy", "FSDP2Strategy", "FSDPStrategy"]),
-    _from("nemo2.recipes.precision.mixed_precision", "nemo2.megatron.precision:MegatronMixedPrecision"),
+    _from("nemo2.recipes.precision.mixed_precision", "nemo2.mcore.precision:MegatronMixedPrecision"),
     _from("nemo2.recipes.optim.adam", _OPTIMIZER),
     _from("nemo2.recipes.optim.sgd", _TORCH_OPTIMIZER),
-    _from("nemo2.megatron.optim.pytorch", _TORCH_OPTIMIZER, ["PytorchOptimizerModule"]),
-    _from("nemo2.megatron.optim.distributed_fused_adam", _OPTIMIZER, ["distributed_fused_adam"]),
-    _from("nemo2.megatron.optim.megatron", _OPTIMIZER, ["MegatronOptimizerModule"]),
+    _from("nemo2.mcore.optim.pytorch", _TORCH_OPTIMIZER, ["PytorchOptimizerModule"]),
+    _from("nemo2.mcore.optim.distributed_fused_adam", _OPTIMIZER, ["distributed_fused_adam"]),
+    _from("nemo2.mcore.optim.megatron", _OPTIMIZER, ["MegatronOptimizerModule"]),
     Source(
-        "nemo2.megatron.optim.lr_scheduler:WarmupAnnealingScheduler",
+        "nemo2.mcore.optim.lr_scheduler:WarmupAnnealingScheduler",
         _schedules,
-        lambda name: getattr(import_module("nemo2.megatron.optim.lr_scheduler"), name),
+        lambda name: getattr(import_module("nemo2.mcore.optim.lr_scheduler"), name),
     ),
     _from(_LOG, "nemo2.training.run_dir.logger:NeMoLogger", ["default_log"]),
     _from(_LOG, "nemo2.checkpoint.auto_resume:AutoResume", ["default_resume"]),

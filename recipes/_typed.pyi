@@ -35,10 +35,10 @@ import nemo2.data.finetuning.packing
 import nemo2.data.finetuning.published
 import nemo2.data.mock
 import nemo2.data.tokenizer
-import nemo2.megatron.optim.base
-import nemo2.megatron.optim.lr_scheduler
-import nemo2.megatron.optim.megatron
-import nemo2.megatron.precision
+import nemo2.mcore.optim.base
+import nemo2.mcore.optim.lr_scheduler
+import nemo2.mcore.optim.megatron
+import nemo2.mcore.precision
 import nemo2.models.baichuan
 import nemo2.models.chatglm
 import nemo2.models.cohere
@@ -124,7 +124,7 @@ class _GPTConfigFields:
 class _GPTModelFields(typing.Generic[_ModelConfig]):
     config: Part[_ModelConfig, _ModelConfig | nemo2.models.gpt.GPTConfig | None | AnyConfig]
     """Default: `None`."""
-    optim: nemo2.megatron.optim.base.OptimizerModule | None | AnyConfig
+    optim: nemo2.mcore.optim.base.OptimizerModule | None | AnyConfig
     """Default: `None`."""
     tokenizer: typing.Any
     """Default: `None`."""
@@ -241,9 +241,7 @@ class CommandRConfig35B(
     nemo2.config.Config[nemo2.models.cohere.CommandRConfig35B],
 ): ...
 
-class CosineAnnealingScheduler(
-    _Closed, nemo2.config.Config[nemo2.megatron.optim.lr_scheduler.CosineAnnealingScheduler]
-):
+class CosineAnnealingScheduler(_Closed, nemo2.config.Config[nemo2.mcore.optim.lr_scheduler.CosineAnnealingScheduler]):
     max_steps: int | None
     """Default: `None`."""
     warmup_steps: int
@@ -594,7 +592,7 @@ class LoRA(_Closed, nemo2.config.Config[nemo2.models.peft.lora.LoRA]):
 
 class MambaModel(_GPTModelFields[_ModelConfig], _Closed, nemo2.config.Config[nemo2.models.ssm.MambaModel]): ...
 
-class MegatronMixedPrecision(_Closed, nemo2.config.Config[nemo2.megatron.precision.MegatronMixedPrecision]):
+class MegatronMixedPrecision(_Closed, nemo2.config.Config[nemo2.mcore.precision.MegatronMixedPrecision]):
     precision: int | str
     """Default: `'bf16-mixed'`."""
     params_dtype: torch.dtype | None | str
@@ -650,10 +648,10 @@ class MegatronMixedPrecision(_Closed, nemo2.config.Config[nemo2.megatron.precisi
     reuse_grad_buf_for_mxfp8_param_ag: bool
     """Default: `False`."""
 
-class MegatronOptimizerModule(_Closed, nemo2.config.Config[nemo2.megatron.optim.megatron.MegatronOptimizerModule]):
+class MegatronOptimizerModule(_Closed, nemo2.config.Config[nemo2.mcore.optim.megatron.MegatronOptimizerModule]):
     config: Part[OptimizerConfig, megatron.core.optimizer.optimizer_config.OptimizerConfig | AnyConfig]
     """Required."""
-    lr_scheduler: Part[CosineAnnealingScheduler, nemo2.megatron.optim.lr_scheduler.LRSchedulerModule | None | AnyConfig]
+    lr_scheduler: Part[CosineAnnealingScheduler, nemo2.mcore.optim.lr_scheduler.LRSchedulerModule | None | AnyConfig]
     """Default: `None`."""
     no_weight_decay_cond: collections.abc.Callable[[str, torch.nn.parameter.Parameter], bool] | None
     """Default: `None`."""
@@ -1439,7 +1437,7 @@ class Pretraining(
     """Default: `None`."""
     resume: Part[AutoResume, nemo2.checkpoint.auto_resume.AutoResume | None | AnyConfig]
     """Default: `None`."""
-    optim: Part[MegatronOptimizerModule, nemo2.megatron.optim.base.OptimizerModule | None | AnyConfig]
+    optim: Part[MegatronOptimizerModule, nemo2.mcore.optim.base.OptimizerModule | None | AnyConfig]
     """Default: `None`."""
     strategy: Part[MegatronStrategy, lightning.pytorch.strategies.strategy.Strategy | str | AnyConfig]
     """The same as `trainer.strategy`."""
@@ -1457,7 +1455,7 @@ class Finetuning(
     """Default: `None`."""
     resume: Part[AutoResume, nemo2.checkpoint.auto_resume.AutoResume | None | AnyConfig]
     """Default: `None`."""
-    optim: Part[MegatronOptimizerModule, nemo2.megatron.optim.base.OptimizerModule | None | AnyConfig]
+    optim: Part[MegatronOptimizerModule, nemo2.mcore.optim.base.OptimizerModule | None | AnyConfig]
     """Default: `None`."""
     peft: Part[DoRA | LoRA, nemo2.models.peft.base.PEFT | None | AnyConfig]
     """Default: `None`."""

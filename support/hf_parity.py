@@ -123,7 +123,7 @@ def shards(chunk: Any) -> list[Any]:
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories
 
-    from nemo2.megatron.parallel.sharded_state import sharded_state
+    from nemo2.mcore.parallel.sharded_state import sharded_state
 
     with torch.no_grad():
         state = sharded_state(chunk)
@@ -150,7 +150,7 @@ def load(chunk: Any, checkpoint: Path) -> None:
     """Load this rank's chunk from a checkpoint of the whole model, in the way of Megatron-Core."""
     from megatron.core import dist_checkpointing
 
-    from nemo2.megatron.parallel.sharded_state import sharded_state
+    from nemo2.mcore.parallel.sharded_state import sharded_state
 
     # Extra state is Transformer Engine's, and empty here.
     asked = {name: leaf for name, leaf in sharded_state(chunk).items() if not name.endswith("_extra_state")}
@@ -229,7 +229,7 @@ def start(**layout: Any) -> None:
     from megatron.core import parallel_state, tensor_parallel
 
     from nemo2.base.backend import get_backend
-    from nemo2.megatron.parallel.groups import destroy_model_parallel
+    from nemo2.mcore.parallel.groups import destroy_model_parallel
 
     get_backend().install()
     from support.small_runs import freeze_what_is_loaded

@@ -100,7 +100,7 @@ def build(kind: str, *, distributed: bool = False) -> Any:
     from megatron.core.optimizer import OptimizerConfig
 
     from nemo2 import llm
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
 
     sizes = small_runs.MODEL | {"num_layers": SIZES["num_hidden_layers"], "layernorm_epsilon": 1e-5}
     optim = OptimizerConfig(optimizer="adam", lr=1e-2, clip_grad=0.0, use_distributed_optimizer=distributed)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo2.megatron.parallel.layout import SIZE_FIELDS
+from nemo2.mcore.parallel.layout import SIZE_FIELDS
 from support import small_runs
 
 STOP, STEPS = 3, 13

@@ -49,7 +49,7 @@ class FirstGradients(pl.Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Takes the gradients of a model that isn't sharded from Megatron-Core's gradient buffers."""
         from nemo2.checkpoint.pieces import stored_pieces
-        from nemo2.megatron.parallel.stored_names import stored_names
+        from nemo2.mcore.parallel.stored_names import stored_names
 
         if self.pieces or not moments.holds_gradients(trainer.strategy):
             return
@@ -91,7 +91,7 @@ def train(
 ) -> dict[str, Any]:
     """A tiny Llama trained under a strategy. ``save``: the checkpoint of the last step goes there, as ``step=N``."""
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
-    from nemo2.megatron.precision import MegatronMixedPrecision
+    from nemo2.mcore.precision import MegatronMixedPrecision
     from nemo2.training.trainer import Trainer
 
     small_runs.quiet()

@@ -144,7 +144,7 @@ def build_llama(
     """``latent``: with DeepSeek's attention in place of Llama's. ``optimizer``: further settings of its configuration."""
     from megatron.core.optimizer import OptimizerConfig
 
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
     from nemo2.models.deepseek import DeepSeekConfig, DeepSeekModel
     from nemo2.models.llama import LlamaConfig, LlamaModel
 
@@ -157,7 +157,7 @@ def build_llama(
 
 
 def cosine(max_steps: int, warmup_steps: int = 1) -> Any:
-    from nemo2.megatron.optim.lr_scheduler import CosineAnnealingScheduler
+    from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
 
     return CosineAnnealingScheduler(max_steps=max_steps, warmup_steps=warmup_steps, constant_steps=0, min_lr=1e-3)
 
@@ -167,7 +167,7 @@ def build_trainer(
 ) -> Any:
     """A trainer for all the ranks there are. The precision may be a plugin; None: no plugin. ``strategy``: options of
     `MegatronStrategy`, or under the name "strategy" another one."""
-    from nemo2.megatron.precision import MegatronMixedPrecision
+    from nemo2.mcore.precision import MegatronMixedPrecision
     from nemo2.training.strategy import MegatronStrategy
     from nemo2.training.trainer import Trainer
 
@@ -214,7 +214,7 @@ def quiet() -> None:
 
 def release() -> None:
     """Destroy Megatron-Core's groups, so that the next run of this process can use another layout."""
-    from nemo2.megatron.parallel.groups import destroy_model_parallel
+    from nemo2.mcore.parallel.groups import destroy_model_parallel
 
     with contextlib.suppress(AssertionError):
         destroy_model_parallel()

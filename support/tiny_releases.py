@@ -69,7 +69,7 @@ def model_of(folder: str, *, rate: float, **changes: Any) -> Any:
     its configuration."""
     from megatron.core.optimizer import OptimizerConfig
 
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
     from nemo2.models.conversion.families import conversion_for
 
     said = json.loads((Path(folder) / "config.json").read_text())

@@ -17,7 +17,7 @@ from lightning.fabric.utilities import registry
 import nemo2.checkpoint.model_checkpoint
 import nemo2.hugging_face.exporting
 import nemo2.hugging_face.importing
-import nemo2.megatron.optim.megatron
+import nemo2.mcore.optim.megatron
 import nemo2.models.conversion.families
 import nemo2.models.deepseek
 import nemo2.models.generate

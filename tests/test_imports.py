@@ -10,7 +10,7 @@ import pytest
 from support.modules import ROOT, imported_by, modules
 
 
-@pytest.mark.parametrize("contract", ["rooms", "inside-base", "inside-megatron", "inside-training", "inside-preflight"])
+@pytest.mark.parametrize("contract", ["rooms", "inside-base", "inside-mcore", "inside-training", "inside-preflight"])
 def test_the_page_lists_the_layers_of_the_contract(contract: str) -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(one["layers"] for one in contracts if one["id"] == contract)

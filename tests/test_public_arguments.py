@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from support.modules import imported_by, modules
 
-DOORS = ("nemo2", "nemo2.callbacks", "nemo2.data", "nemo2.llm", "nemo2.models", "nemo2.megatron.overlap")
+DOORS = ("nemo2", "nemo2.callbacks", "nemo2.data", "nemo2.llm", "nemo2.models", "nemo2.mcore.overlap")
 WHOLE = "Transformer Engine gets the class's fields whole (`tp_overlap_cfg._fields`)"
 NEMO = "NeMo's signature has it"
 NOBODY_READS: dict[tuple[str, str], str] = {
@@ -37,7 +37,7 @@ HANDED_OVER = {
     ("MegatronDataSampler", "output_log"): "nemo2.training.strategies.base",
     ("MegatronDataSampler", "decoder_seq_len"): "nemo2.training.strategies.base",
     ("MaskedTokenLossReduction", "val_drop_last"): "nemo2.training.strategies.base",
-    ("GPTConfig", "tp_comm_overlap_cfg"): "nemo2.megatron.overlap.userbuffers",
+    ("GPTConfig", "tp_comm_overlap_cfg"): "nemo2.mcore.overlap.userbuffers",
 }
 """Arguments whose reader gets the object from Lightning or Megatron-Core, and imports nothing of its class."""
 

@@ -18,7 +18,7 @@ MODELS = FOLDER.parent / "nemo2" / "models" / "__init__.pyi"
 _LICENSE = "# SPDX-License-Identifier: Apache-2.0\n# Written by `make fmt` from the files of this folder.\n"
 _FIXED = f"""\
 {_LICENSE}\
-from nemo2.megatron.parallel.layout import Layout as Layout
+from nemo2.mcore.parallel.layout import Layout as Layout
 from nemo2.recipes._assembler import PretrainRecipe as PretrainRecipe
 from nemo2.recipes._find import get as get
 from nemo2.recipes._find import own as own

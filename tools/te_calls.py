@@ -29,9 +29,9 @@ class Group(NamedTuple):
     test: str
 
 
-_BUFFERS = "tests/nemo2/megatron/overlap/test_userbuffers.py"
+_BUFFERS = "tests/nemo2/mcore/overlap/test_userbuffers.py"
 _RUNS = f"{_BUFFERS}::test_a_run_builds_its_layers_over_started_buffers_trains_as_without_and_frees_them"
-_FP8 = "tests/nemo2/megatron/test_fp8.py::test_one_value_sets_model_buffers_and_optimizer"
+_FP8 = "tests/nemo2/mcore/test_fp8.py::test_one_value_sets_model_buffers_and_optimizer"
 GROUPS = (
     Group(
         "Layers",
@@ -67,13 +67,13 @@ GROUPS = (
         "CUDA graphs",
         r"(pytorch\.make_graphed_callables|graph\.\w+|make_weak_ref)$",
         "Megatron-Core's helpers call them if `cuda_graph_impl` is set. The launch rejects a model that can't be captured.",
-        "tests/nemo2/megatron/parallel/test_cuda_graphs.py",
+        "tests/nemo2/mcore/parallel/test_cuda_graphs.py",
     ),
     Group(
         "Attention and context parallelism",
         r"(DotProductAttention|attention\..*|thd_get_partitioned_indices)$",
         "Without `cp_comm_type` ranks use a ring. Transformer Engine picks the backend, and `attention_backend` can narrow it.",
-        "tests/nemo2/megatron/overlap/test_overlap_rules.py::"
+        "tests/nemo2/mcore/overlap/test_overlap_rules.py::"
         "test_asked_for_nothing_transformer_engine_goes_round_a_ring_and_the_plain_attention_gathers",
     ),
     Group(
@@ -137,7 +137,7 @@ def _carries(quantizer: str, before: str) -> Any:
     return answer
 
 
-_LIMITS = "tests/nemo2/megatron/overlap/test_userbuffer_limits.py"
+_LIMITS = "tests/nemo2/mcore/overlap/test_userbuffer_limits.py"
 _FORMATS = f"{_LIMITS}::test_a_format_is_refused_where_the_version_refuses_it"
 BEHAVIOURS = (
     Behaviour(
@@ -284,7 +284,7 @@ SIZES = (
     Asked("tokens", "tokens of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"),
     Asked("width", "widths of a product", "rejects others", f"{_OURS}::test_sizes_that_a_version_refuses_are_refused"),
 )
-_GRAPHS = "tests/nemo2/megatron/parallel/test_cuda_graphs.py"
+_GRAPHS = "tests/nemo2/mcore/parallel/test_cuda_graphs.py"
 _CAPTURED = f"{_OURS}::test_a_captured_step_of_each_format_goes_through_or_is_refused_before"
 _MEETS = f"{_OURS}::test_preconditions_of_a_capture_are_refusals_that_we_meet"
 CAPTURES = (
@@ -323,7 +323,7 @@ CAPTURES = (
         "inside torch.autocast",
         "inside torch.autocast",
         "doesn't use it: parameters have the precision's dtype",
-        "tests/nemo2/megatron/test_precision.py::test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler",
+        "tests/nemo2/mcore/test_precision.py::test_it_is_lightnings_mixed_precision_without_its_autocast_and_scaler",
     ),
     Asked("captured twice", "captured twice by one helper", "captures once per run", _MEETS),
     Asked(

@@ -2,7 +2,7 @@
 """The preconditions of a Transformer Engine version for capturing layers as CUDA graphs, before, during and after the
 capture.
 
-Layers are captured by `nemo2.megatron.parallel.cuda_graphs` through Megatron-Core's helper and the version's own
+Layers are captured by `nemo2.mcore.parallel.cuda_graphs` through Megatron-Core's helper and the version's own
 ``make_graphed_callables``, replayed in a step, and reset; only captures are absent: a captured graph is empty, and a
 replay leaves its outputs unchanged. Requires `tools.te_steps.prepare`.
 """
@@ -133,7 +133,7 @@ def _capture(chunk: Any) -> Any:
     """Through our part in the loop: one step that warms up, and the capture before the next."""
     from megatron.core import num_microbatches_calculator as microbatches
 
-    from nemo2.megatron.parallel.cuda_graphs import StepGraphs
+    from nemo2.mcore.parallel.cuda_graphs import StepGraphs
 
     microbatches.unset_num_microbatches_calculator()
     microbatches.init_num_microbatches_calculator(0, None, 1, 1, 1)

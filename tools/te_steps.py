@@ -2,7 +2,7 @@
 """Steps of Megatron-Core's GPT over the Python code of one version of Transformer Engine, in each number format that we offer.
 
 Layers are built, called and differentiated through Megatron-Core's own wrappers and contexts, with the fields that
-`nemo2.megatron.precision` lays into the model's configuration; only kernels are absent (`tools/te_kernels.py`). What is
+`nemo2.mcore.precision` lays into the model's configuration; only kernels are absent (`tools/te_kernels.py`). What is
 refused, and with which words, goes into the tables of `tools/te_facts.py`.
 """
 
@@ -106,7 +106,7 @@ def _config(recipe: str | None, *, param: bool = False, **changes: Any) -> Any:
     from megatron.core.transformer.enums import AttnBackend
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from nemo2.megatron.precision import MegatronMixedPrecision
+    from nemo2.mcore.precision import MegatronMixedPrecision
 
     asked: dict[str, Any] = {"first_last_layers_bf16": changes.pop("first_last_layers_bf16", False)}
     if asked["first_last_layers_bf16"]:

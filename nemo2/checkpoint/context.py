@@ -28,8 +28,8 @@ from nemo2.config.capture import captured_arguments, changed_since_made
 from nemo2.config.requested import explicit_fields
 from nemo2.data.tokenizer_files import FIELDS, files_of
 from nemo2.errors import CheckpointError, ConfigError, SecurityError
-from nemo2.megatron.parallel.layout import ParallelismConfig
-from nemo2.megatron.precision import DtypeConfig
+from nemo2.mcore.parallel.layout import ParallelismConfig
+from nemo2.mcore.precision import DtypeConfig
 
 _log = logging.getLogger(__name__)
 

@@ -90,8 +90,8 @@ def _arguments(node: dict[str, Any], config: type) -> dict[str, Any]:
     """The plain values that nemo2's class accepts, without those that describe how NeMo ran the model."""
     from dataclasses import fields
 
-    from nemo2.megatron.parallel.layout import ParallelismConfig
-    from nemo2.megatron.precision import DtypeConfig
+    from nemo2.mcore.parallel.layout import ParallelismConfig
+    from nemo2.mcore.precision import DtypeConfig
 
     managed = {item.name for kind in (ParallelismConfig, DtypeConfig) for item in fields(kind)}
     names = {item.name for item in fields(config)}  # pyright: ignore[reportArgumentType]  (config classes are dataclasses)

@@ -39,7 +39,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from nemo2.base.names import listed
 from nemo2.checkpoint.reading import Agree, DirectReader
-from nemo2.megatron.parallel.stored_names import StoredRows
+from nemo2.mcore.parallel.stored_names import StoredRows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ import torch
 from nemo2.base.files import open_regular, why_not_inside
 from nemo2.checkpoint.foreign_files import read_json
 from nemo2.errors import CheckpointError, SecurityError
-from nemo2.megatron.parallel.norm_names import renamed_norms
+from nemo2.mcore.parallel.norm_names import renamed_norms
 
 COMMON = "common.pt"
 """Megatron-Core's file for state that isn't sharded over ranks."""
@@ -255,7 +255,7 @@ def data_only() -> Iterator[list[SecurityError]]:
 
 
 def _load_metadata(file: Any) -> Any:
-    """The metadata, with the names that norms have in our checkpoints (`nemo2.megatron.parallel.norm_names`)."""
+    """The metadata, with the names that norms have in our checkpoints (`nemo2.mcore.parallel.norm_names`)."""
     metadata = _MetadataUnpickler(file).load()
     weights = Path(file.name).parent  # torch opens the file by its path, as this function does
     stored = (getattr(metadata, "storage_data", None) or {}).values()

@@ -16,7 +16,7 @@ from nemo2.cli.sources import RECIPE_HELP, Overrides
 from nemo2.training.run_dir.terminal import is_terminal
 
 if TYPE_CHECKING:
-    from nemo2.megatron.settle.machine import Machine
+    from nemo2.mcore.settle.machine import Machine
 
 
 def check(
@@ -47,7 +47,7 @@ def check(
 
         raise ConfigError("check needs a recipe, as in `nemo2 check llama3_8b`. `nemo2 list` lists all recipes.")
     recipe = recipe_on(name, overrides, options=options)
-    from nemo2.megatron.settle.machine import Machine
+    from nemo2.mcore.settle.machine import Machine
 
     machine = Machine.here() if here else machine_of(options.gpus)
     verdict = judgement(recipe, name=name, machine=machine, chosen=options.devices is not None)

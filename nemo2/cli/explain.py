@@ -18,8 +18,8 @@ def reasons(recipe: Any, gpus: Optional[str], field: str, executor: Optional[str
     if field == ENVIRONMENT:
         return _variables(recipe, gpus, executor, plugins)
     not_with("explain", "executor", "plugins")
-    from nemo2.megatron.settle.machine import Machine
-    from nemo2.megatron.settle.settling import settle
+    from nemo2.mcore.settle.machine import Machine
+    from nemo2.mcore.settle.settling import settle
     from nemo2.preflight.explain.fields import explain, explain_all
 
     effective = settle(recipe, Machine.here() if gpus is None else machine_of(gpus))

@@ -14,7 +14,7 @@ from nemo2.base.files import output_file
 from nemo2.cli.own_data import Data
 
 if TYPE_CHECKING:
-    from nemo2.megatron.settle.machine import Machine
+    from nemo2.mcore.settle.machine import Machine
 
 Gpus = Annotated[
     Optional[str],
@@ -144,7 +144,7 @@ def spread(
         return recipe
     from nemo2.config.located import recorded_at
     from nemo2.errors import ConfigError
-    from nemo2.megatron.settle.world import devices_of, on
+    from nemo2.mcore.settle.world import devices_of, on
 
     count, option = machine.count, f"--gpus {gpus}"
     if most is not None:
@@ -199,7 +199,7 @@ def machine_of(gpus: Optional[str]) -> "Machine":
     Raises:
         ConfigError: an unknown GPU, or an invalid number.
     """
-    from nemo2.megatron.settle.machine import Machine
+    from nemo2.mcore.settle.machine import Machine
 
     if gpus is None:
         return Machine()
@@ -215,7 +215,7 @@ def kind_of(gpus: Optional[str]) -> Optional[str]:
 
 def place(recipe: Any, machine: "Machine") -> str:
     """The line that names the machine of an answer. "": the recipe has no trainer."""
-    from nemo2.megatron.settle.world import world_of
+    from nemo2.mcore.settle.world import world_of
 
     if getattr(recipe, "trainer", None) is None:
         return ""

@@ -182,7 +182,7 @@ def _refuse_other_gpus(kind: str, executor: str, *, dryrun: bool, profile: str) 
     """Raise ConfigError if a run names GPUs that its machine lacks: other GPUs than the cluster's ``profile`` names, or
     GPUs that this machine doesn't have. A dry run on this machine may name any."""
     from nemo2.errors import ConfigError
-    from nemo2.megatron.settle.machine import Machine
+    from nemo2.mcore.settle.machine import Machine
 
     if profile and Machine.named(profile).gpu != Machine.named(kind).gpu:
         raise ConfigError(

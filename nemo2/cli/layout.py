@@ -28,7 +28,7 @@ def layout_of(
         output: The page (.html) or figure (.svg) to write.
         pipeline: Further arguments of `nemo2.report.pictures.layout_page.view`.
     """
-    from nemo2.megatron.settle import on
+    from nemo2.mcore.settle import on
     from nemo2.report.pictures.layout_page import draw, layout_json, layout_page, layout_text, view
     from nemo2.report.pictures.ranks import place_recipe
 

@@ -86,7 +86,7 @@ def plan(
 
 def _search(recipe: Any, *, name: str, kind: str, limit: int, headroom: float, html: Optional[Path]) -> Result:
     from nemo2.base.gpus import gpu
-    from nemo2.megatron.settle import Machine, on
+    from nemo2.mcore.settle import Machine, on
     from nemo2.preflight.planner.recipe import read_recipe
     from nemo2.preflight.planner.search import as_dict
     from nemo2.preflight.planner.search import search as look

@@ -182,8 +182,8 @@ def row_of_finetuning(facts: Any, method: str) -> dict[str, Any]:
 def row_of_tree(recipe: Any) -> dict[str, Any]:
     """The row of a recipe without facts, read from its tree. ``parameters`` is None if the tree doesn't tell their
     number."""
-    from nemo2.megatron.parallel.layout import Layout
-    from nemo2.megatron.settle import Machine, world_of
+    from nemo2.mcore.parallel.layout import Layout
+    from nemo2.mcore.settle import Machine, world_of
     from nemo2.preflight.planner.size import size_of
 
     strategy, trainer, plugin = recipe.trainer.strategy, recipe.trainer, recipe.trainer.plugins
@@ -200,7 +200,7 @@ def row_of_tree(recipe: Any) -> dict[str, Any]:
 
 def layout_text(layout: Any) -> str:
     """``tp=2 pp=4 vp=5 sp``: the differences from plain data parallelism; ``dp`` if there are none."""
-    from nemo2.megatron.parallel.layout import SIZE_FIELDS
+    from nemo2.mcore.parallel.layout import SIZE_FIELDS
 
     parts = [f"{name}={value}" for name in SIZE_FIELDS if (value := getattr(layout, name)) not in (1, None)]
     return " ".join([*parts, "sp"] if layout.sp else parts) or "dp"
@@ -220,7 +220,7 @@ def within(count: Optional[int], least: Optional[float], most: Optional[float]) 
 def _refuse_unknown_sizes(layout: str) -> None:
     from nemo2.base.names import did_you_mean
     from nemo2.errors import ConfigError
-    from nemo2.megatron.parallel.layout import SIZE_FIELDS
+    from nemo2.mcore.parallel.layout import SIZE_FIELDS
 
     names = [*SIZE_FIELDS, "sp", "dp"]
     for word in layout.lower().replace(",", " ").split():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a table by which settings follow from each other, or exclude each other.
 
-`nemo2.megatron.settle.rows` and `nemo2.megatron.overlap.rules` have the rows. `apply` takes them in order, on a view of a run's
-settings, so that a row sees what the rows before it derived. The view is a `nemo2.megatron.settle.run_settings.RunSettings`: it
+`nemo2.mcore.settle.rows` and `nemo2.mcore.overlap.rules` have the rows. `apply` takes them in order, on a view of a run's
+settings, so that a row sees what the rows before it derived. The view is a `nemo2.mcore.settle.run_settings.RunSettings`: it
 has ``requested(field)`` (the user's `Setting` in force, or None), ``in_force(field)`` (the `Setting`, whoever set it)
 and ``adjust(field, value, why)``.
 """

@@ -19,7 +19,7 @@ _PARTS: tuple[tuple[str, str], ...] = (
         "trainer.strategy.ddp",
         "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig",
     ),
-    ("trainer.plugins", "nemo2.megatron.precision:MegatronMixedPrecision"),
+    ("trainer.plugins", "nemo2.mcore.precision:MegatronMixedPrecision"),
     ("trainer", "nemo2.training.trainer:Trainer"),
     ("log", "nemo2.training.run_dir.logger:NeMoLogger"),
     ("log.ckpt", "nemo2.checkpoint.model_checkpoint:ModelCheckpoint"),

@@ -16,7 +16,7 @@ MOVED_ROOMS = {
     f"nemo2.{room}": f"nemo2.{folder}.{room}"
     for folder, rooms in {
         "base": "advice backend columns deferred files gpus lazy names noise place ranks",
-        "megatron": "optim overlap parallel precision settle",
+        "mcore": "optim overlap parallel precision settle",
         "report": "pictures trace",
         "models": "peft",
         "training": "fabric run_dir strategies strategy trainer",

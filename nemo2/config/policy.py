@@ -81,7 +81,7 @@ _FUNCTIONS = (
     "megatron.core.ssm",
     "megatron.core.transformer",
     "nemo2.models",
-    "nemo2.megatron.optim.pytorch",
+    "nemo2.mcore.optim.pytorch",
 )
 """Modules with plain functions that configurations and specs of layers may contain: activations, fusions, makers of
 specs or optimizers."""

@@ -31,8 +31,8 @@ from nemo2.from_nemo.names import find
 from nemo2.from_nemo.nemo_tree import Call, Named, read_io_json, read_model_yaml
 from nemo2.hugging_face.identify import kind_at
 from nemo2.llm.api import finetune, pretrain
-from nemo2.megatron.parallel.layout import ParallelismConfig
-from nemo2.megatron.precision import DtypeConfig, MegatronMixedPrecision
+from nemo2.mcore.parallel.layout import ParallelismConfig
+from nemo2.mcore.precision import DtypeConfig, MegatronMixedPrecision
 from nemo2.recipes.log.default import default_log
 
 TASK_FILE = "task.json"

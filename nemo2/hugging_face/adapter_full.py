@@ -12,7 +12,7 @@ from nemo2.base.advice import advice
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_base import Base, named_as_in_table
 from nemo2.hugging_face.adapter_rows import short_names, stored_apart
-from nemo2.megatron.parallel.norm_names import module_of_key
+from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.conversion.table import Entry, released_shapes
 

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from nemo2.megatron.parallel.sharded_state import key_by_layer
+from nemo2.mcore.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.table import Entry
 from nemo2.models.peft.canonical_lora import PARTS
 

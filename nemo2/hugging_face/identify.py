@@ -31,7 +31,7 @@ from nemo2.checkpoint.paths import checkpoint_folders, checkpoints_of_runs
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.safetensors_files import MOST_INDEX, conversion_of_pickles, read_header
-from nemo2.megatron.parallel.layout import SIZE_FIELDS
+from nemo2.mcore.parallel.layout import SIZE_FIELDS
 from nemo2.models.conversion.families import conversion_for
 
 Kind = Literal[

@@ -13,7 +13,7 @@ from nemo2.checkpoint.paths import folder_of
 from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.released import Released, open_released
-from nemo2.megatron.parallel.sharded_state import key_by_layer
+from nemo2.mcore.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.table import Entry
 
 

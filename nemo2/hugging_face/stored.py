@@ -24,7 +24,7 @@ from nemo2.checkpoint.untrusted import read_metadata, renamed
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
 from nemo2.hugging_face.tensor_source import misfits
-from nemo2.megatron.parallel.sharded_state import key_by_layer
+from nemo2.mcore.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.table import Conversion, Entry
 

@@ -16,9 +16,9 @@ from nemo2.data.mock import is_mock
 from nemo2.errors import ConfigError
 from nemo2.launch.result import RunResult
 from nemo2.launch.slurm.settings import ClusterSettings
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.settle.machine import Machine
-from nemo2.megatron.settle.world import world_of
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.world import world_of
 from nemo2.preflight.planner.size import size_of
 from nemo2.training.run_dir.directory import DEFAULT_BASE
 from nemo2.training.run_dir.environment import redact_text

@@ -19,10 +19,10 @@ import nemo_run
 from nemo2.config.walk import class_of
 from nemo2.launch.local import split_secrets
 from nemo2.launch.shape import give_shape
-from nemo2.megatron.overlap.apply import overlap_callbacks
-from nemo2.megatron.parallel.cuda_graphs import kind_of
-from nemo2.megatron.settle.machine import Machine
-from nemo2.megatron.settle.world import World
+from nemo2.mcore.overlap.apply import overlap_callbacks
+from nemo2.mcore.parallel.cuda_graphs import kind_of
+from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.world import World
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 ALLOCATOR, EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"

@@ -34,7 +34,9 @@ if spec is not None and spec.loader is not None:
 def own_folders() -> list[str]:
     """The folders of this user's own modules, each once: those of recipes given by path, the script's, and the
     working directory."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    main = sys.modules.get("__main__")
+    # `python -m MODULE` has a spec, and puts the working directory on the path, not the module's folder.
+    script = getattr(main, "__file__", None) if getattr(main, "__spec__", None) is None else None
     beside = os.path.dirname(os.path.abspath(script)) if script else None
     # For a command such as ``nemo2``, this is the folder of commands.
     own = [] if beside in (None, os.path.dirname(sys.executable)) else [beside]

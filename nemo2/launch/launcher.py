@@ -26,8 +26,8 @@ from nemo2.launch.result import RunResult
 from nemo2.launch.shape import give_shape
 from nemo2.launch.slurm.run import on_slurm
 from nemo2.launch.slurm.settings import ClusterSettings
-from nemo2.megatron.settle.machine import Machine
-from nemo2.megatron.settle.world import World, world_of
+from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.world import World, world_of
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE
 
 _TRIAL_STEPS = 50

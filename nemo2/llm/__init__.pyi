@@ -32,9 +32,9 @@ from nemo2.llm.quantization import ExportConfig as ExportConfig
 from nemo2.llm.quantization import QuantizationConfig as QuantizationConfig
 from nemo2.llm.quantization import ptq as ptq
 from nemo2.llm.serving import deploy as deploy
-from nemo2.megatron.parallel.loss import MaskedTokenLossReduction as MaskedTokenLossReduction
-from nemo2.megatron.parallel.loss import MaskedTokenLossReductionWithLossMask as MaskedTokenLossReductionWithLossMask
-from nemo2.megatron.parallel.loss import MegatronLossReduction as MegatronLossReduction
+from nemo2.mcore.parallel.loss import MaskedTokenLossReduction as MaskedTokenLossReduction
+from nemo2.mcore.parallel.loss import MaskedTokenLossReductionWithLossMask as MaskedTokenLossReductionWithLossMask
+from nemo2.mcore.parallel.loss import MegatronLossReduction as MegatronLossReduction
 from nemo2.models import *
 from nemo2.models.gpt_step import get_batch_on_this_context_parallel_rank as get_batch_on_this_context_parallel_rank
 from nemo2.models.gpt_step import get_packed_seq_params as get_packed_seq_params

@@ -23,7 +23,7 @@ from nemo2.config.notices import warn_without_effect
 from nemo2.data.base import explaining_changed_inputs
 from nemo2.errors import ConfigError
 from nemo2.llm.commands import command
-from nemo2.megatron.optim.base import OptimizerModule
+from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.models.peft.base import PEFT
 from nemo2.preflight.checks.find import check_parts
 from nemo2.preflight.checks.rules.peft import names_weights
@@ -133,7 +133,7 @@ def train(
             their own. With "model" and None, a model without a tokenizer takes the data's.
         model_transform: A function that takes a module and returns a module. It is applied to each chunk of the model
             before the chunk is wrapped for training. A function with a second argument ``name`` is applied to each
-            module of the chunk (`nemo2.megatron.parallel.transform`). It may replace modules and freeze parameters. None: the
+            module of the chunk (`nemo2.mcore.parallel.transform`). It may replace modules and freeze parameters. None: the
             model's own transform, or that of the callback `ModelTransform`.
     """
     model = _described(model, data)

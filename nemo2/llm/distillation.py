@@ -14,7 +14,7 @@ from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint, find_checkpoint
 from nemo2.llm.api import train
-from nemo2.megatron.optim.base import OptimizerModule
+from nemo2.mcore.optim.base import OptimizerModule
 from nemo2.training.run_dir.logger import NeMoLogger
 from nemo2.training.strategies.distillation import DistillationCallback as DistillationCallback
 from nemo2.training.strategies.distillation import DistillationConfig as DistillationConfig

@@ -8,7 +8,7 @@ from megatron.core.activations import squared_relu
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
 from megatron.core.transformer.utils import openai_gelu
 
-from nemo2.megatron.parallel.module_functions import FNMixin, forall, map, walk
+from nemo2.mcore.parallel.module_functions import FNMixin, forall, map, walk
 
 __all__ = ["FNMixin", "forall", "map", "openai_gelu", "quick_gelu", "squared_relu", "walk"]
 

@@ -29,12 +29,12 @@ from nemo2.config.capture import configurable, unknown_name
 from nemo2.config.notices import announce_machine_settings, warn_without_effect
 from nemo2.config.provenance import adjust, adjust_to
 from nemo2.errors import ConfigError
-from nemo2.megatron.optim.base import OptimizerModule
-from nemo2.megatron.parallel.cuda_graphs import spell_as_installed
-from nemo2.megatron.parallel.forms import with_model
-from nemo2.megatron.parallel.loss import MaskedTokenLossReduction
-from nemo2.megatron.parallel.megatron_parallel import MegatronStep
-from nemo2.megatron.parallel.module_functions import FNMixin
+from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.parallel.cuda_graphs import spell_as_installed
+from nemo2.mcore.parallel.forms import with_model
+from nemo2.mcore.parallel.loss import MaskedTokenLossReduction
+from nemo2.mcore.parallel.megatron_parallel import MegatronStep
+from nemo2.mcore.parallel.module_functions import FNMixin
 from nemo2.models.fused_gradients import fusing_where_possible
 from nemo2.models.gpt_step import check_token_ids, gpt_data_step, gpt_forward_step
 from nemo2.models.step_tokens import count_step_tokens
@@ -62,7 +62,7 @@ class GPTConfig(TransformerConfig):
     """The shape and the settings of a GPT.
 
     A config holds the requested values, whatever the machine. A setting that a machine doesn't support, such as a fused
-    kernel without Transformer Engine, is adjusted when a strategy is connected to the model (`nemo2.megatron.settle`), or
+    kernel without Transformer Engine, is adjusted when a strategy is connected to the model (`nemo2.mcore.settle`), or
     otherwise when the model is built.
     """
 
@@ -117,7 +117,7 @@ class GPTConfig(TransformerConfig):
     qk_layernorm_over_heads: bool = False
     """With ``qk_layernorm``, normalize queries and keys over the channels of all heads, as in OLMo 2. False: each head."""
     cuda_graph_impl: Literal["none", "local", "transformer_engine", "full_iteration"] = "none"
-    """The parts of a training step that CUDA graphs capture, and the implementation (`nemo2.megatron.parallel.cuda_graphs`)."""
+    """The parts of a training step that CUDA graphs capture, and the implementation (`nemo2.mcore.parallel.cuda_graphs`)."""
     tp_comm_overlap_cfg: Optional[Union[str, dict[str, Any]]] = None
     """Userbuffer settings of tensor-parallel overlap, set by MegatronCommOverlapCallback."""
 
@@ -354,7 +354,7 @@ class GPTModel(FNMixin, pl.LightningModule):
         optim: The optimizer and its learning-rate schedule. None: Adam at 1e-4.
         tokenizer: The tokenizer of the model. None: no tokenizer until training sets the data's.
         model_transform: A function that takes a module and returns a module. It is applied to each chunk before the
-            chunk is wrapped (`nemo2.megatron.parallel.transform`; PEFT uses it). None: no transform.
+            chunk is wrapped (`nemo2.mcore.parallel.transform`; PEFT uses it). None: no transform.
 
     Raises:
         ConfigError: ``config`` is None, and the class has no default.
@@ -517,7 +517,7 @@ def _strategy_of(model: pl.LightningModule) -> str:
 def _default_optimizer() -> Any:
     from megatron.core.optimizer import OptimizerConfig
 
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
 
     return MegatronOptimizerModule(OptimizerConfig(lr=1e-4, use_distributed_optimizer=True))
 

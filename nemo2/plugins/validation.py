@@ -10,8 +10,8 @@ from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
 from nemo2.config.show import diff
 from nemo2.errors import ConfigError
-from nemo2.megatron.settle.machine import Machine
-from nemo2.megatron.settle.world import world_of
+from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.world import world_of
 
 
 @dataclass(kw_only=True)

@@ -5,9 +5,9 @@ from typing import Any, Optional
 
 from nemo2.config.requested import explicit_fields
 from nemo2.errors import ConfigError
-from nemo2.megatron.optim.base import OptimizerModule
-from nemo2.megatron.parallel.transform import refuse_two_transforms
-from nemo2.megatron.settle.agreement import follow_the_data, share_tokenizer
+from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.parallel.transform import refuse_two_transforms
+from nemo2.mcore.settle.agreement import follow_the_data, share_tokenizer
 from nemo2.models.peft.base import PEFT
 from nemo2.models.walker import linear_layers
 

@@ -36,12 +36,12 @@ from nemo2.config.aliases import aliases_of, parameter_names
 from nemo2.config.capture import captured_arguments, configurable
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.megatron.optim.base import OptimizerModule
-from nemo2.megatron.optim.lr_scheduler import set_last_rates
-from nemo2.megatron.optim.megatron import MegatronOptimizerModule
-from nemo2.megatron.parallel.hooks import CallbackConnector
-from nemo2.megatron.parallel.megatron_parallel import MegatronParallel, MegatronStep
-from nemo2.megatron.precision import MegatronMixedPrecision
+from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.optim.lr_scheduler import set_last_rates
+from nemo2.mcore.optim.megatron import MegatronOptimizerModule
+from nemo2.mcore.parallel.hooks import CallbackConnector
+from nemo2.mcore.parallel.megatron_parallel import MegatronParallel, MegatronStep
+from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.training.strategies.set_up import set_up
 from nemo2.training.strategies.world import collective_timeout
 from nemo2.training.strategy import MegatronStrategy

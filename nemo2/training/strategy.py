@@ -11,7 +11,7 @@ The hooks, in Lightning's order, of which `nemo2.training.strategies.base` holds
     save / load          sharded state through `MegatronCheckpointIO`
     teardown             finishes saves, frees CUDA graphs and userbuffers
 
-`nemo2.megatron.settle` decides which values go into which configuration. `nemo2.training.strategies.megatron_config`
+`nemo2.mcore.settle` decides which values go into which configuration. `nemo2.training.strategies.megatron_config`
 checks the arguments.
 """
 
@@ -36,13 +36,13 @@ from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjusting, note_explicit_fields
 from nemo2.config.requested import refuse_silent_changes
 from nemo2.errors import ConfigError
-from nemo2.megatron.optim.megatron import MegatronOptimizer
-from nemo2.megatron.overlap.apply import leave_one_bucket
-from nemo2.megatron.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
-from nemo2.megatron.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
-from nemo2.megatron.settle.machine import Machine
-from nemo2.megatron.settle.run_settings import RunSettings
-from nemo2.megatron.settle.settling import settle_run
+from nemo2.mcore.optim.megatron import MegatronOptimizer
+from nemo2.mcore.overlap.apply import leave_one_bucket
+from nemo2.mcore.overlap.userbuffers import OneSize, start_userbuffers, stop_userbuffers
+from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
+from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.run_settings import RunSettings
+from nemo2.mcore.settle.settling import settle_run
 from nemo2.training.strategies.base import BaseStrategy
 from nemo2.training.strategies.live_settings import LiveSettings
 from nemo2.training.strategies.megatron_config import (
@@ -243,7 +243,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
                 "(optim.config.use_distributed_optimizer=True)."
             )
         if fsdp == "megatron":
-            from nemo2.megatron.parallel.fsdp import turn_on
+            from nemo2.mcore.parallel.fsdp import turn_on
 
             turn_on(self.ddp_config, why="strategy.fsdp='megatron'")
         elif fsdp is not None:
@@ -295,7 +295,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         module: Any = self.lightning_module
         has_experts = bool(getattr(getattr(module, "config", None), "num_moe_experts", None))
         if self.fsdp:
-            from nemo2.megatron.parallel.fsdp import unshared
+            from nemo2.mcore.parallel.fsdp import unshared
 
             if problem := unshared(self.layout, world_size, has_experts=has_experts):
                 raise ConfigError(f"strategy.fsdp={self.fsdp!r} {problem}")
@@ -303,7 +303,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
     # ------------------------------------------------------------------------------------------------------ connecting
 
     def settle(self, model: pl.LightningModule) -> None:
-        """Write `nemo2.megatron.settle`'s values into the configurations of ``model``, of its optimizer and of the gradient
+        """Write `nemo2.mcore.settle`'s values into the configurations of ``model``, of its optimizer and of the gradient
         buffers."""
         run = RunSettings(
             parallelism=self.parallelism,

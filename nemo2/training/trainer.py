@@ -22,9 +22,9 @@ from nemo2.base.place import here
 from nemo2.config.capture import configurable
 from nemo2.config.factories import refuse_text
 from nemo2.errors import ConfigError
-from nemo2.megatron.precision import MegatronMixedPrecision
-from nemo2.megatron.settle.machine import Machine
-from nemo2.megatron.settle.world import World, devices_of
+from nemo2.mcore.precision import MegatronMixedPrecision
+from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.world import World, devices_of
 from nemo2.training.strategies.base import BaseStrategy
 
 if TYPE_CHECKING:

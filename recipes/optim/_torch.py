@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from nemo2.config import Config, Partial
-from nemo2.megatron.optim.lr_scheduler import CosineAnnealingScheduler
-from nemo2.megatron.optim.pytorch import PytorchOptimizerModule
+from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
+from nemo2.mcore.optim.pytorch import PytorchOptimizerModule
 
 
 def flat(optimizer: Callable[..., Any], **settings: Any) -> Any:

@@ -8,7 +8,7 @@ from megatron.core.optimizer import OptimizerConfig
 from torch.optim import Adam
 
 from nemo2.config import Config
-from nemo2.megatron.optim.pytorch import fused_adam
+from nemo2.mcore.optim.pytorch import fused_adam
 from nemo2.recipes.optim._torch import annealed, flat
 
 
@@ -29,7 +29,7 @@ def distributed_fused_adam_with_cosine_annealing(
     plugin sets the dtypes of model, gradients and optimizer together. ``constant_steps`` keep ``min_lr`` at the end.
     """
     from nemo2 import MegatronOptimizerModule
-    from nemo2.megatron.optim.lr_scheduler import CosineAnnealingScheduler
+    from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
 
     config = Config(
         OptimizerConfig,

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The userbuffer presets by name: ``from ...userbuffers import userbuffers_bf16_h100_h8192_tp4_mbs1_seqlen8192``.
 
-Each import makes a new object. `nemo2.megatron.overlap.presets` describes the presets and the automatic choice.
+Each import makes a new object. `nemo2.mcore.overlap.presets` describes the presets and the automatic choice.
 """
 
 from typing import Any
 
 from nemo2.base.names import did_you_mean
-from nemo2.megatron.overlap.presets import PRESETS
-from nemo2.megatron.overlap.tp_overlap_cfg import (
+from nemo2.mcore.overlap.presets import PRESETS
+from nemo2.mcore.overlap.tp_overlap_cfg import (
     BulkOverlapCfg,
     PipelineOverlapCfg,
     RingExchangeOverlapCfg,

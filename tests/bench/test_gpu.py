@@ -12,7 +12,7 @@ import pytest
 from bench.gpu.__main__ import clocks, comparable
 from bench.gpu.cases import GPUS, Case, cases, gpu_for, recipe_of
 from bench.gpu.report import data_sheet_flops, figures, gains, page, step_flops
-from nemo2.megatron.settle import Machine
+from nemo2.mcore.settle import Machine
 from nemo2.preflight.checks import check_recipe
 
 ROOT = Path(__file__).resolve().parents[2]

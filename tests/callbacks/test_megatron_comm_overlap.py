@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MegatronCommOverlapCallback: where its answers are written, what it says, what it starts. The rules:
-tests/nemo2/megatron/overlap."""
+tests/nemo2/mcore/overlap."""
 
 import logging
 from types import SimpleNamespace
@@ -13,10 +13,10 @@ from nemo2.callbacks import megatron_comm_overlap
 from nemo2.callbacks.megatron_comm_overlap import MegatronCommOverlapCallback
 from nemo2.config.provenance import adjustments
 from nemo2.errors import ConfigError
-from nemo2.megatron.overlap.presets import preset
-from nemo2.megatron.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.settle import Machine
+from nemo2.mcore.overlap.presets import preset
+from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig, OptimizerConfig
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.settle import Machine
 from nemo2.models.llama import LlamaConfig
 
 

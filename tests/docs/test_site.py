@@ -166,7 +166,7 @@ def test_parameters_that_are_described_together_are_told_one_by_one() -> None:
 
 
 def test_a_parameter_that_a_class_does_not_describe_takes_the_description_of_its_base_or_module() -> None:
-    from nemo2.megatron.optim.lr_scheduler import CosineAnnealingScheduler
+    from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
     from nemo2.models.peft import DoRA, LoRA
     from tools.site.described import completed, described
 

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, GradientAccumulation
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from nemo2.megatron.parallel.loss import MegatronLossReduction
+from nemo2.mcore.parallel.loss import MegatronLossReduction
 from support import small_runs
 
 STEPS, BATCH, FEATURES, CLASSES = 4, 8, 6, 3
@@ -123,7 +123,7 @@ def train(kind: str, *, precision: Any = None, megatron: bool = False, **options
     """Parameters at the end by their names in `layers()`, and the metrics logged."""
     from megatron.core.optimizer import OptimizerConfig
 
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
 
     small_runs.quiet()
     model: Any = {"own attributes": Classifier, "self.module": LateClassifier, "whole": Whole}[kind]()
@@ -143,7 +143,7 @@ def train(kind: str, *, precision: Any = None, megatron: bool = False, **options
 
 
 def variants() -> dict[str, dict[str, Any]]:
-    from nemo2.megatron.precision import MegatronMixedPrecision
+    from nemo2.mcore.precision import MegatronMixedPrecision
 
     made = {}
     for kind in ("own attributes", "self.module"):
@@ -239,7 +239,7 @@ def test_a_torch_optimizer_is_resumed_with_its_state(run_on_ranks, tmp_path):
 
 def refusals() -> dict[str, str]:
     from nemo2.errors import ConfigError
-    from nemo2.megatron.precision import MegatronMixedPrecision
+    from nemo2.mcore.precision import MegatronMixedPrecision
 
     cases: dict[str, Any] = {
         "outside": lambda: train("whole"),

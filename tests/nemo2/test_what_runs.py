@@ -38,7 +38,7 @@ def run(name: str) -> dict[str, Any]:
     """Two steps of the snippet's recipe, shrunk; the effective configuration of the run, and what `explain` said before."""
     import fiddle as fdl
 
-    from nemo2.megatron.settle import Machine, settle
+    from nemo2.mcore.settle import Machine, settle
     from nemo2.training.run_dir.effective import effective_config
 
     small_runs.quiet()
@@ -113,7 +113,7 @@ class Meddler(pl.Callback):
 def meddled(announced: bool) -> tuple[str, int]:
     """What the run ends with, and its steps."""
     from nemo2.errors import ConfigError
-    from nemo2.megatron.parallel.ddp_config import remember_arguments
+    from nemo2.mcore.parallel.ddp_config import remember_arguments
 
     remember_arguments()
     small_runs.quiet()

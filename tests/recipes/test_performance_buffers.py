@@ -6,8 +6,8 @@ from typing import Optional
 import pytest
 
 from nemo2 import recipes
-from nemo2.megatron.overlap.presets import PRESETS, preset
-from nemo2.megatron.settle import Machine, settle
+from nemo2.mcore.overlap.presets import PRESETS, preset
+from nemo2.mcore.settle import Machine, settle
 
 
 @pytest.mark.parametrize(

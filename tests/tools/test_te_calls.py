@@ -10,8 +10,8 @@ import pytest
 
 import nemo2
 from nemo2 import recipes
-from nemo2.megatron.precision import FP8_RECIPES, MegatronMixedPrecision
-from nemo2.megatron.settle import Machine
+from nemo2.mcore.precision import FP8_RECIPES, MegatronMixedPrecision
+from nemo2.mcore.settle import Machine
 from nemo2.preflight.checks.find import find
 from nemo2.recipes._shipped import names
 from tools import te_calls

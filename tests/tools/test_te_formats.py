@@ -19,10 +19,10 @@ from torch import nn
 from nemo2 import recipes
 from nemo2.checkpoint.untrusted import refuse_code_in_extra_states
 from nemo2.errors import CheckpointError, ConfigError
-from nemo2.megatron.parallel.megatron_parallel import MegatronParallel
-from nemo2.megatron.parallel.sharded_state import states_may_be_unpickled
-from nemo2.megatron.precision import BLOCKS, MegatronMixedPrecision, what_is_lacking
-from nemo2.megatron.settle import Machine
+from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
+from nemo2.mcore.parallel.sharded_state import states_may_be_unpickled
+from nemo2.mcore.precision import BLOCKS, MegatronMixedPrecision, what_is_lacking
+from nemo2.mcore.settle import Machine
 from nemo2.preflight.checks.find import find
 from tools import te_calls
 
@@ -91,7 +91,7 @@ def test_a_cuda_is_refused_where_the_version_refuses_it(version: str, recipe: st
 def test_a_rank_refuses_block_scaling_under_an_older_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr("nemo2.megatron.precision.has", lambda name: True)
+    monkeypatch.setattr("nemo2.mcore.precision.has", lambda name: True)
     plugin = MegatronMixedPrecision("bf16-mixed", fp8="hybrid", fp8_recipe="blockwise")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     with pytest.raises(

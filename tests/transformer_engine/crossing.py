@@ -115,7 +115,7 @@ def _cross(row: Any, switch: dict[str, bool], te_first: bool, folder: Path) -> d
 def _model(row: Any) -> Any:
     from megatron.core.optimizer import OptimizerConfig
 
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
     from nemo2.models.conversion.families import conversion_of
 
     config = _config(row)

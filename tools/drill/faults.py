@@ -41,7 +41,7 @@ def at_step(step: int, victim: int, action: Callable[[], None], where: str = "op
     """Act on one rank inside a step (counted from 1 within this run): after the backward pass and before the update."""
 
     def fault() -> None:
-        from nemo2.megatron.optim.megatron import MegatronOptimizer
+        from nemo2.mcore.optim.megatron import MegatronOptimizer
 
         if rank() == victim:
             before(MegatronOptimizer, "step" if where == "optimizer_step" else where, action, call=step)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemo2 import recipes
-from nemo2.megatron.settle import Machine
+from nemo2.mcore.settle import Machine
 from nemo2.preflight.checks.facts import read_facts
 from nemo2.preflight.planner.recipe import shape_of
 from nemo2.report.pictures.svg import Canvas
@@ -40,7 +40,7 @@ class Piece:
 
 def buckets() -> list[int]:
     """Elements of each bucket, in the order of the backward pass."""
-    from nemo2.megatron.overlap.rules import DEFAULT_BUCKET_SIZE
+    from nemo2.mcore.overlap.rules import DEFAULT_BUCKET_SIZE
 
     shape = shape_of(read_facts(recipes.get(RECIPE).pretrain_recipe(), machine=Machine.named(f"H100x{DP}")))
     weights = [(shape.vocab, shape.hidden)]

@@ -9,7 +9,7 @@ import torch
 
 from nemo2.data.batch_sampler import StepBatchSampler
 from nemo2.data.batch_size import BatchSizeSchedule
-from nemo2.megatron.parallel.layout import Layout
+from nemo2.mcore.parallel.layout import Layout
 from nemo2.report.pictures.ranks import groups_of
 from nemo2.report.pictures.svg import Canvas
 from tools.explained.kit import (

@@ -2,7 +2,7 @@
 """A recipe's way to a run's folder: edited, settled on a machine, launched, trained."""
 
 from nemo2 import recipes
-from nemo2.megatron.settle import Machine, settle
+from nemo2.mcore.settle import Machine, settle
 from nemo2.report.pictures.svg import Canvas, text_width
 from nemo2.training.run_dir import RunFolder
 from tools.explained.kit import (

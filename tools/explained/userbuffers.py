@@ -5,8 +5,8 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from nemo2.megatron.overlap.presets import preset
-from nemo2.megatron.overlap.tp_overlap_cfg import (
+from nemo2.mcore.overlap.presets import preset
+from nemo2.mcore.overlap.tp_overlap_cfg import (
     BESIDE,
     GATHERS,
     SCATTERS,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo2.megatron.parallel.sharded_state import sharded_state
-from nemo2.megatron.parallel.transform import record_of
+from nemo2.mcore.parallel.sharded_state import sharded_state
+from nemo2.mcore.parallel.transform import record_of
 
 Name = tuple[str, tuple[int, ...]]
 """A parameter in every layout: Megatron-Core's key, and which of the tensors that share it (layer, expert)."""

@@ -7,7 +7,7 @@ A row that must be refused names the words of the refusal; it is part of the tab
 from dataclasses import dataclass
 from typing import Any
 
-from nemo2.megatron.parallel.layout import LAYOUT_FIELDS
+from nemo2.mcore.parallel.layout import LAYOUT_FIELDS
 from tools.parity.measure import Run
 
 
@@ -50,7 +50,7 @@ FSDP, FSDP2 = {"kind": "FSDPStrategy"}, {"kind": "FSDP2Strategy"}
 
 
 def _megatron_fsdp(sharded: str = "optim_grads_params") -> dict[str, Any]:
-    """Settings of a row of Megatron-FSDP beside its layout: what is sharded, by `nemo2.megatron.parallel.fsdp.STRATEGIES`."""
+    """Settings of a row of Megatron-FSDP beside its layout: what is sharded, by `nemo2.mcore.parallel.fsdp.STRATEGIES`."""
     return {"zero": True, "ddp": {"data_parallel_sharding_strategy": sharded}}
 
 

@@ -178,7 +178,7 @@ def build_model(name: str, changes: dict[str, Any], *, optimizer: dict[str, Any]
     from megatron.core.optimizer import OptimizerConfig
 
     from nemo2.data.tokenizer import NullTokenizer
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
     from nemo2.models.gpt import GPTModel
 
     model = MODELS[name]

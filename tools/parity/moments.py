@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nemo2.checkpoint.pieces import Piece as StoredPiece
-from nemo2.megatron.parallel.norm_names import renamed_norms
+from nemo2.mcore.parallel.norm_names import renamed_norms
 from tools.parity.gradients import Name, Piece
 
 KEY = "optimizer.state.exp_avg."

@@ -11,7 +11,7 @@ from nemo2.cli.sources import recipe_tree
 from nemo2.config import Config, apply_overrides
 from nemo2.data.pretraining import PreTrainingDataModule
 from nemo2.data.tokenizer import ByteTokenizer
-from nemo2.megatron.settle.machine import Machine
+from nemo2.mcore.settle.machine import Machine
 from nemo2.preflight.checks.find import find
 from nemo2.preflight.checks.rule import Case, Problem
 

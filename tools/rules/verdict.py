@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Optional
 
-from nemo2.megatron.parallel.layout import SIZE_FIELDS
+from nemo2.mcore.parallel.layout import SIZE_FIELDS
 
 WRITERS = "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN"
 """Variables that Megatron-Core sets itself when it builds a model."""
@@ -38,7 +38,7 @@ def verdicts(cases: list[Any]) -> list[Optional[str]]:
 
 def verdict(recipe: Any) -> Optional[str]:
     """Megatron-Core's reason for refusing this recipe. None: it builds the recipe."""
-    from nemo2.megatron.settle import Machine
+    from nemo2.mcore.settle import Machine
 
     refusal = None
     # As this machine adjusts it, which takes fp8 away; then as it was asked for.
@@ -55,8 +55,8 @@ def _build(recipe: Any, machine: Any) -> None:
     import fiddle as fdl
 
     from nemo2.config.provenance import adjust_to
-    from nemo2.megatron.settle.run_settings import RunSettings
-    from nemo2.megatron.settle.settling import write_parallelism
+    from nemo2.mcore.settle.run_settings import RunSettings
+    from nemo2.mcore.settle.settling import write_parallelism
 
     trainer = recipe.trainer
     config: Any = fdl.build(recipe.model.config)

@@ -68,23 +68,23 @@ DOORS = (
         "Callbacks. Add one to a recipe with `recipe.trainer.callbacks.append(...)`.",
     ),
     Door(
-        "nemo2.megatron.optim",
+        "nemo2.mcore.optim",
         "optim",
-        "nemo2.megatron.optim",
+        "nemo2.mcore.optim",
         "Learning-rate schedules and optimizers.",
         (
-            "nemo2.megatron.optim.lr_scheduler",
-            "nemo2.megatron.optim.pytorch",
-            "nemo2.megatron.optim.distributed_fused_adam",
+            "nemo2.mcore.optim.lr_scheduler",
+            "nemo2.mcore.optim.pytorch",
+            "nemo2.mcore.optim.distributed_fused_adam",
         ),
     ),
     Door(
         "nemo2.models.peft", "peft", "nemo2.models.peft", "LoRA, DoRA and related methods. `llm.peft` exports them too."
     ),
     Door(
-        "nemo2.megatron.overlap",
+        "nemo2.mcore.overlap",
         "overlap",
-        "nemo2.megatron.overlap",
+        "nemo2.mcore.overlap",
         "Settings that overlap communication with computation.",
     ),
     Door("nemo2.launch", "launch", "nemo2.launch", "Functions that start a recipe on this machine or a cluster."),
@@ -97,9 +97,9 @@ DOORS = (
         "The tree of settings: functions that build, edit, compare, save and load it.",
     ),
     Door(
-        "nemo2.megatron.settle",
+        "nemo2.mcore.settle",
         "settle",
-        "nemo2.megatron.settle",
+        "nemo2.mcore.settle",
         "Functions that compute a recipe's settings on a machine.",
     ),
     Door(

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 OLDEST_TE = "2.2.0"
 """The oldest Transformer Engine of the extra `te`, whose calls and steps were measured (tests/transformer_engine).
-Megatron-Core sets no lower bound on import; `nemo2.megatron.settle.te_needs` lists the features that need a newer version."""
+Megatron-Core sets no lower bound on import; `nemo2.mcore.settle.te_needs` lists the features that need a newer version."""
 ANY_VERSION = "999"
 """Stands for Transformer Engine's version on another machine, where it is unknown. A feature that some version
 supports isn't rejected."""

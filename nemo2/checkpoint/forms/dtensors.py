@@ -12,12 +12,12 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from nemo2.checkpoint.forms.pieces import Held, PieceForm
-from nemo2.megatron.optim.sharded import ShardedOptimizer
-from nemo2.megatron.parallel.megatron_parallel import unwrap
-from nemo2.megatron.parallel.plain_chunk import PlainChunk
-from nemo2.megatron.parallel.sharded_state import states_may_be_unpickled
-from nemo2.megatron.parallel.stored_names import StoredChunk
-from nemo2.megatron.parallel.transform import tell_of_loaded_weights
+from nemo2.mcore.optim.sharded import ShardedOptimizer
+from nemo2.mcore.parallel.megatron_parallel import unwrap
+from nemo2.mcore.parallel.plain_chunk import PlainChunk
+from nemo2.mcore.parallel.sharded_state import states_may_be_unpickled
+from nemo2.mcore.parallel.stored_names import StoredChunk
+from nemo2.mcore.parallel.transform import tell_of_loaded_weights
 
 
 class DTensorForm(PieceForm):

@@ -20,8 +20,8 @@ from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE
 from nemo2.checkpoint.pieces import Piece
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.parallel.megatron_parallel import MegatronParallel
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 
 _log = logging.getLogger(__name__)
 _USUAL_SIZES = [2**power for power in range(7)]

@@ -36,9 +36,9 @@ from nemo2.checkpoint.pieces import Piece
 from nemo2.checkpoint.random_state import random_state, report_new_random_streams
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
-from nemo2.megatron.optim.base import OptimizerModule
-from nemo2.megatron.optim.megatron import MegatronOptimizer
-from nemo2.megatron.parallel.sharded_state import added_keys, frozen_keys, part_of, unstacked
+from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.optim.megatron import MegatronOptimizer
+from nemo2.mcore.parallel.sharded_state import added_keys, frozen_keys, part_of, unstacked
 
 _STATE = "optimizer."
 _log = logging.getLogger(__name__)

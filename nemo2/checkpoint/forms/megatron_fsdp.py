@@ -12,9 +12,9 @@ from torch import nn
 
 from nemo2.checkpoint.forms.pieces import Held, PieceForm
 from nemo2.checkpoint.optimizer_forms import torch_optimizers
-from nemo2.megatron.optim.megatron import MegatronOptimizer
-from nemo2.megatron.parallel.fsdp import MegatronFSDPChunk
-from nemo2.megatron.parallel.stored_names import StoredChunk
+from nemo2.mcore.optim.megatron import MegatronOptimizer
+from nemo2.mcore.parallel.fsdp import MegatronFSDPChunk
+from nemo2.mcore.parallel.stored_names import StoredChunk
 
 
 class MegatronFSDPForm(PieceForm):

@@ -23,7 +23,7 @@ from nemo2.checkpoint.random_state import own_random_state, random_states, repor
 from nemo2.checkpoint.torch_io import TorchCheckpointIO
 from nemo2.checkpoint.untrusted import read_metadata
 from nemo2.errors import CheckpointError
-from nemo2.megatron.parallel.stored_names import StoredChunk, StoredRows, rows_by_layer
+from nemo2.mcore.parallel.stored_names import StoredChunk, StoredRows, rows_by_layer
 
 
 class Held(NamedTuple):
@@ -107,7 +107,7 @@ class PieceForm(Form):
 
     def report_loaded_keys(self, keys: set[str]) -> None:
         """Called after reading. Passes the keys that were loaded to modules of a transform that ask for them
-        (`nemo2.megatron.parallel.transform`)."""
+        (`nemo2.mcore.parallel.transform`)."""
 
     def model_pieces(self) -> list[Piece]:
         return self.pieces(optimizer=False)

@@ -28,7 +28,7 @@ from nemo2.data.index_cache import DamagedIndex, private_directory, read_array, 
 from nemo2.data.inputs import Input
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError, Nemo2Error
-from nemo2.megatron.parallel.cuda_graphs import kind_of
+from nemo2.mcore.parallel.cuda_graphs import kind_of
 
 _log = logging.getLogger(__name__)
 _FORMAT = 2

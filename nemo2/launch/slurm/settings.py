@@ -6,7 +6,7 @@ from typing import Optional
 
 from nemo2.errors import ConfigError
 from nemo2.launch.slurm.ship import CODES, Code
-from nemo2.megatron.settle.machine import Machine
+from nemo2.mcore.settle.machine import Machine
 
 
 @dataclass(frozen=True, kw_only=True)

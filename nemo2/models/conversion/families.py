@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.norm_names import module_of_key
+from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.conversion.nearest import nearest_family, suggested_architecture
 from nemo2.models.conversion.table import Conversion
 

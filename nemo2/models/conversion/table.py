@@ -2,7 +2,7 @@
 """A family's conversion between Hugging Face's files and nemo2's checkpoints, as a table with a `Row` for each tensor
 of a layer.
 
-A row names a key of a *checkpoint* (`nemo2.megatron.parallel.sharded_state`, without "module."; not a parameter's name, which
+A row names a key of a *checkpoint* (`nemo2.mcore.parallel.sharded_state`, without "module."; not a parameter's name, which
 differs between layer implementations) and an operation of `nemo2.models.conversion.pieces` on names of the file:
 
     def rows(config: LlamaConfig) -> list[Row]:

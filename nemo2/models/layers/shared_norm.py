@@ -12,7 +12,7 @@ from megatron.core.transformer import ModuleSpec
 from torch import Tensor, nn
 
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.cuda_graphs import modules_of
+from nemo2.mcore.parallel.cuda_graphs import modules_of
 from nemo2.models.layers.norm import UnbiasedNorm
 from nemo2.models.layers.spec import changed_layer_spec
 

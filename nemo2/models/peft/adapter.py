@@ -188,7 +188,7 @@ class Adapted(nn.Module):
         self, prefix: str = "", sharded_offsets: tuple = (), metadata: Optional[dict[str, Any]] = None
     ) -> dict[str, Any]:
         """The layer's tensors under the layer's own names, by which the module around it may look them up, as Mamba's mixers
-        do. `nemo2.megatron.parallel.sharded_state` gives them their names in ``state_dict()``."""
+        do. `nemo2.mcore.parallel.sharded_state` gives them their names in ``state_dict()``."""
         state = {}
         for module, name in ((self.to_wrap, prefix), (self.adapter, f"{prefix}adapter.")):
             state |= sharded_state_dict_default(module, name, sharded_offsets, metadata)
@@ -297,7 +297,7 @@ def first_values(shape: Sequence[int], init_method: InitMethod, name: str) -> Te
 
 
 def _seed_of_the_run() -> int:
-    # Pipeline stages have different seeds (nemo2.megatron.parallel.groups.seed_random_streams), but their layers already differ
+    # Pipeline stages have different seeds (nemo2.mcore.parallel.groups.seed_random_streams), but their layers already differ
     # by name.
     initialized = parallel_state.model_parallel_is_initialized()
     return torch.initial_seed() - (100 * parallel_state.get_pipeline_model_parallel_rank() if initialized else 0)

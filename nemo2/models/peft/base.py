@@ -2,7 +2,7 @@
 """Parameter-efficient fine-tuning (PEFT) as a transform of the model: it freezes all parameters, and a method adds
 trainable parameters.
 
-A method is applied to each chunk of the model before the chunk is wrapped for training (`nemo2.megatron.parallel.transform`).
+A method is applied to each chunk of the model before the chunk is wrapped for training (`nemo2.mcore.parallel.transform`).
 The frozen parameters therefore have no gradients, no buckets and no optimizer state. Your own method is a subclass with
 `transform`:
 
@@ -19,7 +19,7 @@ from typing import Optional
 
 from torch import nn
 
-from nemo2.megatron.parallel.transform import walk
+from nemo2.mcore.parallel.transform import walk
 
 
 class PEFT(ABC):

@@ -13,7 +13,7 @@ from nemo2.base.counts import is_count
 from nemo2.base.names import did_you_mean
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.norm_names import module_of_key
+from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.peft.adapter import (
     INIT_METHODS,
     Adapted,

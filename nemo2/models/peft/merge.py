@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from nemo2.megatron.parallel.transform import forget_transform
+from nemo2.mcore.parallel.transform import forget_transform
 from nemo2.models.peft.adapter import Adapted
 
 

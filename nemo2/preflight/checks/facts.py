@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Optional
 from nemo2.base.backend import extras
 from nemo2.base.counts import is_count
 from nemo2.errors import ConfigError
-from nemo2.megatron.overlap.apply import overlap_callbacks
-from nemo2.megatron.parallel.layout import LAYOUT_FIELDS, Layout
-from nemo2.megatron.settle.machine import Machine
-from nemo2.megatron.settle.parts import Parts, build_parts, node_at
-from nemo2.megatron.settle.world import World, world_of
+from nemo2.mcore.overlap.apply import overlap_callbacks
+from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout
+from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.parts import Parts, build_parts, node_at
+from nemo2.mcore.settle.world import World, world_of
 
 if TYPE_CHECKING:
-    from nemo2.megatron.settle.settling import Settled
+    from nemo2.mcore.settle.settling import Settled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ class Facts:
     @cached_property
     def settled(self) -> "Settled":
         """The settled form of these settings under `layout`."""
-        from nemo2.megatron.settle.settling import settle
+        from nemo2.mcore.settle.settling import settle
 
         return settle(self.recipe, self.machine, parts=self.parts, layout=self.layout if self.sizes else None)
 

@@ -2,7 +2,7 @@
 """Turns a refusal of the installed Megatron-Core into one with a field, its value, its place, and a value that it accepts.
 
 Megatron-Core's configurations check themselves when they are made, and again with the sizes of a layout, without a GPU or
-a process group (`nemo2.megatron.settle`). What they say states a requirement, but not always the setting to change. So
+a process group (`nemo2.mcore.settle`). What they say states a requirement, but not always the setting to change. So
 this module changes one setting of the recipe at a time, those first that the message names and that the user set, and
 asks again.
 """
@@ -18,7 +18,7 @@ import nemo2
 from nemo2.base.counts import is_count
 from nemo2.config.derivations import Setting
 from nemo2.config.walk import place_of, who_set
-from nemo2.megatron.settle.parts import node_at
+from nemo2.mcore.settle.parts import node_at
 from nemo2.preflight.checks.facts import Facts, read_facts
 
 AGREES = "megatron-core-agrees"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Optional
 
-from nemo2.megatron.parallel.layout import SIZE_FIELDS, Layout
+from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
 from nemo2.preflight.checks.arithmetic import divisors_of
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.megatron import refused

@@ -174,7 +174,7 @@ class Topic:
         return add
 
     def settled(self, name: str, **cases: Any) -> Callable[[Callable[[], None]], None]:
-        """Add a rule that `nemo2.megatron.settle` applies: a refusal there carries the rule's name. The decorated
+        """Add a rule that `nemo2.mcore.settle` applies: a refusal there carries the rule's name. The decorated
         function has only the docstring. ``cases`` are arguments of `rule`."""
 
         def add(documented: Callable[[], None]) -> None:

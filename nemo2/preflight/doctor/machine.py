@@ -86,7 +86,7 @@ def devices() -> Iterator[Finding]:
         )
         yield Finding(topic=TOPIC, name="can run", state="ok", value=value)
         return
-    from nemo2.megatron.precision import what_is_lacking
+    from nemo2.mcore.precision import what_is_lacking
 
     for index in range(torch.cuda.device_count()):
         properties: Any = torch.cuda.get_device_properties(index)

@@ -15,10 +15,10 @@ from nemo2.config.show import format_value
 from nemo2.config.tree import alias_owner
 from nemo2.config.walk import iterate_nodes, who_set
 from nemo2.errors import ConfigError
-from nemo2.megatron.overlap.apply import overlap_callbacks
-from nemo2.megatron.overlap.presets import preset, preset_names
-from nemo2.megatron.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
-from nemo2.megatron.settle.settling import Settled
+from nemo2.mcore.overlap.apply import overlap_callbacks
+from nemo2.mcore.overlap.presets import preset, preset_names
+from nemo2.mcore.overlap.tp_overlap_cfg import TransformerLayerTPOverlapCfg
+from nemo2.mcore.settle.settling import Settled
 
 _PACKAGE = Path(nemo2.__file__).parent.resolve()
 _FOLDERS = tuple((_PACKAGE / name).resolve() for name in ("recipes", "callbacks", ""))
@@ -152,7 +152,7 @@ def _explanation(path: str, node: Any, name: str, effective: Settled) -> Explana
 
 def _buffers_of_the_strategy(recipe: Any, effective: Settled, field: str) -> Optional[Explanation]:
     """A setting of the gradient buffers if the recipe leaves them to the strategy: ``ddp="megatron"`` is no node."""
-    from nemo2.megatron.parallel.ddp_config import DistributedDataParallelConfig
+    from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
 
     path = "trainer.strategy.ddp"
     ddp, (*parents, name) = effective.objects.get(path), field.split(".")

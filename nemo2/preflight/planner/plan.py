@@ -7,7 +7,7 @@ from typing import Any, Optional
 from nemo2.base.advice import advice
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM, gpu
 from nemo2.errors import ConfigError
-from nemo2.megatron.settle import Machine, on
+from nemo2.mcore.settle import Machine, on
 from nemo2.models.shape import ModelShape
 from nemo2.preflight.planner.error_band import Band, band
 from nemo2.preflight.planner.fit import fit_of

@@ -11,8 +11,8 @@ from nemo2.base.gpus import GPU
 from nemo2.config.walk import class_of
 from nemo2.data.tokenizer import BPETokenizer
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.cuda_graphs import kind_of
-from nemo2.megatron.settle.machine import Machine
+from nemo2.mcore.parallel.cuda_graphs import kind_of
+from nemo2.mcore.settle.machine import Machine
 from nemo2.models.parts import LatentAttention
 from nemo2.models.peft import DoRA, LoRA
 from nemo2.models.shape import ModelShape

@@ -8,8 +8,8 @@ from typing import Any
 
 from nemo2.base.gpus import OUTSIDE_TORCH
 from nemo2.config import apply_overrides
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.settle import Machine, world_of
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.settle import Machine, world_of
 from nemo2.preflight.checks import find_problems
 from nemo2.preflight.rehearse.counts import RankRehearsal, Verdict
 from nemo2.preflight.rehearse.stage import rehearse_rank

@@ -12,9 +12,9 @@ from typing import Any
 from nemo2.base.advice import advice
 from nemo2.base.gpus import DEFAULT, GPU, HEADROOM
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.cuda_graphs import kind_of
-from nemo2.megatron.parallel.layout import SIZE_FIELDS, Layout
-from nemo2.megatron.settle import Machine, on, world_of
+from nemo2.mcore.parallel.cuda_graphs import kind_of
+from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
+from nemo2.mcore.settle import Machine, on, world_of
 from nemo2.preflight.checks import check_recipe
 from nemo2.preflight.rehearse.advice import smallest_change
 from nemo2.preflight.rehearse.counts import RankRehearsal, Rehearsal, Verdict, parts_of, peak_of

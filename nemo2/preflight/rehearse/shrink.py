@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemo2.megatron.parallel.layout import SIZE_FIELDS, Layout
-from nemo2.megatron.settle import Machine, world_of
+from nemo2.mcore.parallel.layout import SIZE_FIELDS, Layout
+from nemo2.mcore.settle import Machine, world_of
 
 HIDDEN, HEADS, HEAD_WIDTH, FFN, EXPERT_FFN, VOCABULARY, SEQUENCE = 64, 4, 16, 128, 32, 512, 64
 EXPERTS = 4

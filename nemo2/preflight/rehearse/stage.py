@@ -7,8 +7,8 @@ from typing import Any, Optional
 
 import fiddle as fdl
 
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.settle import Machine, world_of
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.settle import Machine, world_of
 from nemo2.preflight.checks.tokenizers import known_by_size
 from nemo2.preflight.rehearse.counts import RankRehearsal
 from nemo2.preflight.rehearse.kernels import plain_kernels, te_kernels
@@ -107,7 +107,7 @@ def in_sixteen_bits(recipe: Any) -> Any:
 
 def leave_out_eight_bits(plugin: Any) -> None:
     """Switch fp8 and fp4 off, and unset their options, which would otherwise cause a warning that they have no effect."""
-    from nemo2.megatron.precision import OF_EIGHT_BITS
+    from nemo2.mcore.precision import OF_EIGHT_BITS
 
     for name, off in _EIGHT_BITS.items():
         if getattr(plugin, name, off) != off:

@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.layout import SIZES, Layout
+from nemo2.mcore.parallel.layout import SIZES, Layout
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -135,7 +135,7 @@ def place_recipe(recipe: Any, *, name: str = "", world_size: Optional[int] = Non
 
     Args:
         recipe: A configured call of ``llm.pretrain`` or a similar function with a ``MegatronStrategy``. Its trainer has
-            the numbers of nodes and devices (`nemo2.megatron.settle.on`).
+            the numbers of nodes and devices (`nemo2.mcore.settle.on`).
         name: The name of the recipe. "": no name.
         world_size: The number of ranks. None: the trainer's nodes times devices.
 

@@ -52,19 +52,19 @@ from nemo2.config.notices import announce_machine_settings
 from nemo2.data.batch_sampler import EvalBatchSampler
 from nemo2.data.workers import outliving_signals
 from nemo2.errors import CheckpointError, ConfigError, DataError, RuntimeFault
-from nemo2.megatron.optim.base import OptimizerModule
-from nemo2.megatron.optim.lr_scheduler import set_last_rates
-from nemo2.megatron.optim.megatron import MegatronOptimizer
-from nemo2.megatron.optim.sharded import ShardedOptimizer
-from nemo2.megatron.parallel.cuda_graphs import kind_of
-from nemo2.megatron.parallel.forms import reduction_of
-from nemo2.megatron.parallel.groups import initialize_model_parallel, seed_random_streams, use_existing_groups
-from nemo2.megatron.parallel.hooks import CallbackConnector
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.parallel.megatron_parallel import MegatronParallel
-from nemo2.megatron.parallel.transform import transform_of
-from nemo2.megatron.precision import MegatronMixedPrecision
-from nemo2.megatron.settle.world import World
+from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.optim.lr_scheduler import set_last_rates
+from nemo2.mcore.optim.megatron import MegatronOptimizer
+from nemo2.mcore.optim.sharded import ShardedOptimizer
+from nemo2.mcore.parallel.cuda_graphs import kind_of
+from nemo2.mcore.parallel.forms import reduction_of
+from nemo2.mcore.parallel.groups import initialize_model_parallel, seed_random_streams, use_existing_groups
+from nemo2.mcore.parallel.hooks import CallbackConnector
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
+from nemo2.mcore.parallel.transform import transform_of
+from nemo2.mcore.precision import MegatronMixedPrecision
+from nemo2.mcore.settle.world import World
 from nemo2.models.tracked_losses import report_tracked_losses
 from nemo2.training.run_dir.progress import ProgressPrinter, make_progress
 from nemo2.training.strategies.metrics import log_timers, nonfinite_gradients, samples_of_step

@@ -29,8 +29,8 @@ from nemo2.config.capture import configurable
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.hugging_face.checkpoint import Checkpoint
-from nemo2.megatron.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
-from nemo2.megatron.parallel.megatron_parallel import MegatronParallel, MegatronStep
+from nemo2.mcore.parallel.distillation import TeacherLogits, cross_entropy, distillation_loss
+from nemo2.mcore.parallel.megatron_parallel import MegatronParallel, MegatronStep
 from nemo2.models.decoding import core_of
 
 _log = logging.getLogger(__name__)

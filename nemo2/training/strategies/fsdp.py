@@ -20,8 +20,8 @@ from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.parallel.sharded_chunk import blocks_of, sharding_mesh
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.parallel.sharded_chunk import blocks_of, sharding_mesh
 from nemo2.training.strategies.torch_sharded import NO_SECOND_MEMORY, STEPS, TorchShardedStrategy, shared_arguments
 
 _SHARDING = {name: ShardingStrategy[name] for name in ("FULL_SHARD", "SHARD_GRAD_OP")}
@@ -33,7 +33,7 @@ class FSDPStrategy(TorchShardedStrategy):
 
     Args:
         auto_wrap_policy: Module classes whose instances are gathered for their own forward and backward, or a wrap
-            policy of torch. None: the model's repeated blocks (`nemo2.megatron.parallel.sharded_chunk.blocks_of`).
+            policy of torch. None: the model's repeated blocks (`nemo2.mcore.parallel.sharded_chunk.blocks_of`).
         state_dict_type: Must be "sharded": every rank writes its own part of a checkpoint.
         sharding_strategy: "FULL_SHARD": shard parameters, gradients and optimizer state. "SHARD_GRAD_OP": keep
             parameters gathered between forward and backward.

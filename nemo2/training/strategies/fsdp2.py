@@ -25,9 +25,9 @@ from nemo2.checkpoint.forms.form import Part
 from nemo2.config.capture import configurable
 from nemo2.config.notices import announce_machine_settings
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.parallel.sharded_chunk import blocks_of, sharding_mesh
-from nemo2.megatron.parallel.tensor_plan import parallel_styles, plan_of
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.parallel.sharded_chunk import blocks_of, sharding_mesh
+from nemo2.mcore.parallel.tensor_plan import parallel_styles, plan_of
 from nemo2.training.strategies.torch_sharded import NO_SECOND_MEMORY, STEPS, TorchShardedStrategy, shared_arguments
 
 
@@ -41,7 +41,7 @@ def fsdp2_strategy_parallelize(
     """Shard ``model`` in place.
 
     Tensors named in ``tp_shard_plan`` are sharded over the mesh's "tp" axis. All parameters are then sharded over its
-    "shard" axis. Each repeated block (`nemo2.megatron.parallel.sharded_chunk.blocks_of`) is gathered for its own forward and
+    "shard" axis. Each repeated block (`nemo2.mcore.parallel.sharded_chunk.blocks_of`) is gathered for its own forward and
     backward. The remaining parameters are gathered with the root module and stay gathered until the backward.
 
     Args:

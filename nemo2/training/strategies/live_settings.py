@@ -16,7 +16,7 @@ from nemo2.config.capture import captured_arguments, is_being_made, recapture, u
 from nemo2.config.dtypes import read_dtype
 from nemo2.config.provenance import note_explicit_fields
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
+from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout, ParallelismConfig
 from nemo2.training.strategies.megatron_config import strictness_of
 
 _STORED_AS: Mapping[str, str] = {

@@ -12,7 +12,7 @@ from nemo2.config.provenance import adjust
 from nemo2.config.requested import explicit_fields
 from nemo2.config.tree import Config
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.ddp_config import DistributedDataParallelConfig
+from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
 
 MAIN_PARAMETERS_TWICE = (
     "strategy.ckpt_load_main_params=True and strategy.ckpt_load_optimizer=True: the optimizer state already contains "

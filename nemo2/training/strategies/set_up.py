@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
-from nemo2.megatron.parallel.megatron_parallel import MegatronParallel
+from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 
 _STATES = {
     "fit": (TrainerFn.FITTING, RunningStage.TRAINING),

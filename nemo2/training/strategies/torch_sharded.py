@@ -28,18 +28,18 @@ from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjust_to
 from nemo2.config.requested import at
 from nemo2.errors import ConfigError
-from nemo2.megatron.optim.sharded import ShardedOptimizer
-from nemo2.megatron.parallel.cuda_graphs import kind_of
-from nemo2.megatron.parallel.layout import Layout, ParallelismConfig
-from nemo2.megatron.parallel.plain_chunk import PlainChunk
-from nemo2.megatron.parallel.sharded_chunk import ShardedChunk, convert_masters_to_fp32, meta_parameters
-from nemo2.megatron.parallel.stored_names import stored_chunk
-from nemo2.megatron.parallel.transform import record_of, refuse_reading_weights
-from nemo2.megatron.precision import MegatronMixedPrecision
-from nemo2.megatron.settle.machine import Machine
-from nemo2.megatron.settle.rows import without_gradient_buffers
-from nemo2.megatron.settle.run_settings import RunSettings
-from nemo2.megatron.settle.settling import write_parallelism
+from nemo2.mcore.optim.sharded import ShardedOptimizer
+from nemo2.mcore.parallel.cuda_graphs import kind_of
+from nemo2.mcore.parallel.layout import Layout, ParallelismConfig
+from nemo2.mcore.parallel.plain_chunk import PlainChunk
+from nemo2.mcore.parallel.sharded_chunk import ShardedChunk, convert_masters_to_fp32, meta_parameters
+from nemo2.mcore.parallel.stored_names import stored_chunk
+from nemo2.mcore.parallel.transform import record_of, refuse_reading_weights
+from nemo2.mcore.precision import MegatronMixedPrecision
+from nemo2.mcore.settle.machine import Machine
+from nemo2.mcore.settle.rows import without_gradient_buffers
+from nemo2.mcore.settle.run_settings import RunSettings
+from nemo2.mcore.settle.settling import write_parallelism
 from nemo2.training.strategies.base import BaseStrategy
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step", "forward_step")

@@ -3,7 +3,7 @@ import pytest
 
 from nemo2.base.names import ABBREVIATIONS, MAX_NAME_BYTES, did_you_mean, nearest, safe_name
 from nemo2.errors import ConfigError, Nemo2Error, UnknownNameError
-from nemo2.megatron.parallel.layout import LAYOUT_FIELDS
+from nemo2.mcore.parallel.layout import LAYOUT_FIELDS
 
 KNOWN = ["tensor_model_parallel_size", "sequence_parallel", "max_steps", "lr", "pipeline_dtype", "dim"]
 

@@ -23,7 +23,7 @@ def parts(
     from nemo2.checkpoint.model_checkpoint import ModelCheckpoint
     from nemo2.data.mock import MockDataModule
     from nemo2.data.tokenizer import ByteTokenizer
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
     from nemo2.training.run_dir.logger import NeMoLogger
 
     built = small_runs.build_llama(**{"vocab_size": None, **(model or {})})

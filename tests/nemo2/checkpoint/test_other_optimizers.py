@@ -10,8 +10,8 @@ import torch
 
 import nemo2 as nl
 from nemo2.errors import CheckpointError
-from nemo2.megatron.optim.base import OptimizerModule
-from nemo2.megatron.optim.pytorch import PytorchOptimizerModule
+from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.optim.pytorch import PytorchOptimizerModule
 from support import small_runs
 
 

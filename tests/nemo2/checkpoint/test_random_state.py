@@ -71,8 +71,8 @@ def streams_of_two_ranks() -> list[float]:
     from megatron.core import tensor_parallel
 
     from nemo2.base.backend import get_backend
-    from nemo2.megatron.parallel.groups import initialize_model_parallel, seed_random_streams
-    from nemo2.megatron.parallel.layout import Layout
+    from nemo2.mcore.parallel.groups import initialize_model_parallel, seed_random_streams
+    from nemo2.mcore.parallel.layout import Layout
 
     get_backend().install()
     initialize_model_parallel(Layout(tp=2))

@@ -16,7 +16,7 @@ from nemo2.cli.adapter import described
 from nemo2.cli.app import VERBS, main
 from nemo2.cli.recipe_list import layout_text, matches
 from nemo2.errors import ConfigError, RuntimeFault
-from nemo2.megatron.parallel.layout import Layout
+from nemo2.mcore.parallel.layout import Layout
 
 
 def example(words: str) -> list[str]:

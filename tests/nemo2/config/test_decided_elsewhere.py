@@ -15,7 +15,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 
 from nemo2 import llm, recipes
 from nemo2.config import Config, flatten
-from nemo2.megatron.settle import Machine, settle
+from nemo2.mcore.settle import Machine, settle
 from nemo2.recipes import llama3_8b, llama3_8b_16k, llama_tiny
 from nemo2.recipes.precision import mixed_precision
 from support import small_runs

@@ -9,7 +9,7 @@ import pytest
 from nemo2 import recipes
 from nemo2.config import apply_overrides
 from nemo2.errors import ConfigError
-from nemo2.megatron.settle import Machine, settle
+from nemo2.mcore.settle import Machine, settle
 from nemo2.preflight.checks.find import find
 
 H100 = Machine.named("H100x8")

@@ -15,10 +15,10 @@ from nemo2.config.overrides import COMMAND_LINE
 from nemo2.config.typed_text import part_classes
 from nemo2.config.values import describe, typed
 from nemo2.errors import ConfigError
-from nemo2.megatron.optim.base import OptimizerModule
-from nemo2.megatron.optim.lr_scheduler import CosineAnnealingScheduler
-from nemo2.megatron.optim.megatron import MegatronOptimizerModule
-from nemo2.megatron.precision import MegatronMixedPrecision
+from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
+from nemo2.mcore.optim.megatron import MegatronOptimizerModule
+from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.preflight.checks.find import find_problems
 from nemo2.recipes import llama3_8b, llama32_1b, llama_tiny
 from nemo2.recipes.log.default import default_log
@@ -122,7 +122,7 @@ def test_a_factory_registered_with_nemo_run_is_found() -> None:
             r"tensorboard_logger requires name=\.\.\.\. Write tensorboard_logger\(name=",
         ),
         ("data=mock(4096)", "'4096' is not of the form name=value. Name the argument of mock"),
-        ("log=nemo2.megatron.optim.base.OptimizerModule", "takes a NeMoLogger"),
+        ("log=nemo2.mcore.optim.base.OptimizerModule", "takes a NeMoLogger"),
     ],
 )
 def test_a_name_that_makes_nothing_is_refused_with_the_nearest(override: str, words: str) -> None:

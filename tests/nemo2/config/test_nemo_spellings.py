@@ -10,8 +10,8 @@ import nemo2 as nl
 from nemo2 import llm
 from nemo2.config import Config
 from nemo2.errors import ConfigError
-from nemo2.megatron.optim.distributed_fused_adam import distributed_fused_adam
-from nemo2.megatron.parallel.hooks import CallbackConnector
+from nemo2.mcore.optim.distributed_fused_adam import distributed_fused_adam
+from nemo2.mcore.parallel.hooks import CallbackConnector
 
 SIZES: dict[str, Any] = {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 8}
 

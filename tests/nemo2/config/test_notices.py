@@ -12,7 +12,7 @@ from nemo2.config import notices
 from nemo2.errors import ConfigError
 from nemo2.llm.api import generate
 from nemo2.llm.serving import deploy
-from nemo2.megatron.optim.lr_scheduler import PolynomialDecayAnnealingScheduler
+from nemo2.mcore.optim.lr_scheduler import PolynomialDecayAnnealingScheduler
 from nemo2.models.gpt3 import GPTConfig126M
 
 MADE: dict[str, tuple[Callable[..., Any], Any]] = {

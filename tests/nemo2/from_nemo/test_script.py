@@ -336,7 +336,7 @@ LIVE: dict[str, tuple[Any, ...]] = {
     "MaskedTokenLossReduction": (),
 }
 BY_NAME = {"RestoreConfig": {"path": "x"}}
-NOT_HERE = {"MegatronParallel": "made of a model on ranks: tests/nemo2/megatron/parallel"}
+NOT_HERE = {"MegatronParallel": "made of a model on ranks: tests/nemo2/mcore/parallel"}
 NOT_KEPT = {
     "MegatronMixedPrecision": "dtype_config has what it made of them",
     "MockDataModule": "vocab_file and merges_file are its tokenizer's",

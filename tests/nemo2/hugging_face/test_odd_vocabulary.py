@@ -18,7 +18,7 @@ def losses(source: str, described: str, saved: str | None, **strategy: Any) -> l
 
     from nemo2.checkpoint.auto_resume import RestoreConfig
     from nemo2.checkpoint.context import load_context
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
 
     config = load_context(Path(described), "model", build=False)
     config.config.seq_length = small_runs.SEQ

@@ -61,7 +61,7 @@ def one(row: Row, folder: Path, *, train: bool) -> list[dict[str, Any]]:
     from nemo2.checkpoint.auto_resume import RestoreConfig
     from nemo2.checkpoint.context import load_context
     from nemo2.hugging_face.exporting import export_weights
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
     from support.released_models import import_release
 
     release, saved = folder / "release", folder / "saved"

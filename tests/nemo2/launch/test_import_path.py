@@ -52,6 +52,20 @@ def test_the_machines_own_sitecustomize_still_runs(folder, tmp_path):
     assert (done.stdout.split(), done.stderr) == (["ran", "False"], "")
 
 
+@pytest.mark.parametrize(("words", "own"), [(["./scripts/run.py"], True), (["-m", "scripts.run"], False)])
+def test_the_folder_of_a_script_is_the_users_and_that_of_a_module_is_not(tmp_path, monkeypatch, words, own):
+    """``python -m nemo2`` would otherwise let ranks import what lies in nemo2's folder by its bare name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "run.py").write_text(
+        "from nemo2.launch.import_path import own_folders; print(*own_folders())"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ([str(tmp_path / "scripts")] if own else []) + [str(tmp_path)]
+
+
 def test_folders_of_recipes_given_by_path_go_behind_what_is_installed(folder, tmp_path, monkeypatch):
     recipes = tmp_path / "recipes"
     recipes.mkdir()

@@ -31,7 +31,7 @@ from nemo2.launch.launcher import apply_shape
 from nemo2.launch.local import rank_variables, split_secrets, stop_processes
 from nemo2.launch.signals import own_signals, raise_on_signals
 from nemo2.launch.stream import Follower, RunDisplay, without_rank
-from nemo2.megatron.settle import Machine
+from nemo2.mcore.settle import Machine
 from nemo2.training.run_dir.faults import FAULT_DIR_VARIABLE, Fault, read_faults, record_fault
 from nemo2.training.run_dir.progress_line import format_line
 

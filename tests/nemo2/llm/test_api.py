@@ -173,7 +173,7 @@ def test_tokenizers_are_shared_as_asked():
     import types
 
     from nemo2.errors import ConfigError
-    from nemo2.megatron.settle.agreement import share_tokenizer
+    from nemo2.mcore.settle.agreement import share_tokenizer
 
     model, data = types.SimpleNamespace(tokenizer="m"), types.SimpleNamespace(tokenizer="d")
     share_tokenizer(model, data, None)

@@ -120,7 +120,7 @@ def train_each(families: list[str], tp: int, directory: str) -> dict[str, Any]:
     from megatron.core import parallel_state, tensor_parallel
 
     import bench.bare_megatron as bare
-    from nemo2.megatron.parallel.groups import destroy_model_parallel
+    from nemo2.mcore.parallel.groups import destroy_model_parallel
 
     # Experts and latent attention need sequence parallelism with tensor parallelism; to the others it must not matter.
     settings = bare.Settings(

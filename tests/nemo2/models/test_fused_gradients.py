@@ -26,9 +26,9 @@ def build(te: bool, apex: bool) -> dict[str, Any]:
 
     from nemo2.base.backend import get_backend
     from nemo2.base.backend.cpu import CpuBackend
-    from nemo2.megatron.parallel.groups import initialize_model_parallel, seed_random_streams
-    from nemo2.megatron.parallel.layout import Layout
-    from nemo2.megatron.settle import Machine
+    from nemo2.mcore.parallel.groups import initialize_model_parallel, seed_random_streams
+    from nemo2.mcore.parallel.layout import Layout
+    from nemo2.mcore.settle import Machine
     from nemo2.models.llama import LlamaConfig
     from support import small_runs
 

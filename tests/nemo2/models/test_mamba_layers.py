@@ -120,8 +120,8 @@ def adapted_names() -> tuple[set[str], set[str], set[str]]:
     from megatron.core import parallel_state, tensor_parallel
 
     from nemo2.base.backend import get_backend
-    from nemo2.megatron.parallel.sharded_state import sharded_state
-    from nemo2.megatron.parallel.transform import transformed
+    from nemo2.mcore.parallel.sharded_state import sharded_state
+    from nemo2.mcore.parallel.transform import transformed
     from nemo2.models.peft import LoRA
     from nemo2.models.ssm import NemotronHConfig8B
 

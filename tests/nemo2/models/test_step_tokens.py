@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ratios by which extra losses are weighed; tests/nemo2/megatron/parallel/test_extra_losses.py measures their
+"""The ratios by which extra losses are weighed; tests/nemo2/mcore/parallel/test_extra_losses.py measures their
 effect on gradients."""
 
 from typing import Any

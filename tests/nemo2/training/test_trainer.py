@@ -8,7 +8,7 @@ import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from nemo2.errors import ConfigError
-from nemo2.megatron.precision import MegatronMixedPrecision
+from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.training.strategy import MegatronStrategy
 from nemo2.training.trainer import Trainer, check_devices
 

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 
 from nemo2.errors import Nemo2Error
-from nemo2.megatron.parallel.cuda_graphs import kind_of
+from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 from nemo2.preflight.checks.tokenizers import Unknown, known_tokenizer

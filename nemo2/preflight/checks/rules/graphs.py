@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from nemo2.megatron.parallel.cuda_graphs import kind_of, modules_of
+from nemo2.mcore.parallel.cuda_graphs import kind_of, modules_of
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 from nemo2.preflight.checks.rules.world import CP, PP

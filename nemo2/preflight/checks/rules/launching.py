@@ -12,7 +12,7 @@ from nemo2.base.names import safe_name
 from nemo2.base.place import usable_cores
 from nemo2.checkpoint.paths import HUGGING_FACE, missing
 from nemo2.errors import ConfigError, Nemo2Error
-from nemo2.megatron.settle.world import devices_problem, nodes_problem, world_of
+from nemo2.mcore.settle.world import devices_problem, nodes_problem, world_of
 from nemo2.preflight.checks.earlier import (
     directory_to_continue,
     lacks_a_checkpoint,

@@ -22,7 +22,7 @@ def _generation(facts: Facts) -> Iterator[str]:
 
     Otherwise: Transformer Engine raises an error on every rank. bf16 is emulated and slow.
     """
-    from nemo2.megatron.precision import SINCE, what_is_lacking
+    from nemo2.mcore.precision import SINCE, what_is_lacking
 
     config, capability, version = facts.precision, facts.machine.capability, facts.machine.transformer_engine
     if config is None:
@@ -63,7 +63,7 @@ def _blocks(facts: Facts) -> Iterator[str]:
 
     Otherwise: Transformer Engine raises an error in the first step.
     """
-    from nemo2.megatron.precision import BLOCKS
+    from nemo2.mcore.precision import BLOCKS
 
     config, layout = facts.precision, facts.layout
     if config is None or not (config.fp8 or config.fp4):

@@ -179,7 +179,7 @@ def _recomputed(facts: Facts) -> Optional[int]:
 
 def _chunk_layers(facts: Facts) -> set[int]:
     """The different numbers of layers in a chunk. Empty: there is no valid split, which other rules report."""
-    from nemo2.megatron.settle.settling import layers_per_chunk
+    from nemo2.mcore.settle.settling import layers_per_chunk
 
     try:
         return set(layers_per_chunk(facts.settled.objects["model.config"]))

@@ -3,8 +3,8 @@
 
 from collections.abc import Iterator
 
-from nemo2.megatron.parallel.layout import Layout
-from nemo2.megatron.settle.world import devices_problem, nodes_problem
+from nemo2.mcore.parallel.layout import Layout
+from nemo2.mcore.settle.world import devices_problem, nodes_problem
 from nemo2.preflight.checks.arithmetic import divisors
 from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
@@ -163,7 +163,7 @@ def _sharded(facts: Facts) -> Iterator[str]:
     fsdp = facts.of_strategy("fsdp")
     if not fsdp or facts.layout.world_problem(facts.world_size):
         return
-    from nemo2.megatron.parallel.fsdp import unshared
+    from nemo2.mcore.parallel.fsdp import unshared
 
     problem = unshared(facts.layout, facts.world_size, has_experts=bool(facts.of_model("num_moe_experts")))
     if problem:

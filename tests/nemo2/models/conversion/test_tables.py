@@ -40,7 +40,7 @@ def stored(names: list[str]) -> dict[str, dict[str, tuple]]:
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     from nemo2.base.backend import get_backend
-    from nemo2.megatron.parallel.sharded_state import sharded_state
+    from nemo2.mcore.parallel.sharded_state import sharded_state
 
     get_backend().install()
     parallel_state.initialize_model_parallel()

@@ -84,7 +84,7 @@ def losses(directory: str, expert_parallel: int, **sizes: Any) -> list[float]:
 
     import bench.bare_megatron as bare
     from nemo2.config import Config
-    from nemo2.megatron.parallel.groups import destroy_model_parallel
+    from nemo2.mcore.parallel.groups import destroy_model_parallel
 
     settings = bare.Settings(
         layers=8, vocab=VOCABULARY, seq=SEQUENCE, mbs=2, gbs=4, steps=STEPS, lr=5e-3,

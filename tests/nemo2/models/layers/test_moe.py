@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A router's padding. The weights of its losses are measured in tests/nemo2/megatron/parallel/test_extra_losses.py."""
+"""A router's padding. The weights of its losses are measured in tests/nemo2/mcore/parallel/test_extra_losses.py."""
 
 from typing import Any
 

@@ -75,7 +75,7 @@ def train(model: str, layout: dict[str, Any], **files: str) -> dict[str, Any]:
     from megatron.core import parallel_state, tensor_parallel
 
     from bench import bare_megatron as bare
-    from nemo2.megatron.parallel.groups import destroy_model_parallel
+    from nemo2.mcore.parallel.groups import destroy_model_parallel
 
     def start_parallel(settings: Any) -> None:
         destroy_model_parallel()

@@ -18,7 +18,7 @@ import nemo2.models
 from nemo2.data import demo, mock, pretraining
 from nemo2.data.finetuning import hf_dataset, module, published
 from nemo2.errors import ConfigError
-from nemo2.megatron.optim import lr_scheduler
+from nemo2.mcore.optim import lr_scheduler
 from nemo2.models.gpt import GPTConfig
 from nemo2.models.ssm import SSMConfig
 from nemo2.preflight.checks import domains
@@ -168,8 +168,8 @@ def refusals(*, data: Any = None, **parts: Any) -> list[str]:
 
 def test_live_parts_are_judged_by_the_same_table() -> None:
     from nemo2.data.mock import MockDataModule
-    from nemo2.megatron.optim.lr_scheduler import CosineAnnealingScheduler
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
     from nemo2.models.llama import LlamaConfig, LlamaModel
 
     def parts(lr: float = 1e-3, seed: int = 1, rounds: int = 1, **model: Any) -> list[str]:
@@ -214,8 +214,8 @@ def test_an_argument_that_ends_in_a_field_has_the_domain_of_the_field() -> None:
     from nemo2.callbacks import MegatronCommOverlapCallback
     from nemo2.config import Config
     from nemo2.config.aliases import parameter_names
-    from nemo2.megatron.parallel.ddp_config import DistributedDataParallelConfig
-    from nemo2.megatron.precision import MegatronMixedPrecision
+    from nemo2.mcore.parallel.ddp_config import DistributedDataParallelConfig
+    from nemo2.mcore.precision import MegatronMixedPrecision
     from nemo2.preflight.checks import domains, find_problems
 
     fields = {**domains.MODEL, **domains.MODEL_TEXTS, **domains.BUFFERS, **domains.OPTIMIZER}

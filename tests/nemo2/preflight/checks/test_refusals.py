@@ -94,7 +94,7 @@ def test_files_and_devices_are_looked_at_only_where_the_recipe_runs(tmp_path, mo
 
 def test_parallel_sizes_of_the_checks_are_those_of_the_strategy():
     """A size that the strategy grows must be looked at."""
-    from nemo2.megatron.parallel.layout import Layout
+    from nemo2.mcore.parallel.layout import Layout
 
     strategy = recipe().trainer.strategy
     sizes = [name for name in dir(strategy) if name.endswith("_parallel_size") and not name.startswith("encoder")]

@@ -9,7 +9,7 @@ import fiddle as fdl
 import pytest
 
 from nemo2.errors import ConfigError
-from nemo2.megatron.settle.machine import Machine
+from nemo2.mcore.settle.machine import Machine
 from nemo2.preflight.checks import RULES, TOPICS
 from nemo2.preflight.checks.find import check_parts
 from nemo2.preflight.checks.rule import Case, Rule

@@ -92,7 +92,7 @@ def counted() -> dict[str, dict[str, float]]:
     """Counts of the rehearsal and of the planner for each run, per step and summed over its pipeline stages."""
     from nemo2.base.gpus import gpu
     from nemo2.cli.sources import configured
-    from nemo2.megatron.settle import Machine, on
+    from nemo2.mcore.settle import Machine, on
     from nemo2.preflight.planner.memory import predict_memory
     from nemo2.preflight.planner.recipe import read_recipe
     from nemo2.preflight.rehearse.job import on_gpus, quietly

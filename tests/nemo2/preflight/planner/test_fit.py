@@ -15,7 +15,7 @@ from nemo2.config import apply_overrides
 from nemo2.errors import ConfigError
 from nemo2.launch import launch
 from nemo2.launch.slurm.settings import ClusterSettings
-from nemo2.megatron.settle import Machine
+from nemo2.mcore.settle import Machine
 from nemo2.preflight.planner import fit
 from nemo2.preflight.planner.fit import MARGIN, fit_of
 from nemo2.preflight.planner.memory import predict_memory

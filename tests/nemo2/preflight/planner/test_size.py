@@ -4,7 +4,7 @@
 import pytest
 
 from nemo2 import recipes
-from nemo2.megatron.settle.machine import Machine
+from nemo2.mcore.settle.machine import Machine
 from nemo2.preflight.planner.size import size_of
 
 

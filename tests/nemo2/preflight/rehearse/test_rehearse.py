@@ -59,7 +59,7 @@ def rehearse_all() -> dict[str, Any]:
 
     from nemo2.base.gpus import gpu
     from nemo2.config import apply_overrides
-    from nemo2.megatron.settle import Machine
+    from nemo2.mcore.settle import Machine
     from nemo2.preflight.rehearse.advice import smallest_change
     from nemo2.preflight.rehearse.job import on_gpus, rehearse, verdict_on
     from nemo2.preflight.rehearse.page import render_page

@@ -10,7 +10,7 @@ import pytest
 def shrink_all() -> dict[str, dict[str, Any]]:
     """The shrunk form of each recipe; nothing is built."""
     from nemo2 import recipes
-    from nemo2.megatron.parallel.layout import Layout
+    from nemo2.mcore.parallel.layout import Layout
     from nemo2.preflight.checks import find_problems
     from nemo2.preflight.rehearse.shrink import shrink
 

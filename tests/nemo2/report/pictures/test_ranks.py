@@ -8,7 +8,7 @@ import pytest
 
 from nemo2 import recipes
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.layout import Layout
+from nemo2.mcore.parallel.layout import Layout
 from nemo2.report.pictures.ranks import GROUP_NAMES, Placement, groups_of, place_recipe, rank_order, stages_of
 
 WORLDS = {
@@ -109,7 +109,7 @@ def layers_in_fact(cases: dict[str, tuple[Layout, dict[str, Any]]]) -> dict[str,
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from nemo2.base.backend import get_backend
-    from nemo2.megatron.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
+    from nemo2.mcore.parallel.groups import destroy_model_parallel, initialize_model_parallel, seed_random_streams
     from nemo2.models.llama import LlamaConfig
 
     get_backend().install()

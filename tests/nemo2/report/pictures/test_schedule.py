@@ -72,8 +72,8 @@ def run_for_real(schedules: dict[str, Schedule]) -> dict[str, list[tuple]]:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     from nemo2.base.backend import get_backend
-    from nemo2.megatron.parallel.groups import destroy_model_parallel, initialize_model_parallel
-    from nemo2.megatron.parallel.layout import Layout
+    from nemo2.mcore.parallel.groups import destroy_model_parallel, initialize_model_parallel
+    from nemo2.mcore.parallel.layout import Layout
 
     get_backend().install()
     found = {}

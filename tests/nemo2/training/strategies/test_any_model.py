@@ -154,7 +154,7 @@ def parallel_classifier(*, gathers: bool) -> pl.LightningModule:
 def optimizer() -> Any:
     from megatron.core.optimizer import OptimizerConfig
 
-    from nemo2.megatron.optim.megatron import MegatronOptimizerModule
+    from nemo2.mcore.optim.megatron import MegatronOptimizerModule
 
     config = OptimizerConfig(
         optimizer="adam", adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, clip_grad=CLIP, use_distributed_optimizer=False,

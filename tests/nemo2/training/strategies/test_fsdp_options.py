@@ -8,8 +8,8 @@ from megatron.core.distributed import DistributedDataParallelConfig
 
 import nemo2 as nl
 from nemo2.errors import ConfigError
-from nemo2.megatron.parallel.fsdp import not_overlapped, unshared
-from nemo2.megatron.parallel.layout import Layout
+from nemo2.mcore.parallel.fsdp import not_overlapped, unshared
+from nemo2.mcore.parallel.layout import Layout
 from support import small_runs
 
 
@@ -48,7 +48,7 @@ def test_whole_gradients_are_not_overlapped_where_that_counts_them_twice(monkeyp
         ddp = DistributedDataParallelConfig(data_parallel_sharding_strategy="optim", **fields)
         return nl.MegatronStrategy(fsdp="megatron", ddp=ddp)
 
-    monkeypatch.setattr("nemo2.megatron.parallel.fsdp.not_overlapped", lambda sharding: "it is wrong here")
+    monkeypatch.setattr("nemo2.mcore.parallel.fsdp.not_overlapped", lambda sharding: "it is wrong here")
     with pytest.raises(
         ConfigError, match=r"overlap_grad_reduce=True .*'optim': it is wrong here\. Set overlap_grad_reduce=False"
     ):
@@ -65,7 +65,7 @@ def test_several_violations_come_together() -> None:
 def refusals() -> dict[str, str]:
     import torch
 
-    from nemo2.megatron.precision import MegatronMixedPrecision
+    from nemo2.mcore.precision import MegatronMixedPrecision
     from nemo2.training.trainer import Trainer
 
     small_runs.quiet()

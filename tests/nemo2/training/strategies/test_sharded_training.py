@@ -111,7 +111,7 @@ def test_memory_that_is_freed_too_early_would_be_noticed(run_on_ranks):
 
 
 def test_the_norm_counts_every_element_once():
-    from nemo2.megatron.optim.sharded import global_norm
+    from nemo2.mcore.optim.sharded import global_norm
 
     parameters = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2, 2))]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0.0, 0.0]), torch.full((2, 2), 2.0)

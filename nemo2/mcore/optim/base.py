@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers and their schedules as objects of a recipe, separate from the model."""
+
+from abc import ABC, abstractmethod
+from typing import Any, Optional
+
+import lightning.pytorch as pl
+from torch.optim import Optimizer
+
+from nemo2.mcore.optim.lr_scheduler import LRSchedulerModule
+
+
+class OptimizerModule(pl.Callback, ABC):
+    """Make the optimizers of a model. Subclass it and define `optimizers`.
+
+    Args:
+        lr_scheduler: The learning-rate schedule. None: a constant learning rate.
+    """
+
+    makes_torch_optimizers: bool = False
+    """Whether the optimizers are torch's, which don't support parameters that Megatron-Core shards."""
+
+    def __init__(self, lr_scheduler: Optional[LRSchedulerModule] = None) -> None:
+        self.lr_scheduler = lr_scheduler
+
+    def connect(self, model: pl.LightningModule) -> None:
+        """Make this the model's optimizer.
+
+        Sets ``model.optim``, which the strategy reads, and ``model.configure_optimizers``, which Lightning calls.
+        """
+        model.optim = self  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+
+        def configure_optimizers(megatron_parallel: Any = None) -> list[dict[str, Any]]:
+            return self(model, megatron_parallel)
+
+        model.configure_optimizers = configure_optimizers  # pyright: ignore[reportAttributeAccessIssue]
+
+    def schedule_over(self, max_steps: int) -> None:
+        """Set the length of a schedule that has none to ``max_steps``. -1 leaves the schedule unchanged."""
+        if self.lr_scheduler is not None and getattr(self.lr_scheduler, "max_steps", None) is None and max_steps > 0:
+            self.lr_scheduler.max_steps = max_steps  # pyright: ignore[reportAttributeAccessIssue]
+
+    @abstractmethod
+    def optimizers(self, model: Any) -> list[Optimizer]:
+        """The optimizers for ``model``, a `MegatronParallel` or a plain module."""
+
+    def __call__(self, model: pl.LightningModule, megatron_parallel: Any = None) -> list[dict[str, Any]]:
+        """The value of Lightning's ``configure_optimizers``: one dictionary per optimizer, with its schedule."""
+        optimizers = self.optimizers(megatron_parallel if megatron_parallel is not None else model)
+        if self.lr_scheduler is None:
+            return [{"optimizer": optimizer} for optimizer in optimizers]
+        return [
+            {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(model, optimizer)} for optimizer in optimizers
+        ]

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's optimizer, with mixed precision and optional sharding, for Lightning's loops and torch's
+schedules."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
+from megatron.core.optimizer.optimizer import ChainedOptimizer
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
+from torch import Tensor
+from torch.nn import Parameter
+
+from nemo2.config.capture import configurable
+from nemo2.errors import ConfigError
+from nemo2.mcore.optim.base import OptimizerModule
+from nemo2.mcore.optim.lr_scheduler import LR_FACTOR, LRSchedulerModule
+from nemo2.mcore.optim.sharded import ShardedOptimizer, torch_optimizer
+
+if TYPE_CHECKING:
+    from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
+
+ParamCondition = Callable[[str, Parameter], bool]
+
+
+@configurable
+class MegatronOptimizerModule(OptimizerModule):
+    """Train with Megatron-Core's optimizer.
+
+    Args:
+        config: Megatron-Core's ``OptimizerConfig``. Its ``lr`` is the peak of the schedule.
+        lr_scheduler: The learning-rate schedule. None: constant at ``config.lr``.
+        no_weight_decay_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have no weight decay.
+            None: Megatron-Core's rule, no weight decay for biases and one-dimensional parameters.
+        scale_lr_cond: ``(name, parameter) -> bool``. Parameters for which it returns True have their learning rate
+            multiplied by ``lr_mult``.
+        lr_mult: The factor for the parameters that ``scale_lr_cond`` selects.
+
+    Raises:
+        ConfigError: ``config.lr`` is missing, or ``lr_mult`` is set without ``scale_lr_cond``.
+    """
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        lr_scheduler: Optional[LRSchedulerModule] = None,
+        no_weight_decay_cond: Optional[ParamCondition] = None,
+        scale_lr_cond: Optional[ParamCondition] = None,
+        lr_mult: float = 1.0,
+    ) -> None:
+        super().__init__(lr_scheduler=lr_scheduler)
+        if config.lr is None:
+            raise ConfigError("optim.config.lr is unset. Set the peak learning rate, e.g. optim.config.lr=3e-4.")
+        if lr_mult != 1.0 and scale_lr_cond is None:
+            raise ConfigError(
+                f"optim.lr_mult={lr_mult} has no effect without optim.scale_lr_cond, which selects the parameters. Set "
+                "both, or change optim.config.lr."
+            )
+        self.config = config
+        self.no_weight_decay_cond = no_weight_decay_cond
+        self.scale_lr_cond = scale_lr_cond
+        self.lr_mult = lr_mult
+
+    def optimizers(self, model: "MegatronParallel") -> list[torch.optim.Optimizer]:
+        """The optimizer of the wrapped chunks, in a list of one: Megatron-Core's, or torch's if torch shards the
+        chunks.
+
+        Raises:
+            ConfigError: the chunks aren't wrapped for training.
+        """
+        if getattr(model, "wrap_chunk", None) is not None:
+            inner = torch_optimizer(self.config, list(model), self._overrides())
+            optimizer = ShardedOptimizer(inner, self.config, shard_group=getattr(model[0], "shard_group", None))
+            return [self._at_own_rates(optimizer)]
+        if model.ddp_config is None:
+            raise ConfigError(
+                "MegatronOptimizerModule requires chunks that are wrapped for training. Create them with "
+                "MegatronParallel(ddp_config=...)."
+            )
+        mcore = get_megatron_optimizer(
+            self.config,
+            list(model),  # pyright: ignore[reportArgumentType]
+            config_overrides=self._overrides(),
+            use_gloo_process_groups=getattr(model, "use_gloo_process_groups", True),
+        )
+        return [self._at_own_rates(MegatronOptimizer(_without_stub_optimizers(mcore), self.config))]
+
+    def _at_own_rates(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """``optimizer`` with the peak of each group as its rate, which Megatron-Core leaves to its own scheduler."""
+        assert self.config.lr is not None
+        for group in optimizer.param_groups:
+            group["lr"] = group["max_lr"]
+            if self.scale_lr_cond is not None and group["max_lr"] == self.config.lr * self.lr_mult:
+                group[LR_FACTOR] = self.lr_mult
+        return optimizer
+
+    def _overrides(self) -> dict[ParamKey, Any]:
+        """Megatron-Core's per-parameter rules, replaced or extended by the user's conditions."""
+        overrides: dict[ParamKey, Any] = dict(get_standard_config_overrides(self.config))
+        if self.no_weight_decay_cond is not None:
+            overrides = {key: value for key, value in overrides.items() if "wd_mult" not in value}
+            overrides[_key("no_weight_decay_cond", self.no_weight_decay_cond)] = {"wd_mult": 0.0}
+        if self.scale_lr_cond is not None and self.lr_mult != 1.0:
+            assert self.config.lr is not None
+            scaled: dict[str, float] = {"max_lr": self.config.lr * self.lr_mult}
+            if self.config.min_lr is not None:
+                scaled["min_lr"] = self.config.min_lr * self.lr_mult
+            overrides[_key("scale_lr_cond", self.scale_lr_cond)] = scaled
+        return overrides
+
+
+class MegatronOptimizer(torch.optim.Optimizer):
+    """Megatron-Core's optimizer behind torch's interface.
+
+    Its state is saved and loaded through Megatron-Core's ``sharded_state_dict``, so a resumed run may use another
+    layout.
+    """
+
+    def __init__(self, mcore_optimizer: Any, config: OptimizerConfig) -> None:
+        # torch's __init__ would register the parameters, which Megatron-Core already holds.
+        self.mcore_optimizer = mcore_optimizer
+        self.config = config
+        for part in self._parts():
+            # Megatron-Core gives SGD no such function, but calls it on load.
+            if type(getattr(part, "optimizer", None)).__name__.endswith("SGD") and part.init_state_fn is None:
+                part.init_state_fn = _make_momentum_buffers
+        self.defaults: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+        self.grad_norm: Optional[float] = None
+        """The global gradient norm of the last step before clipping. None before the first step, or if it isn't
+        computed."""
+        self.num_zeros_in_grad: Optional[int] = None
+        self.update_successful: bool = True
+        """False if the last step was skipped because its gradients weren't finite (fp16)."""
+        self.apply_config()
+
+    def apply_config(self) -> None:
+        """Write the configuration's values into the parameter groups.
+
+        This is repeated after a checkpoint is loaded, because its groups hold the configuration at the time of the
+        save.
+        """
+        for group in self.param_groups:
+            # Megatron-LM's parameter scheduler multiplies these. Without it nothing else would.
+            group["weight_decay"] = self.config.weight_decay * group.get("wd_mult", 1.0)
+            group.setdefault("max_lr", self.config.lr)
+            group.setdefault("lr", group["max_lr"])
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.mcore_optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.mcore_optimizer.state
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = closure() if closure is not None else None
+        self.update_successful, self.grad_norm, self.num_zeros_in_grad = self.mcore_optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.mcore_optimizer.zero_grad(set_to_none)
+
+    def stage_params(self) -> None:
+        """Write the main parameters into the buffer that the next forward gathers parameters from, where that is the gradients'
+        (``reuse_grad_buf_for_mxfp8_param_ag``): Megatron-LM's ``train_step`` does it, and no part of Megatron-Core."""
+        for part in self._parts():
+            buffers: Any = getattr(part, "ddp_config", None)
+            reused = getattr(buffers, "reuse_grad_buf_for_mxfp8_param_ag", False)
+            if reused and buffers.overlap_param_gather and not part.is_stub_optimizer:
+                part._copy_main_params_to_param_buffer()
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """The loss times the current loss scale, which is 1 except with fp16."""
+        return self.mcore_optimizer.scale_loss(loss)
+
+    def reload_model_params(self) -> None:
+        """Copy the model's newly loaded parameters into the optimizer's main parameters."""
+        self.mcore_optimizer.reload_model_params()
+
+    def sharded_state_dict(self, model_state: dict[str, Any], *, is_loading: bool = False, **options: Any) -> Any:
+        if not is_loading:
+            self._make_state()
+        return self.mcore_optimizer.sharded_state_dict(model_state, is_loading=is_loading, **options)
+
+    def _parts(self) -> list[Any]:
+        """The inner optimizers: one, or one for each kind of parameters."""
+        return getattr(self.mcore_optimizer, "chained_optimizers", [self.mcore_optimizer])
+
+    def _make_state(self) -> None:
+        """Create the state of parameters that were never updated, with the values before a first update.
+
+        A checkpoint can't be loaded into an optimizer without state, and the distributed optimizer can't save one.
+        """
+        for part in self._parts():
+            inner, make = getattr(part, "optimizer", None), getattr(part, "init_state_fn", None)
+            if isinstance(inner, HybridDeviceOptimizer):
+                _make_offloaded_state(inner, part.config)
+            if inner is None or make is None:
+                continue
+            make(inner, part.config)
+            if isinstance(inner, torch.optim.Adam | torch.optim.AdamW):  # the step count is in each parameter's state
+                for state in inner.state.values():
+                    state.setdefault("step", torch.tensor(0.0))
+            elif type(inner).__name__ == "FusedAdam":  # Transformer Engine's, Apex's or a CPU's: count per group
+                for group in inner.param_groups:
+                    if group["params"]:
+                        group.setdefault("step", 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.mcore_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # Megatron-Core writes main parameters in place, which autograd rejects for those of an fp32 model.
+        with torch.no_grad():
+            self.mcore_optimizer.load_state_dict(state_dict)
+            for part in self._parts():
+                if isinstance(inner := getattr(part, "optimizer", None), HybridDeviceOptimizer):
+                    _move_state_to_its_parameters(inner)
+        self.apply_config()
+
+
+def _without_stub_optimizers(whole: Any) -> Any:
+    """A chain of optimizers without those that have no parameters. A chain of only such optimizers is returned
+    unchanged.
+
+    Megatron-Core makes an optimizer for the dense parameters even where only experts are trained, and asks it for its
+    steps when the chain is saved.
+    """
+    parts = getattr(whole, "chained_optimizers", [])
+    busy = [one for one in parts if not getattr(one, "is_stub_optimizer", False)]
+    return ChainedOptimizer(busy) if busy and len(busy) < len(parts) else whole
+
+
+def _make_momentum_buffers(inner: torch.optim.Optimizer, config: OptimizerConfig) -> None:
+    """SGD's momentum before its first update, for parameters without one."""
+    for group in inner.param_groups if config.sgd_momentum else ():
+        for parameter in group["params"]:
+            inner.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.data))
+
+
+def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig) -> None:
+    """As `MegatronOptimizer._make_state`, for an optimizer that is spread over both memories. Its own way to create
+    state moves the parameters."""
+    for one in inner.sub_optimizers:
+        if config.optimizer == "sgd":
+            _make_momentum_buffers(one, config)
+            continue
+        for group in one.param_groups:
+            counts_by_group = type(one).__name__ == "FusedAdam"
+            if counts_by_group:
+                group.setdefault("step", 0)
+            for parameter in group["params"]:
+                state = one.state[parameter]
+                for name in ("exp_avg", "exp_avg_sq"):
+                    state.setdefault(name, torch.zeros_like(parameter.data))
+                if not counts_by_group:
+                    state.setdefault("step", torch.tensor(0.0))
+    inner._sync_sub_optimizers_state_to_hdo()
+
+
+def _move_state_to_its_parameters(inner: HybridDeviceOptimizer) -> None:
+    """What was read from a checkpoint is in host memory. Megatron-Core tells the two kinds of optimizers by their classes,
+    which are one without Transformer Engine."""
+    for one in inner.sub_optimizers:
+        for parameter, state in one.state.items():
+            state |= {name: value.to(parameter.device) for name, value in state.items() if isinstance(value, Tensor)}
+    inner._sync_sub_optimizers_state_to_hdo()
+
+
+def _key(name: str, condition: ParamCondition) -> ParamKey:
+    return ParamKey(
+        with_name_predicate=ParamWithNamePredicate(name=name, fn=lambda param, path: condition(path, param))
+    )

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the parts of a recipe that are only settings, with their derived values and their constructors' errors.
+
+These parts are a model's configuration, the strategy, the precision, the optimizer's configuration, the schedule, the
+checkpoint callback, and the data module without its tokenizer. None of them opens a file or a connection, or creates a
+process group.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, NamedTuple, Optional
+
+import fiddle as fdl
+
+from nemo2.base.backend.extras import has
+from nemo2.base.backend.te_version import megatron_finds
+from nemo2.config.factories import missing_arguments
+from nemo2.config.provenance import note_explicit_fields
+from nemo2.config.requested import explicit_values
+from nemo2.config.walk import class_of
+from nemo2.errors import ConfigError
+from nemo2.mcore.settle.machine import Machine
+
+RULE_OF = {
+    "model.config": "megatron-core-agrees",
+    "trainer.strategy": "strategy-has-what-it-is-asked",
+    "trainer.plugins": "precision-is-known",
+    "optim.config": "megatron-core-agrees",
+    "optim.lr_scheduler": "schedule-is-one-curve",
+    "log.ckpt": "checkpoints-are-kept-as-asked",
+    "data": "data-module-accepts-its-arguments",
+    "peft": "peft-settings-are-in-range",
+}
+"""The paths of the parts in a recipe, and the rule of a constructor's error that names no other rule."""
+
+
+class Refusal(NamedTuple):
+    """A refusal by the run."""
+
+    rule: str
+    """The id of the rule (`nemo2.preflight.checks`)."""
+    message: str
+    """The text of the error."""
+    path: str = ""
+    """The part of the recipe. Empty: the whole recipe."""
+    cause: Optional[BaseException] = None
+    """The exception. None: no exception was raised."""
+
+    @property
+    def sentence(self) -> str:
+        """The message, preceded by the part if the message names none."""
+        if self.path == "model.config":
+            return f"model.config: Megatron-Core rejects it: {self.message}"
+        words = self.path, f"{self.path.rpartition('.')[2]}.", f"{self.path.partition('.')[0]}."
+        return self.message if any(word in self.message for word in words) else f"{self.path}: {self.message}"
+
+
+def refusals_of(error: Exception, rule: str, path: str = "") -> list[Refusal]:
+    """The refusals in an error, under the error's own rule or else under ``rule``. A `ConfigError` has a paragraph
+    for each."""
+    cause = error.args[0] if error.args and isinstance(error.args[0], BaseException) else error  # fiddle wraps it
+    text = str(cause).partition("\n\nFiddle context:")[0].strip() or type(cause).__name__
+    paragraphs = text.splitlines() if isinstance(cause, ConfigError) else [text]
+    rules = getattr(cause, "rules", None) or [getattr(cause, "rule", None) or rule] * len(paragraphs)
+    return [
+        Refusal(one, " ".join(paragraph.split()), path, cause) for one, paragraph in zip(rules, paragraphs, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The built parts of a recipe by path, and the refusals of the parts that failed."""
+
+    objects: dict[str, Any] = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
+    precision_at: str = "trainer.plugins"
+    """The path of the precision among the plugins."""
+
+    def get(self, path: str) -> Any:
+        """The built part. None: it failed, or it doesn't exist."""
+        return self.objects.get(path)
+
+
+def build_parts(recipe: Any, machine: Machine, paths: Iterable[str] = tuple(RULE_OF)) -> Parts:
+    """Build each part separately, so that a part that fails does not hide the next. The recipe is not changed."""
+    objects: dict[str, Any] = {}
+    refusals: list[Refusal] = []
+    precision_at, precision = _precision(node_at(recipe, "trainer.plugins"))
+    for path in paths:
+        node = precision if path == "trainer.plugins" else node_at(recipe, path)
+        if missing := missing_arguments(node, path):
+            refusals.append(Refusal(RULE_OF[path], f"{missing}.", path))
+            continue
+        try:
+            with quietly(), megatron_finds(machine.transformer_engine):
+                built = _build(_without_tokenizer(node) if path == "data" else node, path, machine)
+        except Exception as error:  # Megatron-Core asserts, raises ValueError, TypeError ...: all say that it won't do
+            refusals += refusals_of(error, RULE_OF[path], path)
+        else:
+            if built is not None:
+                objects[path] = built
+    return Parts(objects, tuple(refusals), precision_at)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Suppress warnings, because these objects are only inspected, not run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _build(node: Any, path: str, machine: Machine) -> Any:
+    """The object of a config, or a copy of a live object, so that settling does not change the recipe."""
+    if not isinstance(node, fdl.Config):
+        return copy.deepcopy(node) if path.startswith(("trainer.", "model.", "optim.config")) else copy.copy(node)
+    # Megatron-Core looks for the package that computes with these. Its absence here says nothing about another machine.
+    missing = path == "optim.config" and machine.transformer_engine is not None and not has("transformer_engine")
+    low_precision = {
+        name: node.__arguments__[name] for name in _LOW_PRECISION_STATES if missing and name in node.__arguments__
+    }
+    if not low_precision:
+        return fdl.build(node)
+    node = copy.copy(node)
+    for name in low_precision:
+        delattr(node, name)
+    built = fdl.build(node)
+    for name, value in low_precision.items():
+        setattr(built, name, value)
+    note_explicit_fields(built, {**explicit_values(built), **low_precision})
+    return built
+
+
+_LOW_PRECISION_STATES = (
+    "use_precision_aware_optimizer",
+    "main_grads_dtype",
+    "main_params_dtype",
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+)
+
+
+def _precision(plugins: Any) -> tuple[str, Any]:
+    """The precision among a trainer's plugins (one or a list, configs or live objects), and its path."""
+    from nemo2.mcore.precision import MegatronMixedPrecision
+
+    if not isinstance(plugins, list | tuple):
+        return "trainer.plugins", plugins
+    for index, one in enumerate(plugins):
+        plugin = class_of(one)
+        if isinstance(plugin, type) and issubclass(plugin, MegatronMixedPrecision):
+            return f"trainer.plugins[{index}]", one
+    return "trainer.plugins", None
+
+
+def node_at(recipe: Any, path: str) -> Any:
+    """The node or value of a recipe at a path ("optim.config.lr"). None: there is none."""
+    return reduce(lambda node, name: getattr(node, name, None), path.split("."), recipe)
+
+
+def _without_tokenizer(data: Any) -> Any:
+    """The data module without its tokenizer. Only tokenizers read files before a data module is set up."""
+    if not isinstance(data, fdl.Config):
+        return data
+    data = copy.copy(data)
+    for name in ("tokenizer", "vocab_file", "merges_file"):
+        if name in data.__arguments__:
+            setattr(data, name, None)
+    return data

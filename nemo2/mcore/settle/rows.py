@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of settings that exist in several configurations, or follow from others, or exclude others.
+
+`nemo2.mcore.settle.settling` applies the groups of rows in order. If the user set a shared value in one configuration, it
+applies to all; different values in two are a conflict. Reasons without a source are Megatron-LM's (arguments.py).
+"""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import _bias_dropout_add_func
+
+from nemo2.config.derivations import Conflict, Derivation, Row
+from nemo2.config.provenance import adjustments
+from nemo2.mcore.overlap.rules import BETWEEN_STAGES
+from nemo2.mcore.parallel.cuda_graphs import modules_of
+from nemo2.mcore.parallel.layout import ParallelismConfig
+from nemo2.mcore.settle.run_settings import DDP, MODEL, OPTIM, STRATEGY, RunSettings
+
+_OPTIM_SWITCH, _DDP_SWITCH = f"{OPTIM}.use_distributed_optimizer", f"{DDP}.use_distributed_optimizer"
+
+
+def _decided_by_buffers(run: RunSettings) -> bool:
+    """Megatron-FSDP always uses the distributed optimizer."""
+    return run.explicit(_DDP_SWITCH) or bool(run[f"{DDP}.use_megatron_fsdp"])
+
+
+OPTIMIZER: tuple[Row, ...] = (
+    Conflict(
+        "one-switch-for-the-distributed-optimizer",
+        (_OPTIM_SWITCH, _DDP_SWITCH),
+        "both are the same switch",
+        "Remove one of them, or set both to the same value.",
+        lambda run: run.explicit(_OPTIM_SWITCH) and _decided_by_buffers(run) and run[_OPTIM_SWITCH] != run[_DDP_SWITCH],
+    ),
+    Derivation(
+        _OPTIM_SWITCH,
+        _DDP_SWITCH,
+        when=lambda run: _decided_by_buffers(run) and not run.explicit(_OPTIM_SWITCH),
+    ),
+    Derivation(_DDP_SWITCH, _OPTIM_SWITCH),
+    Derivation(
+        f"{DDP}.overlap_param_gather",
+        _OPTIM_SWITCH,
+        False,
+        f"{OPTIM}.use_distributed_optimizer is off",
+        lambda run: not run[_OPTIM_SWITCH],
+        rule="gathered-parameters-are-sharded",
+        fix="It gathers the parameters of the distributed optimizer. Set "
+        "optim.config.use_distributed_optimizer=True, or set overlap_param_gather=False.",
+    ),
+)
+"""For runs with a configuration of Megatron-Core's optimizer."""
+
+_IN_HOST_MEMORY = "there is no second memory to move the optimizer's states to"
+ON_CPU: tuple[Row, ...] = (
+    Derivation(
+        f"{OPTIM}.use_precision_aware_optimizer",
+        f"{OPTIM}.optimizer_cpu_offload",
+        False,
+        f"{_IN_HOST_MEMORY}, and its kernel needs a GPU",
+        lambda run: run[f"{OPTIM}.optimizer_cpu_offload"],
+    ),
+    Derivation(f"{OPTIM}.optimizer_cpu_offload", f"{OPTIM}.optimizer_cpu_offload", False, _IN_HOST_MEMORY),
+)
+"""For runs without GPUs. Megatron-Core's class for offloading needs a GPU."""
+
+LOSS: tuple[Row, ...] = (
+    Derivation(
+        f"{DDP}.average_in_collective",
+        f"{MODEL}.calculate_per_token_loss",
+        False,
+        # Where the user set both, a rule rejects them.
+        when=lambda run: "calculate_per_token_loss" in adjustments(run.model_config),
+    ),
+    Derivation(
+        f"{DDP}.average_in_collective",
+        f"{DDP}.use_megatron_fsdp",
+        False,
+        "Megatron-FSDP divides by the size of the experts' group for it, which a dense model doesn't have; it divides "
+        "before it sums, to the same mean",
+        lambda run: (
+            run[f"{DDP}.use_megatron_fsdp"]
+            and run[f"{DDP}.average_in_collective"]
+            and not run[f"{MODEL}.num_moe_experts"]
+        ),
+    ),
+)
+"""Gradients that are divided by the tokens of the global batch must not be averaged before. Megatron-Core 0.19.2 ends a run of
+Megatron-FSDP on a dense model with an AttributeError otherwise (``_init_fsdp_param_and_grad_buffer``)."""
+
+LOSS_SCALING: tuple[Row, ...] = (
+    Derivation(
+        f"{DDP}.check_for_nan_in_grad",
+        "trainer.plugins.fp16",
+        False,
+        "fp16's loss scaler handles gradients that aren't finite",
+        lambda run: run.dtypes is not None and run.dtypes.fp16 and run.dtypes.loss_scale is None,
+    ),
+)
+
+FP8: tuple[Row, ...] = (
+    Conflict(
+        "scales-go-into-the-checkpoint",
+        ("trainer.plugins.fp8",),
+        "with fp8_recipe='delayed' and strategy.fsdp='megatron', checkpoints do not contain the history of scales, so a "
+        "resumed run would compute different values",
+        "Set fp8_recipe='tensorwise', which has no history, or set strategy.fsdp=None to shard only the optimizer state.",
+        lambda run: (
+            run[f"{DDP}.use_megatron_fsdp"]
+            and run.dtypes is not None
+            and run.dtypes.fp8
+            and run.dtypes.fp8_recipe == "delayed"
+        ),
+    ),
+)
+
+_IMPL = f"{MODEL}.cuda_graph_impl"
+
+
+def _graphs(settings: tuple[str, ...], why: Any, fix: str, when: Any) -> Conflict:
+    return Conflict("graphs-go-with-the-rest", settings, why, fix, when)
+
+
+GRAPHS: tuple[Row, ...] = (
+    _graphs(
+        (f"{OPTIM}.optimizer_cuda_graph",),
+        "nemo2 cannot capture the optimizer step, because Python reads its learning rate and gradient norm",
+        "Set optimizer_cuda_graph=False. To capture forward and backward passes, set model.config.cuda_graph_impl.",
+        lambda run: run[f"{OPTIM}.optimizer_cuda_graph"],
+    ),
+    _graphs(
+        (_IMPL,),
+        lambda run: run.machine.te_missing,
+        "Set cuda_graph_impl='local', which does not need Transformer Engine.",
+        lambda run: (
+            run.graphs == "transformer_engine"
+            and run.machine.accelerator == "cuda"
+            and run.machine.transformer_engine is None
+        ),
+    ),
+    _graphs(
+        (_IMPL,),
+        "Megatron-Core creates the inputs of these graphs in bf16",
+        "Set trainer.plugins.precision='bf16-mixed', or set cuda_graph_impl='local'.",
+        lambda run: run.graphs == "transformer_engine" and not run[f"{MODEL}.bf16"],
+    ),
+    _graphs(
+        (_IMPL,),
+        "it cannot be used with Megatron-FSDP, which moves parameters in every step",
+        "Set cuda_graph_impl='none', or shard only the optimizer state (strategy.fsdp=None, "
+        "optim.config.use_distributed_optimizer=True).",
+        lambda run: run.graphs != "none" and run[f"{DDP}.use_megatron_fsdp"],
+    ),
+    Derivation(
+        f"{STRATEGY}.use_te_rng_tracker",
+        _IMPL,
+        True,
+        "model.config.cuda_graph_impl: a graph advances its random streams",
+        lambda run: run.graphs != "none",
+    ),
+    _graphs(
+        (_IMPL, f"{STRATEGY}.pipeline_model_parallel_size"),
+        "Megatron-Core counts the uses of the rotary frequencies, which all micro-batches share, when it captures the first of "
+        "them, and ends in an AssertionError",
+        "Set cuda_graph_impl='transformer_engine' or 'full_iteration', or pipeline_model_parallel_size=1.",
+        lambda run: (
+            run.graphs == "local"
+            and run.layout.pp > 1
+            and run[f"{MODEL}.position_embedding_type"] in ("rope", "yarn")
+            and not run[f"{MODEL}.multi_latent_attention"]  # which turns positions inside
+            and "attn" in (modules_of(run.model_config) or ("attn",))
+        ),
+    ),
+    Derivation(
+        f"{MODEL}.deallocate_pipeline_outputs",
+        _IMPL,
+        False,
+        "a stage's output is a buffer of its last layer's graph, which each step fills again",
+        lambda run: run.graphs == "local" and run.layout.pp > 1,
+    ),
+    Derivation(
+        f"{MODEL}.batch_p2p_sync",
+        _IMPL,
+        False,
+        "a graph of the whole step can't wait for the messages between stages, and its streams keep their order",
+        lambda run: run.graphs == "full_iteration" and run.layout.pp > 1,
+    ),
+    Derivation(
+        f"{DDP}.check_for_nan_in_grad",
+        _IMPL,
+        False,
+        "a graph of the whole step can't wait for its gradients",
+        lambda run: run.graphs == "full_iteration",
+        rule="graphs-go-with-the-rest",
+        fix="The check waits for the GPU inside the captured step. Set check_for_nan_in_grad=False, or capture layers with "
+        "cuda_graph_impl='transformer_engine'.",
+    ),
+)
+"""What CUDA graphs need and exclude (Megatron-LM's arguments.py, and what a capture can't hold)."""
+
+
+def _dtype_between_layers(run: RunSettings) -> torch.dtype:
+    """The dtype of a layer's output after Megatron-Core adds it to an fp32 residual. Newer versions keep fp32."""
+    dtype: torch.dtype = run[f"{MODEL}.params_dtype"]
+    if not run[f"{MODEL}.fp32_residual_connection"]:
+        return dtype
+    output, residual = (torch.zeros(1, dtype=one, device="cpu") for one in (dtype, torch.float32))
+    return _bias_dropout_add_func((output, None), residual, 0.0, True).dtype
+
+
+def _source_of_dtype(run: RunSettings) -> str:
+    same = _dtype_between_layers(run) == run[f"{MODEL}.params_dtype"]
+    return "the precision" if same else "model.config.fp32_residual_connection"
+
+
+_SENT = f"{STRATEGY}.pipeline_dtype"
+
+ACTIVATIONS: tuple[Row, ...] = (
+    Derivation(
+        _SENT,
+        f"{MODEL}.params_dtype",
+        _dtype_between_layers,
+        lambda run: f"the dtype of activations between layers, by {_source_of_dtype(run)}",
+        lambda run: run[_SENT] is None or (run[_SENT] == run[f"{MODEL}.params_dtype"] and not run.explicit(_SENT)),
+    ),
+    Conflict(
+        "stages-send-what-they-hold",
+        (_SENT,),
+        lambda run: (
+            f"activations between layers are {_dtype_between_layers(run)} (from {_source_of_dtype(run)}), but the next "
+            f"pipeline stage would read them as {run[_SENT]}"
+        ),
+        lambda run: f"Set strategy.pipeline_dtype={_dtype_between_layers(run)}, or leave it unset.",
+        lambda run: run.layout.pp > 1 and run[_SENT] != _dtype_between_layers(run),
+    ),
+)
+"""Stages send activations unchanged, and the receiver allocates memory by ``pipeline_dtype``."""
+
+
+_PP = f"{STRATEGY}.pipeline_model_parallel_size"
+
+
+def _size(name: str) -> Derivation:
+    return Derivation(
+        f"{MODEL}.{name}",
+        f"{STRATEGY}.{name}",
+        rule="sizes-on-the-strategy",
+        fix=f"Parallel sizes are set on the strategy, which copies them to the model. Remove model.config.{name}.",
+    )
+
+
+SIZES: tuple[Row, ...] = (
+    *(_size(field.name) for field in fields(ParallelismConfig)),
+    *(
+        Derivation(
+            f"{MODEL}.{name}", _PP, None, "strategy.pipeline_model_parallel_size is 1", lambda run: run.layout.pp == 1
+        )
+        for name in ("pipeline_dtype", "virtual_pipeline_model_parallel_size")
+    ),
+    Derivation(
+        f"{MODEL}.microbatch_group_size_per_vp_stage",
+        _PP,
+        why="strategy.pipeline_model_parallel_size, as Megatron-Core's default is",
+        when=lambda run: run[f"{MODEL}.microbatch_group_size_per_vp_stage"] is None,
+    ),
+    *BETWEEN_STAGES,
+    Derivation(
+        f"{MODEL}.overlap_p2p_comm",
+        _PP,
+        True,
+        "two interleaved stages keep their messages in order only where these overlap",
+        lambda run: run.interleaved and run.layout.pp == 2,
+    ),
+    Derivation(
+        f"{MODEL}.batch_p2p_comm",
+        f"{MODEL}.overlap_p2p_comm",
+        False,
+        "overlapped sends and receives aren't batched",
+        lambda run: run.interleaved and run[f"{MODEL}.overlap_p2p_comm"],
+    ),
+)
+"""The strategy's sizes in the model's configuration, and the messages between its stages."""
+
+_FUSED_LOSS = f"{MODEL}.cross_entropy_loss_fusion"
+IN_FP32: tuple[Row, ...] = (
+    # It returns its gradient in bf16, whatever the model's dtype (calculate_gradients in fusions/fused_cross_entropy.py).
+    Derivation(
+        _FUSED_LOSS,
+        f"{MODEL}.params_dtype",
+        False,
+        "the fused kernel rounds gradients to bf16, and the model is fp32",
+        lambda run: (
+            run[_FUSED_LOSS] and run[f"{MODEL}.params_dtype"] is torch.float32 and not run.explicit(_FUSED_LOSS)
+        ),
+    ),
+)
+
+_FUSED_ACCUMULATION = f"{MODEL}.gradient_accumulation_fusion"
+LAYERS: tuple[Row, ...] = (
+    *IN_FP32,
+    Derivation(
+        f"{MODEL}.cp_comm_type",
+        f"{STRATEGY}.context_parallel_size",
+        "p2p",
+        "Transformer Engine's attention exchanges keys and values in a ring",
+        lambda run: run.layout.cp > 1 and run[f"{MODEL}.cp_comm_type"] is None and run.machine.te_missing is None,
+    ),
+    # Possible from Transformer Engine 2.10 on. Megatron-LM asks its users to verify it.
+    Derivation(
+        _FUSED_ACCUMULATION,
+        f"{DDP}.use_megatron_fsdp",
+        False,
+        "Megatron-FSDP keeps gradients in pieces",
+        lambda run: run[f"{DDP}.use_megatron_fsdp"] and not run.explicit(_FUSED_ACCUMULATION),
+    ),
+)
+
+
+def without_gradient_buffers(strategy: str) -> tuple[Row, ...]:
+    """The rows of a strategy without Megatron-Core's gradient buffers, to which matrix products could add gradients."""
+    return (
+        *IN_FP32,
+        Derivation(_FUSED_ACCUMULATION, _FUSED_ACCUMULATION, False, f"{strategy} has no gradient buffers"),
+    )

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Megatron-Core's optimizer behind torch's interface: which parameters decay and at which rate."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from megatron.core.optimizer import OptimizerConfig
+
+from nemo2.errors import ConfigError
+from nemo2.mcore.optim.lr_scheduler import CosineAnnealingScheduler
+from nemo2.mcore.optim.megatron import MegatronOptimizer, MegatronOptimizerModule
+from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
+from support import small_runs
+
+
+def test_a_missing_rate_and_a_multiplier_for_nothing_are_refused():
+    with pytest.raises(ConfigError, match="optim.config.lr is unset"):
+        MegatronOptimizerModule(OptimizerConfig())
+    with pytest.raises(ConfigError, match="optim.lr_mult=0.1 has no effect without optim.scale_lr_cond"):
+        MegatronOptimizerModule(OptimizerConfig(lr=1.0), lr_mult=0.1)
+
+
+def is_embedding(name: str, parameter: torch.nn.Parameter) -> bool:
+    return "embedding" in name
+
+
+def schedule(min_lr: float = 0.0) -> CosineAnnealingScheduler:
+    return CosineAnnealingScheduler(max_steps=10, warmup_steps=3, constant_steps=0, min_lr=min_lr)
+
+
+def groups(lr_scheduler: Any = None, **options: Any) -> dict[str, tuple[float, float]]:
+    """Weight decay and learning rate of each parameter in the second step."""
+    seen: dict[str, tuple[float, float]] = {}
+
+    def look(trainer: Any) -> None:
+        optimizer = trainer.strategy.optimizers[0].mcore_optimizer.chained_optimizers[0]
+        names = {id(p): name for name, p in trainer.lightning_module.named_parameters()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                seen[names[id(parameter)].rpartition("module.")[2]] = (group["weight_decay"], group["lr"])
+
+    model = small_runs.build_llama()
+    MegatronOptimizerModule(model.optim.config, lr_scheduler=lr_scheduler, **options).connect(model)
+    small_runs.fit(model, max_steps=1, inspect=look)
+    return seen
+
+
+def all_groups() -> dict[str, dict[str, tuple[float, float]]]:
+    return {
+        "standard": groups(schedule()),
+        "no decay": groups(schedule(), no_weight_decay_cond=is_embedding),
+        "scaled": groups(schedule(min_lr=5e-3), scale_lr_cond=is_embedding, lr_mult=0.1),
+        "scaled, constant": groups(scale_lr_cond=is_embedding, lr_mult=0.1),
+    }
+
+
+def test_conditions_pick_parameters_by_name(run_on_ranks):
+    found = run_on_ranks(all_groups, 1)[0]
+    rate = 1e-2 * 2 / 4  # the second step of a warm-up over three
+    for name, (decay, lr) in found["standard"].items():
+        assert decay == (0.0 if "norm" in name else 0.01), name
+        assert lr == pytest.approx(rate)
+    for name, (decay, _) in found["no decay"].items():
+        assert decay == (0.0 if "embedding" in name else 0.01), name
+    for name, (decay, lr) in found["scaled"].items():
+        assert lr == pytest.approx(rate * (0.1 if "embedding" in name else 1.0)), name
+        assert decay == (0.0 if "norm" in name else 0.01), name
+    for name, (_, lr) in found["scaled, constant"].items():
+        assert lr == pytest.approx(1e-2 * (0.1 if "embedding" in name else 1.0)), name
+    assert len(found["standard"]) > 10
+
+
+def switches() -> dict[str, Any]:
+    """`use_distributed_optimizer` in two configurations: who decides."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    from nemo2.config.provenance import note_explicit_fields
+
+    def run(optimizer: bool | None, buffers: bool | None, **more: Any) -> Any:
+        small_runs.quiet()
+        model = small_runs.build_llama()
+        config = model.optim.config
+        config.use_distributed_optimizer = bool(optimizer)
+        note_explicit_fields(config, [] if optimizer is None else ["use_distributed_optimizer"])
+        ddp = DistributedDataParallelConfig(use_distributed_optimizer=bool(buffers), **more)
+        note_explicit_fields(ddp, [*more, *([] if buffers is None else ["use_distributed_optimizer"])])
+        trainer = small_runs.build_trainer(max_steps=1, ddp=ddp)
+        try:
+            trainer.fit(model, small_runs.TokenData())
+        except ConfigError as error:
+            return str(error)
+        return (config.use_distributed_optimizer, ddp.use_distributed_optimizer)
+
+    return {
+        "buffers": run(None, True),
+        "optimizer": run(True, None),
+        "both": run(True, True),
+        "contradiction": run(True, False),
+        "gather without": run(False, None, overlap_param_gather=True, overlap_grad_reduce=True),
+    }
+
+
+@pytest.mark.quick
+def test_the_distributed_optimizer_is_one_switch(run_on_ranks):
+    found = run_on_ranks(switches, 1)[0]
+    assert found["buffers"] == found["optimizer"] == found["both"] == (True, True)
+    assert "optim.config.use_distributed_optimizer=True contradicts strategy.ddp_config" in found["contradiction"]
+    assert (
+        "overlap_param_gather=True contradicts optim.config.use_distributed_optimizer=False" in found["gather without"]
+    )
+
+
+def overlapped() -> list[dict[str, Any]]:
+    """Gradients reduced and parameters gathered in the background, with a validation between: nothing may change."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    runs = []
+    for overlap in (False, True):
+        ddp = DistributedDataParallelConfig(
+            use_distributed_optimizer=True, overlap_grad_reduce=overlap, overlap_param_gather=overlap, bucket_size=500
+        )
+        runs.append(
+            small_runs.fit(
+                small_runs.build_llama(distributed=True),
+                max_steps=4,
+                ddp=ddp,
+                trainer={"limit_val_batches": 1, "val_check_interval": 2, "check_val_every_n_epoch": None},
+            )
+        )
+    return runs
+
+
+def test_overlapping_communication_changes_no_number(run_on_ranks):
+    plain, overlap = run_on_ranks(overlapped, 2)[0]
+    assert overlap["losses"] == plain["losses"]
+    assert overlap["val_losses"] == plain["val_losses"]
+    assert overlap["grad_norms"] == pytest.approx(plain["grad_norms"], rel=1e-6)
+
+
+@pytest.mark.parametrize("overlapped", [True, False])
+@pytest.mark.parametrize("reused", [True, False])
+def test_parameters_are_staged_after_the_gradients_whose_buffer_they_share_are_zeroed(
+    reused: bool, overlapped: bool
+) -> None:
+    calls: list[str] = []
+
+    class Chunks(list):
+        gathers_in_forward = overlapped
+        zero_grad_buffer = MegatronParallel.zero_grad_buffer
+        force_param_sync = MegatronParallel.force_param_sync
+        pause_param_gather = MegatronParallel.pause_param_gather
+        _stage_gathered_params = MegatronParallel._stage_gathered_params
+
+    ddp = SimpleNamespace(reuse_grad_buf_for_mxfp8_param_ag=reused, overlap_param_gather=overlapped)
+    stage = partial(calls.append, "stage")
+    part = SimpleNamespace(ddp_config=ddp, is_stub_optimizer=False, _copy_main_params_to_param_buffer=stage)
+    chunk = SimpleNamespace(
+        zero_grad_buffer=partial(calls.append, "zero"),
+        start_param_sync=lambda **_: calls.append("gather"),
+        disable_forward_pre_hook=lambda param_sync: calls.append("gather") if param_sync else None,
+    )
+    optimizer = object.__new__(MegatronOptimizer)
+    optimizer.mcore_optimizer = part
+    chunks: Any = Chunks([chunk])
+    chunks.ddp_config, chunks.stage_params = ddp, optimizer.stage_params
+    chunks.zero_grad_buffer()
+    assert calls == (["zero", "stage"] if reused and overlapped else ["zero"])
+    for gather in (chunks.force_param_sync, chunks.pause_param_gather):
+        calls.clear()
+        gather()
+        assert calls == (["zero", "stage", "gather"] if reused and overlapped else ["gather"] if overlapped else [])
+    calls.clear()
+    chunks.pause_param_gather(whole=False)
+    assert calls == []

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic of parallel sizes, against Megatron-Core's own groups in a simulated world."""
+
+import dataclasses
+import inspect
+import itertools
+
+import pytest
+
+from nemo2.errors import ConfigError
+from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, SIZE_FIELDS, SIZES, Layout
+
+
+@pytest.mark.parametrize("name", SIZE_FIELDS)
+@pytest.mark.parametrize("value", [0, -1, 2.0, "2", True])
+def test_sizes_are_whole_numbers_of_at_least_one(name, value):
+    with pytest.raises(ConfigError, match=rf"strategy\.\w+={value!r}: must be a whole number of at least 1"):
+        Layout(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "replicas"),
+    [
+        (Layout(), 8, 8),
+        (Layout(tp=2, pp=4), 16, 2),
+        (Layout(tp=2, cp=2, pp=2), 8, 1),
+        (Layout(ep=4), 8, 8),
+        (Layout(tp=2, ep=4, etp=1), 8, 4),
+    ],
+)
+def test_replicas_are_what_is_left_of_the_world(layout, world, replicas):
+    assert layout.world_problem(world) is None
+    assert layout.data_parallel_size(world) == replicas
+
+
+def test_a_world_too_small_is_told_the_product_and_the_next_size_that_fits():
+    with pytest.raises(ConfigError, match=r"4 \* 4 \* 2 = 32 does not divide the world of 40 ranks\. Run on 64 ranks"):
+        Layout(tp=4, pp=4, cp=2).data_parallel_size(40)
+    assert "world of 1 rank." in str(Layout(tp=2).world_problem(1))
+
+
+def test_expert_sizes_have_their_own_product_and_say_where_the_tensor_size_came_from():
+    problem = Layout(tp=4, ep=4).world_problem(8)
+    assert problem is not None
+    assert (
+        "4 * 4 * 1 = 16 (expert_tensor_parallel_size is unset and therefore equals the tensor-parallel size)" in problem
+    )
+    assert "(expert" not in str(Layout(tp=4, ep=4, etp=4).world_problem(8))
+    assert Layout(tp=4, ep=4, etp=1).world_problem(8) is None
+
+
+def megatron_accepts(layouts: list[tuple[Layout, int]]) -> list[tuple[bool, int]]:
+    """Whether Megatron-Core lays each over a world of fake ranks, and the data-parallel size it finds."""
+    import torch
+    from megatron.core import parallel_state
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    answers = []
+    for layout, world in layouts:
+        torch.distributed.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+        try:
+            parallel_state.initialize_model_parallel(
+                tensor_model_parallel_size=layout.tp,
+                pipeline_model_parallel_size=layout.pp,
+                context_parallel_size=layout.cp,
+                expert_model_parallel_size=layout.ep,
+                expert_tensor_parallel_size=layout.etp,
+                create_gloo_process_groups=False,
+            )
+            answers.append((True, parallel_state.get_data_parallel_world_size()))
+        except (RuntimeError, AssertionError):
+            answers.append((False, 0))
+        finally:
+            parallel_state.destroy_model_parallel()
+            torch.distributed.destroy_process_group()
+    return answers
+
+
+def test_legal_is_what_megatron_core_accepts(run_on_ranks):
+    layouts = [
+        (Layout(tp=tp, pp=pp, cp=cp, ep=ep, etp=etp), world)
+        for tp, pp, cp, ep, etp, world in itertools.product((1, 2), (1, 2), (1, 3), (1, 2), (None, 1), (2, 6, 12))
+    ]
+    answers = run_on_ranks(megatron_accepts, 1, layouts, init_process_group=False)[0]
+    assert {accepted for accepted, _ in answers} == {True, False}
+    for (layout, world), (accepted, replicas) in zip(layouts, answers, strict=True):
+        problem = layout.world_problem(world)
+        assert (problem is None) == accepted, (layout, world, problem)
+        if accepted:
+            assert layout.data_parallel_size(world) == replicas
+
+
+def test_a_layout_is_described_in_one_line_without_sizes_of_one():
+    assert Layout(tp=2, sp=True, pp=4, vp=2, cp=2).describe(128) == "TP 2 (SP) · PP 4 x VP 2 · CP 2 · DP 8"
+    assert Layout(tp=2, ep=8, etp=1).describe() == "TP 2 · EP 8 · ETP 1"
+    assert Layout().describe() == "one rank"
+
+
+def test_every_size_is_one_row_that_the_layout_the_strategy_and_megatron_core_know() -> None:
+    from megatron.core.parallel_state import initialize_model_parallel
+    from megatron.core.transformer import TransformerConfig
+
+    from nemo2.training.strategy import MegatronStrategy
+
+    assert {field.name for field in dataclasses.fields(Layout)} == set(LAYOUT_FIELDS)
+    taken = inspect.signature(MegatronStrategy.__init__).parameters
+    assert {name for name in taken if name.endswith("_parallel_size") and "encoder" not in name} == {
+        size.name for size in SIZES
+    }
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    assert {size.name for size in SIZES} <= fields & set(inspect.signature(initialize_model_parallel).parameters)
+    for size in SIZES:
+        assert bool(Layout.size_problems(**{size.short: None})) is not size.optional
+
+
+def test_a_layout_is_read_off_a_strategy_and_says_how_to_get_it() -> None:
+    from types import SimpleNamespace
+
+    one = Layout(tp=2, pp=4, vp=2, ep=2, etp=1, sp=True)
+    assert Layout.of(SimpleNamespace(**one.fields())) == one
+    assert Layout.of(SimpleNamespace(context_parallel_size=2)) == Layout(cp=2)
+    assert one.overrides(dataclasses.asdict(Layout(tp=2, pp=4, vp=2, ep=4))) == [
+        "strategy.expert_model_parallel_size=2",
+        "strategy.expert_tensor_parallel_size=1",
+        "strategy.sequence_parallel=True",
+    ]
+    assert Layout(vp=None).overrides(dataclasses.asdict(Layout(vp=1))) == []
