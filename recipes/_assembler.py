@@ -412,7 +412,7 @@ def caller() -> tuple[str, int]:
     return line_of_caller(_MACHINERY)
 
 
-_MACHINERY = [str(Path(__file__).with_name(name)) for name in ("_assembler.py", "_finetuning.py", "_vocabularies.py")]
+_MACHINERY = [str(Path(__file__).with_name(name)) for name in ("_assembler.py", "_finetuning.py", "_signatures.py")]
 _MACHINERY += [dataclasses.__file__, "<string>"]  # the constructors that dataclasses write
 
 

@@ -14,8 +14,8 @@ from nemo2.recipes._assembler import PretrainRecipe
 from nemo2.recipes._finetuning import FinetuneRecipe as FinetuneRecipe
 from nemo2.recipes._finetuning import On as On
 from nemo2.recipes._performance import overlap
-from nemo2.recipes._vocabularies import HybridFinetune as HybridFinetune
-from nemo2.recipes._vocabularies import HybridRecipe, KeywordRecipe
+from nemo2.recipes._signatures import HybridFinetune as HybridFinetune
+from nemo2.recipes._signatures import HybridRecipe, KeywordRecipe
 
 # ------------------------------------------------------------------------------------------------------- three schools
 

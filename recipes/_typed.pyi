@@ -82,7 +82,7 @@ import nemo2.models.ssm
 import nemo2.models.starcoder
 import nemo2.recipes._assembler
 import nemo2.recipes._finetuning
-import nemo2.recipes._vocabularies
+import nemo2.recipes._signatures
 import nemo2.training.run_dir.logger
 import nemo2.training.run_dir.run_folder
 import nemo2.training.strategy
@@ -1527,7 +1527,7 @@ class Pretrain(_Module, typing.Generic[_Model, _Data]):
         """
 
 class Keyword(_Module, typing.Generic[_Model, _Data]):
-    RECIPE: nemo2.recipes._vocabularies.KeywordRecipe
+    RECIPE: nemo2.recipes._signatures.KeywordRecipe
     def model(self, seq_length: int | None = None) -> _Model:
         """The model as a config. With a ``seq_length`` of None the field stays unset and follows the data's."""
     def pretrain_recipe(
@@ -1665,7 +1665,7 @@ class DeepseekV3AndFinetune(_Module, typing.Generic[_Model, _Data, _FinetuningDa
         """
 
 class KeywordAndFinetune(Keyword[_Model, _Data], typing.Generic[_Model, _Data, _FinetuningData]):
-    RECIPE: nemo2.recipes._vocabularies.KeywordRecipe
+    RECIPE: nemo2.recipes._signatures.KeywordRecipe
     FINETUNE: nemo2.recipes._finetuning.FinetuneRecipe
     gemma3_trainer: collections.abc.Callable[..., typing.Any]
     starcoder_trainer: collections.abc.Callable[..., typing.Any]
@@ -1702,8 +1702,8 @@ class KeywordAndFinetune(Keyword[_Model, _Data], typing.Generic[_Model, _Data, _
         """
 
 class HybridAndFinetune(_Module, typing.Generic[_Model, _Data, _FinetuningData]):
-    RECIPE: nemo2.recipes._vocabularies.HybridRecipe
-    FINETUNE: nemo2.recipes._vocabularies.HybridFinetune
+    RECIPE: nemo2.recipes._signatures.HybridRecipe
+    FINETUNE: nemo2.recipes._signatures.HybridFinetune
     def model(self, tokenizer_model: str | None = None, vocab_file: str | None = None) -> _Model:
         """`PretrainRecipe.model` with the tokenizer if the facts name one."""
     def pretrain_recipe(
@@ -1775,7 +1775,8 @@ class HybridAndFinetune(_Module, typing.Generic[_Model, _Data, _FinetuningData])
         Without ``tokenizer_model`` or ``vocab_file`` the tokenizer is that of the weights.
 
         Raises:
-            ConfigError: another scheme, both tokenizers are given, or ``performance_mode`` of a recipe that has none.
+            ConfigError: another scheme, both tokenizers are given, the two names of a size have different values, or
+                ``performance_mode`` of a recipe that has none.
         """
     def tokenizer(self, tokenizer_model: str | None = None, vocab_file: str | None = None) -> typing.Any:
         """A tokenizer as a config, from a folder or a name on Hugging Face. None: the released model's.

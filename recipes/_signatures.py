@@ -206,7 +206,8 @@ class HybridFinetune(FinetuneRecipe):
         Without ``tokenizer_model`` or ``vocab_file`` the tokenizer is that of the weights.
 
         Raises:
-            ConfigError: another scheme, both tokenizers are given, or ``performance_mode`` of a recipe that has none.
+            ConfigError: another scheme, both tokenizers are given, the two names of a size have different values, or
+                ``performance_mode`` of a recipe that has none.
         """
         arguments = _arguments(locals())
         from nemo2.config import Config, Partial
@@ -217,9 +218,15 @@ class HybridFinetune(FinetuneRecipe):
 
         scheme = known_scheme(arguments.pop("peft_scheme"), self.schemes)
         del arguments["resume_path"], arguments["fn"]
-        for name, second in _SECOND_NAMES.items():
+        for first, second in _SECOND_NAMES.items():
             value = arguments.pop(second)
-            arguments[name] = value if arguments[name] is AS_STATED else arguments[name]
+            if value is AS_STATED:
+                continue
+            if arguments[first] is not AS_STATED and arguments[first] != value:
+                raise ConfigError(
+                    f"{first}={arguments[first]} and {second}={value} set the same size: leave one of them out."
+                )
+            arguments[first] = value
         parts: Any = self.of.pretrain_recipe(**arguments)
         model: Any = self.model()
         if tokenizer_model is not None or vocab_file is not None:

@@ -152,6 +152,9 @@ def test_a_tokenizer_is_given_by_either_name_and_none_is_fetched_unasked() -> No
     assert mamba2_130m.tokenizer().pretrained_model_name == "EleutherAI/gpt-neox-20b"
     with pytest.raises(ConfigError, match="two names of the same argument"):
         mamba2_130m.pretrain_recipe(tokenizer_model="a", vocab_file="b")
+    both = {"tensor_parallelism": 4, "tensor_model_parallel_size": 2}
+    with pytest.raises(ConfigError, match=r"tensor_parallelism=4 and tensor_model_parallel_size=2"):
+        nemotronh_8b.finetune_recipe(**both)
     with pytest.raises(ConfigError, match="mamba2_8b: its tokenizer is not published under a name"):
         mamba2_8b.tokenizer()
 
