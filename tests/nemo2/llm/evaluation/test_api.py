@@ -66,6 +66,8 @@ def test_the_command_tells_figures_of_texts_and_tasks_as_json(
     from nemo2.cli import main
     from nemo2.llm.evaluation.perplexity import Perplexity
 
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a text")
     figures = {"a.txt": Perplexity(nats=8.0, num_tokens=4, num_bytes=16)}
     results = {"results": {"arc": {"acc,none": 0.5, "acc_stderr,none": "N/A"}}, "config": {"model": object()}}
     monkeypatch.setattr("nemo2.llm.evaluation.api.perplexity", lambda *_, **__: figures)

@@ -16,7 +16,10 @@ from support import small_runs
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: nl.FSDP2Strategy(tensor_parallel_size=0), "tensor_parallel_size=0: must be 'auto' or a whole number"),
+        (
+            lambda: nl.FSDP2Strategy(tensor_parallel_size=0),
+            "tensor_parallel_size=0: must be a whole number of at least 1, or 'auto'",
+        ),
         (lambda: nl.FSDP2Strategy(sequence_parallel=True), "Add torch's SequenceParallel to strategy.custom_tp_plan"),
         (lambda: nl.FSDP2Strategy(custom_tp_plan={"up": "colwise"}), "no effect with tensor_parallel_size=1"),
         (lambda: nl.FSDPStrategy(state_dict_type="full"), "state_dict_type='full': must be 'sharded'"),
