@@ -39,6 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pope
     home = tmp_path_factory.mktemp("home")
     environment = {
         **os.environ,
+        "COLUMNS": "80",  # the pages show what a terminal of this width shows
         # A user's commands are those of the environment that runs the tests.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(home),
