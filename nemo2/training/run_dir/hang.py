@@ -88,7 +88,9 @@ class HangWatchdog(pl.Callback):
         self._set_limit(self.first_timeout_seconds or self.timeout_seconds)
         self._progress(trainer, "at the start of training")
         self._over.clear()
-        arguments = (directory, self._file, KillTimer(self._file))
+        timer = KillTimer(self._file)
+        timer.set(self._limit + _GIL_SECONDS)  # not by the thread: the lock may never come to it
+        arguments = (directory, self._file, timer)
         self._thread = threading.Thread(target=self._watch, args=arguments, daemon=True, name="hang")
         self._thread.start()
 
@@ -140,7 +142,6 @@ class HangWatchdog(pl.Callback):
 
     def _watch(self, directory: str, file: Any, timer: KillTimer) -> None:
         before, worked = time.monotonic(), _working_seconds()
-        timer.set(self._deadline - before + _GIL_SECONDS)
         while not self._over.wait(min(_TICK_SECONDS, max(0.0, self._deadline - before))):
             # One reading ends a tick and starts the next: a stop at any point is in one of them.
             now, working = time.monotonic(), _working_seconds()

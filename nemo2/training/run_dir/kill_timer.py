@@ -12,8 +12,10 @@ at its timeout, while other threads may run, and crashes then (CPython issues 11
 
 import ctypes
 import faulthandler
+import math
 import signal
 import threading
+import time
 from typing import IO
 
 _GRACE_NUMBER = getattr(signal, "SIGRTMIN", 0) + 8
@@ -68,7 +70,9 @@ class KillTimer:
 
     def __init__(self, stacks: IO[str]) -> None:
         self._stacks = stacks
-        self._libc = ctypes.CDLL(None)
+        # Its calls keep the lock: a thread that took it in one of them for ever would leave the timers half set.
+        self._libc = ctypes.PyDLL(None)
+        self._expiry = math.inf
         self._timers: list[ctypes.c_void_p] = []
         self._over = threading.Event()
         if not all(hasattr(self._libc, name) for name in ("timer_create", "timer_settime", "sysv_signal")):
@@ -92,27 +96,29 @@ class KillTimer:
         if len(self._timers) < 2:
             faulthandler.dump_traceback_later(seconds, exit=True, file=self._stacks)
             return
-        self._disarm()
+        expired = time.monotonic() >= self._expiry
         for timer, delay in zip(self._timers, (seconds, seconds + _BETWEEN_SECONDS), strict=True):
             self._settime(timer, delay)
+        self._expiry = time.monotonic() + seconds
+        if expired:
+            self._drop_pending()
 
     def end(self) -> None:
         """Cancel the timers. The object can't be set again."""
         if len(self._timers) < 2:
             faulthandler.cancel_dump_traceback_later()
-        self._disarm()
         for timer in self._timers:
+            self._settime(timer, 0.0)
             self._libc.timer_delete(timer)
         if self._timers:
+            self._drop_pending()
             faulthandler.unregister(_END_NUMBER)
         self._over.set()
 
-    def _disarm(self) -> None:
-        for timer in self._timers:
-            self._settime(timer, 0.0)
-        if self._timers:  # a signal that is already pending is dropped once it is ignored
-            handler = self._libc.sysv_signal(_END_NUMBER, _SIG_IGN)
-            self._libc.sysv_signal(_END_NUMBER, handler)
+    def _drop_pending(self) -> None:
+        """A signal that is already pending is dropped once it is ignored."""
+        handler = self._libc.sysv_signal(_END_NUMBER, _SIG_IGN)
+        self._libc.sysv_signal(_END_NUMBER, handler)
 
     def _settime(self, timer: ctypes.c_void_p, seconds: float) -> None:
         spec = _Itimerspec(_Timespec(0, 0), _Timespec(int(seconds), int(seconds % 1 * 1e9)))

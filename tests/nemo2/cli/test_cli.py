@@ -233,6 +233,7 @@ def test_pretrain_hands_the_changed_recipe_to_the_launcher(monkeypatch, tmp_path
         return RunResult(status="succeeded", exit_code=0, experiment_id="e", run_dir=tmp_path)
 
     monkeypatch.setattr("nemo2.launch.launch", launch)
+    monkeypatch.setenv("COLUMNS", "120")  # a worker of pytest's has 80, in which a long path is folded
     assert main([*example("pretrain"), "--nodes", "1", "--name", "mine", "--dir", str(tmp_path), "-n"]) == 0
     recipe = seen["recipe"]
     assert (recipe.trainer.max_steps, recipe.optim.config.lr) == (50, 1e-3)
