@@ -60,8 +60,12 @@ def test_the_folder_of_a_script_is_the_users_and_that_of_a_module_is_not(tmp_pat
     (tmp_path / "scripts" / "run.py").write_text(
         "from nemo2.launch.import_path import own_folders; print(*own_folders())"
     )
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        OWN_FOLDERS: "",
+    }  # another test of this process may have added some
     done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ([str(tmp_path / "scripts")] if own else []) + [str(tmp_path)]
 
