@@ -3,6 +3,6 @@
 
 import signal
 
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Launchers and Slurm send them to all processes of a rank. The rank handles them, and still needs its helper processes for
 its last steps and its save. Each helper process ends with its rank."""

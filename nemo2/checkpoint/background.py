@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info  # pyright: ign
 
 from nemo2.base import ranks
 from nemo2.base.backend import get_backend
-from nemo2.base.helper_signals import IGNORED
+from nemo2.base.helper_signals import IGNORED_SIGNALS
 from nemo2.checkpoint import writer_process
 
 IN_FLIGHT = 2
@@ -169,7 +169,7 @@ class _Process:
         job = {
             "files": [[image.descriptor, path] for image, path in files],
             "record": record,
-            "ignored_signals": IGNORED,
+            "ignored_signals": IGNORED_SIGNALS,
             # The signal comes when the thread that started it ends.
             "dies_with_parent": threading.current_thread() is threading.main_thread(),
         }

@@ -45,13 +45,13 @@ def distill(
         raise ConfigError(f"--output {output}: must be a .json file, which commands accept as a recipe.")
     source = recipe or str(run_with_recipe(begin, taught_by))
 
-    def made() -> Any:
+    def student_recipe() -> Any:
         from nemo2.llm.distillation import distillation_recipe
 
         return distillation_recipe(begin, taught_by, recipe_tree(source), _settings(temperature, top_k))
 
     name = f"{Path(student).resolve().name}_distilled"
-    tree = logged(made, overrides or [], own_name=name, options=options, data=data)
+    tree = logged(student_recipe, overrides or [], own_name=name, options=options, data=data)
     if output is not None:
         from nemo2.config.serialize import to_json
 

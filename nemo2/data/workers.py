@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 from torch.utils.data import DataLoader
 
-from nemo2.base.helper_signals import IGNORED
+from nemo2.base.helper_signals import IGNORED_SIGNALS
 
 
 def outliving_signals(dataloader: Any) -> Any:
@@ -35,7 +35,7 @@ class _IgnoreSignals:
     then: Optional[Callable[[int], Any]]
 
     def __call__(self, worker: int) -> None:
-        for number in IGNORED:
+        for number in IGNORED_SIGNALS:
             if number != signal.SIGTERM:
                 signal.signal(number, signal.SIG_IGN)
         # Blocked in all threads, of which this process has only one yet, so that one thread can see who sent it.

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
-from nemo2.base.helper_signals import IGNORED
+from nemo2.base.helper_signals import IGNORED_SIGNALS
 from nemo2.data.finetuning.sample import Malformed
 from nemo2.errors import ConfigError, SecurityError
 
@@ -151,7 +151,7 @@ class Renderer:
             "memory_bytes": self.memory_bytes,
             "output_characters": self.output_characters,
             "folders": _folders_of_jinja(),
-            "ignored_signals": IGNORED,
+            "ignored_signals": IGNORED_SIGNALS,
         }
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(_SCRIPT), json.dumps(settings)],

@@ -47,7 +47,8 @@ def test_every_move_is_on_the_list_and_leads_somewhere_else() -> None:
         assert any(saved == former or saved.startswith(f"{former}:") for saved in SAVED)
         assert former.partition(":")[0] != today
     for former, today in MOVED_ROOMS.items():
-        assert not importlib.util.find_spec(former) and importlib.util.find_spec(today)
+        # A checkout that was updated may keep a folder of byte code, which counts as a package without a file.
+        assert getattr(importlib.util.find_spec(former), "origin", None) is None and importlib.util.find_spec(today)
 
 
 @pytest.mark.parametrize("former", ["nemo2.strategies.teaching", "nemo2.strategies.distillation"])
