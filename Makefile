@@ -52,15 +52,15 @@ gpu-day: $(READY) ## all that a first day with a GPU should tell, in ten minutes
 pretend-gpu: $(READY) ## the CUDA path on GPUs that aren't there: build them, compare them with torch, train on them (four minutes)
 	@$(BIN)/python -m support.pretend_gpu.build
 	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m pretend_gpu tests/pretend_gpu
-	@$(BIN)/python -m support.pretend_gpu --gpus 2 $(BIN)/python -m tools.parity --again --folder .pretend_gpu/parity --rows \
+	@$(BIN)/python -m support.pretend_gpu --gpus 2 $(BIN)/python -m tests.long.parity --again --folder .pretend_gpu/parity --rows \
 		'llama: DP 2' 'llama: TP 2 + SP' 'llama: PP 2 x VP 2' 'LoRA: TP 2' 'mixtral: EP 2, all-to-all' 'deepseek: FSDP2' --quick
 
 nightly: pretend-gpu ## that, every layout and every recipe on them, and the cases that `test` leaves out (hours)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m nightly
-	@$(BIN)/python -m tools.rules.edges --cases 500
-	@$(BIN)/python -m tools.random_models 600
-	@$(BIN)/python -m support.pretend_gpu --gpus 8 $(BIN)/python -m tools.parity --folder .pretend_gpu/parity
-	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m tools.pretend_gpu --write bench/results/pretend-gpu.md
+	@$(BIN)/python -m tests.long.random_values --cases 500
+	@$(BIN)/python -m tests.long.random_models 600
+	@$(BIN)/python -m support.pretend_gpu --gpus 8 $(BIN)/python -m tests.long.parity --folder .pretend_gpu/parity
+	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m tests.long.recipes_on_pretend_gpus --write bench/results/pretend-gpu.md
 
 test-evaluate: $(READY) ## run the tests that need lm-eval; installs it
 	@$(BIN)/python -m pip install -q -e '.[evaluate]'
@@ -106,13 +106,13 @@ fmt: $(READY) ## format, fix what ruff can fix, and write what is written from t
 	@$(BIN)/ruff check --fix .
 
 drill: $(READY) ## kill, fill, flip and interrupt runs, and see that the same command goes on (half an hour)
-	@$(BIN)/python -m tools.drill
+	@$(BIN)/python -m tests.long.drill
 
 cluster: $(READY) ## a real Slurm of two nodes on this machine: runs that are killed in every way come back (root, Debian)
-	@$(BIN)/python -m tools.cluster
+	@$(BIN)/python -m tests.long.cluster
 
 reshard: $(READY) ## load checkpoints in other layouts than they were saved in: 53 pairs
-	@$(BIN)/python -m tools.reshard
+	@$(BIN)/python -m tests.long.reshard
 
 docs: $(READY) ## run every example of the README, the docs and a notebook
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m examples tests/docs
@@ -133,16 +133,16 @@ figures: $(READY) ## draw the figures of the documentation anew, from what Megat
 	@$(BIN)/python -m tools.figures
 
 parity: $(READY) ## train every layout against one process (docs/parity.md); a call that was interrupted resumes
-	@$(BIN)/python -m tools.parity
+	@$(BIN)/python -m tests.long.parity
 
 parity-quick: $(READY) ## the few of these layouts that the tests run too
-	@$(BIN)/python -m tools.parity --quick
+	@$(BIN)/python -m tests.long.parity --quick
 
 rehearse: $(READY) ## check and rehearse every recipe, of fine-tuning too, at its declared scale, in nine minutes of two cores (docs/rehearse.md)
 	@$(BIN)/python tools/rehearse_recipes.py --limit 760
 
 sweep: $(READY) ## thousands of random layouts: the rules against Megatron-Core
-	@$(BIN)/python -m tools.rules.sweep
+	@$(BIN)/python -m tests.long.random_layouts
 
 calibrate: $(READY) ## fit the planner to published speeds and write its errors (docs/plan-calibration.md; ten minutes)
 	@$(BIN)/python -m bench.planner --calibrate

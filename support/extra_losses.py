@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from support import small_runs
-from tools.parity import gradients, moments
+from support import gradients, moments, small_runs
 
 LENGTHS = (12, 16, 8, 24, 20, 12, 16, 20)
 """Tokens of the samples of a step, multiples of 4 so that two context-parallel ranks can cut them. Pairs are a micro-batch."""

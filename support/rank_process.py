@@ -9,6 +9,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import pathlib
 import pickle
 import sys
 import time
@@ -21,14 +22,18 @@ class ModulesByPath(importlib.abc.MetaPathFinder):
 
     def __init__(self, files: dict[str, str]):
         self.files = files
-        self.packages = {name[:dot] for name in files for dot, char in enumerate(name) if char == "."}
+        self.packages = {
+            name.rsplit(".", depth + 1)[0]: str(pathlib.Path(file).parents[depth])
+            for name, file in files.items()
+            for depth in range(name.count("."))
+        }
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname in self.files:
             return importlib.util.spec_from_file_location(fullname, self.files[fullname])
         if fullname in self.packages:
             spec = importlib.machinery.ModuleSpec(fullname, loader=None, is_package=True)
-            spec.submodule_search_locations = []
+            spec.submodule_search_locations = [self.packages[fullname]]
             return spec
         return None
 

@@ -9,8 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from support import collectives, small_runs
-from tools.parity import moments
+from support import collectives, moments, small_runs
 
 Pieces = list[tuple[str, tuple[int, ...], tuple[int, ...], Tensor]]
 """The name, the position, the shape of the whole tensor, and the part itself."""

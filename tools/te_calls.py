@@ -3,8 +3,8 @@
 
     python -m tools.te_calls
 
-The calls come from the sources of Megatron-Core and nemo2 (`calls_in`). `tools/te_facts.py` measures which calls a
-version has and refuses. `GROUPS` describes nemo2's handling, with the test that checks it.
+The calls come from the sources of Megatron-Core and nemo2 (`calls_in`). `tests/transformer_engine/facts.py` measures which
+calls a version has and refuses. `GROUPS` describes nemo2's handling, with the test that checks it.
 """
 
 import ast
@@ -223,7 +223,7 @@ BEHAVIOURS = (
 
 
 class Asked(NamedTuple):
-    """A question to a format's steps (`tools/te_steps.py`), by the key of its answer; what we do, and the test of that."""
+    """A question to a format's steps (`tests/transformer_engine/steps.py`), by its answer's key; what we do, and its test."""
 
     key: str
     asked: str
@@ -500,7 +500,7 @@ differences. Use it to choose a version, or to understand why nemo2 rejects a re
 All answers come from each version's own Python code, imported and called on a machine without a GPU. Kernels were
 replaced by empty results. The answers therefore don't show what a kernel itself rejects.
 
-- `tools/te_facts.py` asks the questions and stores the answers in `tests/transformer_engine`.
+- `tests/transformer_engine/facts.py` asks the questions and stores the answers in `tests/transformer_engine`.
 - A stand-in that answers from these tables carries whole training runs in the tests.
 - A step in each number format runs through Megatron-Core's own layers and contexts.
 
@@ -510,18 +510,18 @@ have it. The last column says how nemo2 handles it.
 ## Differences between versions
 """
 _STEPS = f"""Each test runs three layers, forward and backward, with the fields that `trainer.plugins` sets in the model's
-configuration (`tools/te_steps.py`). The last rows list the accepted sizes among
+configuration (`tests/transformer_engine/steps.py`). The last rows list the accepted sizes among
 {", ".join(map(str, (1, 4, 8, 16, 32, 64, 128)))}. Newer versions leave some of the checks to their kernels.
 Tests: `{_OURS}`."""
-_ATTENTION = f"""The table lists the accepted values of `cp_comm_type`, with two ranks (`tools/te_attention.py`). 'a2a+p2p' is
-rejected because its groups are missing. nemo2 rejects the other unsupported combinations before a run. Test:
-`{_short(ATTENTION_TEST)}`."""
+_ATTENTION = f"""The table lists the accepted values of `cp_comm_type`, with two ranks
+(`tests/transformer_engine/attention.py`). 'a2a+p2p' is rejected because its groups are missing. nemo2 rejects the other
+unsupported combinations before a run. Test: `{_short(ATTENTION_TEST)}`."""
 _BACKENDS = f"""The table lists the backends that the version leaves on a Hopper GPU with flash-attn and a suitable cuDNN
-kernel (`tools/te_backends.py`). The version takes the first of them. nemo2 rejects a recipe whose
+kernel (`tests/transformer_engine/backends.py`). The version takes the first of them. nemo2 rejects a recipe whose
 `attention_backend` requires another one. Test: `{_short(BACKENDS_TEST)}`."""
-_LATER = """Megatron-Core calls `set_context_parallel_group` only for packed samples (`tools/te_attention.py`)."""
+_LATER = """Megatron-Core calls `set_context_parallel_group` only for packed samples (`tests/transformer_engine/attention.py`)."""
 _CAPTURES = """These captures use `cuda_graph_impl='transformer_engine'` through nemo2's training loop, Megatron-Core's
-helper and the version's own `make_graphed_callables` (`tools/te_graphs.py`). A captured graph is empty.
+helper and the version's own `make_graphed_callables` (`tests/transformer_engine/graphs.py`). A captured graph is empty.
 Before 2.6 Megatron-Core doesn't find its helpers."""
 _READ = "These conditions come from the sources. No version checks them without a GPU."
 _CALLS = """*Yes* means that the version has the call. Where a call is missing, Megatron-Core checks the version first,

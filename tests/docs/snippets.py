@@ -11,7 +11,7 @@ says what is different about it:
     <!-- test: exits 1 -->           its commands end with this exit code, in place of 0
     <!-- test: prints -->            a ``text`` block: every line was printed by the block before; ``...`` may stand for
                                      anything within a line, or for lines
-    <!-- test: slurm -->             it runs on a Slurm of two nodes only (``python -m tools.cluster --only tutorial``);
+    <!-- test: slurm -->             it runs on a Slurm of two nodes only (``python -m tests.long.cluster --only tutorial``);
                                      another note may follow, as in ``slurm, prints``
 
 A page with ``<!-- test: after PAGE -->`` continues in the folder of another page, which runs first.

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parity page says what was measured, of the rows there are."""
 
-from tools.parity import layouts, run, table, verdict
+from tests.long.parity import layouts, run, table, verdict
 
 ROWS = {row.name: row for row in layouts.ROWS}
 
 
 def test_the_page_is_made_from_the_kept_figures() -> None:
     page = table.PAGE.read_text()
-    assert page == table.written_anew(page, table.records()), "run: python -m tools.parity --write docs/parity.md"
+    assert page == table.written_anew(page, table.records()), "run: python -m tests.long.parity --write docs/parity.md"
 
 
 def test_the_kept_figures_are_of_the_rows_there_are_and_none_fails() -> None:

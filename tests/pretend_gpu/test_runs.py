@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shrunk recipes on pretend GPUs: they train, save, go on in another layout and on a CPU, are fine-tuned, exported and asked
-for text. Layouts against one process are `tools.parity`, which `make pretend-gpu` runs too."""
+for text. Layouts against one process are `tests.long.parity`, which `make pretend-gpu` runs too."""
 
 import shutil
 from collections.abc import Callable

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 from support import small_chats
-from tools import chat_templates
+from tests.long import chat_templates
 
 MARKED = small_chats.MARKED.replace("{%- endgeneration -%}", "{{- '<|im_end|>' -}}{%- endgeneration -%}").replace(
     "{{- '<|im_end|>\\n' -}}", "{%- if message.role != 'assistant' -%}{{- '<|im_end|>' -}}{%- endif -%}{{- '\\n' -}}"

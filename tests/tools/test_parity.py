@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from nemo2.checkpoint.pieces import Piece
-from tools.parity import gradients, layouts, measure, moments, reordered, run, verdict
+from support import gradients, moments
+from tests.long.parity import layouts, measure, reordered, run, verdict
 
 ROWS = {row.name: row for row in layouts.ROWS}
 

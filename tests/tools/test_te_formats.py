@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What versions of Transformer Engine answered to steps in each number format (tools/te_steps.py), and what we do about it."""
+"""What versions of Transformer Engine answered to steps in each number format (`tests/transformer_engine/steps.py`),
+and what we do about it."""
 
 import base64
 import functools

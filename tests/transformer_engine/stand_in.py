@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformer Engine as far as its tables tell (`tools/te_facts.py`), with layers that compute in plain PyTorch.
+"""Transformer Engine as far as its tables tell (`facts.py`), with layers that compute in plain PyTorch.
 
 What a version refuses is refused here with its words: unknown arguments, userbuffers started twice or without a process group,
 layers built before the start, buffers asked for that aren't there or have another size. Everything else of the package is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Userbuffers against what each version of Transformer Engine checks: tests/transformer_engine, measured by tools/te_facts.py."""
+"""Userbuffers against what each version of Transformer Engine checks: the tables of tests/transformer_engine."""
 
 import copy
 import importlib.util

@@ -14,8 +14,8 @@ from nemo2.config import apply_overrides
 from nemo2.preflight.checks.find import find
 from nemo2.preflight.checks.megatron import AGREES
 from nemo2.preflight.checks.rule import Case
-from tools.rules.examples import problems_of, recipe_of
-from tools.rules.verdict import verdicts
+from support.megatron_verdict import verdicts
+from support.rule_examples import problems_of, recipe_of
 
 MODEL = "model.config."
 TP, PP, VP, CP, EP = (

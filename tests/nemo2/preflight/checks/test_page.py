@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nemo2.preflight.checks import RULES
-from tools.rules import page as module
+from tools import checks_page as module
 
 PAGE = Path(__file__).parents[4] / "docs" / "checks.md"
 WORDS_OF_THE_VERSION = ("optimizer-is-known", "megatron-core-agrees")
@@ -22,7 +22,7 @@ def test_the_page_is_written_from_the_rules(problems_once: Any, monkeypatch: pyt
     assert list(written) == list(made)
     elsewhere = {rule.name for rule in RULES if not rule.in_force()}
     for name, text in made.items():
-        assert name in elsewhere or written[name] == text, f"{name}: run python -m tools.rules.page > docs/checks.md"
+        assert name in elsewhere or written[name] == text, f"{name}: run python -m tools.checks_page > docs/checks.md"
     assert {rule.name for rule in RULES} <= set(made)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.rules.sweep import cases, compare
+from tests.long.random_layouts import cases, compare
 
 CASES = 90
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random recipes with values at the edges of what their fields may have: what `check` calls legal trains, and what it refuses for
-Megatron-Core's sake doesn't. `python -m tools.rules.edges` looks at thousands of them."""
+Megatron-Core's sake doesn't. `python -m tests.long.random_values` looks at thousands of them."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tools.rules.edges import Drawn, Results, drawn, judge, rules_against
+from tests.long.random_values import Drawn, Results, drawn, judge, rules_against
 
 CASES = 24
 

@@ -13,8 +13,8 @@ from nemo2.mcore.settle.machine import Machine
 from nemo2.preflight.checks import RULES, TOPICS
 from nemo2.preflight.checks.find import check_parts
 from nemo2.preflight.checks.rule import Case, Rule
-from tools.rules.examples import recipe_of
-from tools.rules.verdict import verdicts
+from support.megatron_verdict import verdicts
+from support.rule_examples import recipe_of
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 

@@ -488,7 +488,7 @@ def test_a_job_that_is_started_again_goes_on_with_its_own_run(tmp_path, monkeypa
 
 def modes_under(umask: int, directory: str) -> dict[str, int]:
     """Permissions of all that a run writes, its background saves included."""
-    from tools.drill.command import Run, train
+    from tests.long.drill.command import Run, train
 
     os.umask(umask)
     train(Run(Path(directory), world=1, asynchronous=True))

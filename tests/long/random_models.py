@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random sizes and switches of every family against transformers: ``python -m tools.random_models SECONDS [SEED] [FAMILY]``.
+"""Random sizes and switches of every family against transformers: ``python -m tests.long.random_models SECONDS [SEED] [FAMILY]``.
 
 Starts from the rows of `support.hf_models` and draws other values for fields of config.json. transformers makes the
 model and its files. Each case ends as one of

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs on a real Slurm of two nodes, disturbed in every way that jobs are: ``python -m tools.cluster [--only CASE] [--times N]``.
+"""Runs on a real Slurm of two nodes, disturbed in every way that jobs are:
+``python -m tests.long.cluster [--only CASE] [--times N]``.
 
-Needs root and Debian's packages (``tools/cluster/cluster.sh packages``). Each disturbed run has to be done by itself, with the
+Needs root and Debian's packages (``cluster.sh packages``). Each disturbed run has to be done by itself, with the
 losses of an undisturbed one on this machine without Slurm, no step twice, one run directory, and nothing left in the queue or on
 a node. ``--times 3`` disturbs each run three times, at other moments.
 """
@@ -14,8 +15,8 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from tools.cluster.cases import CASES, DEFAULT, Curves
-from tools.cluster.runs import Cluster
+from tests.long.cluster.cases import CASES, DEFAULT, Curves
+from tests.long.cluster.runs import Cluster
 
 
 def main() -> int:

@@ -2,8 +2,8 @@
 """Steps of Megatron-Core's GPT over the Python code of one version of Transformer Engine, in each number format that we offer.
 
 Layers are built, called and differentiated through Megatron-Core's own wrappers and contexts, with the fields that
-`nemo2.mcore.precision` lays into the model's configuration; only kernels are absent (`tools/te_kernels.py`). What is
-refused, and with which words, goes into the tables of `tools/te_facts.py`.
+`nemo2.mcore.precision` lays into the model's configuration; only kernels are absent (`kernels.py`). What is
+refused, and with which words, goes into the tables of `facts.py`.
 """
 
 import base64
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tools.te_kernels import as_if_on_a_gpu, gpu
+from tests.transformer_engine.kernels import as_if_on_a_gpu, gpu
 
 RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
 GPUS = ("8.0", "8.9", "9.0", "10.0", "12.0")

@@ -4,7 +4,7 @@ capture.
 
 Layers are captured by `nemo2.mcore.parallel.cuda_graphs` through Megatron-Core's helper and the version's own
 ``make_graphed_callables``, replayed in a step, and reset; only captures are absent: a captured graph is empty, and a
-replay leaves its outputs unchanged. Requires `tools.te_steps.prepare`.
+replay leaves its outputs unchanged. Requires `tests.transformer_engine.steps.prepare`.
 """
 
 import importlib
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from tools.te_kernels import gpu
-from tools.te_steps import GPUS, RECIPES, SIZE, enter, model, step, words
+from tests.transformer_engine.kernels import gpu
+from tests.transformer_engine.steps import GPUS, RECIPES, SIZE, enter, model, step, words
 
 MICROBATCH = {"seq_length": SIZE, "micro_batch_size": 1, "num_microbatches": 1}
 _RECOMPUTED = {"recompute_granularity": "selective", "recompute_modules": ["layernorm"]}

@@ -2,20 +2,20 @@
 """The bounds of a row, and whether it keeps them.
 
 In fp32 the bounds are fixed. In bf16 a row may differ from one process by as much as one process differs from itself when
-its sums are taken in another order (`tools.parity.reordered`): the largest difference between any two of the runs in
+its sums are taken in another order (`tests.long.parity.reordered`): the largest difference between any two of the runs in
 `VARIATIONS`, quantity by quantity.
 """
 
 import itertools
 from typing import Any
 
-from tools.parity import gradients
+from support import gradients
 
 BOUNDS = {"loss": 1e-5, "grad_norm": 1e-4, "gradient": 1e-4}
 """Largest relative differences over all steps; ``gradient`` is each parameter's at the first step."""
 
 VARIATIONS: list[dict[str, Any]] = [{"parts": parts, "draw": draw} for parts in (2, 4) for draw in range(5)]
-"""One process in another order, as arguments of `tools.parity.reordered.products`."""
+"""One process in another order, as arguments of `tests.long.parity.reordered.products`."""
 
 
 def differences(actual: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tools.parity.layouts import ROWS, Row
-from tools.parity.models import MODELS
-from tools.parity.run import Report, fingerprint
+from tests.long.parity.layouts import ROWS, Row
+from tests.long.parity.models import MODELS
+from tests.long.parity.run import Report, fingerprint
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "parity.md"
 RESULTS = ROOT / "bench" / "results" / "parity"
 

@@ -15,11 +15,11 @@ from typing import Any, Optional
 
 from support import tuned_runs
 from support.small_chats import say, write_lines
-from tools.cluster.defects import defects, no_accounting
-from tools.cluster.overhead import overhead
-from tools.cluster.runs import Cluster, Run
+from tests.long.cluster.defects import defects, no_accounting
+from tests.long.cluster.overhead import overhead
+from tests.long.cluster.runs import Cluster, Run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 KNOWN_STEPS = 40
 """The losses of the undisturbed runs, with which other runs are compared step by step."""
 SLURMD_TIMEOUT = 20.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from nemo2.checkpoint.pieces import Piece as StoredPiece
 from nemo2.mcore.parallel.norm_names import renamed_norms
-from tools.parity.gradients import Name, Piece
+from support.gradients import Name, Piece
 
 KEY = "optimizer.state.exp_avg."
 """In front of the stored name of a parameter."""

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools.cluster.runs import Cluster, Run
+from tests.long.cluster.runs import Cluster, Run
 
 _PROGRAM = """
 import sys

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from support import ranks
-from tools.parity import measure, models, verdict
-from tools.parity.layouts import Row
+from tests.long.parity import measure, models, verdict
+from tests.long.parity.layouts import Row
 
 Report = dict[str, Any]
 Runner = Callable[..., list[Any]]

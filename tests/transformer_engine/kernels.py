@@ -60,7 +60,7 @@ def _cpu(device: Any) -> Any:
 
 def as_if_on_a_gpu() -> None:
     """Answer for the machine: streams, ranges and tensors "on the GPU" are there, and kernels answer by shape. Once per process,
-    behind `tools.te_sources.import_sources`."""
+    behind `tests.transformer_engine.sources.import_sources`."""
     extension: Any = sys.modules[EXTENSION]
     extension.generic_gemm, extension.te_general_grouped_gemm = _product, _products
     extension.quantize, extension.split_quantize = _quantized, _split

@@ -2,9 +2,9 @@
 """Checks of each version of Transformer Engine, measured: tests/transformer_engine/<version>.json, a table per wheel.
 
     pip download --no-deps -d wheels transformer-engine==2.17.0
-    python tools/te_facts.py wheels/*.whl
+    python -m tests.transformer_engine.facts wheels/*.whl
 
-Each wheel's own Python code is imported (`tools/te_sources.py`) and called, to find which calls are refused and with
+Each wheel's own Python code is imported (`sources.py`) and called, to find which calls are refused and with
 which words, in which order calls may come, and which buffers exist then. No code is copied: a table holds names,
 signatures and answers. The tests' stand-in answers from these tables, and `--check` compares them with the wheels.
 """
@@ -25,7 +25,7 @@ from unittest.mock import MagicMock
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "tests" / "transformer_engine"
 GEMMS = ("qkv", "proj", "fc1", "fc2")
 TOKENS, HIDDEN, TP = 16, 8, 2
@@ -171,8 +171,7 @@ def measure(directory: Path) -> dict[str, Any]:
     """The table of one version, but for what steps say."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    sys.path.insert(0, str(ROOT))
-    from tools.te_sources import import_sources
+    from tests.transformer_engine.sources import import_sources
 
     te = import_sources(directory)
     without_group = _outcome(lambda: _start())
@@ -222,12 +221,11 @@ def measure(directory: Path) -> dict[str, Any]:
 def measure_steps(directory: Path) -> dict[str, Any]:
     """The results of steps in each number format and of attention over several ranks. Runs in a separate process with
     another world."""
-    sys.path.insert(0, str(ROOT))
-    from tools.te_attention import attention, exchange_groups
-    from tools.te_backends import backends
-    from tools.te_graphs import graphs
-    from tools.te_sources import import_sources
-    from tools.te_steps import formats, prepare
+    from tests.transformer_engine.attention import attention, exchange_groups
+    from tests.transformer_engine.backends import backends
+    from tests.transformer_engine.graphs import graphs
+    from tests.transformer_engine.sources import import_sources
+    from tests.transformer_engine.steps import formats, prepare
 
     prepare(import_sources(directory).__version__)
     found = {"formats": formats(), "graphs": graphs()}  # before the exchanges, which leave no other rank
@@ -485,14 +483,24 @@ def _parameters(found: Any) -> list[str]:
 
 def table_of(wheel: Path) -> dict[str, Any]:
     """All parts, each in a process of its own, for a package is imported once."""
-    from tools.te_sources import unpack
+    from tests.transformer_engine.sources import unpack
 
     with tempfile.TemporaryDirectory() as scratch:
         directory = unpack(wheel, Path(scratch))
         found: dict[str, Any] = {}
         for part in PARTS:
-            command = [sys.executable, "-W", "ignore", __file__, "--measure", str(directory), "--part", part]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            command = [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "tests.transformer_engine.facts",
+                "--measure",
+                str(directory),
+                "--part",
+                part,
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
             if done.returncode:
                 raise SystemExit(f"{wheel.name}: {done.stderr[-3000:]}")
             found |= json.loads(done.stdout.rsplit("\n", 2)[-2])
@@ -519,7 +527,6 @@ def main() -> None:
     if arguments.measure:
         print(json.dumps(PARTS[arguments.part](arguments.measure)))
         return
-    sys.path.insert(0, str(ROOT))
     for wheel in arguments.wheels:
         table = table_of(wheel)
         path = TABLES / f"{table['version']}.json"
@@ -527,7 +534,9 @@ def main() -> None:
             _keep_states_of_other_cores(table, json.loads(path.read_text()))
         text = json.dumps(table, indent=1, sort_keys=True) + "\n"
         if arguments.check and (not path.exists() or path.read_text() != text):
-            raise SystemExit(f"{path.name} is not what {wheel.name} says: python tools/te_facts.py {wheel}")
+            raise SystemExit(
+                f"{path.name} is not what {wheel.name} says: python -m tests.transformer_engine.facts {wheel}"
+            )
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         print(path.relative_to(ROOT))

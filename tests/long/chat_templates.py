@@ -2,7 +2,7 @@
 """Facts about chat templates: what each renders, what nemo2 trains on, and whether that is what transformers and TRL give.
 
     pip download --no-deps trl && unzip trl-*.whl -d trl      # 72 templates; none is part of nemo2
-    python -m tools.chat_templates trl/trl/chat_templates      # writes bench/results/chat-templates.md
+    python -m tests.long.chat_templates trl/trl/chat_templates      # writes bench/results/chat-templates.md
 
 A template ``NAME_training.jinja`` marks the assistant's text of ``NAME.jinja``; its mask by transformers is compared with what
 nemo2 finds without marks. The tokenizer is one of bytes, with the special tokens that a template spells.
@@ -26,7 +26,7 @@ from nemo2.data.finetuning.sample import Empty, Malformed
 from nemo2.data.tokenizer import AutoTokenizer
 from nemo2.errors import Nemo2Error
 
-PAGE = Path(__file__).resolve().parents[1] / "bench" / "results" / "chat-templates.md"
+PAGE = Path(__file__).resolve().parents[2] / "bench" / "results" / "chat-templates.md"
 _SPECIAL = re.compile(
     r"<\|[^<>|\s']{1,40}\|>|<\|[a-z_\"]{1,20}>|<[a-z_\"]{1,20}\|>|<\|\"\|>|<\uff5c[^<>'\n]{1,40}\uff5c>|</?s>"
     r"|<(?:start|end)_of_turn>|\[/?INST\]|<end_of_utterance>"
@@ -156,7 +156,7 @@ def page(found: list[tuple[str, str, dict[str, Outcome]]], versions: str) -> str
     lines = [
         "# Chat templates",
         "",
-        f"`python -m tools.chat_templates` over {len(found)} templates ({versions}).",
+        f"`python -m tests.long.chat_templates` over {len(found)} templates ({versions}).",
         "For each, what nemo2 makes of four conversations of its own: two turns, a system message, a call of a tool with its",
         "result, and reasoning. A cell has the text trained on, or why the record is refused.",
         "",

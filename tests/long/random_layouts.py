@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random models under random layouts, judged by the rules and by Megatron-Core: `make sweep`.
 
-Megatron-Core builds each model's first and last rank on meta tensors in a world of fake ranks (`tools.rules.verdict`).
+Megatron-Core builds each model's first and last rank on meta tensors in a world of fake ranks (`support.megatron_verdict`).
 A rule must reject every model that Megatron-Core refuses. No rule that claims a refusal by Megatron-Core may reject a
 model that Megatron-Core builds. The nearest layout that nemo2 proposes must build. Prints the results, and exits with 1
 if rules and Megatron-Core disagree.
 
-    python -m tools.rules.sweep --cases 2000
+    python -m tests.long.random_layouts --cases 2000
 """
 
 import argparse
@@ -144,8 +144,8 @@ def compare(batch: list[Case]) -> Results:
     """Judge these cases by the rules and by Megatron-Core. Runs in a separate process, as on a machine without optional
     packages."""
     from nemo2.preflight.checks.table import RULES
-    from tools.rules.examples import problems_of
-    from tools.rules.verdict import verdicts
+    from support.megatron_verdict import verdicts
+    from support.rule_examples import problems_of
 
     found = Results()
     silent = {rule.name for rule in RULES if not rule.megatron_refuses}
@@ -186,7 +186,7 @@ def _nearest(case: Case) -> Optional[Case]:
     """The case with the layout that nemo2 proposes. None: there is no proposal, or the case breaks other rules too."""
     from nemo2.preflight.checks.facts import read_facts
     from nemo2.preflight.checks.nearest import nearest_layouts
-    from tools.rules.examples import problems_of, recipe_of
+    from support.rule_examples import problems_of, recipe_of
 
     near = nearest_layouts(read_facts(recipe_of(case)), limit=1)
     if not near:

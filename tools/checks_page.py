@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``docs/checks.md``, written from the table of rules: ``python -m tools.rules.page > docs/checks.md``.
+"""``docs/checks.md``, written from the table of rules: ``python -m tools.checks_page > docs/checks.md``.
 
 What each rule says of its example is what it really says: every example is run.
 """
@@ -8,7 +8,7 @@ import re
 
 from nemo2.preflight.checks.rule import Rule
 from nemo2.preflight.checks.table import RULES, TOPICS
-from tools.rules.examples import problems_of
+from support.rule_examples import problems_of
 from tools.wrapped import wrapped
 
 _WHERE_SET = re.compile(r" \((?:set at )?[^()\s]+:\d+\)")
@@ -17,7 +17,7 @@ _WHERE_SET = re.compile(r" \((?:set at )?[^()\s]+:\d+\)")
 _HEAD = """\
 # Checks before a run
 
-<!-- Written by `python -m tools.rules.page > docs/checks.md`; a test compares. -->
+<!-- Written by `python -m tools.checks_page > docs/checks.md`; a test compares. -->
 
 `nemo2 check` finds the mistakes in a recipe before a run starts, and reports how to fix them:
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from packaging.version import Version
 
-from tools.te_kernels import gpu
+from tests.transformer_engine.kernels import gpu
 
 NAMES = ("flash", "fused", "unfused")
 _PACKED = {"qkv_layout": "thd_thd_thd", "attn_mask_type": "padding_causal"}

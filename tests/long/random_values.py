@@ -6,7 +6,7 @@ without nemo2's checks: Megatron-Core, torch or a class must raise, or the loss 
 is listed with a count, because the rule's reason is then arithmetic (growing weights, a rising rate) or invisible
 (layers that aren't recomputed). Rules that claim a refusal by Megatron-Core must not be listed.
 
-    python -m tools.rules.edges --cases 2000
+    python -m tests.long.random_values --cases 2000
 
 On 2026-11-22 all 2,000 of seed 20261123 were judged, a quarter of them on two ranks (85 minutes on two cores that were not idle;
 a recipe takes 0.6 s of a core per rank): 808 were legal and ran, 732 refused and failed, 437 refused and ran, for the sake of
@@ -338,6 +338,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from tools.rules import edges  # ranks know its functions by this name
+    from tests.long import random_values  # ranks know its functions by this name
 
-    sys.exit(edges.main())
+    sys.exit(random_values.main())

@@ -28,8 +28,8 @@ from typing import Any
 
 from support import ranks, tuned_runs
 from support.tuned_runs import METHODS, SAMPLES
-from tools.drill import command, faults
-from tools.drill.command import STEPS, Ended, Run
+from tests.long.drill import command, faults
+from tests.long.drill.command import STEPS, Ended, Run
 
 VALIDATES = {"limit_val_batches": 2, "val_check_interval": 3, "check_val_every_n_epoch": None}
 _ASKING = (signal.SIGHUP, signal.SIGUSR1)
@@ -229,7 +229,7 @@ def _always(number: int) -> faults.Fault:
 
 def in_a_row(count: int, seed: int) -> Callable[[Path, dict[int, str]], str]:
     def case(directory: Path, reference: dict[int, str]) -> str:
-        from tools.drill import saves
+        from tests.long.drill import saves
 
         directory.mkdir()
         found = ranks.run(saves.loop, 2, str(directory), count, seed, timeout=max(120.0, 3.0 * count))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.cluster.runs import Cluster
+from tests.long.cluster.runs import Cluster
 
 _DISK_MB = 16
 """A job's folder fits into it as long as nothing else is there."""

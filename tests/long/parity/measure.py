@@ -18,7 +18,8 @@ import lightning.pytorch as pl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tools.parity import gradients, models, moments, reordered
+from support import gradients, moments
+from tests.long.parity import models, reordered
 
 WEIGHTS, GRADIENTS = "weights", "gradients.pt"
 

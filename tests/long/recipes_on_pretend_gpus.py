@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every shipped recipe, shrunk, on pretend GPUs: `make nightly`.
 
-    python -m support.pretend_gpu --gpus 4 python -m tools.pretend_gpu --write bench/results/pretend-gpu.md
+    python -m support.pretend_gpu --gpus 4 python -m tests.long.recipes_on_pretend_gpus --write bench/results/pretend-gpu.md
 
 A recipe is built, trains three steps, validates and saves. Copies of the run go on for a step from the same weights and
 optimizer, on pretend GPUs in another layout and on CPUs, so that their losses can be compared, and its checkpoint is exported.
@@ -148,7 +148,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "# Shrunk recipes on pretend GPUs",
         "",
         f"{date.today():%d %B %Y}, Python {sys.version_info.major}.{sys.version_info.minor}, torch {version('torch')}, "
-        f"Megatron-Core {version('megatron-core')}, {te}. Made by `python -m tools.pretend_gpu`.",
+        f"Megatron-Core {version('megatron-core')}, {te}. Made by `python -m tests.long.recipes_on_pretend_gpus`.",
         "",
         f"{len(rows)} runs of {len({row['recipe'] for row in rows})} recipes: {len(done)} trained {runs.STEPS} steps, validated, "
         f"saved and went on; {same} of these went on in another layout to the same loss as on CPUs, within {TOLERANCE:g}; "

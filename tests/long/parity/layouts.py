@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS
-from tools.parity.measure import Run
+from tests.long.parity.measure import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parity table: every layout trains to the loss, the gradient norm and the gradients of one process.
 
-    python -m tools.parity                       every row, for the Megatron-Core of this environment
-    python -m tools.parity --quick               the few that the tests run too
-    python -m tools.parity --rows 'mixtral: EP'  those whose name has these words in it
-    python -m tools.parity --write docs/parity.md
+    python -m tests.long.parity                       every row, for the Megatron-Core of this environment
+    python -m tests.long.parity --quick               the few that the tests run too
+    python -m tests.long.parity --rows 'mixtral: EP'  those whose name has these words in it
+    python -m tests.long.parity --write docs/parity.md
 
 A row that is done is kept, and not run again by the next call. The exit code is 1 if a row fails.
 """
@@ -14,12 +14,12 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from tools.parity import run, table
-from tools.parity.layouts import ROWS
+from tests.long.parity import run, table
+from tests.long.parity.layouts import ROWS
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.parity", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.long.parity", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", nargs="+", metavar="WORDS", help="only rows whose name contains one of these")
     parser.add_argument("--ranks", nargs="+", type=int, metavar="N", help="only rows of so many processes")
     parser.add_argument("--quick", action="store_true", help="only the rows that the tests run too")
