@@ -96,7 +96,7 @@ def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> Searc
     Raises:
         ConfigError: the strategy has no layout to search, or no legal layout fits.
     """
-    if not subject.facts.sizes or subject.sharded:
+    if not subject.facts.sizes or subject.job.sharding == "fsdp":
         raise ConfigError(
             "`nemo2 plan --search` varies the parallel sizes of MegatronStrategy with Megatron-Core's data parallelism, and "
             f"trainer.strategy={class_of(subject.facts.strategy).__name__}"
