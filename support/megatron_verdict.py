@@ -82,11 +82,10 @@ def _build(recipe: Any, machine: Any) -> None:
 def _chunks(config: Any, recipe: Any) -> None:
     from nemo2.data.tokenizer import NullTokenizer
     from nemo2.preflight.checks.facts import read_facts
-    from nemo2.preflight.checks.rules.shape import tokenizer_size
+    from nemo2.preflight.checks.tokenizers import tokenizer_of
 
     config.init_model_with_meta_device, config.perform_initialization = True, False
-    tokens = tokenizer_size(read_facts(recipe)) or getattr(recipe.data, "vocab_size", None)
-    tokenizer = NullTokenizer(tokens or 50_000)
+    tokenizer = tokenizer_of(read_facts(recipe)) or NullTokenizer(50_000)
     chunks = config.virtual_pipeline_model_parallel_size
     for chunk in range(chunks) if chunks else (None,):
         config.configure_model(tokenizer, vp_stage=chunk)

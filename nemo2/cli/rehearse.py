@@ -8,7 +8,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from nemo2.base.files import write_file
-from nemo2.base.gpus import DEFAULT, HEADROOM, gpu
+from nemo2.base.gpus import DEFAULT, HEADROOM
 from nemo2.cli.adapter import AT_LEAST_1, Result
 from nemo2.cli.commands import not_with, only_with
 from nemo2.cli.flags import UNCHANGED, Html, RecipeOptions, kind_of, recipe_on
@@ -65,9 +65,8 @@ def rehearse(
     text = render(result)
     if html is not None:
         from nemo2.preflight.rehearse.page import render_page
-        from nemo2.preflight.rehearse.step_timeline import Rates
 
-        write_file(html, render_page(result, Rates.of(gpu(result.gpu))))
+        write_file(html, render_page(result))
         text += f"\npage: {html}"
     return Result(result.to_dict(), text, int(not result.verdict.fits))
 

@@ -2,7 +2,7 @@
 """`MockDataModule`: random tokens of the right shape, from a seed."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -41,9 +41,6 @@ class MockDataModule(MegatronDataModule):
         vocab_file, merges_file: GPT-2's vocab.json and merges.txt.
         seed: The seed of the random tokens.
     """
-
-    size_without_tokenizer: ClassVar[int] = GPT2_VOCAB_SIZE
-    """The vocabulary size without a tokenizer and without vocabulary files."""
 
     def __init__(
         self,

@@ -9,7 +9,6 @@ unless a row includes them.
 import math
 import numbers
 import operator
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -47,16 +46,16 @@ class Domain:
     length: Optional[int] = None
     most: int = 2**63 - 1
 
-    def holds(self, value: Any, *, alone: bool = False) -> bool:
-        """Whether a field may have this value. ``alone``: the field's class accepts one number in place of
-        ``length`` numbers."""
+    def holds(self, value: Any) -> bool:
+        """Whether a field may have this value. Where it has ``length`` numbers, its type rules out a single number, unless
+        its class accepts one."""
         if value is None:
             return True
         if isinstance(value, list | tuple):
             return self.length in (None, len(value)) and all(
                 self._holds(item, self.items or self.interval) for item in value if item is not None
             )
-        return (self.length is None or alone) and self._holds(value, self.interval)
+        return self._holds(value, self.interval)
 
     def _holds(self, value: Any, interval: str) -> bool:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -98,9 +97,8 @@ class Choice:
     texts: tuple[str, ...]
     why: str
     unless: str = ""
-    length: Optional[int] = None
 
-    def holds(self, value: Any, *, alone: bool = False) -> bool:
+    def holds(self, value: Any) -> bool:
         return value is None or value in self.texts
 
     @property
@@ -456,14 +454,6 @@ def out_of_range(node: Any, path: str, domains: Mapping[str, Domain | Choice], *
         if domain is None:
             if isinstance(value, float) and not math.isfinite(value):
                 yield f"{path}.{name}={value!r}: must be a finite number."
-        elif not domain.holds(value, alone=domain.length is not None and _takes_one_number(node, name)):
+        elif not domain.holds(value):
             unless = f" {domain.unless[0].upper()}{domain.unless[1:]}." if domain.unless else ""
             yield f"{path}.{name}={value!r}: must be {domain.words} ({domain.why}).{unless}"
-
-
-def _takes_one_number(node: Any, name: str) -> bool:
-    """Whether the class of a field with several numbers, or of its node in a recipe, also accepts one number, like
-    Gemma 3's window."""
-    field = getattr(class_of(node), "__dataclass_fields__", {}).get(name)
-    alone = re.sub(r"(tuple|list)\[[^]]*\]", "", str(field.type) if field is not None else "", flags=re.IGNORECASE)
-    return re.search(r"\bint\b", alone) is not None

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Optional
 from nemo2.base.backend import extras
 from nemo2.base.counts import is_count
 from nemo2.errors import ConfigError
-from nemo2.mcore.overlap.apply import overlap_callbacks
 from nemo2.mcore.parallel.layout import LAYOUT_FIELDS, Layout
 from nemo2.mcore.settle.machine import Machine
 from nemo2.mcore.settle.parts import Parts, build_parts, node_at
@@ -147,11 +146,6 @@ class Facts:
 
     def of_strategy(self, name: str) -> Any:
         return getattr(self.strategy, name, None)
-
-    @property
-    def asks_for_overlap(self) -> bool:
-        """Whether a callback decides which communication overlaps."""
-        return bool(overlap_callbacks(getattr(self.trainer, "callbacks", None)))
 
     @property
     def seq_length(self) -> Optional[int]:

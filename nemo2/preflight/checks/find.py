@@ -3,7 +3,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -52,8 +52,16 @@ def check_recipe(
     )
     if problems:
         messages = [problem.message for problem in problems]
-        if hint := layout_hint(recipe, problems, devices=devices, nodes=nodes, machine=machine):
-            messages.append(hint)
+        if any(problem.topic in LAYOUT_TOPICS for problem in problems):
+            facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine)
+            layouts = [
+                f"{layout.describe(facts.world_size)} ({' '.join(changes)})"
+                for layout, changes in nearest_layouts(facts)
+            ]
+            if layouts:
+                messages.append(
+                    f"The nearest legal layouts on {counted(facts.world_size, 'GPU')}: {'; '.join(layouts)}."
+                )
         raise ConfigError("\n".join(messages))
 
 
@@ -165,22 +173,3 @@ def _of_a_teacher(recipe: Any, reported: Collection[str], where: Mapping[str, An
         for one in problems
         if one.message not in reported
     ]
-
-
-def layout_hint(
-    recipe: Any,
-    problems: Iterable[Problem],
-    *,
-    devices: Optional[int] = None,
-    nodes: Optional[int] = None,
-    machine: Optional[Machine] = None,
-) -> Optional[str]:
-    """A last line with the nearest legal layouts. None: another layout doesn't help, or there is none."""
-    if not any(problem.topic in LAYOUT_TOPICS for problem in problems):
-        return None
-    facts = read_facts(recipe, devices=devices, nodes=nodes, machine=machine)
-    near = nearest_layouts(facts)
-    if not near:
-        return None
-    listed = "; ".join(f"{layout.describe(facts.world_size)} ({' '.join(changes)})" for layout, changes in near)
-    return f"The nearest legal layouts on {counted(facts.world_size, 'GPU')}: {listed}."

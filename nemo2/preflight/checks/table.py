@@ -11,13 +11,12 @@ from nemo2.preflight.checks.rules.cadence import CADENCE
 from nemo2.preflight.checks.rules.context import CONTEXT
 from nemo2.preflight.checks.rules.environment import ENVIRONMENT
 from nemo2.preflight.checks.rules.experts import EXPERTS
-from nemo2.preflight.checks.rules.finetuning import FINETUNING
+from nemo2.preflight.checks.rules.finetuning import FINETUNING, PEFT
 from nemo2.preflight.checks.rules.graphs import GRAPHS
 from nemo2.preflight.checks.rules.launching import FILES, LAUNCH
 from nemo2.preflight.checks.rules.optimizer import OPTIMIZER
 from nemo2.preflight.checks.rules.overlap import OVERLAP
 from nemo2.preflight.checks.rules.parts import PARTS
-from nemo2.preflight.checks.rules.peft import PEFT
 from nemo2.preflight.checks.rules.pipeline import PIPELINE
 from nemo2.preflight.checks.rules.precision import PRECISION
 from nemo2.preflight.checks.rules.recompute import RECOMPUTE

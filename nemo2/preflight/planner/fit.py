@@ -26,6 +26,7 @@ from nemo2.config.serialize import to_json
 from nemo2.data.home import nemo_home
 from nemo2.errors import CheckpointError, ConfigError, RuntimeFault
 from nemo2.mcore.settle import Machine, on
+from nemo2.mcore.settle.parts import node_at
 from nemo2.preflight.planner.memory import predict_memory
 from nemo2.preflight.planner.peaks import rehearsed_by_key
 from nemo2.preflight.planner.recipe import read_recipe
@@ -130,11 +131,11 @@ print("\\n" + json.dumps(ranks))
 def _rehearse_elsewhere(recipe: Any) -> Ranks:
     from nemo_run.core.serialization.zlib_json import ZlibJSONSerializer
 
-    hidden = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
     done = subprocess.run(
         [sys.executable, "-c", _ELSEWHERE],
         input=ZlibJSONSerializer().serialize(recipe),
-        env=hidden | {"CUDA_VISIBLE_DEVICES": ""},
+        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         check=False,
@@ -151,7 +152,7 @@ def key_of(recipe: Any) -> Optional[str]:
     recipe = on(recipe, Machine())
     unread = [(recipe, ("log", "resume"))]
     unread += [(recipe.trainer, [name for name in recipe.trainer.__arguments__ if name not in _TRAINER])]
-    unread += [(_at(recipe, path), names) for path, names in _SIZELESS.items()]
+    unread += [(node_at(recipe, path), names) for path, names in _SIZELESS.items()]
     for node, names in unread:
         for name in set(names) & set(getattr(node, "__arguments__", ())):
             delattr(node, name)
@@ -159,13 +160,6 @@ def key_of(recipe: Any) -> Optional[str]:
         return hashlib.sha256(to_json(recipe).encode()).hexdigest()[:16]
     except ConfigError:
         return None
-
-
-def _at(recipe: Any, path: str) -> Any:
-    node = recipe
-    for name in path.split("."):
-        node = getattr(node, name, None)
-    return node
 
 
 @cache

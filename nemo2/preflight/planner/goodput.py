@@ -71,14 +71,9 @@ def goodput(hours: float, *, gpus: int, failures: Failures) -> Goodput:
     rate = failures.per_gpu_hour * gpus
     if rate == 0:
         return Goodput(interval_hours=hours, hours=hours, interruptions=0.0, share=1.0)
-    interval = min(hours, best_interval(1 / rate, failures.save_seconds / 3600))
-    whole = expected_hours(
-        hours,
-        interval,
-        between_failures=1 / rate,
-        save=failures.save_seconds / 3600,
-        restart=failures.restart_seconds / 3600,
-    )
+    mean, save, restart = 1 / rate, failures.save_seconds / 3600, failures.restart_seconds / 3600
+    interval = min(hours, best_interval(mean, save))
+    whole = expected_hours(hours, interval, between_failures=mean, save=save, restart=restart)
     return Goodput(interval_hours=interval, hours=whole, interruptions=whole * rate, share=hours / whole)
 
 

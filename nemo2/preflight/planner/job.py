@@ -182,12 +182,6 @@ class Job:
         """Whether the backward recomputes ``part``, one of Megatron-Core's names, by itself."""
         return self.recompute == "selective" and part in self.recomputed
 
-    def computed_again(self, layers: int) -> range:
-        """The layers of a chunk that the backward recomputes whole."""
-        if self.recompute != "full":
-            return range(0)
-        return range(layers if self.recompute_method == "uniform" else min(self.recompute_layers, layers))
-
     def kept_inputs(self, layers: float) -> float:
         """The inputs of layers, or of groups of layers, that a chunk of this many layers keeps for recomputation."""
         if self.recompute != "full":

@@ -69,10 +69,11 @@ class Kernels:
         share = self.c.gemm_fp8 if self.job.precision == "fp8" else self.c.gemm_fp4
         return self.job.gpu.rate(self.job.precision) * self.gemm_share * share
 
-    def product(self, rows: float, k: float, n: float, *, rate: float, element: float) -> float:
-        """The seconds of ``[rows, k] @ [k, n]``: its FLOPs, the waste of partly filled tiles, and the operands' traffic."""
-        wasted = 1 + self.c.gemm_edge * (1 / rows + 1 / k + 1 / n)
-        moved = element * (rows * k + k * n) + self.element * rows * n
+    def product(self, rows: float, k: float, n: float, *, rate: float, element: float, weights: float = 1) -> float:
+        """The seconds of ``[rows, k] @ [k, n]``: its FLOPs, the waste of partly filled tiles, and the operands' traffic.
+        With several ``weights`` each multiplies an equal share of the rows."""
+        wasted = 1 + self.c.gemm_edge * (weights / rows + 1 / k + 1 / n)
+        moved = element * (rows * k + weights * k * n) + self.element * rows * n
         return 2 * rows * k * n / rate * wasted + self.c.gemm_bytes * moved / self.job.gpu.hbm
 
     def linear(self, rows: float, k: float, n: float) -> Passes:
@@ -147,19 +148,15 @@ class Kernels:
         """The time of a dense feed-forward layer, or of the shared experts, including the activation function."""
         return self.chain(*part.linears) + self.activation_of(self.job.tokens, part.inner / self.job.tp)
 
-    def mixer(self, part: Mixer) -> Passes:
-        """The time of a Mamba 2 mixer: its projections, and the bytes that convolution, scan and gated norm move, with a
-        state per 256 tokens."""
-        inner = part.inner / self.job.tp
-        states = inner * part.states / 256 * 4
-        return self.chain(*part.linears) + self.moving(self.job.tokens * (self.c.mixer_bytes * inner + states))
-
-    def delta_net(self, part: DeltaNet) -> Passes:
-        """The time of a gated DeltaNet: its projections, and the bytes that convolution, delta rule and gated norm move, as many
-        per channel as a mixer's, with a state per 64 tokens."""
-        values = part.value_heads * part.value_dim / self.job.tp
-        states = values * part.key_dim / 64 * 4
-        return self.chain(*part.linears) + self.moving(self.job.tokens * (self.c.mixer_bytes * values + states))
+    def recurrence(self, part: Union[Mixer, DeltaNet]) -> Passes:
+        """The time of a Mamba 2 mixer or a gated DeltaNet: its projections, and the bytes that convolution, recurrence and
+        gated norm move, with a state per 256 and per 64 tokens."""
+        if isinstance(part, Mixer):
+            channels, states = part.inner, part.states / 256
+        else:
+            channels, states = part.value_heads * part.value_dim, part.key_dim / 64
+        moved = self.job.tokens * channels / self.job.tp * (self.c.mixer_bytes + 4 * states)
+        return self.chain(*part.linears) + self.moving(moved)
 
     def routed_rows(self, part: Experts) -> float:
         """The token copies that a rank's experts process: an even share of all copies."""
@@ -174,9 +171,7 @@ class Kernels:
         total = NOTHING
         inner = part.inner / job.etp
         for k, n in ((part.outer, inner), (part.width / job.etp, part.outer)):
-            moved = element * (rows * k + local * k * n) + self.element * rows * n
-            wasted = 1 + c.gemm_edge * (local / rows + 1 / k + 1 / n)
-            forward = 2 * rows * k * n / rate * wasted + c.gemm_bytes * moved / hbm
+            forward = self.product(rows, k, n, rate=rate, element=element, weights=local)
             backward = (1 if job.lora else 2) * forward + (0 if job.lora else c.accumulate_bytes * local * k * n / hbm)
             if self.job.low_precision:
                 # Fused kernels cast the inner tensors without another pass over memory.
@@ -309,12 +304,9 @@ class Kernels:
         elif isinstance(part, MLP):
             yield "elementwise", self.norm()
             yield "feed-forward", self.feed_forward(part)
-        elif isinstance(part, Mixer):
+        elif isinstance(part, Mixer | DeltaNet):
             yield "elementwise", self.norm()
-            yield "mixers", self.mixer(part)
-        elif isinstance(part, DeltaNet):
-            yield "elementwise", self.norm()
-            yield "linear attention", self.delta_net(part)
+            yield "mixers" if isinstance(part, Mixer) else "linear attention", self.recurrence(part)
         elif isinstance(part, Projection):
             yield "projections", self.chain(*part.linears)
             if part.joins:
@@ -368,29 +360,28 @@ def layers_time(shape: ModelShape, job: Job, c: Constants) -> dict[str, float]:
     kernels = Kernels(shape, job, c)
     parts: dict[str, float] = {}
     counts = {part: number / job.pp for part, number in shape.parts.items()}
-    taken = {part: list(kernels.of(part)) for part in counts}
+    times = {part: list(kernels.of(part)) for part in counts}
     exchanges: dict[Part, float] = {
         part: kernels.expert_parallel(part).total for part in counts if isinstance(part, Experts)
     }
     for part, count in counts.items():
-        for name, passes in taken[part]:
+        for name, passes in times[part]:
             parts[name] = parts.get(name, 0.0) + count * passes.total
     travel = sum(counts[part] * seconds for part, seconds in exchanges.items())
-    shown = 1.0
+    exposed = 1.0
     if job.overlap_ep and travel:
-        shown = max(c.ep_exposed, 1 - c.dp_hidden * sum(parts.values()) / travel)
-    parts["expert parallel"] = shown * travel
-    if job.recompute == "full":
-        whole = {
-            part: sum(passes.forward for _, passes in taken[part]) + shown * exchanges.get(part, 0.0) / 2
-            for part in counts
-        }
-        return {
-            **parts,
-            "recomputation": sum(number * whole[part] for part, number in again(shape, job).items()) / job.pp,
-        }
-    once_more = {part: kernels.recomputed(part, shown * exchanges.get(part, 0.0) / 2) for part in counts}
-    return {**parts, "recomputation": sum(count * once_more[part] for part, count in counts.items())}
+        exposed = max(c.ep_exposed, 1 - c.dp_hidden * sum(parts.values()) / travel)
+    parts["expert parallel"] = exposed * travel
+    full = job.recompute == "full"
+    repeated = {part: number / job.pp for part, number in again(shape, job).items()} if full else counts
+
+    def recomputed(part: Part) -> float:
+        exchange = exposed * exchanges.get(part, 0.0) / 2
+        return (
+            sum(passes.forward for _, passes in times[part]) + exchange if full else kernels.recomputed(part, exchange)
+        )
+
+    return {**parts, "recomputation": sum(count * recomputed(part) for part, count in repeated.items())}
 
 
 def again(shape: ModelShape, job: Job) -> Mapping[Part, int]:
@@ -403,5 +394,4 @@ def again(shape: ModelShape, job: Job) -> Mapping[Part, int]:
         return shape.parts
     layers = len(shape.layers)
     chunk = math.ceil(layers / (job.pp * job.vp))
-    first = job.computed_again(chunk)
-    return shape.parts_of(index for index in range(layers) if index % chunk in first)
+    return shape.parts_of(index for index in range(layers) if index % chunk < job.recompute_layers)

@@ -170,7 +170,7 @@ def plan(
 
 
 def _layout(subject: Subject) -> str:
-    if not subject.sharded:
+    if subject.job.sharding != "fsdp":
         return subject.facts.layout.describe(subject.facts.world_size)
     job = subject.job
     parts = [f"{name} {size}" for name, size in (("TP", job.tp), ("CP", job.cp)) if size > 1]

@@ -4,12 +4,10 @@ settle on."""
 
 import importlib.util
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Optional
 
 from nemo2.base.gpus import GPU
 from nemo2.config.walk import class_of
-from nemo2.data.tokenizer import BPETokenizer
 from nemo2.errors import ConfigError
 from nemo2.mcore.parallel.cuda_graphs import kind_of
 from nemo2.mcore.settle.machine import Machine
@@ -19,7 +17,7 @@ from nemo2.models.shape import ModelShape
 from nemo2.models.walker import hybrid_pattern, linear_layers
 from nemo2.models.walker import shape_of as read_shape
 from nemo2.preflight.checks.facts import Facts, number, read_facts
-from nemo2.preflight.checks.rules.shape import tokenizer_size
+from nemo2.preflight.checks.tokenizers import tokenizer_of
 from nemo2.preflight.planner.job import Adapters, Job
 from nemo2.training.strategies.distillation import teachers_recipe
 
@@ -33,14 +31,12 @@ class Subject:
 
     Attributes:
         facts: the recipe's facts, for the rules that judge its other layouts.
-        sharded: whether the strategy shards everything over all data-parallel ranks (FSDP).
         teacher: the shape of a distillation's teacher. None: no teacher.
     """
 
     facts: Facts
     shape: ModelShape
     job: Job
-    sharded: bool
     teacher: Optional[ModelShape] = None
 
 
@@ -58,11 +54,9 @@ def read_recipe(recipe: Any, chip: GPU) -> Subject:
     if missing:
         raise ConfigError(f"`nemo2 plan` needs whole numbers: set data.{', data.'.join(missing)}.")
     shape = shape_of(facts)
-    sharded = getattr(class_of(facts.strategy), "sharded_by_torch", False) or bool(facts.of_strategy("fsdp"))
     alone = teachers_recipe(recipe)
     teacher = None if alone is None else shape_of(read_facts(alone, machine=Machine.named(chip.name)))
-    job = job_of(facts, chip, sharded=sharded)
-    return Subject(facts=facts, shape=shape, job=job, sharded=sharded, teacher=teacher)
+    return Subject(facts=facts, shape=shape, job=job_of(facts, chip), teacher=teacher)
 
 
 def shape_of(facts: Facts) -> ModelShape:
@@ -82,38 +76,24 @@ def shape_of(facts: Facts) -> ModelShape:
 
 
 def vocabulary_of(facts: Facts) -> int:
-    """The rows of the embedding with padding, as in `GPTConfig.padded_vocab_size`."""
-    rows, tp = facts.of_model("vocab_size"), facts.layout.tp
-    if rows:
-        return -(-rows // tp) * tp
-    # A data module that makes its own tokenizer has a vocab_size.
-    tokens = (
-        tokenizer_size(facts)
-        or _size_of_tokenizer(getattr(facts.data, "tokenizer", None))
-        or number(facts.data, "vocab_size")
-    )
-    if tokens is None:
+    """The rows of the embedding with padding.
+
+    Raises:
+        ConfigError: neither the model nor a tokenizer on this machine states the size.
+    """
+    config: Any = facts.sized_config
+    tokenizer = tokenizer_of(facts) if config.vocab_size is None else None
+    if config.vocab_size is None and tokenizer is None:
         raise ConfigError(
-            "`nemo2 plan` needs the vocabulary size, but it doesn't open the recipe's tokenizer to read it: set "
+            "`nemo2 plan` needs the vocabulary size, which no tokenizer on this machine states: set "
             "model.config.vocab_size."
         )
-    unit = facts.of_model("make_vocab_size_divisible_by", 128) * facts.layout.tp
-    return -(-tokens // unit) * unit
+    return config.padded_vocab_size(tokenizer)
 
 
-def _size_of_tokenizer(tokenizer: Any) -> Optional[int]:
-    """The vocabulary size of a live tokenizer, or of a tokenizer class without arguments, or with a file
-    of this machine. It opens no other file."""
-    if hasattr(tokenizer, "__fn_or_cls__"):
-        arguments = tokenizer.__arguments__
-        on_disk = tokenizer.__fn_or_cls__ is BPETokenizer and Path(arguments.get("path", "")).expanduser().is_file()
-        if arguments and not on_disk:
-            return None
-        tokenizer = tokenizer.__fn_or_cls__(**arguments)
-    return getattr(tokenizer, "vocab_size", None)
-
-
-def job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
+def job_of(facts: Facts, chip: GPU) -> Job:
+    """The job of a recipe on GPUs of this kind."""
+    sharded = getattr(class_of(facts.strategy), "sharded_by_torch", False) or bool(facts.of_strategy("fsdp"))
     layout, precision = facts.layout, facts.precision
     tp, cp = layout.tp, layout.cp
     if sharded and not facts.sizes:
@@ -139,7 +119,7 @@ def job_of(facts: Facts, chip: GPU, *, sharded: bool) -> Job:
         **_recomputation(facts),
         # Soft-capped scores are counted as kept, kernel by kernel: the compiled kernel hasn't been measured on a GPU.
         attention="flash" if facts.of_model("attn_logit_softcapping") is None else "eager",
-        cuda_graphs=kind_of(_model(facts)) != "none",
+        cuda_graphs=kind_of(facts.written_config) != "none",
         low_attention=bool(facts.of_model("fp8_dot_product_attention")),
         gate_kept=bool(facts.of_model("gated_linear_unit")) and not fused,
         torch_loss=facts.of_model("parallel_output", True) is False,
@@ -196,7 +176,9 @@ def _offloaded(facts: Facts) -> int:
 
 def _never_recomputes(facts: Facts) -> bool:
     """Whether the model is a hybrid, of which Megatron-Core 0.16 recomputes no layer."""
-    return importlib.util.find_spec("megatron.core.recompute") is None and hybrid_pattern(_model(facts)) is not None
+    return (
+        importlib.util.find_spec("megatron.core.recompute") is None and hybrid_pattern(facts.written_config) is not None
+    )
 
 
 def notes_of(facts: Facts) -> tuple[str, ...]:
@@ -238,12 +220,8 @@ def _experts(facts: Facts) -> dict[str, Any]:
         "dispatch": "once" if once else "alltoall",
         "overlap_ep": bool(facts.of_model("overlap_moe_expert_parallel_comm")),
         "capacity": bool(padded) and facts.of_model("moe_expert_capacity_factor") is not None,
-        "graphed_experts": kind_of(_model(facts)) == "full_iteration",
+        "graphed_experts": kind_of(facts.written_config) == "full_iteration",
     }
-
-
-def _model(facts: Facts) -> Any:
-    return facts.config if facts.config is not None else facts.model
 
 
 def _precision(dtypes: Any) -> str:

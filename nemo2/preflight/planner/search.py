@@ -30,6 +30,7 @@ from nemo2.preflight.planner.job import Job
 from nemo2.preflight.planner.memory import predict_memory
 from nemo2.preflight.planner.recipe import Subject
 from nemo2.preflight.planner.step_time import StepTime, predict
+from nemo2.preflight.rehearse.advice import FULL_RECOMPUTATION
 
 MICRO_BATCHES = (1, 2, 4, 8)
 MOST_CHUNKS = 12
@@ -37,11 +38,6 @@ MOST_TENSOR_RANKS = 8
 SHORTEST_SHARE = 2048
 """The fewest tokens of a sequence per context-parallel rank. With fewer, attention is too short to hide the ring."""
 RECOMPUTATION = ("none", "selective", "full")
-_FULL = (
-    "model.config.recompute_granularity=full",
-    "model.config.recompute_method=uniform",
-    "model.config.recompute_num_layers=1",
-)
 # Megatron-Core rejects recompute_num_layers with selective recomputation.
 _NOT_FULL = ("model.config.recompute_method=None", "model.config.recompute_num_layers=None")
 
@@ -96,7 +92,7 @@ def search(subject: Subject, *, limit: int = 5, headroom: float = 0.05) -> Searc
     Raises:
         ConfigError: the strategy has no layout to search, or no legal layout fits.
     """
-    if not subject.facts.sizes or subject.sharded:
+    if not subject.facts.sizes or subject.job.sharding == "fsdp":
         raise ConfigError(
             "`nemo2 plan --search` varies the parallel sizes of MegatronStrategy with Megatron-Core's data parallelism, and "
             f"trainer.strategy={class_of(subject.facts.strategy).__name__}"
@@ -262,7 +258,7 @@ def _recomputed(job: Job) -> tuple[Any, ...]:
 
 def _recomputation(job: Job, unchanged: Job) -> Sequence[str]:
     if job.recompute == "full":
-        return _FULL
+        return FULL_RECOMPUTATION
     not_full = _NOT_FULL if unchanged.recompute == "full" else ()
     if job.recompute == "selective":
         selected = f'model.config.recompute_modules=["{job.recomputed[0]}"]'

@@ -47,7 +47,7 @@ def size_of(recipe: Any, machine: Machine) -> Optional[Size]:
         shape = shape_of(facts.config, rows)
         if getattr(recipe, "peft", None) is None:
             return Size(shape.parameters, rows)
-        job = job_of(facts, gpu(DEFAULT), sharded=False)
+        job = job_of(facts, gpu(DEFAULT))
         saved = _saved(facts, shape)
         if job.adapters is None or saved is None:
             return Size(shape.parameters, rows)

@@ -15,6 +15,12 @@ from nemo2.preflight.rehearse.counts import RankRehearsal, Verdict
 from nemo2.preflight.rehearse.stage import rehearse_rank
 
 MAX_TRIES = 10
+FULL_RECOMPUTATION = (
+    "model.config.recompute_granularity=full",
+    "model.config.recompute_method=uniform",
+    "model.config.recompute_num_layers=1",
+)
+"""The overrides that recompute every layer."""
 
 
 def smallest_change(recipe: Any, ranks: tuple[RankRehearsal, ...], verdict: Verdict, *, kernels: str) -> Verdict:
@@ -64,11 +70,6 @@ def candidates(recipe: Any) -> Iterator[tuple[str, ...]]:
         yield (selective, f'model.config.recompute_modules=["{part}"]')
     if data.micro_batch_size > 1:
         yield (f"data.micro_batch_size={data.micro_batch_size // 2}",)
-    full = (
-        "model.config.recompute_granularity=full",
-        "model.config.recompute_method=uniform",
-        "model.config.recompute_num_layers=1",
-    )
     more_tp = (f"strategy.tensor_model_parallel_size={2 * tp}", "strategy.sequence_parallel=True")
     more_cp = (f"strategy.context_parallel_size={2 * cp}",)
     more_pp = (f"strategy.pipeline_model_parallel_size={2 * pp}",)
@@ -78,10 +79,10 @@ def candidates(recipe: Any) -> Iterator[tuple[str, ...]]:
         yield more_cp
     yield more_pp
     if recomputing != "full":
-        yield full
+        yield FULL_RECOMPUTATION
         if 2 * tp <= 8:
-            yield (*more_tp, *full)
-        yield (*more_pp, *full)
+            yield (*more_tp, *FULL_RECOMPUTATION)
+        yield (*more_pp, *FULL_RECOMPUTATION)
     if 4 * tp <= 8:
         yield (f"strategy.tensor_model_parallel_size={4 * tp}", "strategy.sequence_parallel=True")
 

@@ -129,8 +129,6 @@ class RankRehearsal:
     """The collectives of a step."""
     flops: tuple[FlopCount, ...]
     """The arithmetic of a step."""
-    traffic_bytes: Mapping[str, float]
-    """Bytes read and written by all other kernels, by phase ("forward", "backward", "optimizer")."""
     timeline: tuple[Event, ...]
     """The events in the order of Megatron-Core's schedule, for `num_microbatches_rehearsed`."""
     num_microbatches: int

@@ -93,7 +93,6 @@ def _norm(module: Any, x: Tensor) -> Tensor:
         return _like(x, x.shape, module.weight.dtype), [x, _like(x, (statistics, *x.shape[:-1]), torch.float32)]
 
     parameters = [module.weight] if module.bias is None else [module.weight, module.bias]
-    tracking.moved(2 * x.numel() * x.element_size())
     return _apply(run, x, *parameters)
 
 
@@ -109,7 +108,6 @@ def _rope(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def apply_rotary_pos_emb(t: Tensor, freqs: Tensor, config: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not _requested(config, "apply_rope_fusion") or config.multi_latent_attention:
             return original(t, freqs, config, *args, **kwargs)
-        tracking.moved(2 * t.numel() * t.element_size())
         return _apply(lambda t: (_like(t, t.shape), [freqs]), t)
 
     return apply_rotary_pos_emb
@@ -303,7 +301,6 @@ def _biased_activation(original: Callable[..., Tensor]) -> Callable[..., Tensor]
     """Megatron-Core's compiled bias and gated activation, ``[..., 2 * ffn]`` to ``[..., ffn]``."""
 
     def fused(x: Tensor, bias: Optional[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        tracking.moved(3 * x.numel() * x.element_size() // 2)
         biases = [] if bias is None else [bias]
         return _apply(lambda x, *b: (_like(x, (*x.shape[:-1], x.shape[-1] // 2)), [x, *b]), x, *biases)
 
@@ -315,7 +312,6 @@ def _compiled_activation(original: Callable[..., Tensor]) -> Callable[..., Tenso
     intermediate result."""
 
     def compiled(x: Tensor) -> Tensor:
-        tracking.moved(2 * x.numel() * x.element_size())
         return _apply(lambda x: (_like(x, x.shape), [x]), x)
 
     return compiled

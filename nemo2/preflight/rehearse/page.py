@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rehearsal as one HTML page: memory as stacked bars, the pipeline's timeline, and the tables."""
 
-from nemo2.base.gpus import GIB, OUTSIDE_TORCH
+from nemo2.base.gpus import GIB, GPU, OUTSIDE_TORCH, gpu
 from nemo2.preflight.rehearse.counts import MemoryCount, RankRehearsal, Rehearsal
-from nemo2.preflight.rehearse.step_timeline import Rates, step_timeline
+from nemo2.preflight.rehearse.step_timeline import REACHED, step_timeline
 from nemo2.preflight.rehearse.text import flop_rows, message_rows, verdict_lines
 from nemo2.report.pictures.charts import Bar, Limit, stacked_bars
 from nemo2.report.pictures.page import cards, figure, page, paragraph, section, table
@@ -11,8 +11,8 @@ from nemo2.report.pictures.pipeline import draw_timeline
 from nemo2.report.pictures.svg import Canvas
 
 
-def render_page(rehearsal: Rehearsal, rates: Rates) -> str:
-    """The page as text. The timeline shows the duration of passes and messages at ``rates``."""
+def render_page(rehearsal: Rehearsal) -> str:
+    """The page as text."""
     r, v = rehearsal, rehearsal.verdict
     reserved = f"{v.capacity / GIB:.1f} less {v.reserve / GIB:.1f} kept free"
     usable = f"usable: {reserved if v.headroom else 'all of it'}"
@@ -30,7 +30,7 @@ def render_page(rehearsal: Rehearsal, rates: Rates) -> str:
         cards(glance),
         *(paragraph(line) for line in verdict_lines(v)[1:]),  # the cards show the first line
         section("Memory", figure(memory_picture(r).render(), "GiB on one GPU of each kind of rank, at the peak")),
-        *_timeline(r, rates),
+        *_timeline(r, gpu(r.gpu)),
         section("Messages of one step", _messages(r.ranks)),
         section("Arithmetic of one step", table(kernels, [[*key, *row] for key, row in flop_rows(r.ranks)])),
         *([section("Assumptions", *map(paragraph, assumptions))] if assumptions else []),
@@ -69,17 +69,17 @@ def _parts(memory: MemoryCount) -> dict[str, int]:
     return {name: terms.pop(name) for name in large} | {"messages, buffers, working memory": sum(terms.values())}
 
 
-def _timeline(rehearsal: Rehearsal, rates: Rates) -> list[str]:
+def _timeline(rehearsal: Rehearsal, chip: GPU) -> list[str]:
     """The pipeline's timeline over all stages, from Megatron-Core's own tables. Empty without a pipeline."""
-    step = step_timeline(rehearsal, rates)
+    step = step_timeline(rehearsal, chip)
     if step is None:
         return []
     picture = draw_timeline(step.timeline, note=step.note, messages=step.messages, unit="ms")
     basis = (
-        f"A pass takes the time of its matrix products and attention at {rates.flops / 1e12:,.0f} TFLOP/s. Messages take the "
-        f"time of {rates.link / 1e9:,.0f} GB/s inside a machine and {rates.network / 1e9:,.0f} GB/s between machines. The "
-        "timeline shows no overlap of messages with computation, so an overlapped step is shorter. `nemo2 plan` predicts the "
-        "time of a step."
+        f"A pass takes the time of its matrix products and attention at {REACHED * chip.rate('bf16') / 1e12:,.0f} TFLOP/s. "
+        f"Messages take the time of {chip.nvlink / 1e9:,.0f} GB/s inside a machine and {chip.network / 1e9:,.0f} GB/s between "
+        "machines. The timeline shows no overlap of messages with computation, so an overlapped step is shorter. "
+        "`nemo2 plan` predicts the time of a step."
     )
     return [section("Pipeline", figure(picture.render(), "Passes of each pipeline stage over time"), paragraph(basis))]
 

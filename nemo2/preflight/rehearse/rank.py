@@ -297,20 +297,17 @@ def _schedule_events(events: list[tuple[str, int, int]], strategy: Any, tracker:
             made_by[id(_first(result[0]))] = event
         return result
 
-    def recorded_node_forward(node: Any, *args: Any) -> Any:
-        with _during("forward", tracker):
-            return node_forward(node, *args)
-
-    def recorded_node_backward(node: Any, *args: Any) -> Any:
-        with tracker.part("backward"), _during("backward", tracker):
-            return node_backward(node, *args)
-
     replacements = [
         (schedules, "forward_step", forward, recorded_forward),
         (schedules, "backward_step", backward, recorded_backward),
         (combined_1f1b, "combined_forward_backward_step", combined, recorded_combined),
-        (ScheduleNode, "forward", node_forward, recorded_node_forward),
-        (ScheduleNode, "backward", node_backward, recorded_node_backward),
+        (ScheduleNode, "forward", node_forward, _during("forward", tracker)(node_forward)),
+        (
+            ScheduleNode,
+            "backward",
+            node_backward,
+            tracker.part("backward")(_during("backward", tracker)(node_backward)),
+        ),
     ]
     for owner, name, _, recorded in replacements:
         setattr(owner, name, recorded)

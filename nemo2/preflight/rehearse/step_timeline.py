@@ -23,24 +23,6 @@ _SHOWN, _SHOWN_INTERLEAVED = 4, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Rates of a GPU, per second."""
-
-    flops: float
-    link: float
-    """The bytes that a GPU sends to other GPUs of its machine."""
-    network: float
-    """The bytes that a GPU sends to other machines."""
-    gpus_per_node: int = 8
-
-    @classmethod
-    def of(cls, gpu: GPU) -> "Rates":
-        """The data sheet's rates, with `REACHED` of its FLOP/s."""
-        flops = REACHED * gpu.rate("bf16")
-        return cls(flops=flops, link=gpu.nvlink, network=gpu.network, gpus_per_node=gpu.domain)
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepTimeline:
     """The timeline of a step, with times in milliseconds."""
 
@@ -49,7 +31,7 @@ class StepTimeline:
     note: str = ""
 
 
-def step_timeline(rehearsal: Rehearsal, rates: Rates) -> Optional[StepTimeline]:
+def step_timeline(rehearsal: Rehearsal, gpu: GPU) -> Optional[StepTimeline]:
     """The timeline of a step. None: the recipe has no pipeline."""
     sizes = rehearsal.sizes
     stages, chunks = sizes["pp"] or 1, sizes["vp"] or 1
@@ -58,15 +40,15 @@ def step_timeline(rehearsal: Rehearsal, rates: Rates) -> Optional[StepTimeline]:
     ranks = [_rank_of(rehearsal, stage) for stage in range(stages)]
     total = ranks[0].num_microbatches
     shown = min(total, (_SHOWN if chunks == 1 else _SHOWN_INTERLEAVED) * stages)
-    forward = [_seconds(rank, "forward", rates) / total * 1e3 for rank in ranks]
-    backward = [_seconds(rank, "backward", rates) / total * 1e3 for rank in ranks]
-    messages = [sum(_time(c, rates) for c in rank.collectives if c.group in _INSIDE) / total * 1e3 for rank in ranks]
+    forward = [_seconds(rank, "forward", gpu) / total * 1e3 for rank in ranks]
+    backward = [_seconds(rank, "backward", gpu) / total * 1e3 for rank in ranks]
+    messages = [sum(_time(c, gpu) for c in rank.collectives if c.group in _INSIDE) / total * 1e3 for rank in ranks]
     whole = [sum(times) for times in zip(forward, backward, messages, strict=True)]
     # Forward and backward have about the same number of messages. The timeline has one ratio of forward to backward for
     # all stages.
     mean = sum(whole) / stages
     share = sum(forward) / max(sum(forward) + sum(backward), 1e-12)
-    transfer = max(_transfer(rank, rates) for rank in ranks) * 1e3
+    transfer = max(_transfer(rank, gpu) for rank in ranks) * 1e3
     drawn = timeline(
         Schedule(pp=stages, vp=sizes["vp"], num_microbatches=shown),
         forward=mean * share,
@@ -79,8 +61,8 @@ def step_timeline(rehearsal: Rehearsal, rates: Rates) -> Optional[StepTimeline]:
         messages=Messages(
             inside=[m / max(w, 1e-12) for m, w in zip(messages, whole, strict=True)],
             transfer=transfer,
-            before=[_over_replicas(rank, ("all_gather",), rates) * 1e3 for rank in ranks],
-            after=[_over_replicas(rank, ("reduce_scatter", "all_reduce"), rates) * 1e3 for rank in ranks],
+            before=[_over_replicas(rank, ("all_gather",), gpu) * 1e3 for rank in ranks],
+            after=[_over_replicas(rank, ("reduce_scatter", "all_reduce"), gpu) * 1e3 for rank in ranks],
         ),
         note="" if shown == total else f"the first {shown} of {total} micro-batches",
     )
@@ -94,26 +76,26 @@ def _rank_of(rehearsal: Rehearsal, stage: int) -> RankRehearsal:
     return rehearsal.rank("middle stage")
 
 
-def _seconds(rank: RankRehearsal, phase: str, rates: Rates) -> float:
-    return sum(count.flops for count in rank.flops if count.phase == phase) / rates.flops
+def _seconds(rank: RankRehearsal, phase: str, gpu: GPU) -> float:
+    return sum(count.flops for count in rank.flops if count.phase == phase) / (REACHED * gpu.rate("bf16"))
 
 
-def _time(count: CollectiveCount, rates: Rates) -> float:
+def _time(count: CollectiveCount, gpu: GPU) -> float:
     """The seconds of the collectives, one after another, as rings: see `CollectiveCount.bytes` for the moved bytes."""
     around = (count.ranks - 1) / count.ranks * (2 if count.kind == "all_reduce" else 1)
-    crossing = count.ranks > rates.gpus_per_node or count.group in _REPLICAS or count.group == "pipeline"
+    crossing = count.ranks > gpu.domain or count.group in _REPLICAS or count.group == "pipeline"
     moved = count.bytes * (1 if count.kind in ("send", "receive", "send_receive") else around)
-    return moved / (rates.network if crossing else rates.link)
+    return moved / (gpu.network if crossing else gpu.nvlink)
 
 
-def _transfer(rank: RankRehearsal, rates: Rates) -> float:
+def _transfer(rank: RankRehearsal, gpu: GPU) -> float:
     """The seconds of one message to the next stage."""
     sent = [count for count in rank.collectives if count.kind == "send" and count.group == "pipeline" and count.calls]
-    return max((count.bytes / count.calls / rates.network for count in sent), default=0.0)
+    return max((count.bytes / count.calls / gpu.network for count in sent), default=0.0)
 
 
-def _over_replicas(rank: RankRehearsal, kinds: tuple[str, ...], rates: Rates) -> float:
-    return sum(_time(c, rates) for c in rank.collectives if c.group in _REPLICAS and c.kind in kinds)
+def _over_replicas(rank: RankRehearsal, kinds: tuple[str, ...], gpu: GPU) -> float:
+    return sum(_time(c, gpu) for c in rank.collectives if c.group in _REPLICAS and c.kind in kinds)
 
 
 def _weights(ranks: Sequence[RankRehearsal], whole: Sequence[float], chunks: int) -> list[list[float]]:

@@ -32,10 +32,6 @@ def summarise(ran: Ran, *, kind: str, rank: int, stage: int, seconds: float) -> 
     for (kernel, phase), count in ran.tracker.flops.items():
         if phase in ("forward", "backward"):
             flops[kernel, phase] += count * growth
-    traffic = {
-        phase: ran.tracker.traffic[phase] * (growth if phase != "optimizer" else 1)
-        for phase in ("forward", "backward", "optimizer")
-    }
     return RankRehearsal(
         kind=kind,
         rank=rank,
@@ -44,7 +40,6 @@ def summarise(ran: Ran, *, kind: str, rank: int, stage: int, seconds: float) -> 
         memory=memory_of(ran),
         collectives=_collectives(ran, growth),
         flops=tuple(FlopCount(kind=k, phase=p, flops=count) for (k, p), count in sorted(flops.items())),
-        traffic_bytes=traffic,
         timeline=tuple(Event(*event) for event in ran.events),
         num_microbatches=ran.num_microbatches_of_step,
         num_microbatches_rehearsed=ran.num_microbatches,

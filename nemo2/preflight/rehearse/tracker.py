@@ -60,8 +60,6 @@ class Tracker(TorchDispatchMode):
         """The phase of the step, set by its runner."""
         self.flops: defaultdict[tuple[str, str], int] = defaultdict(int)
         """(kind of kernel, phase) → floating-point operations. A multiply-add counts as two."""
-        self.traffic: defaultdict[str, int] = defaultdict(int)
-        """Phase → bytes that all other kernels read and write."""
 
     # ---------------------------------------------------------------------------------------------- what is alive
 
@@ -170,12 +168,6 @@ class Tracker(TorchDispatchMode):
         if count is not None:
             kind, formula = count
             self.flops[kind, self.phase] += formula(args, out)
-        elif isinstance(out, Tensor) and not func.is_view:
-            moved = out.numel() * out.element_size()
-            for item in args:
-                if isinstance(item, Tensor):
-                    moved += item.numel() * item.element_size()
-            self.traffic[self.phase] += moved
         return out
 
     # ---------------------------------------------------------------------------------------------- being a context
@@ -238,12 +230,6 @@ def add_flops(kind: str, count: int) -> None:
     """Add arithmetic that the tracker can't observe to the tracker of this process, if there is one."""
     if _current is not None:
         _current.flops[kind, _current.phase] += count
-
-
-def moved(size: int) -> None:
-    """Add bytes read and written to the tracker of this process, if there is one."""
-    if _current is not None:
-        _current.traffic[_current.phase] += size
 
 
 def share(discarded: Tensor, recomputed: Tensor) -> None:

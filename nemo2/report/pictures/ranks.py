@@ -193,14 +193,7 @@ def groups_of(layout: Layout, world_size: int, *, order: Optional[str] = None) -
 
     dp = layout.data_parallel_size(world_size)
     order = order or rank_order()
-    expert_size = layout.expert_parallel_size
-    if world_size % expert_size:
-        raise ConfigError(
-            f"expert_tensor_parallel_size * expert_model_parallel_size * pipeline_model_parallel_size = "
-            f"{layout.expert_tensor_size} * {layout.ep} * {layout.pp} = {expert_size} does not divide the world of {world_size} "
-            "ranks. Use a smaller expert layout, or another number of GPUs."
-        )
-    expert_dp = world_size // expert_size
+    expert_dp = world_size // layout.expert_parallel_size
     if not order.endswith("pp") and layout.pp > 1 and expert_dp != dp:
         # Megatron-Core asserts this for dense models too, because it also creates the groups of experts for them.
         raise ConfigError(

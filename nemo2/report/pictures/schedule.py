@@ -7,7 +7,7 @@ On each rank, a step of a pipeline is a list of forwards and backwards of one mi
 and its inputs have been computed. By default a transfer takes no time and doesn't occupy the sender.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, Optional
@@ -15,8 +15,6 @@ from typing import Any, Literal, Optional
 from nemo2.errors import ConfigError
 
 Phase = Literal["warm-up", "steady", "drain"]
-Cost = Callable[[int, int], float]
-"""The time of a pass by pipeline rank and model chunk."""
 
 
 @dataclass(frozen=True, kw_only=True)

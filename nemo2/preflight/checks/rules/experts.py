@@ -14,19 +14,6 @@ EXPERTS = Topic("Experts", recipe="deepseek_v2_lite")
 _SP = "strategy.sequence_parallel=True"
 
 
-@EXPERTS.rule("experts-to-share", recipe="llama3_8b", broken=f"{EP}=2", mended=f"{EP}=1", megatron_refuses=True)
-def _dense(facts: Facts) -> Iterator[str]:
-    """Expert parallelism requires a model with experts.
-
-    Otherwise: Megatron-Core rejects the model configuration.
-    """
-    if facts.layout.ep > 1 and facts.model is not None and not facts.of_model("num_moe_experts"):
-        yield (
-            f"strategy.expert_model_parallel_size={facts.layout.ep}: this model has no experts "
-            "(model.config.num_moe_experts is unset). Set expert_model_parallel_size=1."
-        )
-
-
 @EXPERTS.rule(
     "experts-over-ranks",
     broken=f"{EP}=8 model.config.num_moe_experts=60",

@@ -28,24 +28,18 @@ def _generation(facts: Facts) -> Iterator[str]:
     if config is None:
         return
     for name in ("fp8", "fp4"):
-        recipe = getattr(config, f"{name}_recipe")
-        if (
-            getattr(config, name) is not None
-            and version is not None
-            and Version(version) < Version(SINCE.get(recipe, "0"))
-        ):
+        value, recipe = getattr(config, name), getattr(config, f"{name}_recipe")
+        if value is None:
+            continue
+        if version is not None and Version(version) < Version(SINCE.get(recipe, "0")):
             yield (
                 f"trainer.plugins.{name}_recipe={recipe!r}: Transformer Engine {version} does not support this "
                 f"recipe. Install Transformer Engine {SINCE[recipe]} or newer, or choose another recipe."
             )
-    if capability is None:
-        return
-    for name in ("fp8", "fp4"):
-        value, recipe = getattr(config, name), getattr(config, f"{name}_recipe")
         lacking = what_is_lacking(recipe, capability=capability, transformer_engine=version)
-        if value is not None and lacking is not None:
+        if lacking is not None:
             yield f"trainer.plugins.{name}={value!r} with recipe {recipe!r} {lacking}"
-    if config.bf16 and capability < (8, 0):
+    if config.bf16 and capability is not None and capability < (8, 0):
         yield (
             "trainer.plugins.precision='bf16-mixed' requires a GPU of compute capability 8.0 or newer, but this GPU "
             f"has {capability[0]}.{capability[1]}. Set trainer.plugins.precision='16-mixed' on this GPU."

@@ -145,11 +145,8 @@ def _callbacks(facts: Facts) -> Iterator[str]:
 
     Otherwise: No rank can create the callback.
     """
-    callbacks = facts.at("trainer.callbacks") or []
-    several = isinstance(callbacks, list | tuple)
-    for index, node in enumerate(callbacks if several else [callbacks]):
-        path = f"trainer.callbacks[{index}]" if several else "trainer.callbacks"
-        if missing := missing_arguments(node, path):
+    for path, node in iterate_nodes(facts.recipe):
+        if path.startswith("trainer.callbacks") and (missing := missing_arguments(node, path)):
             yield f"{missing}, or remove the callback."
 
 

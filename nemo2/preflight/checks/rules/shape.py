@@ -7,11 +7,10 @@ from typing import Any
 from nemo2.base.backend.compilation import uncompiled
 from nemo2.base.counts import is_count
 from nemo2.base.names import did_you_mean
-from nemo2.config.walk import class_of
 from nemo2.preflight.checks import domains
 from nemo2.preflight.checks.arithmetic import divisors
 from nemo2.preflight.checks.domains import out_of_range
-from nemo2.preflight.checks.facts import Facts, number
+from nemo2.preflight.checks.facts import Facts
 from nemo2.preflight.checks.rule import Topic
 
 SHAPE = Topic("The model", needs_sizes=False)
@@ -185,16 +184,6 @@ def _pattern(facts: Facts) -> Iterator[str]:
                 f"model.config.{name} has {len(pattern)} entries, but model.config.num_layers={layers}. Set a pattern "
                 "with one entry per layer."
             )
-
-
-def tokenizer_size(facts: Facts) -> int | None:
-    """The vocabulary size of the data's tokenizer, if the recipe states it without opening a file."""
-    tokenizer = facts.at("data.tokenizer")
-    if tokenizer is not None:
-        return number(tokenizer, "vocab_size")
-    if facts.at("data.vocab_file") is not None:
-        return None
-    return getattr(class_of(facts.data), "size_without_tokenizer", None)
 
 
 def _one_of(facts: Facts, name: str, known: tuple[str, ...]) -> Iterator[str]:

@@ -74,20 +74,6 @@ def _feed_forward(facts: Facts) -> Iterator[str]:
         )
 
 
-@TENSOR.rule("sequence-parallel-needs-tensor-ranks", broken=f"{SP}", mended=f"{SP} {TP}=2", megatron_refuses=True)
-def _sequence_parallel(facts: Facts) -> Iterator[str]:
-    """Sequence parallelism requires a tensor-parallel size of at least 2.
-
-    Otherwise: Megatron-Core rejects the model configuration.
-    """
-    if facts.layout.sp and facts.layout.tp == 1:
-        yield (
-            "strategy.sequence_parallel=True with strategy.tensor_model_parallel_size=1: sequence parallelism splits "
-            "the sequence over tensor-parallel ranks, and this layout has only one. Set sequence_parallel=False, or "
-            "set tensor_model_parallel_size to 2 or more."
-        )
-
-
 @TENSOR.rule(
     "sequence-over-tensor-ranks",
     broken=f"{TP}=8 {CP}=1 {SP} data.seq_length=8188",

@@ -51,6 +51,13 @@ class Row(NamedTuple):
 
 
 ROWS = (
+    Row("llama3_8b", f"{EP}=2", "expert_model_parallel_size", f"{EP}=1"),
+    Row(
+        "llama3_8b",
+        "strategy.sequence_parallel=True",
+        "sequence_parallel",
+        f"strategy.sequence_parallel=True {TP}=2",
+    ),
     Row(
         "llama3_8b",
         f"{PP}=4 {FIRST}=8 {LAST}=8 strategy.account_for_embedding_in_pipeline_split=True",

@@ -64,7 +64,7 @@ def rehearse_all() -> dict[str, Any]:
     from nemo2.preflight.rehearse.job import on_gpus, rehearse, verdict_on
     from nemo2.preflight.rehearse.page import render_page
     from nemo2.preflight.rehearse.stage import rehearse_rank
-    from nemo2.preflight.rehearse.step_timeline import Rates, step_timeline
+    from nemo2.preflight.rehearse.step_timeline import REACHED, step_timeline
     from nemo2.preflight.rehearse.text import render
     from tools.rehearse_recipes import described, rehearse_one, table
 
@@ -94,8 +94,9 @@ def rehearse_all() -> dict[str, Any]:
     pipelined = on_gpus(small_recipe(*PIPELINE), Machine(count=2))
     whole = rehearse(small_recipe(*PIPELINE), gpus="H100x2")
     results["enough"] = [dataclasses.asdict(rank) for rank in whole.ranks]
-    rates = Rates(flops=FLOPS, link=NETWORK, network=NETWORK)
-    results["step"], results["page"] = step_timeline(whole, rates), render_page(whole, rates)
+    rates = {"flops": {"bf16": FLOPS / REACHED}, "nvlink": NETWORK, "network": NETWORK}
+    results["step"] = step_timeline(whole, dataclasses.replace(gpu("H100"), **rates))
+    results["page"] = render_page(whole)
     results["every"] = [dataclasses.asdict(rehearse_rank(pipelined, stage=stage, microbatches=12)) for stage in (0, 1)]
     overlapped = ("model.config.overlap_moe_expert_parallel_comm=True", "model.config.delay_wgrad_compute=True")
     results["exchanges"] = [of_experts(), of_experts(*overlapped)]
