@@ -25,7 +25,7 @@ from nemo2.models.peft.adapter import (
 )
 from nemo2.models.peft.base import PEFT
 from nemo2.models.peft.placement import placement_of
-from nemo2.models.peft.targets import ModuleMatcher, near_miss, refuse_unmet, takes_all_of
+from nemo2.models.peft.targets import ModuleMatcher, refuse_unmet, takes_all_of
 
 TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """The default targets of NeMo 2.0's LoRA and DoRA."""
@@ -185,8 +185,9 @@ class LoRA(PEFT):
         ]
         if unmet:
             known = sorted({name.rpartition(".")[2] for name in modules or ()})
+            hint = did_you_mean(unmet[0], known, listed=True)
             raise ConfigError(
-                f"peft.modules_to_save: {unmet[0]!r} matches no module with weights in this model{near_miss(unmet[0], known)} "
+                f"peft.modules_to_save: {unmet[0]!r} matches no module with weights in this model{hint} "
                 f"The modules with weights are {', '.join(known)}. If the output layer shares the embedding's weight "
                 "(share_embeddings_and_output_weights=True), name word_embeddings."
             )
