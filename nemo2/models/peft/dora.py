@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
-from nemo2.models.peft.adapter import Adapted, InitMethod, LowRank, mark, wide
+from nemo2.models.layers.attend import wide
+from nemo2.models.peft.adapter import Adapted, InitMethod, LowRank, mark
 from nemo2.models.peft.lora import LoRA
 
 
