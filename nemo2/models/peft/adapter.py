@@ -134,7 +134,7 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The adapter's output on this rank, which is added to the layer's output. ``x`` is the layer's input on this
         rank."""
-        return self.placement.behind(self.before_gather(x))
+        return self.placement.gathered(self.before_gather(x))
 
     def before_gather(self, x: Tensor) -> Tensor:
         part = self.placement.travel == "sequence" or self.placement.sees_a_part
