@@ -6,7 +6,6 @@
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -520,13 +519,3 @@ def _default_optimizer() -> Any:
     from nemo2.mcore.optim.megatron import MegatronOptimizerModule
 
     return MegatronOptimizerModule(OptimizerConfig(lr=1e-4, use_distributed_optimizer=True))
-
-
-class _DeprecationOfGPTModel(logging.Filter):
-    """Hide the advice of Megatron-Core 0.19 to port GPTs to another class, which users can't follow."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("GPTModel IS DEPRECATED")
-
-
-logging.getLogger(MegatronGPTModel.__module__).addFilter(_DeprecationOfGPTModel())
