@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Optional
 
@@ -50,18 +51,10 @@ class Released:
     """The tensors by their names in the family's table."""
     entries: tuple[Entry, ...]
 
-    @property
-    def vocab_rows(self) -> Optional[int]:
-        return next((entry.own_shape[0] for entry in self.entries if entry.vocabulary), None)
-
     def dtype_of(self, entry: Entry) -> torch.dtype:
         """The dtype in the file. For several pieces, the dtype that can represent them all."""
-        promoted: Optional[torch.dtype] = None
-        for piece in entry.pieces:
-            if piece.name is not None:
-                dtype = self.tensors[piece.name].dtype
-                promoted = dtype if promoted is None else torch.promote_types(promoted, dtype)
-        return entry.dtype or promoted or next(iter(self.tensors.values())).dtype
+        dtypes = [self.tensors[piece.name].dtype for piece in entry.pieces if piece.name is not None]
+        return entry.dtype or reduce(torch.promote_types, dtypes or [next(iter(self.tensors.values())).dtype])
 
     def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
         """The bytes of an entry's tensor in this dtype, row by row."""
