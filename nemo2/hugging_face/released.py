@@ -147,7 +147,8 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
             )
             ours.mtp_num_layers = None
         config = ours
-    tensors = _named_as_in_table(files, conversion, config)
+    first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
+    tensors = conversion.named_as_in_table(files, {first})
     contradictions = "" if theirs is None else _contradictions(config, theirs)
     tensors = _without_copy_of_embedding(folder, tensors, conversion, config, contradictions)
     entries = tuple(_entries(folder, conversion, config, tensors))
@@ -212,13 +213,6 @@ def _contradictions(config: Any, theirs: Any) -> str:
         # The vocabulary may be padded, and some settings have another name in a configuration.
         if name != "vocab_size" and getattr(config, name, None) == own
     )
-
-
-def _named_as_in_table(tensors: dict[str, Source], conversion: Conversion, config: Any) -> dict[str, Source]:
-    """The tensors by their names without this file's prefix."""
-    first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
-    prefix = next((prefix for prefix in conversion.prefixes if prefix + first in tensors), "")
-    return {conversion.name_in_table(name, prefix): source for name, source in tensors.items()}
 
 
 def _without_copy_of_embedding(
