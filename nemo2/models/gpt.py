@@ -245,7 +245,7 @@ class GPTConfig(TransformerConfig):
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
             model = fusing_where_possible(build)
         self._finish_logits(model, tokenizer)
-        if self.mtp_num_layers:
+        if self.mtp_num_layers and post_process:
             from nemo2.models.layers.mtp import answer_without_labels, leave_out_padding, weigh_further_losses
 
             weigh_further_losses(model)
