@@ -486,11 +486,7 @@ class GPTModel(FNMixin, pl.LightningModule):
     def training_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
         return with_model(self.forward_step, self)(batch)
 
-    def validation_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
-        return with_model(self.forward_step, self)(batch)
-
-    def test_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
-        return with_model(self.forward_step, self)(batch)
+    validation_step = test_step = training_step
 
     @cached_property
     def training_loss_reduction(self) -> MaskedTokenLossReduction:
