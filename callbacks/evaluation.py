@@ -92,7 +92,7 @@ class EvaluationCallback(pl.Callback):
                 f"under {type(trainer.strategy).__name__}. Remove the callback, and run `nemo2 evaluate` on the "
                 "checkpoints."
             )
-        refuse_layouts(True)
+        refuse_layouts()
         if getattr(pl_module, "tokenizer", None) is None:
             raise ConfigError(
                 "EvaluationCallback reads texts, but neither the model nor the data has a tokenizer. Set "

@@ -34,6 +34,8 @@ _MESSAGES = {
     "torch.utils.cpp_extension": "No CUDA runtime is found",
     # Megatron-Core, of its own writer of checkpoints, which one process uses.
     "megatron.core.dist_checkpointing.strategies.torch": "MCore's async save is deprecated",
+    # Megatron-Core 0.19: advice to port GPTs to another class, which users can't follow.
+    "megatron.core.models.gpt.gpt_model": "GPTModel IS DEPRECATED",
 }
 """Messages by their loggers."""
 _LIGHTNING = (

@@ -134,7 +134,7 @@ class MegatronDataModule(LightningDataModule):
         self._datasets: dict[str, Optional[Dataset]] = {}
         self._inputs: Optional[list[Input]] = None
         self._order_before: Optional[list[int]] = None
-        """The `order` of the checkpoint that the run resumes from. None: it doesn't resume, or an older version saved it."""
+        """The `order` of the checkpoint that the run resumes from. None: it doesn't resume, or the checkpoint doesn't tell."""
         self._rewritten: set[str] = set()
         """The paths of inputs that changed during the run, as was reported."""
 

@@ -85,7 +85,7 @@ def private_directory(root: Path, key: str) -> Path:
     return directory
 
 
-def rebuilding(build: Callable[[], T], directory: Optional[str]) -> T:
+def rebuilding(build: Callable[[], T], directory: str) -> T:
     """The result of ``build``, called inside `guarded`. If an index is damaged, it is deleted and ``build`` is called
     again.
 
@@ -107,8 +107,8 @@ def rebuilding(build: Callable[[], T], directory: Optional[str]) -> T:
 
 
 @contextmanager
-def guarded(directory: Optional[str], *, by_hash: bool) -> Iterator[None]:
-    """In this context, numpy reads and writes arrays in ``directory`` as described above. None: numpy isn't changed.
+def guarded(directory: str, *, by_hash: bool) -> Iterator[None]:
+    """In this context, numpy reads and writes arrays in ``directory`` as described above.
 
     Args:
         directory: The folder from `private_directory`.
@@ -117,9 +117,6 @@ def guarded(directory: Optional[str], *, by_hash: bool) -> Iterator[None]:
     Raises:
         DamagedIndex: on reading, if a file differs from what was written.
     """
-    if directory is None:
-        yield
-        return
     inside = os.path.join(os.path.abspath(directory), "")
     load, save = np.load, np.save
 

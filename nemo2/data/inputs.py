@@ -44,10 +44,10 @@ class Input:
     exact: bool = field(default=True, compare=False)
 
     @classmethod
-    def of(cls, path: str, *, sha256: Optional[str] = None, trains: bool = True) -> "Input":
+    def of(cls, path: str) -> "Input":
         """The file as it is now."""
         status = os.stat(path)
-        return cls(path=path, size=status.st_size, modified=status.st_mtime_ns, sha256=sha256, trains=trains)
+        return cls(path=path, size=status.st_size, modified=status.st_mtime_ns)
 
     def record(self) -> dict[str, Any]:
         """The fields that a checkpoint stores, as plain JSON."""

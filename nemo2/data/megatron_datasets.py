@@ -38,6 +38,8 @@ def build_datasets(
             built again.
     """
     config = _only(config, sizes)
+    cache = config.path_to_cache
+    assert cache is not None, "the data module sets it"
     requested: list[Any] = [sizes.get(split, 0) for split in SPLITS]
 
     def build() -> list[Any]:
@@ -45,12 +47,12 @@ def build_datasets(
         return builder._build_blended_dataset_splits()  # `build` would only add asserts that fail for short blends
 
     def read() -> list[Any]:
-        with guarded(config.path_to_cache, by_hash=False):
+        with guarded(cache, by_hash=False):
             return build()
 
     def work() -> list[Any]:
         if ranks.is_rank_zero():
-            return _explained(lambda: rebuilding(build, config.path_to_cache), "built")
+            return _explained(lambda: rebuilding(build, cache), "built")
         return _explained(read, "read")
 
     datasets = ranks.in_turn(work, first=ranks.is_rank_zero(), error=DataError)

@@ -28,8 +28,6 @@ from nemo2.data.prepare import read_sidecar
 from nemo2.data.tokenizer import Tokenizer
 from nemo2.errors import ConfigError, DataError
 
-_SEED_OF_OLDER_ORDERS = 1234
-
 
 @configurable
 class PreTrainingDataModule(MegatronDataModule):
@@ -127,16 +125,6 @@ class PreTrainingDataModule(MegatronDataModule):
         self._blends = parse_paths(paths)
         self._split = parse_split(split)
         self._files: dict[str, TokenFile] = {}
-        self._seeds_order = True
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"seeds_order": self._seeds_order}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        # In older versions the order of "cyclic" did not follow `seed`. A run that began so continues in its order.
-        self._seeds_order = bool(state_dict.get("seeds_order", False))
-        self.data_sampler.seed = self.seed if self._seeds_order else _SEED_OF_OLDER_ORDERS
 
     def opened_inputs(self) -> list[Input]:
         train = self._blend_of("train")

@@ -18,8 +18,7 @@ from nemo2.data.documents import BadInput, read_documents
 from nemo2.data.prepare import prepare_data
 from nemo2.errors import DataError
 
-_NOT_ITS_OWN = frozenset({"site-packages", "dist-packages", "__pycache__"})
-_TESTS = frozenset({"test", "tests", "idle_test"})
+_LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _VALIDATION_EVERY = 20
 _LOCK_SECONDS = 600
 _VERSION = 1
@@ -37,13 +36,12 @@ class DemoData:
     """The prefix of the validation files."""
 
 
-def python_stdlib_corpus(include_tests: bool = False, max_bytes: Optional[int] = None) -> list[Path]:
+def python_stdlib_corpus(max_bytes: Optional[int] = None) -> list[Path]:
     """The .py files of the running interpreter's standard library, sorted by their path within it.
 
-    Installed packages are left out.
+    Installed packages and the library's tests are left out.
 
     Args:
-        include_tests: Include the library's tests.
         max_bytes: Thin the list evenly to at most this many bytes, so that all parts of the library remain. None: all
             files.
 
@@ -51,10 +49,9 @@ def python_stdlib_corpus(include_tests: bool = False, max_bytes: Optional[int] =
         DataError: this interpreter has no library sources (a frozen or zipped interpreter).
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    left_out = _NOT_ITS_OWN if include_tests else _NOT_ITS_OWN | _TESTS
     files: list[Path] = []
     for place, below, names in os.walk(root):
-        below[:] = [name for name in below if name not in left_out]
+        below[:] = [name for name in below if name not in _LEFT_OUT]
         files.extend(Path(place, name) for name in names if name.endswith(".py"))
     sized = [(f, f.stat().st_size) for f in sorted(files, key=lambda f: f.relative_to(root).as_posix())]
     if not sized:

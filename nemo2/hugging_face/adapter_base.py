@@ -63,12 +63,7 @@ def named_as_in_table(by_name: Mapping[str, _T], conversion: Conversion, names: 
     Raises:
         CheckpointError: some names aren't in ``names``.
     """
-    for prefix in conversion.prefixes:
-        named = {conversion.name_in_table(name, prefix): one for name, one in by_name.items()}
-        if named.keys() & names:
-            break
-    else:
-        named = dict(by_name)
+    named = conversion.named_as_in_table(by_name, names)
     if strange := sorted(name.rstrip(".") for name in named.keys() - set(names)):
         raise CheckpointError(
             f"The adapter changes {listed(strange, 5)}, which the "

@@ -3,6 +3,7 @@
 (``modules_to_save``)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from nemo2.base.advice import advice
 from nemo2.errors import CheckpointError, ConfigError
 from nemo2.hugging_face.adapter_base import Base, named_as_in_table
-from nemo2.hugging_face.adapter_rows import short_names, stored_apart
+from nemo2.hugging_face.adapter_rows import short_names
 from nemo2.mcore.parallel.norm_names import module_of_key
 from nemo2.models.conversion.families import modules_with_weights
 from nemo2.models.conversion.table import Entry, released_shapes
@@ -56,9 +57,8 @@ def full_modules(
         _refuse_untied([trained[entry] for entry in trained if entry.vocabulary], outputs, tied=tied, folder=folder)
     tensors, modules = {}, []
     for entry, tensor in trained.items():
-        key, stacked, at = stored_apart(entry)
-        tensors[Entry(key=key, shape=(*stacked, *entry.own_shape), at=at, pieces=())] = tensor
-        modules.append(module_of_key(key.removeprefix("module.")))
+        tensors[replace(entry.by_layer, pieces=())] = tensor
+        modules.append(module_of_key(entry.by_layer.key.removeprefix("module.")))
     return tensors, short_names(modules, (name.rpartition(".")[2] for name in modules_with_weights(base.config) or ()))
 
 

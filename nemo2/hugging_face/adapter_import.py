@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -98,7 +97,7 @@ def import_adapter(
     method.refuse_unknown_targets(linear_layers(base.config))
     base.model.model_transform = method
     return write_checkpoint(
-        _AdapterTensors(folder, base.conversion, base.config, translated.tensors(method), full),
+        _AdapterTensors(folder, base.conversion, base.config, translated.tensors(method, base.config) | full),
         target,
         tokenizer=base.tokenizer,
         dtype=dtype,
@@ -141,8 +140,8 @@ class _Translated:
     def rank(self) -> int:
         return max(sum(self.adapters[name].first.shape[0] for name in self.of(target)) for target in self.rows)
 
-    def tensors(self, method: LoRA) -> dict[str, Tensor]:
-        """The adapters' tensors by the keys of nemo2's checkpoints."""
+    def tensors(self, method: LoRA, config: Any) -> dict[Entry, Tensor]:
+        """The adapters' tensors by their positions in a checkpoint."""
         tensors: dict[str, Tensor] = {}
         for target, sections in self.rows.items():
             key = f"{target.module}.adapter.{target.part}{'.' if target.part else ''}"
@@ -153,7 +152,12 @@ class _Translated:
                 tensors[f"{key}linear_out.weight{rows.section}"] = self._second(rows, self.of(target), method.dim)
                 if (lengths := self.lengths.get((target, rows.section))) is not None:
                     tensors[f"{key}magnitude.weight{rows.section}"] = lengths
-        return tensors
+        by_entry = {}
+        for name, tensor in tensors.items():
+            key, at = stored_module(name)
+            experts = (config.num_moe_experts,) if at else ()
+            by_entry[Entry(key=key, shape=(*experts, *tensor.shape), at=at, pieces=())] = tensor
+        return by_entry
 
     def _second(self, rows: Rows, names: list[str], rank: int) -> Tensor:
         dtype = self.adapters[names[0]].second.dtype
@@ -285,28 +289,17 @@ class _AdapterTensors:
     folder: Path
     conversion: Conversion
     config: Any
-    tensors: Mapping[str, Tensor]
-    """The tensors by name."""
-    full: Mapping[Entry, Tensor]
+    tensors: Mapping[Entry, Tensor]
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        return tuple(self._by_entry)
-
-    @cached_property
-    def _by_entry(self) -> dict[Entry, Tensor]:
-        by_entry = {}
-        for name, tensor in self.tensors.items():
-            key, at = stored_module(name)
-            experts = (self.config.num_moe_experts,) if at else ()
-            by_entry[Entry(key=key, shape=(*experts, *tensor.shape), at=at, pieces=())] = tensor
-        return by_entry | dict(self.full)
+        return tuple(self.tensors)
 
     def dtype_of(self, entry: Entry) -> torch.dtype:
         return self.values(entry).dtype
 
     def values(self, entry: Entry) -> Tensor:
-        return self._by_entry[entry]
+        return self.tensors[entry]
 
     def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
         tensor = self.values(entry)

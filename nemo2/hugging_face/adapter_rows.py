@@ -10,7 +10,6 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from nemo2.mcore.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.table import Entry
 from nemo2.models.peft.canonical_lora import PARTS
 
@@ -71,10 +70,10 @@ def rows_of(entry: Entry) -> Rows:
 def module_of(entry: Entry) -> tuple[str, str]:
     """The full name of the module whose weight this entry is, as in the keys of adapters, and the section of the
     weight. ``("", "")``: the entry isn't a weight."""
-    key = entry.key
+    key = entry.by_layer.key
     if (match := _WEIGHT.search(key)) is None:
         return "", ""
-    module = key_by_layer(key, entry.at, bool(entry.at))[: match.start() - len(key)]
+    module = key[: match.start()]
     if _EXPERTS in module:
         module = module.replace(_EXPERTS, f".experts.local_experts.{entry.at[-1]}.")
     return module, match["section"] or ""
@@ -113,9 +112,3 @@ def short_names(modules: Iterable[str], all_names: Iterable[str]) -> list[str]:
     all_counts, counts = Counter(all_names), Counter(name.rpartition(".")[2] for name in modules)
     short = {last for last, count in counts.items() if all_counts[last] == count}
     return sorted(short) + sorted(name for name in modules if name.rpartition(".")[2] not in short)
-
-
-def stored_apart(entry: Entry) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Key, stacked sizes and index of an entry in a checkpoint that holds only some layers, each under its own key."""
-    key, stacked = key_by_layer(entry.key, entry.at, bool(entry.at)), entry.shape[: len(entry.at)]
-    return (key, stacked, entry.at) if key == entry.key else (key, stacked[1:], entry.at[1:])

@@ -32,7 +32,6 @@ from nemo2.hugging_face.adapter_rows import (
     module_of,
     of_each_expert,
     rows_of,
-    stored_apart,
 )
 from nemo2.hugging_face.checkpoint import Checkpoint
 from nemo2.hugging_face.importing import check_target, new_folder
@@ -87,7 +86,7 @@ def export_adapter(
     stored = StoredTensors(weights_dir(source.path))
     entries = list(conversion_of(model.config).entries(model.config, vocab_rows=model.config.vocab_size or 1))
     whole = _whole(stored, entries)
-    adapters = _collected(stored, besides={stored_apart(entry)[0] for entry in entries})
+    adapters = _collected(stored, besides={entry.by_layer.key for entry in entries})
     modules = _released(adapters, model.config, entries)
     tensors = {f"base_model.model.{name}": tensor for name, tensor in whole.items()} | dict(_tensors(modules))
     tensors = {name: (tensor if dtype is None else tensor.to(dtype)) for name, tensor in tensors.items()}

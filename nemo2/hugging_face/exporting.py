@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Optional
 
@@ -211,10 +212,8 @@ def _tensors(
                 sources.setdefault(piece.name, []).append(_Source(entry, piece, row))
             row += piece.rows
     for name, shape in released_shapes(entries).items():
-        kinds = [one.entry.dtype or dtype or stored.dtype_of(one.entry) for one in sources[name]]
-        promoted = kinds[0]
-        for kind in kinds[1:]:
-            promoted = torch.promote_types(promoted, kind)
+        dtypes = [one.entry.dtype or dtype or stored.dtype_of(one.entry) for one in sources[name]]
+        promoted = reduce(torch.promote_types, dtypes)
         yield _Tensor(name=name, shape=shape, dtype=promoted, sources=tuple(sources[name]), stored=stored)
     usual = dtype or stored.dtype_of(entries[0])
     for name, shape in released_shapes(lacked).items():

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Optional
 
@@ -50,18 +51,10 @@ class Released:
     """The tensors by their names in the family's table."""
     entries: tuple[Entry, ...]
 
-    @property
-    def vocab_rows(self) -> Optional[int]:
-        return next((entry.own_shape[0] for entry in self.entries if entry.vocabulary), None)
-
     def dtype_of(self, entry: Entry) -> torch.dtype:
         """The dtype in the file. For several pieces, the dtype that can represent them all."""
-        promoted: Optional[torch.dtype] = None
-        for piece in entry.pieces:
-            if piece.name is not None:
-                dtype = self.tensors[piece.name].dtype
-                promoted = dtype if promoted is None else torch.promote_types(promoted, dtype)
-        return entry.dtype or promoted or next(iter(self.tensors.values())).dtype
+        dtypes = [self.tensors[piece.name].dtype for piece in entry.pieces if piece.name is not None]
+        return entry.dtype or reduce(torch.promote_types, dtypes or [next(iter(self.tensors.values())).dtype])
 
     def stretches(self, entry: Entry, dtype: torch.dtype) -> list[Stretch]:
         """The bytes of an entry's tensor in this dtype, row by row."""
@@ -154,7 +147,8 @@ def open_released(folder: Path, config: Optional[Any] = None) -> Released:
             )
             ours.mtp_num_layers = None
         config = ours
-    tensors = _named_as_in_table(files, conversion, config)
+    first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
+    tensors = conversion.named_as_in_table(files, {first})
     contradictions = "" if theirs is None else _contradictions(config, theirs)
     tensors = _without_copy_of_embedding(folder, tensors, conversion, config, contradictions)
     entries = tuple(_entries(folder, conversion, config, tensors))
@@ -219,13 +213,6 @@ def _contradictions(config: Any, theirs: Any) -> str:
         # The vocabulary may be padded, and some settings have another name in a configuration.
         if name != "vocab_size" and getattr(config, name, None) == own
     )
-
-
-def _named_as_in_table(tensors: dict[str, Source], conversion: Conversion, config: Any) -> dict[str, Source]:
-    """The tensors by their names without this file's prefix."""
-    first = next(iter(conversion.entries(config, vocab_rows=1))).pieces[0].name or ""
-    prefix = next((prefix for prefix in conversion.prefixes if prefix + first in tensors), "")
-    return {conversion.name_in_table(name, prefix): source for name, source in tensors.items()}
 
 
 def _without_copy_of_embedding(

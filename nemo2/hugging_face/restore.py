@@ -13,7 +13,6 @@ from nemo2.checkpoint.paths import folder_of
 from nemo2.checkpoint.pieces import Piece
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.released import Released, open_released
-from nemo2.mcore.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.table import Entry
 
 
@@ -55,10 +54,8 @@ def _by_key(entries: Iterable[Entry]) -> dict[str, dict[tuple[int, ...], Entry]]
     """The entries by key, for stacked and for separate layers, and by their indices on the stacked axes."""
     by_key: dict[str, dict[tuple[int, ...], Entry]] = {}
     for entry in entries:
-        by_key.setdefault(entry.key, {})[entry.at] = entry
-        own = key_by_layer(entry.key, entry.at, bool(entry.at))
-        if own != entry.key:
-            by_key.setdefault(own, {})[entry.at[1:]] = entry
+        for one in (entry, entry.by_layer):
+            by_key.setdefault(one.key, {})[one.at] = one
     return by_key
 
 

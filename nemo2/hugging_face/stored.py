@@ -24,7 +24,6 @@ from nemo2.checkpoint.untrusted import read_metadata, renamed
 from nemo2.errors import CheckpointError
 from nemo2.hugging_face.streams import Computed, Copy, Stretch, merged
 from nemo2.hugging_face.tensor_source import misfits
-from nemo2.mcore.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.families import conversion_of
 from nemo2.models.conversion.table import Conversion, Entry
 
@@ -62,12 +61,7 @@ class StoredTensors:
 
     def find(self, entry: Entry) -> Optional[_Position]:
         """The position of an entry. None: the checkpoint lacks it."""
-        if entry.key in self.tensors:
-            return _Position(entry.key, entry.at)
-        own = key_by_layer(entry.key, entry.at, bool(entry.at))
-        if own != entry.key and own in self.tensors:
-            return _Position(own, entry.at[1:])
-        return None
+        return next((_Position(one.key, one.at) for one in (entry, entry.by_layer) if one.key in self.tensors), None)
 
     def shape_of(self, entry: Entry) -> Optional[tuple[int, ...]]:
         """The shape of one layer's or one expert's tensor."""
@@ -108,11 +102,7 @@ class StoredTensors:
         shape = entry.own_shape
         wanted = torch.empty((last - first, *shape[1:]), dtype=self.dtype_of(entry))
         filled = 0
-        for chunk in self._of(position):
-            place = self._overlap(position, chunk, first, last)
-            if place is None:
-                continue
-            offsets, lengths, target = place
+        for chunk, offsets, lengths, target in self._overlaps(position, first, last):
             piece = read_part(self._stored(chunk), offsets, lengths)[(0,) * len(position.at)]
             wanted[tuple(slice(at, at + length) for at, length in target)] = piece
             filled += piece.numel()
@@ -124,11 +114,7 @@ class StoredTensors:
         return wanted
 
     def _whole_rows(self, position: _Position, first: int, last: int) -> Iterator[Copy]:
-        for chunk in self._of(position):
-            place = self._overlap(position, chunk, first, last)
-            if place is None:
-                continue
-            offsets, lengths, _ = place
+        for chunk, offsets, lengths, _ in self._overlaps(position, first, last):
             stored = self._stored(chunk)
             stacked = len(position.at)
             if stored.shape[stacked + 1 :] != tuple(self.tensors[position.key].size)[stacked + 1 :]:
@@ -138,20 +124,21 @@ class StoredTensors:
             size = stored.dtype.itemsize
             yield Copy(stored.file, stored.place + before * size, math.prod(lengths) * size)
 
-    def _overlap(
-        self, position: _Position, chunk: _Chunk, first: int, last: int
-    ) -> Optional[tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]]:
-        """The part of a chunk within these rows: its offsets and lengths, and (offset, length) in the rows, by axis."""
+    def _overlaps(
+        self, position: _Position, first: int, last: int
+    ) -> Iterator[tuple[_Chunk, tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]]:
+        """Each chunk with some of these rows: the chunk, the offsets and lengths of its part, and (offset, length) in the
+        rows, by axis."""
         stacked = len(position.at)
-        before = tuple(at - offset for at, offset in zip(position.at, chunk.offsets, strict=False))
-        own_offsets, own_sizes = chunk.offsets[stacked:], chunk.sizes[stacked:]
-        start, stop = max(first, own_offsets[0]), min(last, own_offsets[0] + own_sizes[0])
-        if start >= stop:
-            return None
-        offsets = (*before, start - own_offsets[0], *(0 for _ in own_offsets[1:]))
-        lengths = (*(1 for _ in before), stop - start, *own_sizes[1:])
-        inner = list(zip(own_offsets[1:], own_sizes[1:], strict=True))
-        return offsets, lengths, [(start - first, stop - start), *inner]
+        for chunk in self._of(position):
+            before = tuple(at - offset for at, offset in zip(position.at, chunk.offsets, strict=False))
+            own_offsets, own_sizes = chunk.offsets[stacked:], chunk.sizes[stacked:]
+            start, stop = max(first, own_offsets[0]), min(last, own_offsets[0] + own_sizes[0])
+            if start < stop:
+                offsets = (*before, start - own_offsets[0], *(0 for _ in own_offsets[1:]))
+                lengths = (*(1 for _ in before), stop - start, *own_sizes[1:])
+                inner = zip(own_offsets[1:], own_sizes[1:], strict=True)
+                yield chunk, offsets, lengths, [(start - first, stop - start), *inner]
 
     def _of(self, position: _Position) -> Sequence[_Chunk]:
         """The chunks that overlap one layer and expert, ordered by row."""

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the logits of the next token of every row, with Megatron-Core's cache of keys, values and states, or by
-processing all tokens again.
+"""Computes the logits of the next token of every row, with Megatron-Core's cache of keys, values and states.
 
 Every rank of a tensor-, expert- and pipeline-parallel group must feed the same tokens and gets the same logits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.inference.contexts import StaticInferenceContext
 from megatron.core.models.common.language_module.language_module import LanguageModule
-from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor, nn
 
@@ -21,21 +19,8 @@ from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
 from nemo2.models.rotary import StretchedRotaryEmbedding, Stretching
 
-# tokens [batch, sequence], position ids [batch, sequence] -> logits [batch, sequence, vocabulary / tp]
-Forward = Callable[[Tensor, Tensor], Tensor]
 _PRODUCT = "_forward_impl"
 """The method of Megatron-Core's linear layers, column- and row-parallel, that computes the matrix product."""
-
-
-class Decoder(Protocol):
-    """A model that continues from the tokens that it has processed."""
-
-    def feed(self, tokens: Tensor) -> Tensor:
-        """The logits ``[batch, vocabulary]`` in fp32 after the last of ``tokens`` ``[batch, length]``, on every rank.
-
-        The first call takes any length. Each later call takes one token per row.
-        """
-        ...
 
 
 class CachedDecoder:
@@ -56,7 +41,10 @@ class CachedDecoder:
         self.seen: list[Tensor] = []
 
     def feed(self, tokens: Tensor) -> Tensor:
-        """As `Decoder.feed` says."""
+        """The logits ``[batch, vocabulary]`` in fp32 after the last of ``tokens`` ``[batch, length]``, on every rank.
+
+        The first call takes any length. Each later call takes one token per row.
+        """
         if self.context.sequence_len_offset and tokens.size(1) > 1:
             raise ValueError(
                 f"feed: a call after the first takes one token per row, not {tokens.size(1)}, because Megatron-Core doesn't "
@@ -122,49 +110,8 @@ def from_last_stage(value: Optional[Tensor], shape: tuple[int, ...]) -> Tensor:
     return value
 
 
-class RecomputingDecoder:
-    """Process all tokens again for each new token. This works with any function of tokens, and checks the caches."""
-
-    def __init__(self, forward: Forward) -> None:
-        self.forward = forward
-        self.seen: list[Tensor] = []
-
-    def feed(self, tokens: Tensor) -> Tensor:
-        """As `Decoder.feed` says."""
-        self.seen.append(tokens)
-        seen = torch.cat(self.seen, dim=1)
-        tp = parallel_state.get_tensor_model_parallel_world_size() if parallel_state.is_initialized() else 1
-        # Attention is causal, so padding on the right changes nothing; sequence parallelism needs a multiple of tp.
-        padded = torch.nn.functional.pad(seen, (0, -seen.size(1) % tp))
-        positions = torch.arange(padded.size(1), device=padded.device).expand_as(padded).contiguous()
-        logits = self.forward(padded, positions)[:, seen.size(1) - 1].float()
-        return gather_from_tensor_model_parallel_region(logits.contiguous()) if tp > 1 else logits
-
-
-def decoder_of(model: Any, *, batch_size: int, max_sequence_length: int, use_cache: bool = True) -> Decoder:
-    """The decoder for ``model``: a Megatron-Core model, a LightningModule around it, or a function of tokens and position
-    ids that returns this rank's logits.
-
-    Raises:
-        ConfigError: the model's layout doesn't support generation.
-    """
-    core = core_of(model)
-    config = getattr(core, "config", None)
-    cached = use_cache and core is not None
-    refuse_layouts(cached)
-    stretching = stretching_of(core)
-    if not cached and stretching is not None and getattr(config, "sequence_parallel", False):
-        refuse_padding(stretching, max_sequence_length)
-    if cached and core is not None:
-        return CachedDecoder(core, batch_size=batch_size, max_sequence_length=max_sequence_length)
-    if isinstance(model, nn.Module):
-        module: Any = model
-        return RecomputingDecoder(lambda tokens, positions: module(tokens, positions, None))
-    return RecomputingDecoder(model)
-
-
 @contextmanager
-def without_sequence_parallelism(core: Optional[nn.Module]) -> Iterator[None]:
+def without_sequence_parallelism(core: nn.Module) -> Iterator[None]:
     """A context in which ``core`` runs without sequence parallelism, because a single token can't be sharded. The
     parameters stay the same.
 
@@ -173,8 +120,7 @@ def without_sequence_parallelism(core: Optional[nn.Module]) -> Iterator[None]:
     enables settings that were off.
     """
     names = ("sequence_parallel", "scatter_to_sequence_parallel", "reduce_scatter_embeddings")
-    modules = [] if core is None else list(core.modules())
-    holders = {id(one): one for module in modules for one in (module, getattr(module, "config", None))}
+    holders = {id(one): one for module in core.modules() for one in (module, getattr(module, "config", None))}
     switched = [(one, name) for one in holders.values() for name in names if getattr(one, name, None) is True]
     for one, name in switched:
         setattr(one, name, False)
@@ -186,11 +132,11 @@ def without_sequence_parallelism(core: Optional[nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def with_plain_products(core: Optional[nn.Module]) -> Iterator[None]:
+def with_plain_products(core: nn.Module) -> Iterator[None]:
     """A context in which linear layers multiply without Megatron-Core's autograd function, whose overhead is as long as the
     product of a single token and a small matrix. It doesn't support sequence parallelism."""
     kinds = ColumnParallelLinear, RowParallelLinear
-    layers = [] if core is None else [module for module in core.modules() if isinstance(module, kinds)]
+    layers = [module for module in core.modules() if isinstance(module, kinds)]
     for layer in layers:
         setattr(layer, _PRODUCT, _multiplied)
     try:
@@ -225,6 +171,21 @@ def core_of(model: Any) -> LanguageModule | None:
     return model if isinstance(model, LanguageModule) else None
 
 
+def required_core(model: Any) -> LanguageModule:
+    """`core_of` a model that generates or scores texts.
+
+    Raises:
+        ConfigError: it contains no Megatron-Core language model, or its layout supports neither.
+    """
+    core = core_of(model)
+    if core is None:
+        raise ConfigError(
+            f"{type(model).__name__} contains no Megatron-Core language model, and only these can generate and score texts."
+        )
+    refuse_layouts()
+    return core
+
+
 def stretching_of(core: Any) -> Optional[Stretching]:
     """The stretching of a Megatron-Core model's rotary positions. None: they aren't stretched."""
     embedding = getattr(core, "rotary_pos_emb", None)
@@ -246,41 +207,21 @@ def refuse_another_vocabulary(model: Any, num_tokens: int) -> None:
         )
 
 
-def refuse_padding(stretching: Stretching, length: int) -> None:
-    """Check that padded sequences of up to ``length`` tokens have the rotary frequencies of unpadded ones.
-
-    Raises:
-        ConfigError: the frequencies depend on the padded length.
-    """
-    alike = stretching.longest_alike(1)
-    if alike is not None and length > alike:
-        raise ConfigError(
-            f"model.config.rope_stretching={type(stretching).__name__}: beyond {alike} tokens the rotary frequencies depend on "
-            f"the length of the sequence. Prompt and continuation may have {length} tokens, and sequence_parallel=True pads "
-            "their length. Load the model with sequence_parallel=False."
-        )
-
-
-def refuse_layouts(cached: bool) -> None:
+def refuse_layouts() -> None:
     """Check that a model can generate and score texts in its layout.
-
-    Args:
-        cached: Whether the model is Megatron-Core's and its cache is used. Without the cache pipeline stages aren't
-            supported.
 
     Raises:
         ConfigError: a parallel size isn't supported.
     """
     if not parallel_state.is_initialized():
         return
-    pipeline = parallel_state.get_pipeline_model_parallel_world_size()
     virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size()
-    for name, size, works, who in (
-        ("context_parallel_size", parallel_state.get_context_parallel_world_size(), 1, "Generation and scoring need"),
-        ("virtual_pipeline_model_parallel_size", virtual or 1, None, "Generation and scoring need"),
-        ("pipeline_model_parallel_size", 1 if cached else pipeline, 1, "Generation without a cache needs"),
+    for name, size, supported in (
+        ("context_parallel_size", parallel_state.get_context_parallel_world_size(), 1),
+        ("virtual_pipeline_model_parallel_size", virtual or 1, None),
     ):
         if size > 1:
             raise ConfigError(
-                f"{who} {name}={works}, but this model runs with {size}. Load the model with {name}={works}."
+                f"Generation and scoring need {name}={supported}, but this model runs with {size}. Load the model with "
+                f"{name}={supported}."
             )

@@ -8,6 +8,7 @@ expert-parallel group must call ``generate`` with the same arguments, and each g
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,12 +19,10 @@ from nemo2.base.counts import require_counts
 from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.userbuffers import without_userbuffers
 from nemo2.models.decoding import (
-    Decoder,
-    Forward,
+    CachedDecoder,
     agreed,
-    core_of,
-    decoder_of,
     refuse_another_vocabulary,
+    required_core,
     with_plain_products,
     without_sequence_parallelism,
 )
@@ -78,7 +77,7 @@ class _Row:
 
 
 def generate(
-    model: nn.Module | Forward,
+    model: nn.Module,
     tokenizer: Any,
     prompts: Sequence[str | Sequence[int]],
     *,
@@ -91,7 +90,6 @@ def generate(
     stop: Sequence[str] = (),
     max_sequence_length: int | None = None,
     max_batch_size: int | None = None,
-    use_cache: bool = True,
     on_text: Callable[[int, str], None] | None = None,
     add_bos: bool = False,
     end_ids: Sequence[int | None] = (),
@@ -99,8 +97,7 @@ def generate(
     """Continue every prompt.
 
     Args:
-        model: A Megatron GPT or hybrid, which is in ``eval`` mode during the call; a ``GPTModel``; or a function of
-            tokens and position ids that returns this rank's logits.
+        model: A Megatron GPT or hybrid, which is in ``eval`` mode during the call, or a ``GPTModel``.
         tokenizer: A tokenizer with ``text_to_ids``, ``ids_to_text``, ``vocab_size``, and ``eos_id`` if texts end.
         prompts: Texts, or their tokens, of any lengths. The prompts of a batch are processed together up to the length
             of the shortest, then token by token.
@@ -111,7 +108,6 @@ def generate(
         stop: Words that end a continuation. The text ends before the first of them.
         max_sequence_length: The largest length of prompt and continuation together. None: no limit.
         max_batch_size: Prompts that are continued together. None: all.
-        use_cache: False: process all tokens again for each new token, as a check.
         on_text: A function that is called with a prompt's index and each new piece of its continuation.
         add_bos: Begin each prompt with the tokenizer's begin-of-sequence token.
         end_ids: Tokens that end a text, beside the tokenizer's ``eos_id``.
@@ -122,22 +118,22 @@ def generate(
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     require_counts("", max_new_tokens=max_new_tokens)
-    refuse_another_vocabulary(model, tokenizer.vocab_size)
+    core = required_core(model)
+    refuse_another_vocabulary(core, tokenizer.vocab_size)
     ids = read_prompts(tokenizer, prompts, max_sequence_length=max_sequence_length, add_bos=add_bos)
     rows = _rows(tokenizer, prompts, ids, max_new_tokens, max_sequence_length, seed)
     ends = {getattr(tokenizer, "eos_id", None), *end_ids}
     by_length = sorted(range(len(rows)), key=lambda index: len(rows[index].ids))
     size = len(rows) if max_batch_size is None else max_batch_size
     require_counts("", others=(None,), max_batch_size=max_batch_size)
-    cached = core_of(model) if use_cache else None
-    with torch.no_grad(), evaluating(model), without_sequence_parallelism(cached), with_plain_products(cached):
+    with torch.no_grad(), evaluating(model), without_sequence_parallelism(core), with_plain_products(core):
         for start in range(0, len(rows), size):
             places = by_length[start : start + size]
             batch = [rows[place] for place in places]
             longest = max(row.limit for row in batch)
-            decoder = decoder_of(model, batch_size=len(batch), max_sequence_length=longest, use_cache=use_cache)
+            decoder = CachedDecoder(core, batch_size=len(batch), max_sequence_length=longest)
             for row in _continue(decoder, batch, tokenizer.vocab_size, sampling, ends):
-                _write(row, tokenizer, stop, None if on_text is None else _teller(on_text, places[batch.index(row)]))
+                _write(row, tokenizer, stop, None if on_text is None else partial(on_text, places[batch.index(row)]))
     return [
         Generation(prompt=row.prompt, text=row.text, token_ids=row.new, finished=row.finished, log_probs=row.log_probs)
         for row in rows
@@ -182,7 +178,7 @@ def read_prompts(
 
 
 def _continue(
-    decoder: Decoder, rows: list[_Row], vocab_size: int, sampling: Sampling, ends: Collection[int | None]
+    decoder: CachedDecoder, rows: list[_Row], vocab_size: int, sampling: Sampling, ends: Collection[int | None]
 ) -> Iterator[_Row]:
     """Yield each row after each of its new tokens. A token of ``ends`` finishes the row."""
     position = min(len(row.ids) for row in rows)
@@ -221,10 +217,6 @@ def _write(row: _Row, tokenizer: Any, stop: Sequence[str], tell: Callable[[str],
     row.text = text
 
 
-def _teller(on_text: Callable[[int, str], None], place: int) -> Callable[[str], None]:
-    return lambda piece: on_text(place, piece)
-
-
 def _first_token(tokenizer: Any) -> int:
     first = getattr(tokenizer, "bos_id", None)
     if first is None:
@@ -256,11 +248,8 @@ def _tokens(rows: list[list[int]]) -> Tensor:
 
 
 @contextmanager
-def evaluating(model: nn.Module | Forward) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """A context with ``model`` in ``eval`` mode and without userbuffers, which have the size of a training micro-batch."""
-    if not isinstance(model, nn.Module):
-        yield
-        return
     were_training = [module for module in model.modules() if module.training]
     model.eval()
     try:

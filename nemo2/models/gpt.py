@@ -6,7 +6,6 @@
 """
 
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -246,7 +245,7 @@ class GPTConfig(TransformerConfig):
         with torch.device("meta") if self.init_model_with_meta_device else nullcontext():
             model = fusing_where_possible(build)
         self._finish_logits(model, tokenizer)
-        if self.mtp_num_layers:
+        if self.mtp_num_layers and post_process:
             from nemo2.models.layers.mtp import answer_without_labels, leave_out_padding, weigh_further_losses
 
             weigh_further_losses(model)
@@ -487,11 +486,7 @@ class GPTModel(FNMixin, pl.LightningModule):
     def training_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
         return with_model(self.forward_step, self)(batch)
 
-    def validation_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
-        return with_model(self.forward_step, self)(batch)
-
-    def test_step(self, batch: dict[str, Optional[Tensor]], batch_idx: Optional[int] = None) -> Tensor:
-        return with_model(self.forward_step, self)(batch)
+    validation_step = test_step = training_step
 
     @cached_property
     def training_loss_reduction(self) -> MaskedTokenLossReduction:
@@ -520,13 +515,3 @@ def _default_optimizer() -> Any:
     from nemo2.mcore.optim.megatron import MegatronOptimizerModule
 
     return MegatronOptimizerModule(OptimizerConfig(lr=1e-4, use_distributed_optimizer=True))
-
-
-class _DeprecationOfGPTModel(logging.Filter):
-    """Hide the advice of Megatron-Core 0.19 to port GPTs to another class, which users can't follow."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("GPTModel IS DEPRECATED")
-
-
-logging.getLogger(MegatronGPTModel.__module__).addFilter(_DeprecationOfGPTModel())

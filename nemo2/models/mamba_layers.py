@@ -32,7 +32,7 @@ from nemo2.models.layers.spec import _replacements, exchanged
 _Stack: Any = getattr(mamba_block, "HybridStack", None) or mamba_block.MambaStack
 _StackSubmodules: Any = getattr(mamba_block, "HybridStackSubmodules", None) or mamba_block.MambaStackSubmodules
 
-_TAPS = 4
+_CONV_SIZE = 4
 """The tokens that the convolution before the scan covers, including the current token."""
 
 
@@ -124,7 +124,7 @@ class TorchMambaMixer(RecurrentMixer):
         channels = self.inner + 2 * self.states
         generators: Any = get_cuda_rng_tracker()
         with generators.fork():
-            self.conv1d = nn.Conv1d(channels, channels, kernel_size=_TAPS, groups=channels, device=device, dtype=dtype)
+            self.conv1d = nn.Conv1d(channels, channels, _CONV_SIZE, groups=channels, device=device, dtype=dtype)
             steps = torch.exp(torch.empty(self.heads, device=device).uniform_(math.log(0.001), math.log(0.1)))
             # The inverse of softplus.
             self.dt_bias = nn.Parameter((steps + torch.log(-torch.expm1(-steps))).to(dtype))
@@ -135,20 +135,19 @@ class TorchMambaMixer(RecurrentMixer):
             setattr(parameter, "tensor_model_parallel", True)  # noqa: B010  # pyright knows no such attribute
 
     def mix(
-        self, projected: Tensor, before: Optional[Tensor], state: Optional[Tensor], *, keep_state: bool
+        self, projected: Tensor, inputs: Optional[Tensor], state: Optional[Tensor], *, keep_state: bool
     ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
         """As in `RecurrentMixer`. The output is ``[B, L, H * P]``."""
         z, xbc, dt = projected.split([self.inner, self.inner + 2 * self.states, self.heads], dim=-1)
-        seen = F.pad(xbc, [0, 0, _TAPS - 1, 0]) if before is None else torch.cat([before, xbc], dim=1)
-        xbc = F.silu(F.conv1d(seen.transpose(1, 2), self.conv1d.weight, self.conv1d.bias, groups=seen.size(2)))
-        xbc = xbc.transpose(1, 2)
+        inputs = F.pad(xbc, [0, 0, _CONV_SIZE - 1, 0]) if inputs is None else torch.cat([inputs, xbc], dim=1)
+        xbc = F.silu(self.conv1d(inputs.transpose(1, 2))).transpose(1, 2)
         x, b, c = xbc.float().split([self.inner, self.states, self.states], dim=-1)
         x, b, c = (t.unflatten(-1, (n, -1)) for t, n in ((x, self.heads), (b, self.groups), (c, self.groups)))
         steps = F.softplus(dt.float() + self.dt_bias.float())
         y, state = selective_scan(x, steps, -self.A_log.float().exp(), b, c, state=state)
         y = y + x * self.D.float()[:, None]
         gated = (y.flatten(-2) * F.silu(z.float())).to(projected.dtype)
-        return self.norm(gated), seen[:, 1 - _TAPS :], state
+        return self.norm(gated), inputs[:, 1 - _CONV_SIZE :], state
 
     def sections(self) -> dict[str, dict[str, int]]:
         parts = {"x": self.inner, "B": self.states, "C": self.states}

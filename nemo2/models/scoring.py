@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
-from nemo2.models.decoding import core_of, from_last_stage, logits_of_stage, refuse_another_vocabulary, refuse_layouts
+from nemo2.models.decoding import from_last_stage, logits_of_stage, refuse_another_vocabulary, required_core
 from nemo2.models.generate import evaluating
 
 Pair = tuple[Sequence[int], Sequence[int]]
@@ -50,12 +50,7 @@ def score(
         ConfigError: a pair without context, or with more requested tokens than the model's longest input; more tokens
             than rows of the model; or an unsupported layout.
     """
-    core = core_of(model)
-    if core is None:
-        raise ConfigError(
-            f"{type(model).__name__} contains no Megatron-Core language model, and only these can score texts."
-        )
-    refuse_layouts(True)
+    core = required_core(model)
     refuse_another_vocabulary(core, vocab_size)
     for context, continuation in pairs:
         if not context or not continuation or len(continuation) > max_sequence_length:

@@ -3,7 +3,7 @@
 
 import ast
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -63,9 +63,8 @@ class StdlibDocstringDataModule(PublishedDataModule):
     def download(self) -> Splits:
         return {"train": list(documented_functions())}
 
-    def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
-        train, validation, test = self._shares(held["train"], 0.9, 0.05)
-        return {"train": train, "validation": validation, "test": test}
+    def splits(self, held: Splits) -> Mapping[str, Iterable[dict[str, Any]]]:
+        return self._shares(held["train"], train=0.9, validation=0.05, test=0.05)
 
 
 def documented_functions(max_bytes: int = 12_000_000) -> Iterator[dict[str, str]]:
@@ -74,14 +73,14 @@ def documented_functions(max_bytes: int = 12_000_000) -> Iterator[dict[str, str]
     Args:
         max_bytes: The amount of the library's text to read.
     """
-    met = set()
+    signatures = set()
     for file in python_stdlib_corpus(max_bytes=max_bytes):
         for node in ast.walk(_parsed(file)):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not (said := ast.get_docstring(node)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or not (text := ast.get_docstring(node)):
                 continue
-            signature, answer = f"def {node.name}({ast.unparse(node.args)}):", said.splitlines()[0].strip()
-            if signature not in met and answer and max(len(signature), len(answer)) <= _LONGEST:
-                met.add(signature)
+            signature, answer = f"def {node.name}({ast.unparse(node.args)}):", text.splitlines()[0].strip()
+            if signature not in signatures and answer and max(len(signature), len(answer)) <= _LONGEST:
+                signatures.add(signature)
                 yield {"input": signature, "output": answer}
 
 

@@ -9,7 +9,7 @@ another machine, needs neither the hub nor the package.
 import json
 import shutil
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Optional, Union
 
@@ -110,15 +110,15 @@ class PublishedDataModule(FineTuningDataModule):
         return opening.load(self.hub, cache_dir=str(self.root / _RAW), **options)
 
     @abstractmethod
-    def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
+    def splits(self, held: Splits) -> Mapping[str, Iterable[dict[str, Any]]]:
         """The records of "train", "validation" and "test", in the form of the files."""
 
-    def _shares(self, records: Sequence[Any], *shares: float) -> Iterator[list[Any]]:
-        """The records in an order drawn from the seed, divided into shares. The last share is the remainder."""
+    def _shares(self, records: Sequence[Any], **shares: float) -> dict[str, list[Any]]:
+        """The records in an order drawn from the seed, divided into these fractions. The last one is the remainder."""
         order = np.random.default_rng(self.seed).permutation(len(records)).tolist()
-        cuts = [0, *(int(len(records) * share) for share in np.cumsum(shares)), len(records)]
-        for start, end in zip(cuts[:-1], cuts[1:], strict=True):
-            yield [records[index] for index in order[start:end]]
+        cuts = [0, *(int(len(records) * share) for share in np.cumsum([*shares.values()][:-1])), len(records)]
+        ranges = zip(shares, cuts[:-1], cuts[1:], strict=True)
+        return {name: [records[index] for index in order[start:end]] for name, start, end in ranges}
 
 
 @configurable
@@ -161,24 +161,17 @@ class SquadDataModule(PublishedDataModule):
     ) -> None:
         super().__init__(**arguments_of(PublishedDataModule, locals()))
 
-    def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
-        train, validation = self._shares(held["train"], 0.95)
-        return {
-            "train": map(_squad, train),
-            "validation": map(_squad, validation),
-            "test": map(_squad, held["validation"]),
-        }
+    def splits(self, held: Splits) -> Mapping[str, Iterable[dict[str, Any]]]:
+        shares = self._shares(held["train"], train=0.95, validation=0.05)
+        return {name: map(_squad, part) for name, part in {**shares, "test": held["validation"]}.items()}
 
 
 class _InstructionDataModule(PublishedDataModule):
     """A set without its own splits: 80% of the records are for training, 15% for validation, 5% for the test."""
 
-    def splits(self, held: Splits) -> dict[str, Iterable[dict[str, Any]]]:
-        train, validation, test = self._shares(held["train"], 0.80, 0.15)
-        return {
-            name: map(self.record, part)
-            for name, part in (("train", train), ("validation", validation), ("test", test))
-        }
+    def splits(self, held: Splits) -> Mapping[str, Iterable[dict[str, Any]]]:
+        shares = self._shares(held["train"], train=0.80, validation=0.15, test=0.05)
+        return {name: map(self.record, part) for name, part in shares.items()}
 
     @abstractmethod
     def record(self, held: Mapping[str, Any]) -> dict[str, Any]:

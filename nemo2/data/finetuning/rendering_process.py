@@ -16,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import resource
 import signal
 import sys
@@ -23,6 +24,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -39,25 +41,13 @@ class Blocks:
     def __init__(self) -> None:
         mark = os.urandom(8).hex()
         self.begin, self.end = f"\ufdd0{mark}[", f"\ufdd0{mark}]"
+        self.marks = re.compile(f"{re.escape(self.begin)}|{re.escape(self.end)}")
 
     def spans(self, text: str) -> tuple[str, list[tuple[int, int]]]:
         """The text without marks, and the ranges of characters between them."""
-        pieces, spans, length, place = [], [], 0, 0
-        start = None
-        while True:
-            mark = self.begin if start is None else self.end
-            position = text.find(mark, place)
-            piece = text[place : position if position >= 0 else None]
-            pieces.append(piece)
-            length += len(piece)
-            if position < 0:
-                return "".join(pieces), spans
-            place = position + len(mark)
-            if start is None:
-                start = length
-            else:
-                spans.append((start, length))
-                start = None
+        outside_and_inside = self.marks.split(text)  # by turns
+        ends = list(accumulate(map(len, outside_and_inside)))
+        return "".join(outside_and_inside), list(zip(ends[::2], ends[1::2], strict=False))
 
 
 def environment(blocks: Blocks) -> Any:

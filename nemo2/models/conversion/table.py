@@ -26,16 +26,18 @@ directions. ``families.py`` finds all.
 
 import copy
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import torch
 
+from nemo2.mcore.parallel.sharded_state import key_by_layer
 from nemo2.models.conversion.pieces import Operation, Piece, Place
 from nemo2.models.conversion.shapes import Shape, shape_of, shapes
 
+T = TypeVar("T")
 _EXPERTS = ".experts.experts."
 _VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight")
 
@@ -104,6 +106,12 @@ class Entry:
         """The shape without the stacked axes."""
         return self.shape[len(self.at) :]
 
+    @property
+    def by_layer(self) -> "Entry":
+        """This part in a checkpoint that stores each layer under a key of its own, as one with only some layers does."""
+        key = key_by_layer(self.key, self.at, bool(self.at))
+        return self if key == self.key else replace(self, key=key, shape=self.shape[1:], at=self.at[1:])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
@@ -156,8 +164,13 @@ class Conversion:
             setattr(biased, name, True)
         return biased
 
-    def name_in_table(self, name: str, prefix: str) -> str:
-        """The name in the table of a tensor of a file whose names have the prefix ``prefix``."""
+    def named_as_in_table(self, by_name: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
+        """``by_name``, keyed by the names of a file, with the table's names as keys. The file's prefix is the first with which
+        it has one of ``names``, which are the table's. Without any: the first."""
+        candidates = [{self._name(name, prefix): one for name, one in by_name.items()} for prefix in self.prefixes]
+        return next((named for named in candidates if named.keys() & names), candidates[0])
+
+    def _name(self, name: str, prefix: str) -> str:
         for theirs, ours in self.renamed:
             if name.startswith(theirs):
                 return ours + name.removeprefix(theirs)

@@ -120,7 +120,7 @@ def attend(
 def scores_of(q: Tensor, k: Tensor, rule: AttentionRule) -> Tensor:
     """`[B, G, N / G, S, T]` in fp32 or wider, soft-capped but not masked: head n of the queries reads group n // (N/G)."""
     q = q.unflatten(1, (k.size(1), -1))
-    scores = torch.einsum("bgrsd,bgtd->bgrst", _wide(q), _wide(k)) * rule.scale
+    scores = torch.einsum("bgrsd,bgtd->bgrst", wide(q), wide(k)) * rule.scale
     return scores if rule.softcap is None else rule.softcap * torch.tanh(scores / rule.softcap)
 
 
@@ -150,5 +150,6 @@ def _step_by_step(
     return torch.einsum("bgrst,bgte->bgrse", weights.to(v.dtype), v).flatten(1, 2)
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """``x`` in fp32, in which sums and lengths are computed. float64 stays unchanged."""
     return x if x.dtype == torch.float64 else x.float()

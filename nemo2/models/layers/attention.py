@@ -39,7 +39,6 @@ from nemo2.models.layers.notices import say_once
 from nemo2.models.layers.rules import attention_problems, refuse
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal, AttnMaskType.causal_bottom_right)
-_UNMASKED = (AttnMaskType.no_mask,)
 _NOTHING_OVERLAPS = (
     "model.config.cp_comm_type is not set, so the plain attention gathers keys and values before it starts, and the gather "
     "overlaps with nothing. 'p2p' sends keys and values around a ring while attention computes, but without PyTorch's fused "
@@ -138,7 +137,7 @@ class SDPAttention(MegatronModule):
                 "attention_bias is not supported by SDPAttention; pass None, or install Transformer Engine."
             )
         mask_type = attn_mask_type or self.attn_mask_type
-        if mask_type in _UNMASKED:
+        if mask_type == AttnMaskType.no_mask:
             attention_mask = None
         rule = AttentionRule(
             causal=mask_type in _CAUSAL, scale=self.softmax_scale, window=self.window, softcap=self.softcap

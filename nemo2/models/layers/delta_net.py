@@ -120,15 +120,15 @@ class GatedDeltaNet(RecurrentMixer):
             mixed=tp * values,
         )
         self.key_heads, self.value_heads = config.linear_num_key_heads // tp, heads
-        self.values, self.taps = values, config.linear_conv_kernel_dim
-        self.convolved, self.projected = convolved, projected
+        self.values, self.conv_size = values, config.linear_conv_kernel_dim
+        self.conv_parts, self.projected_parts = convolved, projected
         # None lets a surrounding `with torch.device("meta")` decide, as in Megatron-Core's own layers.
         device = None if config.use_cpu_initialization or config.init_model_with_meta_device else get_backend().device
-        dtype, channels = config.params_dtype, sum(self.convolved.values())
+        dtype, channels = config.params_dtype, sum(convolved.values())
         generators: Any = get_cuda_rng_tracker()
         with generators.fork():
             self.conv1d = nn.Conv1d(
-                channels, channels, self.taps, groups=channels, bias=False, device=device, dtype=dtype
+                channels, channels, self.conv_size, groups=channels, bias=False, device=device, dtype=dtype
             )
             decay = torch.empty(self.value_heads, device=device).uniform_(1, 16).log()
         self.A_log = nn.Parameter(decay.to(dtype))
@@ -138,18 +138,18 @@ class GatedDeltaNet(RecurrentMixer):
         )
         for parameter in (self.conv1d.weight, self.A_log, self.dt_bias):
             setattr(parameter, "tensor_model_parallel", True)  # noqa: B010  # pyright knows no such attribute
-        self.in_proj.weight.partition_sizes = list(self.projected.values())
+        self.in_proj.weight.partition_sizes = list(projected.values())
 
     def mix(
-        self, projected: Tensor, before: Optional[Tensor], state: Optional[Tensor], *, keep_state: bool
+        self, projected: Tensor, inputs: Optional[Tensor], state: Optional[Tensor], *, keep_state: bool
     ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
         """As in `RecurrentMixer`. The output is ``[B, L, V * D]``."""
         qkv, z, beta, alpha = projected.split(
-            [sum(self.convolved.values()), self.values, self.value_heads, self.value_heads], dim=-1
+            [sum(self.conv_parts.values()), self.values, self.value_heads, self.value_heads], dim=-1
         )
-        seen = F.pad(qkv, [0, 0, self.taps - 1, 0]) if before is None else torch.cat([before, qkv], dim=1)
-        convolved = F.silu(F.conv1d(seen.transpose(1, 2), self.conv1d.weight, groups=seen.size(2))).transpose(1, 2)
-        query, key, value = convolved.split(list(self.convolved.values()), dim=-1)
+        inputs = F.pad(qkv, [0, 0, self.conv_size - 1, 0]) if inputs is None else torch.cat([inputs, qkv], dim=1)
+        convolved = F.silu(self.conv1d(inputs.transpose(1, 2))).transpose(1, 2)
+        query, key, value = convolved.split(list(self.conv_parts.values()), dim=-1)
         query, key = (_normalized(x.unflatten(-1, (self.key_heads, -1))) for x in (query, key))
         repeats = self.value_heads // self.key_heads
         query, key = (x.repeat_interleave(repeats, dim=2) for x in (query, key))
@@ -164,7 +164,7 @@ class GatedDeltaNet(RecurrentMixer):
             output_final_state=keep_state,
         )
         mixed = self.out_norm(mixed, z.unflatten(-1, (self.value_heads, -1)), tp_group=self.tp_group)
-        return mixed.flatten(2), seen[:, 1 - self.taps :], state
+        return mixed.flatten(2), inputs[:, 1 - self.conv_size :], state
 
     def delta_rule(self, projected: Tensor) -> Any:
         """fla's kernel, or Megatron-Core's formula for deterministic runs and for machines without the kernel."""
@@ -184,7 +184,7 @@ class GatedDeltaNet(RecurrentMixer):
         self.in_proj.backward_dw()
 
     def sections(self) -> dict[str, dict[str, int]]:
-        return {"conv1d.weight": self.convolved, "in_proj.weight": self.projected}
+        return {"conv1d.weight": self.conv_parts, "in_proj.weight": self.projected_parts}
 
 
 def _normalized(x: Tensor) -> Tensor:

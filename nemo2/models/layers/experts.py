@@ -12,8 +12,6 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor
 
-from nemo2.models.layers.activation import activate
-
 _grouped_mm: Any = getattr(torch.nn.functional, "grouped_mm", None)
 
 
@@ -65,7 +63,7 @@ class LocalExperts(SequentialMLP):
         return torch.cat(outputs)
 
     def _activate(self, h: Tensor, bias: Optional[Tensor], weights: Tensor) -> Tensor:
-        h = activate(h if bias is None else h + bias, self.config)
+        h = _activated(h if bias is None else h + bias, self.config)
         return (h * weights).to(h.dtype)
 
     def _with_bias(self, out: Tensor, bias: Optional[Tensor], weights: Tensor) -> Tensor:
@@ -110,6 +108,21 @@ class TorchGroupedMLP(LocalExperts):
             for expert in self.local_experts
             for layer, kind in ((expert.linear_fc1, ColumnParallelLinear), (expert.linear_fc2, RowParallelLinear))
         )
+
+
+def _activated(x: Tensor, config: Any) -> Tensor:
+    """`[..., ffn]` from `[..., ffn]`, or from `[..., 2 * ffn]` with `gated_linear_unit`: act(first half) * second half.
+
+    `activation_func_clamp_value` bounds the first half from above and the second on both sides, and
+    `glu_linear_offset` is added to the second (gpt-oss uses both).
+    """
+    if not config.gated_linear_unit:
+        return config.activation_func(x)
+    gate, linear = x.chunk(2, dim=-1)
+    bound = config.activation_func_clamp_value
+    if bound is not None:
+        gate, linear = gate.clamp(max=bound), linear.clamp(min=-bound, max=bound)
+    return config.activation_func(gate) * (linear + config.glu_linear_offset)
 
 
 def _grouped_mm_takes(weight: Any) -> bool:

@@ -29,10 +29,8 @@ _PASSES_PADDING = "padding_mask" in upstream.MultiTokenPredictionBlock.forward._
 
 
 def answer_without_labels(chunk: Any) -> None:
-    """Make `chunk`, a GPT with multi-token prediction, return the logits of the next token if there are no labels. 0.16.1
-    requires labels for its additional predictions; 0.19 computes them in vain, and fails with a cache of keys."""
-    if not chunk.config.mtp_num_layers or not chunk.post_process:
-        return
+    """Make `chunk`, the end of a GPT with multi-token prediction, return the logits of the next token if there are no
+    labels. 0.16.1 requires labels for its additional predictions; 0.19 computes them in vain, and fails with a cache of keys."""
     full = chunk.config
 
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -48,16 +46,14 @@ def answer_without_labels(chunk: Any) -> None:
 
 
 def weigh_further_losses(chunk: Any) -> None:
-    """Make the further losses of `chunk`, a GPT that ends the pipeline, those of the whole sequence or of the global batch
-    from now on.
+    """Make the further losses of `chunk`, the end of a GPT with multi-token prediction, those of the whole sequence or of
+    the global batch from now on.
 
-    Does nothing without multi-token prediction, or with neither context parallelism nor `calculate_per_token_loss`. Costs an
-    exchange of the mask's ends that Megatron-Core also does, and, unless each token counts the same, one all-reduce of a few
-    numbers over the context-parallel ranks per micro-batch.
+    Does nothing with neither context parallelism nor `calculate_per_token_loss`. Costs an exchange of the mask's ends that
+    Megatron-Core also does, and, unless each token counts the same, one all-reduce of a few numbers over the context-parallel
+    ranks per micro-batch.
     """
     config = chunk.config
-    if not config.mtp_num_layers or not chunk.post_process:
-        return
     if config.context_parallel_size == 1 and not config.calculate_per_token_loss:
         return
     weights = FurtherLosses(chunk)
@@ -66,12 +62,12 @@ def weigh_further_losses(chunk: Any) -> None:
 
 
 def leave_out_padding(chunk: Any) -> None:
-    """Give the routers in the layers of multi-token prediction of `chunk` the padding of their tokens, as 0.19 does. 0.16 doesn't
-    pass the mask to these layers.
+    """Give the routers in the layers of multi-token prediction of `chunk`, the end of a GPT, the padding of their tokens,
+    as 0.19 does. 0.16 doesn't pass the mask to these layers.
 
     Recomputation reads the same mask: the last stage computes the backward of a micro-batch right after its forward.
     """
-    if _PASSES_PADDING or not chunk.config.mtp_num_layers or not chunk.config.num_moe_experts or not chunk.post_process:
+    if _PASSES_PADDING or not chunk.config.num_moe_experts:
         return
     routers = [[one for one in layer.modules() if isinstance(one, WeightedRouter)] for layer in chunk.mtp.layers]
 

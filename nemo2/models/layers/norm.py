@@ -6,7 +6,6 @@ parallelism each tensor-parallel rank normalizes only its part of the sequence, 
 `finalize_model_grads` adds up the gradients of weights with `sequence_parallel = True`.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Optional
 
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from nemo2.base.backend import get_backend
 from nemo2.errors import ConfigError
+from nemo2.models.layers.queries import change_queries_and_keys
 
 
 class TorchNorm(torch.nn.Module):
@@ -155,20 +155,12 @@ class NormAfterRotation(TorchNorm):
 def normalize_after_rotation(attention: torch.nn.Module) -> None:
     """Make an attention's core normalize its queries and keys. With a cache, which holds keys before their norm, all keys are
     normalized again in each call."""
-    core: Any = attention.core_attention
-    core.forward = partial(_forward_normalized, core.forward, attention.q_layernorm, attention.k_layernorm)
+    layer: Any = attention
+    change_queries_and_keys(layer.core_attention, partial(_normalized, layer.q_layernorm, layer.k_layernorm))
 
 
-def _forward_normalized(
-    forward: Callable[..., Tensor],
-    of_queries: Any,
-    of_keys: Any,
-    query: Tensor,
-    key: Tensor,
-    *others: Any,
-    **kwargs: Any,
-) -> Tensor:
-    return forward(of_queries.normalized(query), of_keys.normalized(key), *others, **kwargs)
+def _normalized(of_queries: Any, of_keys: Any, query: Tensor, key: Tensor, packed: Any) -> tuple[Tensor, Tensor]:
+    return of_queries.normalized(query), of_keys.normalized(key)
 
 
 def _refuse_contradiction(name: str, argument: object, configured: object) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries that are multiplied, after their rotation, before a core attention computes scores.
+"""Queries and keys that are changed, after their rotation, before a core attention computes scores.
 
 Llama 4 (arXiv:2501.19399) and Ministral 3 multiply by a factor that grows with a query's position.
 """
@@ -15,37 +15,40 @@ from torch import Tensor, nn
 
 from nemo2.models.layers.chunks import chunks_of
 
+Change = Callable[[Tensor, Tensor, Optional[PackedSeqParams]], tuple[Tensor, Tensor]]
+
+
+def change_queries_and_keys(core_attention: nn.Module, change: Change) -> None:
+    """Make a core attention attend with the result of ``change(query, key, packed_seq_params)``."""
+    core_attention.forward = partial(_forward_changed, core_attention.forward, change)
+
 
 def scale_queries(core_attention: nn.Module, factor: float) -> None:
     """Make a core attention multiply all queries by ``factor``."""
-    core_attention.forward = partial(_forward_scaled, core_attention.forward, factor)
+    change_queries_and_keys(core_attention, partial(_scaled, factor))
 
 
 def sharpen_far_queries(core_attention: nn.Module, *, floor: int, factor: float, first: int = 0) -> None:
     """Make a core attention multiply the query at position p by 1 + ``factor`` ln(1 + floor((p + ``first``) / ``floor``))."""
-    core_attention.forward = partial(_forward_sharpened, core_attention.forward, floor, factor, first)
+    change_queries_and_keys(core_attention, partial(_sharpened, floor, factor, first))
 
 
-def _forward_scaled(
-    forward: Callable[..., Tensor], factor: float, query: Tensor, *others: Any, **kwargs: Any
+def _forward_changed(
+    forward: Callable[..., Tensor], change: Change, query: Tensor, key: Tensor, *others: Any, **kwargs: Any
 ) -> Tensor:
-    return forward(query * factor, *others, **kwargs)
+    return forward(*change(query, key, kwargs.get("packed_seq_params")), *others, **kwargs)
 
 
-def _forward_sharpened(
-    forward: Callable[..., Tensor],
-    floor: int,
-    factor: float,
-    first: int,
-    query: Tensor,
-    key: Tensor,
-    *others: Any,
-    **kwargs: Any,
-) -> Tensor:
-    positions = _positions(query, key, kwargs.get("packed_seq_params"))
+def _scaled(factor: float, query: Tensor, key: Tensor, packed: Optional[PackedSeqParams]) -> tuple[Tensor, Tensor]:
+    return query * factor, key
+
+
+def _sharpened(
+    floor: int, factor: float, first: int, query: Tensor, key: Tensor, packed: Optional[PackedSeqParams]
+) -> tuple[Tensor, Tensor]:
+    positions = _positions(query, key, packed)
     scales = 1.0 + factor * torch.log1p(((positions.float() + first) / floor).floor())
-    query = query * scales.to(query.dtype).view(-1, *[1] * (query.dim() - 1))
-    return forward(query, key, *others, **kwargs)
+    return query * scales.to(query.dtype).view(-1, *[1] * (query.dim() - 1)), key
 
 
 def _positions(query: Tensor, key: Tensor, packed: Optional[PackedSeqParams]) -> Tensor:

@@ -97,21 +97,21 @@ class RecurrentMixer(MegatronModule):
         if packed_seq_params is not None:
             raise ConfigError(f"{self.kind} don't support packed sequences: pad sequences instead.")
         context = inference_context or inference_params
-        before, state = None, None
+        inputs, state = None, None
         if context is not None and context.sequence_len_offset:
-            before, state = context.key_value_memory_dict[self.layer_number]
+            inputs, state = context.key_value_memory_dict[self.layer_number]
         projected, _ = self.in_proj(hidden_states)
-        mixed, seen, state = self.mix(projected.transpose(0, 1), before, state, keep_state=context is not None)
+        mixed, inputs, state = self.mix(projected.transpose(0, 1), inputs, state, keep_state=context is not None)
         if context is not None:
-            context.key_value_memory_dict[self.layer_number] = (seen, state)
+            context.key_value_memory_dict[self.layer_number] = (inputs, state)
         return self.out_proj(mixed.transpose(0, 1).contiguous())
 
     @abstractmethod
     def mix(
-        self, projected: Tensor, before: Optional[Tensor], state: Optional[Tensor], *, keep_state: bool
+        self, projected: Tensor, inputs: Optional[Tensor], state: Optional[Tensor], *, keep_state: bool
     ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
         """What happens between the projections, on ``[B, L, C]``: the output, and the last inputs of the convolution and the last
-        state, which the next call takes as ``before`` and ``state``. None: the sequence starts here."""
+        state, which the next call takes as ``inputs`` and ``state``. None: the sequence starts here."""
 
     @abstractmethod
     def sections(self) -> dict[str, dict[str, int]]:

@@ -14,6 +14,7 @@ from megatron.core.transformer.utils import sharded_state_dict_default
 from torch import Tensor, nn
 
 from nemo2.errors import ConfigError
+from nemo2.models.layers.attend import wide
 from nemo2.models.peft.placement import Placement, placement_of
 
 InitMethod = Literal["xavier", "uniform", "kaiming", "normal", "zero"]
@@ -133,7 +134,7 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The adapter's output on this rank, which is added to the layer's output. ``x`` is the layer's input on this
         rank."""
-        return self.placement.behind(self.before_gather(x))
+        return self.placement.gathered(self.before_gather(x))
 
     def before_gather(self, x: Tensor) -> Tensor:
         part = self.placement.travel == "sequence" or self.placement.sees_a_part
@@ -232,11 +233,6 @@ def call(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Opti
         return result[0], result[1], result[2]
     (output, normed), bias = result
     return output, bias, normed
-
-
-def wide(x: Tensor) -> Tensor:
-    """``x`` in fp32, in which sums and lengths are computed. float64 stays unchanged."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def sections_of(layer: Any, name: str, placement: Placement) -> Optional[list[int]]:

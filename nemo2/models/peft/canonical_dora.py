@@ -6,27 +6,17 @@ import functools
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
-from nemo2.models.peft.adapter import LowRank
-from nemo2.models.peft.canonical_lora import Apart, CanonicalLoRA
-from nemo2.models.peft.dora import Decomposed, DirectionAndMagnitude, DoRA
+from nemo2.models.peft.canonical_lora import CanonicalLoRA, PartAdapters
+from nemo2.models.peft.dora import Decomposed, DoRA, Magnitude
 
 
-class ApartWithLengths(Apart):
-    """Adapters and trained lengths for the parts of a fused layer. The rows of parts that aren't targets stay
-    unchanged."""
-
-    def __init__(self, layer: nn.Module, apart: Apart) -> None:
-        def with_lengths(part: str, adapter: nn.Module) -> DirectionAndMagnitude:
-            assert isinstance(adapter, LowRank)
-            return DirectionAndMagnitude(layer, adapter, part=functools.partial(apart.rows, part))
-
-        adapters = {part: with_lengths(part, adapter) for part, adapter in apart.named_children()}
-        super().__init__(adapters, apart.widths, apart.groups, apart.placement)
+class DecomposedParts(Decomposed):
+    """A fused layer with trained lengths for its parts. The rows of parts that aren't targets stay unchanged."""
 
     def growth(self) -> Tensor:
-        """The factor of each row of the layer on this rank, in fp32."""
-        grown = {part: lengths.growth() for part, lengths in self.named_children()}  # pyright: ignore
-        return self._fused(grown, without=1.0)
+        adapter: PartAdapters = self.adapter  # pyright: ignore[reportAssignmentType]
+        by_part = {part: low_rank.magnitude() for part, low_rank in adapter.named_children()}  # pyright: ignore
+        return adapter.fused(by_part, without=1.0)
 
 
 @configurable
@@ -41,6 +31,8 @@ class CanonicalDoRA(CanonicalLoRA, DoRA):
     """
 
     def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:
-        if isinstance(adapter, Apart):
-            return Decomposed(layer, ApartWithLengths(layer, adapter))
-        return super().adapted(layer, adapter)
+        if not isinstance(adapter, PartAdapters):
+            return super().adapted(layer, adapter)
+        for part, low_rank in adapter.named_children():
+            low_rank.magnitude = Magnitude(layer, low_rank, part=functools.partial(adapter.rows, part))  # pyright: ignore
+        return DecomposedParts(layer, adapter)

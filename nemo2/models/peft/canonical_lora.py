@@ -27,17 +27,17 @@ CANONICAL_TARGETS = [
 ]
 
 
-class Apart(nn.Module):
+class PartAdapters(nn.Module):
     """The adapters of a fused layer's parts. Parts that aren't targets have no adapter.
 
     Args:
-        adapters: The adapter of each part: a `LowRank`, or a module with its ``before_gather`` and ``product``.
+        adapters: The adapter of each part.
         widths: The rows of each part in one group of the layer.
         groups: The number of consecutive groups in this rank's rows.
     """
 
     def __init__(
-        self, adapters: Mapping[str, nn.Module], widths: dict[str, int], groups: int, placement: Placement
+        self, adapters: Mapping[str, LowRank], widths: dict[str, int], groups: int, placement: Placement
     ) -> None:
         super().__init__()
         self.placement, self.widths, self.groups = placement, widths, groups
@@ -48,12 +48,12 @@ class Apart(nn.Module):
         """The adapters' outputs in the order of the fused layer's rows: part by part within each of this rank's groups of
         heads."""
         by_part = {name: adapter.before_gather(x) for name, adapter in self.named_children()}  # pyright: ignore
-        return self.placement.behind(self._fused(by_part))
+        return self.placement.gathered(self.fused(by_part))
 
     def product(self) -> Tensor:
         """The adapters' products on this rank, in the rows of the layer's weight, in fp32."""
         by_part = {name: adapter.product().T for name, adapter in self.named_children()}  # pyright: ignore
-        return self._fused(by_part).T
+        return self.fused(by_part).T
 
     def rows(self, part: str, weight: Tensor) -> Tensor:
         """The rows of a part, from a tensor with all of the layer's rows on this rank."""
@@ -61,7 +61,7 @@ class Apart(nn.Module):
         index = list(self.widths).index(part)
         return grouped.split(list(self.widths.values()), dim=1)[index].flatten(0, 1)
 
-    def _fused(self, by_part: dict[str, Tensor], *, without: float = 0.0) -> Tensor:
+    def fused(self, by_part: dict[str, Tensor], *, without: float = 0.0) -> Tensor:
         """The channels of the parts, ``[..., rows]`` each, in the order of the fused layer. ``without`` is the value for
         parts without an adapter."""
         like = next(iter(by_part.values()))
@@ -103,13 +103,13 @@ class CanonicalLoRA(LoRA):
 
     def transform(self, module: nn.Module, name: Optional[str] = None, prefix: Optional[str] = None) -> nn.Module:
         full = f"{prefix}.{name}" if prefix else name or ""
-        parts = self._parts_meant(name or "", prefix or "", module)
+        parts = self._target_parts(name or "", prefix or "", module)
         if not parts:
-            return self.thawed(module, full)
+            return self.unfreeze_saved(module, full)
         placement = required_placement(module, full)
         weight: Any = module.weight
         if name not in PARTS or not (widths := _widths(module, name, placement)):
-            return self.beside(module, full)
+            return self.with_adapter(module, full)
         prepare(module)
         groups = placement.outputs // placement.size // sum(widths.values())
         adapters = {
@@ -124,9 +124,9 @@ class CanonicalLoRA(LoRA):
             for part, width in widths.items()
             if part in parts
         }
-        return self.adapted(module, Apart(adapters, widths, groups, placement))
+        return self.adapted(module, PartAdapters(adapters, widths, groups, placement))
 
-    def _parts_meant(self, name: str, prefix: str, module: Optional[nn.Module] = None) -> set[str]:
+    def _target_parts(self, name: str, prefix: str, module: Optional[nn.Module] = None) -> set[str]:
         """The parts of a layer that get adapters. A ``module`` of None: the layer is known to be linear."""
         parts: set[str] = set()
         for pattern, of_pattern in expanded(self.target_modules, PARTS).items():
@@ -135,9 +135,9 @@ class CanonicalLoRA(LoRA):
                 parts |= of_pattern
         return parts
 
-    def firsts_beside(self, full: str) -> int:
+    def num_first_factors(self, full: str) -> int:
         prefix, _, name = full.rpartition(".")
-        return len(self._parts_meant(name, prefix))
+        return len(self._target_parts(name, prefix))
 
     @property
     def _patterns(self) -> Collection[str]:

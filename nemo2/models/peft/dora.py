@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
-from nemo2.models.peft.adapter import Adapted, InitMethod, LowRank, mark, wide
+from nemo2.models.layers.attend import wide
+from nemo2.models.peft.adapter import Adapted, InitMethod, LowRank, mark
 from nemo2.models.peft.lora import LoRA
 
 
@@ -69,39 +70,6 @@ class Magnitude(nn.Module):
         return wide(weight) / self.lengths()
 
 
-class DirectionAndMagnitude(nn.Module):
-    """The parameters that `DoRA` adds to a layer or to a part of it, under their names in checkpoints."""
-
-    low_rank: LowRank
-    magnitude: Magnitude
-
-    def __init__(
-        self, layer: nn.Module, low_rank: LowRank, *, part: Optional[Callable[[Tensor], Tensor]] = None
-    ) -> None:
-        super().__init__()
-        self.linear_in, self.linear_out = low_rank.linear_in, low_rank.linear_out
-        self.magnitude = Magnitude(layer, low_rank, part=part)
-        self.__dict__["low_rank"] = low_rank
-        self.placement = low_rank.placement
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.low_rank(x)
-
-    def before_gather(self, x: Tensor) -> Tensor:
-        return self.low_rank.before_gather(x)
-
-    def product(self) -> Tensor:
-        return self.low_rank.product()
-
-    def growth(self) -> Tensor:
-        """The factor of each row on this rank, in fp32."""
-        return self.magnitude()
-
-    def train(self, mode: bool = True) -> "DirectionAndMagnitude":
-        self.low_rank.train(mode)
-        return super().train(mode)
-
-
 class Decomposed(Adapted):
     """A linear layer ``m (W + s B A) / |W + s B A| x``, with the bias added separately."""
 
@@ -116,8 +84,12 @@ class Decomposed(Adapted):
                 if isinstance(module, Magnitude):
                     module.begin()
 
+    def growth(self) -> Tensor:
+        """The factor of each row of the layer on this rank, in fp32."""
+        return self.adapter.magnitude()  # pyright: ignore
+
     def merged_weight(self) -> Tensor:
-        return super().merged_weight() * self.adapter.growth().unsqueeze(1)  # pyright: ignore
+        return super().merged_weight() * self.growth().unsqueeze(1)
 
     def joined(self, output: Tensor, bias: Optional[Tensor], x: Tensor) -> Tensor:
         layer: Any = self.to_wrap
@@ -126,7 +98,7 @@ class Decomposed(Adapted):
         if inside is not None and not inside.numel():  # what Transformer Engine's layers have without a bias
             inside = None
         product = output if inside is None else output - inside
-        growth = adapter.placement.behind(adapter.growth().to(product.dtype))
+        growth = adapter.placement.gathered(self.growth().to(product.dtype))
         scaled = growth * (product + adapter(x))
         return scaled if inside is None else scaled + inside
 
@@ -170,4 +142,5 @@ class DoRA(LoRA):
 
     def adapted(self, layer: nn.Module, adapter: nn.Module) -> nn.Module:
         assert isinstance(adapter, LowRank)
-        return Decomposed(layer, DirectionAndMagnitude(layer, adapter))
+        adapter.magnitude = Magnitude(layer, adapter)
+        return Decomposed(layer, adapter)

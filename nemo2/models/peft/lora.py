@@ -25,7 +25,7 @@ from nemo2.models.peft.adapter import (
 )
 from nemo2.models.peft.base import PEFT
 from nemo2.models.peft.placement import placement_of
-from nemo2.models.peft.targets import ModuleMatcher, near_miss, refuse_unmet, takes_all_of
+from nemo2.models.peft.targets import ModuleMatcher, refuse_unmet, takes_all_of
 
 TARGETS = ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]
 """The default targets of NeMo 2.0's LoRA and DoRA."""
@@ -121,10 +121,10 @@ class LoRA(PEFT):
         full = f"{prefix}.{name}" if prefix else name or ""
         pattern = self.matcher.match(name or "", prefix or "") if name else None
         if pattern is None or not is_meant(module, pattern):
-            return self.thawed(module, full)
-        return self.beside(module, full)
+            return self.unfreeze_saved(module, full)
+        return self.with_adapter(module, full)
 
-    def thawed(self, module: nn.Module, full: str) -> nn.Module:
+    def unfreeze_saved(self, module: nn.Module, full: str) -> nn.Module:
         """The module. Its own parameters are unfrozen if they belong to ``modules_to_save``."""
         for name, parameter in module.named_parameters(recurse=False):
             if self.trains_whole(owner_of(parameter, f"{full}.{name}")):
@@ -135,7 +135,7 @@ class LoRA(PEFT):
         """Whether the module with the full name ``full`` belongs to ``modules_to_save``."""
         return any(takes_all_of(pattern, full) for pattern in self.modules_to_save)
 
-    def beside(self, module: nn.Module, full: str) -> nn.Module:
+    def with_adapter(self, module: nn.Module, full: str) -> nn.Module:
         """The linear layer with the full name ``full``, with an adapter."""
         placement = required_placement(module, full)
         weight: Any = module.weight
@@ -166,7 +166,7 @@ class LoRA(PEFT):
         refuse_unmet(self.exclude_modules, linear_layers, each=True, field="exclude_modules")
         meant = ModuleMatcher(list(self._patterns), self.exclude_modules)
         for name, (outputs, inputs) in linear_layers.items():
-            if self.firsts_beside(name) and self.trains_whole(name):
+            if self.num_first_factors(name) and self.trains_whole(name):
                 raise ConfigError(
                     f"peft.modules_to_save trains {name} in full, and peft.target_modules gives it an adapter. Keep one of them: "
                     "name the layer in peft.exclude_modules, or remove it from peft.modules_to_save."
@@ -185,20 +185,21 @@ class LoRA(PEFT):
         ]
         if unmet:
             known = sorted({name.rpartition(".")[2] for name in modules or ()})
+            hint = did_you_mean(unmet[0], known, listed=True)
             raise ConfigError(
-                f"peft.modules_to_save: {unmet[0]!r} matches no module with weights in this model{near_miss(unmet[0], known)} "
+                f"peft.modules_to_save: {unmet[0]!r} matches no module with weights in this model{hint} "
                 f"The modules with weights are {', '.join(known)}. If the output layer shares the embedding's weight "
                 "(share_embeddings_and_output_weights=True), name word_embeddings."
             )
 
-    def firsts_beside(self, full: str) -> int:
+    def num_first_factors(self, full: str) -> int:
         """The number of first factors for the linear layer of this full name. 0: the layer gets no adapter."""
         prefix, _, name = full.rpartition(".")
         return int(self.matcher.match(name, prefix) is not None)
 
     def is_beside_experts(self, linear_layers: Iterable[str]) -> bool:
         """Whether any of these full names is a routed expert's layer with an adapter."""
-        return any(".experts." in name and self.firsts_beside(name) for name in linear_layers)
+        return any(".experts." in name and self.num_first_factors(name) for name in linear_layers)
 
     @property
     def _patterns(self) -> Collection[str]:
@@ -229,7 +230,7 @@ class LinearAdapter(nn.Linear):
     ) -> None:
         nn.Module.__init__(self)
         method = LoRA(None, None, dim, alpha, dropout, dropout_position, lora_A_init_method, lora_dtype=lora_dtype)
-        adapted: Any = method.beside(orig_linear, "linear")
+        adapted: Any = method.with_adapter(orig_linear, "linear")
         self.__dict__.update(copy.deepcopy(orig_linear).__dict__)
         self.requires_grad_(False)
         self.__dict__["_adapter"] = adapted.adapter  # not registered: its factors are, under NeMo's names

@@ -80,7 +80,7 @@ class Placement:
             return mappings.reduce_from_tensor_model_parallel_region(hidden, group=self.group)
         return hidden
 
-    def behind(self, output: Tensor) -> Tensor:
+    def gathered(self, output: Tensor) -> Tensor:
         """The adapter's output, in the layout of the layer's output, from the second factor's output."""
         return (
             mappings.gather_from_tensor_model_parallel_region(output, group=self.group)

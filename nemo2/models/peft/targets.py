@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Optional
 
-from nemo2.base.names import did_you_mean, nearest
+from nemo2.base.names import did_you_mean
 from nemo2.errors import ConfigError
 
 _RANGE = re.compile(r"(?<=\.)(\d+)-(\d+)(?=\.|$)")
@@ -74,16 +74,12 @@ def refuse_unmet(
     if not unmet or (not each and len(unmet) < len(patterns)):
         return
     known = sorted({name.rpartition(".")[2] for name in names})
+    hint = did_you_mean(unmet[0], known, listed=True)
     raise ConfigError(
-        f"peft.{field}: {unmet[0]!r} matches no linear layer of this model{near_miss(unmet[0], known)} Its linear layers "
+        f"peft.{field}: {unmet[0]!r} matches no linear layer of this model{hint} Its linear layers "
         f"are {', '.join(known)}. A pattern of full names may have wildcards and ranges of layers, such as "
         f"*.layers.0-15.*.{known[-1]}."
     )
-
-
-def near_miss(name: str, known: Collection[str]) -> str:
-    """The end of a sentence that suggests known names similar to ``name``, or a period."""
-    return did_you_mean(name, known) if nearest(name, known) else "."
 
 
 def expanded(patterns: Iterable[str], canonical: Mapping[str, Collection[str]]) -> dict[str, set[str]]:

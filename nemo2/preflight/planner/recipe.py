@@ -140,7 +140,7 @@ def _adapters(facts: Facts) -> Optional[Adapters]:
         return None
     firsts: dict[str, list[int]] = {}
     for name in linears:
-        firsts.setdefault(name.rpartition(".")[2], []).append(method.firsts_beside(name))
+        firsts.setdefault(name.rpartition(".")[2], []).append(method.num_first_factors(name))
     with_adapters = {name: [count for count in counts if count] for name, counts in sorted(firsts.items())}
     return Adapters(
         rank=method.dim,

@@ -25,12 +25,33 @@ class Letters:
         return "".join(chr(ord("a") + i) for i in ids)
 
 
-def next_letter(tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+class NextLetter(torch.nn.Module):
     """A model that counts: after each letter comes the next one. Rows past the vocabulary look tempting."""
-    logits = torch.zeros(*tokens.shape, 32)
-    logits.scatter_(-1, (tokens + 1).clamp(max=25).unsqueeze(-1), 5.0)
-    logits[..., 26:] = 99.0
-    return logits
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(*tokens.shape, 32)
+        logits.scatter_(-1, (tokens + 1).clamp(max=25).unsqueeze(-1), 5.0)
+        logits[..., 26:] = 99.0
+        return logits
+
+
+class LastLetter:
+    """A decoder of `NextLetter`, which needs no cache."""
+
+    def __init__(self, core: Any, **sizes: int) -> None:
+        self.core = core
+
+    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.core(tokens)[:, -1]
+
+
+next_letter = NextLetter()
+
+
+@pytest.fixture(autouse=True)
+def decoder_of_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemo2.models.generate.CachedDecoder", LastLetter)
+    monkeypatch.setattr("nemo2.models.generate.required_core", lambda model: model)
 
 
 def test_greedy_generation_follows_the_model_and_stops_at_its_end() -> None:
@@ -152,19 +173,21 @@ def test_two_tensor_parallel_ranks_write_what_one_rank_writes(run_on_ranks: Any,
         assert run_on_ranks(texts_of_a_model, 2, 2, sequence_parallel, **settings) == [alone, alone]
 
 
-def refusal_of_a_cut_model() -> str:
+def refusal_of_a_cut_sequence() -> str:
     from megatron.core import parallel_state
 
-    parallel_state.initialize_model_parallel(pipeline_model_parallel_size=2)
+    from nemo2.models.decoding import refuse_layouts
+
+    parallel_state.initialize_model_parallel(context_parallel_size=2)
     try:
-        generate(next_letter, Letters(), ["a"])  # a function can't be sent from stage to stage
+        refuse_layouts()
     except ConfigError as error:
         return str(error)
     return "not refused"
 
 
-def test_a_pipeline_is_refused(run_on_ranks: Any) -> None:
-    assert all("pipeline_model_parallel_size=1" in text for text in run_on_ranks(refusal_of_a_cut_model, 2))
+def test_context_parallelism_is_refused(run_on_ranks: Any) -> None:
+    assert all("context_parallel_size=1" in text for text in run_on_ranks(refusal_of_a_cut_sequence, 2))
 
 
 def test_a_tokenizer_without_an_end_token_runs_to_the_limit() -> None:

@@ -129,18 +129,6 @@ def test_classes_with_a_scaling_of_their_own_refuse_another() -> None:
             kind(rope_stretching=DynamicNTK(original_length=64, factor=2.0))
 
 
-def test_a_padded_length_is_refused_where_it_decides() -> None:
-    from nemo2.models.decoding import refuse_padding
-    from nemo2.models.rotary import DynamicNTK, Yarn
-
-    with pytest.raises(
-        ConfigError, match="DynamicNTK: beyond 16 tokens the rotary frequencies depend on .* have 17 tokens.*=False"
-    ):
-        refuse_padding(DynamicNTK(original_length=16, factor=2.0), 17)
-    refuse_padding(DynamicNTK(original_length=16, factor=2.0), 16)
-    refuse_padding(Yarn(original_length=16, factor=2.0), 100)
-
-
 def on_context_ranks(ranks: int) -> torch.Tensor:
     """Logits of this rank's tokens, by their places."""
     from megatron.core import parallel_state as ps
