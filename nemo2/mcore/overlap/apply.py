@@ -68,12 +68,8 @@ def overlap(
     # Without a setting, Transformer Engine's attention uses a ring, and plain attention gathers.
     messages = "p2p" if transformer_engine_missing is None else "all_gather"
     facts = OverlapFacts(
-        tensor_parallel=layout.tp,
-        pipeline_parallel=layout.pp,
-        virtual_pipeline=layout.vp,
-        context_parallel=layout.cp,
+        layout=layout,
         gradient_ranks=max(1, world_size // (layout.tp * layout.pp)),
-        sequence_parallel=layout.sp,
         distributed_optimizer=bool(getattr(optimizer_config, "use_distributed_optimizer", False)),
         fused_weight_gradients=fused and output_layer_can_fuse,
         context_messages=str(getattr(model_config, "cp_comm_type", None) or messages),
@@ -115,7 +111,7 @@ def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = No
     owner, reduced = "strategy.ddp_config", "overlap_grad_reduce"
     in_force = Setting(reduced, owner, False, where_set(ddp_config, reduced))
     settings = [*_settings(ddp_config, owner, ("overlap_param_gather",)), in_force]
-    if ddp_config.overlap_param_gather and (problem := GATHER_AHEAD.problem(Requested(settings))):
+    if ddp_config.overlap_param_gather and (problem := GATHER_AHEAD.problem(Requested(settings, Layout()))):
         raise ConfigError(problem, rule=GATHER_AHEAD.rule)
     if ddp_config.bucket_size is None:
         return

@@ -101,7 +101,7 @@ def find_preset(facts: OverlapFacts) -> Optional[Preset]:
         "bf16" if facts.quantized is None else "fp8",
         _FAMILIES.get(facts.gpu or ""),
         facts.hidden_size,
-        facts.tensor_parallel,
+        facts.layout.tp,
         facts.micro_batch_size,
         facts.seq_length,
     )
@@ -111,7 +111,7 @@ def find_preset(facts: OverlapFacts) -> Optional[Preset]:
         if not one.adapters
         and job == (one.dtype, one.gpu, one.hidden_size, one.tensor_parallel, one.micro_batch_size, one.seq_length)
     ]
-    return min(fitting, key=lambda one: one.context_parallel != facts.context_parallel, default=None)
+    return min(fitting, key=lambda one: one.context_parallel != facts.layout.cp, default=None)
 
 
 def choose_userbuffers(facts: OverlapFacts, requested: Any) -> tuple[Any, str]:
@@ -128,7 +128,7 @@ def choose_userbuffers(facts: OverlapFacts, requested: Any) -> tuple[Any, str]:
         if tuned is None:
             return None, f"Transformer Engine's defaults: no preset was tuned for {_described(facts)}"
         note = ""
-        if tuned.context_parallel != facts.context_parallel:
+        if tuned.context_parallel != facts.layout.cp:
             note = f", at context_parallel_size={tuned.context_parallel}"
         return tuned.settings(), f"preset {tuned.name}: tuned for {_described(facts)}{note}"
     if isinstance(requested, str) and requested == "default":
@@ -152,7 +152,7 @@ def _named(name: str) -> Preset:
 def _misfit(chosen: Preset, facts: OverlapFacts) -> str:
     pairs = (
         ("hidden size", chosen.hidden_size, facts.hidden_size),
-        ("tensor-parallel size", chosen.tensor_parallel, facts.tensor_parallel),
+        ("tensor-parallel size", chosen.tensor_parallel, facts.layout.tp),
         ("micro-batch size", chosen.micro_batch_size, facts.micro_batch_size),
         ("sequence length", chosen.seq_length, facts.seq_length),
     )
@@ -163,7 +163,7 @@ def _misfit(chosen: Preset, facts: OverlapFacts) -> str:
 def _described(facts: OverlapFacts) -> str:
     return (
         f"{facts.gpu or 'this machine'}, {'fp8' if facts.quantized else '16 bits'}, hidden size {facts.hidden_size}, "
-        f"tensor-parallel size {facts.tensor_parallel}, micro-batch {facts.micro_batch_size}, "
+        f"tensor-parallel size {facts.layout.tp}, micro-batch {facts.micro_batch_size}, "
         f"sequence length {facts.seq_length}"
     )
 
