@@ -741,10 +741,8 @@ def _batch_shape(batch: Any, num_microbatches: int) -> tuple[int, int]:
     """Micro-batch size and sequence length, read off the first tensor with two dimensions or more."""
     if isinstance(batch, MicroBatches):
         batch, num_microbatches = batch[0], 1
-    for leaf in tree_flatten(batch)[0]:
-        if isinstance(leaf, Tensor) and leaf.dim() >= 2:
-            return leaf.shape[0] // num_microbatches, leaf.shape[1]
-    for leaf in tree_flatten(batch)[0]:
-        if isinstance(leaf, Tensor) and leaf.dim() == 1:
-            return leaf.shape[0] // num_microbatches, 1
-    return 1, 1
+    tensors = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()]
+    if not tensors:
+        return 1, 1
+    first = next((tensor for tensor in tensors if tensor.dim() > 1), tensors[0])
+    return first.shape[0] // num_microbatches, first.shape[1] if first.dim() > 1 else 1
