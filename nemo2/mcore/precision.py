@@ -251,11 +251,11 @@ class MegatronMixedPrecision(MixedPrecision):
         config = self.dtype_config
         return torch.autocast(self.device, dtype=config.autocast_dtype, enabled=config.autocast_enabled)
 
-    def apply_to(self, config: Any, *, path: str) -> dict[str, tuple[Any, Any]]:
+    def apply_to(self, config: Any, *, path: str) -> None:
         """Call `apply_to_all` with one configuration."""
-        return self.apply_to_all({path: config})[path]
+        self.apply_to_all({path: config})
 
-    def apply_to_all(self, configs: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
+    def apply_to_all(self, configs: Mapping[str, Any]) -> None:
         """Copy the dtype fields into the fields of the same name in all of a run's configurations at once.
 
         A value that the user set in one configuration also applies to the others.
@@ -264,14 +264,12 @@ class MegatronMixedPrecision(MixedPrecision):
             configs: Megatron-Core's configurations by the name that errors call them ("strategy.ddp_config"). Changed
                 in place.
 
-        Returns:
-            ``{path: {field: (before, after)}}`` of the changed fields.
-
         Raises:
             ConfigError: the user set two places to different values. Each sentence of the message names both places.
         """
         self._follow(configs)
-        return {path: self._write(config) for path, config in configs.items()}
+        for config in configs.values():
+            self._write(config)
 
     def _follow(self, configs: Mapping[str, Any]) -> None:
         """Adopt the explicit values of the configurations in fields that the plugin leaves unset."""
@@ -308,22 +306,19 @@ class MegatronMixedPrecision(MixedPrecision):
             for name in claim.names:
                 adjust(self.dtype_config, name, claim.value, why=f"{claim.place} was set")
 
-    def _write(self, config: Any) -> dict[str, tuple[Any, Any]]:
-        changed: dict[str, tuple[Any, Any]] = {}
+    def _write(self, config: Any) -> None:
+        changed = set()
         followed = adjustments(self.dtype_config)
         for field in fields(self.dtype_config):
-            if not hasattr(config, field.name):
-                continue
-            before, after = getattr(config, field.name), getattr(self.dtype_config, field.name)
-            if before == after:
+            value = getattr(self.dtype_config, field.name)
+            if not hasattr(config, field.name) or getattr(config, field.name) == value:
                 continue
             steps = followed.get(field.name)
             argument = _ARGUMENT_OF.get(field.name, field.name)
-            adjust(config, field.name, after, why=steps[-1].why if steps else f"trainer.plugins.{argument}")
-            changed[field.name] = (before, after)
-        if self.dtype_config.fp8 and changed.keys() & {"fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag"}:
+            adjust(config, field.name, value, why=steps[-1].why if steps else f"trainer.plugins.{argument}")
+            changed.add(field.name)
+        if self.dtype_config.fp8 and changed & {"fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag"}:
             _derive_again(config)
-        return changed
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Convert the chunk to the model's dtype. 16-bit chunks are wrapped so that their inputs and outputs are

@@ -158,7 +158,7 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
         # Megatron-Core's errors about the model are wanted all the same.
         model, precision = again.model_config, again.precision
         adjust_to(model, machine.overrides)
-        if _Attempts().attempt("one-precision", lambda: precision.apply_to(model, path=MODEL)) is None:
+        if _Attempts().attempt("one-precision", lambda: precision.apply_to(model, path=MODEL) or True) is None:
             model = None
     if model is not None:
         finished = replace(run, model_config=model)
