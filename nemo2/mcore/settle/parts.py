@@ -8,7 +8,7 @@ process group.
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
@@ -85,12 +85,12 @@ class Parts:
         return self.objects.get(path)
 
 
-def build_parts(recipe: Any, machine: Machine, paths: Iterable[str] = tuple(RULE_OF)) -> Parts:
+def build_parts(recipe: Any, machine: Machine) -> Parts:
     """Build each part separately, so that a part that fails does not hide the next. The recipe is not changed."""
     objects: dict[str, Any] = {}
     refusals: list[Refusal] = []
     precision_at, precision = _precision(node_at(recipe, "trainer.plugins"))
-    for path in paths:
+    for path in RULE_OF:
         node = precision if path == "trainer.plugins" else node_at(recipe, path)
         if missing := missing_arguments(node, path):
             refusals.append(Refusal(RULE_OF[path], f"{missing}.", path))

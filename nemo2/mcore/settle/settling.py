@@ -25,7 +25,7 @@ from nemo2.mcore.overlap.apply import leave_one_bucket, overlap, overlap_callbac
 from nemo2.mcore.overlap.rules import RULE
 from nemo2.mcore.overlap.settings import Decision
 from nemo2.mcore.overlap.userbuffer_limits import uncarried
-from nemo2.mcore.parallel.layout import Layout, ParallelismConfig
+from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle import rows
 from nemo2.mcore.settle.agreement import follow_the_data
@@ -110,8 +110,10 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
     if strategy is None or not hasattr(strategy, "ddp_config"):
         return Settled(machine=machine, layout=layout or Layout(), refusals=tuple(refusals), world=world)
     laid: Layout = layout or strategy.layout
+    parallelism = copy.copy(strategy.parallelism)  # with its record of explicit fields
+    vars(parallelism).update(laid.fields())
     run = RunSettings(
-        parallelism=_resized(strategy.parallelism, laid),
+        parallelism=parallelism,
         ddp_config=strategy.ddp_config,
         optimizer_config=parts.get("optim.config"),
         model_config=_following_the_data(parts.get("model.config"), getattr(recipe, "data", None)),
@@ -293,13 +295,6 @@ def _uncarried(model: Any, data: Any, machine: Machine) -> Iterator[Refusal]:
     tokens = math.prod(counts) // model.context_parallel_size if len(counts) == len(sizes) else None
     for rule, sentence in uncarried(model, version=str(machine.transformer_engine), tokens=tokens):
         yield Refusal(rule, sentence)
-
-
-def _resized(parallelism: ParallelismConfig, layout: Layout) -> ParallelismConfig:
-    """A copy with other sizes, which keeps the record of explicit fields."""
-    parallelism = copy.copy(parallelism)
-    vars(parallelism).update(layout.fields())
-    return parallelism
 
 
 def _following_the_data(config: Any, data: Any) -> Any:
