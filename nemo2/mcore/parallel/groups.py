@@ -99,10 +99,8 @@ def destroy_model_parallel() -> None:
             if isinstance(group, torch.distributed.ProcessGroup) and group.group_name not in kept:
                 with contextlib.suppress(ValueError):  # already destroyed
                     torch.distributed.destroy_process_group(group)
-        for embedding in (
-            RotaryEmbedding,
-            YarnRotaryEmbedding,
-        ):  # caches of the last 32 embeddings, and the groups in them
+        # Caches of the last 32 embeddings, and the groups in them.
+        for embedding in (RotaryEmbedding, YarnRotaryEmbedding):
             cast(Any, embedding.forward).cache_clear()
     unset_num_microbatches_calculator()
 
