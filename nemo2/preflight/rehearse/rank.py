@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nemo2.base.backend.patching import Patch
+from nemo2.base.backend.te_stub import transformer_engine_stub
 from nemo2.base.variables import environment
 from nemo2.mcore.parallel.groups import destroy_model_parallel
-from nemo2.preflight.rehearse.adam import transformer_engine_stub
 from nemo2.preflight.rehearse.meta_backend import META, rehearsing
 from nemo2.preflight.rehearse.silent_group import BACKEND, Call, listen, register
 from nemo2.preflight.rehearse.tracker import WORK, Sums, Tracker
