@@ -254,4 +254,3 @@ def _end_ranks(before: set[int]) -> None:
     with contextlib.suppress(OSError):  # the terminal may be closed
         print("ending the ranks; press Ctrl-C again to kill them", file=sys.stderr, flush=True)
     stop_processes(child_processes() - before)
-

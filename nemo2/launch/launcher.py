@@ -304,4 +304,3 @@ def apply_shape(
         world.nodes,
         name or getattr(log, "name", None) or getattr(target, "__name__", "run"),
     )
-

@@ -119,7 +119,12 @@ def test_the_preset_of_a_run_is_found_by_what_it_was_tuned_for(name: str) -> Non
         "seq_length": one.seq_length,
     }
     assert find_preset(facts(**sizes)) == one
-    for field, other in (("hidden_size", 4096), ("layout", Layout(tp=16)), ("micro_batch_size", 3), ("seq_length", 512)):
+    for field, other in (
+        ("hidden_size", 4096),
+        ("layout", Layout(tp=16)),
+        ("micro_batch_size", 3),
+        ("seq_length", 512),
+    ):
         assert find_preset(facts(**sizes | {field: other})) is None, field
     assert find_preset(facts(**sizes | {"gpu": "a100"})) is None
 
