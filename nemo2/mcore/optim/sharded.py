@@ -32,8 +32,8 @@ def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) 
     Raises:
         ConfigError: the configuration asks for another optimizer.
     """
-    seen: Any = [_Whole(chunk) for chunk in chunks]
-    groups = [group for group in _get_param_groups(seen, config, overrides) if group["params"]]
+    whole_chunks: Any = [_Whole(chunk) for chunk in chunks]
+    groups = [group for group in _get_param_groups(whole_chunks, config, overrides) if group["params"]]
     held = {id(whole): parameter for chunk in chunks for whole, parameter in _whole_and_held(chunk)}
     for group in groups:
         group["params"] = [held[id(parameter)] for parameter in group["params"]]

@@ -109,9 +109,9 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         refusals.append(Refusal("nodes-and-devices-are-counts", str(error), "trainer.devices"))
     if strategy is None or not hasattr(strategy, "ddp_config"):
         return Settled(machine=machine, layout=layout or Layout(), refusals=tuple(refusals), world=world)
-    laid: Layout = layout or strategy.layout
+    layout = layout or strategy.layout
     parallelism = copy.copy(strategy.parallelism)  # with its record of explicit fields
-    vars(parallelism).update(laid.fields())
+    vars(parallelism).update(layout.fields())
     run = RunSettings(
         parallelism=parallelism,
         ddp_config=strategy.ddp_config,
@@ -121,10 +121,12 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
     )
     with quietly():
         settled, attempts = settle_run(run, machine), _Attempts()
-        size = world.size if world is not None else laid.model_parallel_size
+        size = world.size if world is not None else layout.model_parallel_size
         decisions = None
         if not settled.refused("one-switch-for-the-distributed-optimizer"):  # else the callback would tell it again
-            decisions = attempts.attempt(RULE, lambda: _decide(recipe, settled.objects, laid, size, machine, attempts))
+            decisions = attempts.attempt(
+                RULE, lambda: _decide(recipe, settled.objects, layout, size, machine, attempts)
+            )
         # The callback repeats the conflicts that need no callback.
         attempts.refusals = [one for one in attempts.refusals if one.rule == RULE or not settled.refused(one.rule)]
         attempts.refusals += _uncarried(settled.objects.get("model.config"), getattr(recipe, "data", None), machine)
