@@ -124,9 +124,7 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         size = world.size if world is not None else layout.model_parallel_size
         decisions = None
         if not settled.refused("one-switch-for-the-distributed-optimizer"):  # else the callback would tell it again
-            decisions = attempts.attempt(
-                RULE, lambda: _decide(recipe, settled.objects, layout, size, machine, attempts)
-            )
+            decisions = attempts.attempt(RULE, lambda: _decide(recipe, settled, size, attempts))
         # The callback repeats the conflicts that need no callback.
         attempts.refusals = [one for one in attempts.refusals if one.rule == RULE or not settled.refused(one.rule)]
         attempts.refusals += _uncarried(settled.objects.get("model.config"), getattr(recipe, "data", None), machine)
@@ -256,11 +254,10 @@ def layers_per_chunk(config: Any) -> list[int]:
     ]
 
 
-def _decide(
-    recipe: Any, objects: Mapping[str, Any], layout: Layout, world_size: int, machine: Machine, attempts: _Attempts
-) -> dict[str, Decision]:
+def _decide(recipe: Any, settled: Settled, world_size: int, attempts: _Attempts) -> dict[str, Decision]:
     """Apply the overlap callback's decisions at setup, and Megatron-Core's when it makes the buffers."""
-    ddp_config, data = objects["trainer.strategy.ddp"], getattr(recipe, "data", None)
+    objects, machine, data = settled.objects, settled.machine, getattr(recipe, "data", None)
+    ddp_config = objects["trainer.strategy.ddp"]
     nodes = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
     built = (
         attempts.attempt(RULE, lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one) for one in nodes
@@ -273,7 +270,7 @@ def _decide(
         )
         decisions = overlap(
             callbacks,
-            layout=layout,
+            layout=settled.layout,
             world_size=world_size,
             model_config=objects.get("model.config"),
             optimizer_config=objects.get("optim.config"),
