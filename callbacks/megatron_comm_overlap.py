@@ -108,7 +108,7 @@ class MegatronCommOverlapCallback(pl.Callback):
             if trainer.is_global_zero:
                 name = type(strategy).__name__
                 _log.info("%s has no effect under %s.", CALLBACK, name)
-                for setting in settings_of_run([self], model_config=None, optimizer_config=None, ddp_config=None):
+                for setting in settings_of_run([self], {}):
                     _log.warning("%s does not take effect: %s overlaps communication by itself.", setting, name)
             return
         siblings = [

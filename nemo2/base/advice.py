@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advice in the language of its reader: options on the command line, fields and arguments in Python."""
 
-import contextlib
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from nemo2.base.variables import environment
 
 _VARIABLE = "NEMO2_COMMAND"
 """The command that a user has typed, here and in the processes that it starts."""
@@ -35,14 +37,6 @@ def again() -> str:
     return os.environ.get(_VARIABLE, "the same command or script")
 
 
-@contextlib.contextmanager
-def for_the_command_line(arguments: Sequence[str]) -> Iterator[None]:
+def for_the_command_line(arguments: Sequence[str]) -> AbstractContextManager[None]:
     """While this lasts, advice names options. ``arguments``: the command's, without secrets."""
-    before = os.environ.get(_VARIABLE)
-    os.environ[_VARIABLE] = shlex.join(["nemo2", *arguments])
-    try:
-        yield
-    finally:
-        os.environ.pop(_VARIABLE)
-        if before is not None:
-            os.environ[_VARIABLE] = before
+    return environment({_VARIABLE: shlex.join(["nemo2", *arguments])})

@@ -7,12 +7,9 @@ runner, and then checks how the run ended.
 
 import contextlib
 import logging
-import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import nemo_run
 from nemo_run.config import get_nemorun_home
 
 from nemo2.base.advice import again
+from nemo2.base.variables import environment
 from nemo2.config.serialize import to_json
 from nemo2.errors import EXIT_PREEMPTED
 from nemo2.launch.failure import explain_failure
@@ -122,7 +120,7 @@ def on_experiment(
         enable_goodbye_message=False,
         skip_status_at_exit=True,
     )
-    with own_signals(), _variables(secrets), experiment:
+    with own_signals(), environment(secrets), experiment:
         experiment.add(recipe, name=name, tail_logs=not local)
         if dryrun:
             experiment.dryrun(log=False)
@@ -256,18 +254,3 @@ def _end_ranks(before: set[int]) -> None:
     with contextlib.suppress(OSError):  # the terminal may be closed
         print("ending the ranks; press Ctrl-C again to kill them", file=sys.stderr, flush=True)
     stop_processes(child_processes() - before)
-
-
-@contextmanager
-def _variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process for a while. Child processes inherit them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -217,8 +217,8 @@ def _refuse_too_large(recipe: Any, machine: Machine, *, force: bool) -> None:
 
 def _warn_of_random_data(recipe: Any) -> None:
     """Warn on stderr if a run longer than a trial trains on random tokens."""
-    steps = _get(_get(recipe, "trainer"), "max_steps") or 0
-    if is_mock(_get(recipe, "data")) and (steps > _TRIAL_STEPS or steps < 0):
+    steps = getattr(getattr(recipe, "trainer", None), "max_steps", None) or 0
+    if is_mock(getattr(recipe, "data", None)) and (steps > _TRIAL_STEPS or steps < 0):
         print(
             f"note: {f'{steps:,}' if steps > 0 else 'all'} steps on random tokens (MockDataModule), from which the "
             f"model can learn nothing. To train on text, {own_data()}.",
@@ -284,8 +284,8 @@ def apply_shape(
         ConfigError: ``devices`` or ``nodes``, or the trainer's, are not valid numbers.
     """
     require_counts("", others=(None,), devices=devices, nodes=nodes)
-    trainer = _get(recipe, "trainer")
-    log = _get(recipe, "log")
+    trainer = getattr(recipe, "trainer", None)
+    log = getattr(recipe, "log", None)
     if trainer is not None:
         if devices is not None:
             trainer.devices = devices
@@ -302,15 +302,5 @@ def apply_shape(
     return (
         world.devices,
         world.nodes,
-        name or _get(log, "name") or getattr(target, "__name__", "run"),
+        name or getattr(log, "name", None) or getattr(target, "__name__", "run"),
     )
-
-
-def _get(node: Any, name: str) -> Any:
-    """A field of a config. None: the field is missing or unset."""
-    if node is None:
-        return None
-    try:
-        return getattr(node, name)
-    except (AttributeError, ValueError):
-        return None

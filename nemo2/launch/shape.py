@@ -21,6 +21,8 @@ from nemo_run.core.execution.base import Executor
 from nemo2.errors import ConfigError
 
 _NODES = ("nodes", "num_nodes")
+_RANKS_PER_NODE = ("ntasks_per_node", "torchrun_nproc_per_node", "nprocs_per_node")
+"""Without the second, Slurm's executor counts the GPUs of a node or task as ranks."""
 
 
 def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
@@ -34,17 +36,10 @@ def give_shape(executor: Any, *, devices: int, nodes: int) -> None:
         raise ConfigError(
             "KubeRayExecutor starts Ray clusters, not ranks. Use KubeflowExecutor, or an executor of Slurm or SkyPilot."
         )
-    for field in _NODES:
-        if hasattr(executor, field):
-            setattr(executor, field, nodes)
-    if hasattr(executor, "ntasks_per_node"):
-        executor.ntasks_per_node = devices
-    if hasattr(executor, "torchrun_nproc_per_node"):
-        executor.torchrun_nproc_per_node = (
-            devices  # or else Slurm's executor counts the GPUs of a node or task as ranks
-        )
-    if hasattr(executor, "nprocs_per_node"):
-        executor.nprocs_per_node = devices
+    for fields, count in ((_NODES, nodes), (_RANKS_PER_NODE, devices)):
+        for field in fields:
+            if hasattr(executor, field):
+                setattr(executor, field, count)
     has_gpus = bool(getattr(executor, "gpus_per_node", None))
     counts_gpus = has_gpus and kind in ("DGXCloudExecutor", "LeptonExecutor", "KubeflowExecutor")
     if counts_gpus or kind.startswith("Skypilot"):

@@ -88,6 +88,40 @@ class DtypeConfig:
     hysteresis: int = 2
     reuse_grad_buf_for_mxfp8_param_ag: bool = False
 
+    @classmethod
+    def of(cls, precision: str, arguments: Mapping[str, Any]) -> "DtypeConfig":
+        """The fields for a precision of `_PRECISIONS` and all arguments of `MegatronMixedPrecision`."""
+        dtype = _PRECISIONS[precision]
+        values = {field.name: arguments[_ARGUMENT_OF.get(field.name, field.name)] for field in fields(cls)}
+        gather = arguments["fp8_params" if arguments["fp8_param_gather"] is None else "fp8_param_gather"]
+        values |= {
+            "fp32": dtype is torch.float32,
+            "fp16": dtype is torch.float16,
+            "bf16": dtype is torch.bfloat16,
+            "params_dtype": dtype,
+            "pipeline_dtype": values["pipeline_dtype"] or dtype,
+            "autocast_dtype": values["autocast_dtype"] or dtype,
+            "fp8_recipe": values["fp8_recipe"] or "delayed",  # NeMo's scripts pass None without fp8
+            "fp8_param": bool(gather),
+            "fp8_param_gather": bool(gather),
+        }
+        return cls(**values)
+
+
+_ARGUMENT_OF = {
+    "fp32": "precision",
+    "fp16": "precision",
+    "bf16": "precision",
+    "params_dtype": "precision",
+    "enable_autocast": "autocast_enabled",
+    "fp8_param": "fp8_param_gather",
+    **{
+        field: f"fp16_{field}"
+        for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+    },
+}
+"""The arguments of `MegatronMixedPrecision` by the fields of `DtypeConfig`, where the names differ."""
+
 
 _BUFFERS = "megatron.core.distributed.distributed_data_parallel_config:DistributedDataParallelConfig"
 _OPTIMIZER = "megatron.core.optimizer.optimizer_config:OptimizerConfig"
@@ -170,6 +204,7 @@ class MegatronMixedPrecision(MixedPrecision):
         num_layers_at_end_in_bf16: int = 0,
         reuse_grad_buf_for_mxfp8_param_ag: bool = False,
     ) -> None:
+        arguments = dict(locals())
         super(MixedPrecision, self).__init__()  # Lightning's would make a gradient scaler
         name = _SPELLINGS.get(str(precision), str(precision))
         if name not in _PRECISIONS:
@@ -177,18 +212,14 @@ class MegatronMixedPrecision(MixedPrecision):
                 f"trainer.plugins.precision={precision!r}: must be one of {', '.join(_PRECISIONS)}"
                 f"{did_you_mean(str(precision), _PRECISIONS, listed=True)}"
             )
-        if fp8_params is not None:
-            if fp8_param_gather is not None and fp8_param_gather != fp8_params:
-                raise ConfigError(
-                    f"fp8_params={fp8_params} is the old name of fp8_param_gather={fp8_param_gather}, and the two "
-                    "values differ. Remove fp8_params."
-                )
-            fp8_param_gather = fp8_params
+        if fp8_params is not None and fp8_param_gather not in (None, fp8_params):
+            raise ConfigError(
+                f"fp8_params={fp8_params} is the old name of fp8_param_gather={fp8_param_gather}, and the two "
+                "values differ. Remove fp8_params."
+            )
         if fp8 not in (None, "hybrid", "e4m3"):
             raise ConfigError(f"trainer.plugins.fp8={fp8!r}: must be 'hybrid', 'e4m3' or None.")
-        if fp8_recipe is None and fp8 is None:
-            fp8_recipe = "delayed"  # NeMo's scripts pass this without fp8
-        if fp8_recipe not in FP8_RECIPES:
+        if fp8_recipe not in FP8_RECIPES and (fp8, fp8_recipe) != (None, None):
             raise ConfigError(
                 f"trainer.plugins.fp8_recipe={fp8_recipe!r}: must be one of {', '.join(FP8_RECIPES)}"
                 f"{did_you_mean(str(fp8_recipe), FP8_RECIPES, listed=True)}"
@@ -200,53 +231,7 @@ class MegatronMixedPrecision(MixedPrecision):
                 f"trainer.plugins.params_dtype={params_dtype} contradicts trainer.plugins.precision={name!r}, which "
                 f"makes the model's parameters {dtype}. Leave params_dtype unset, or choose another precision."
             )
-        params_dtype = dtype
-        self.dtype_config = DtypeConfig(
-            fp32=dtype is torch.float32,
-            fp16=dtype is torch.float16,
-            bf16=dtype is torch.bfloat16,
-            params_dtype=params_dtype,
-            pipeline_dtype=pipeline_dtype or params_dtype,
-            autocast_dtype=autocast_dtype or params_dtype,
-            autocast_enabled=autocast_enabled,
-            enable_autocast=autocast_enabled,
-            grad_reduce_in_fp32=grad_reduce_in_fp32,
-            fp8=fp8,
-            fp8_recipe=fp8_recipe,
-            first_last_layers_bf16=first_last_layers_bf16,
-            num_layers_at_start_in_bf16=num_layers_at_start_in_bf16,
-            num_layers_at_end_in_bf16=num_layers_at_end_in_bf16,
-            fp8_margin=fp8_margin,
-            fp8_amax_history_len=fp8_amax_history_len,
-            fp8_amax_compute_algo=fp8_amax_compute_algo,
-            fp8_wgrad=fp8_wgrad,
-            fp8_dot_product_attention=fp8_dot_product_attention,
-            fp8_multi_head_attention=fp8_multi_head_attention,
-            fp8_param=bool(fp8_param_gather),
-            fp8_param_gather=bool(fp8_param_gather),
-            fp4=fp4,
-            fp4_recipe=fp4_recipe,
-            loss_scale=fp16_loss_scale,
-            initial_loss_scale=fp16_initial_loss_scale,
-            min_loss_scale=fp16_min_loss_scale,
-            loss_scale_window=fp16_loss_scale_window,
-            hysteresis=fp16_hysteresis,
-            reuse_grad_buf_for_mxfp8_param_ag=reuse_grad_buf_for_mxfp8_param_ag,
-        )
-
-    # The plugin's arguments by field, where the names differ.
-    _ARGUMENT_OF = {
-        "fp32": "precision",
-        "fp16": "precision",
-        "bf16": "precision",
-        "params_dtype": "precision",
-        "enable_autocast": "autocast_enabled",
-        "fp8_param": "fp8_param_gather",
-        **{
-            field: f"fp16_{field}"
-            for field in ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
-        },
-    }
+        self.dtype_config = DtypeConfig.of(name, arguments)
 
     # The plugin is an instance of Lightning's class for callers that check the class. It doesn't use torch's autocast
     # and gradient scaler: the whole model is converted, and Megatron-Core's optimizer scales the loss.
@@ -266,11 +251,11 @@ class MegatronMixedPrecision(MixedPrecision):
         config = self.dtype_config
         return torch.autocast(self.device, dtype=config.autocast_dtype, enabled=config.autocast_enabled)
 
-    def apply_to(self, config: Any, *, path: str) -> dict[str, tuple[Any, Any]]:
+    def apply_to(self, config: Any, *, path: str) -> None:
         """Call `apply_to_all` with one configuration."""
-        return self.apply_to_all({path: config})[path]
+        self.apply_to_all({path: config})
 
-    def apply_to_all(self, configs: Mapping[str, Any]) -> dict[str, dict[str, tuple[Any, Any]]]:
+    def apply_to_all(self, configs: Mapping[str, Any]) -> None:
         """Copy the dtype fields into the fields of the same name in all of a run's configurations at once.
 
         A value that the user set in one configuration also applies to the others.
@@ -279,14 +264,12 @@ class MegatronMixedPrecision(MixedPrecision):
             configs: Megatron-Core's configurations by the name that errors call them ("strategy.ddp_config"). Changed
                 in place.
 
-        Returns:
-            ``{path: {field: (before, after)}}`` of the changed fields.
-
         Raises:
             ConfigError: the user set two places to different values. Each sentence of the message names both places.
         """
         self._follow(configs)
-        return {path: self._write(config) for path, config in configs.items()}
+        for config in configs.values():
+            self._write(config)
 
     def _follow(self, configs: Mapping[str, Any]) -> None:
         """Adopt the explicit values of the configurations in fields that the plugin leaves unset."""
@@ -302,7 +285,7 @@ class MegatronMixedPrecision(MixedPrecision):
             first = claims.setdefault(name, claim)
             if first.value != claim.value:
                 problems.append(f"{first} contradicts {claim}. {_ONE_THING}")
-            current, argument = getattr(self.dtype_config, name), self._ARGUMENT_OF.get(name, name)
+            current, argument = getattr(self.dtype_config, name), _ARGUMENT_OF.get(name, name)
             if first is not claim or current == claim.value:
                 continue
             if argument in ours:
@@ -323,22 +306,19 @@ class MegatronMixedPrecision(MixedPrecision):
             for name in claim.names:
                 adjust(self.dtype_config, name, claim.value, why=f"{claim.place} was set")
 
-    def _write(self, config: Any) -> dict[str, tuple[Any, Any]]:
-        changed: dict[str, tuple[Any, Any]] = {}
+    def _write(self, config: Any) -> None:
+        changed = set()
         followed = adjustments(self.dtype_config)
         for field in fields(self.dtype_config):
-            if not hasattr(config, field.name):
-                continue
-            before, after = getattr(config, field.name), getattr(self.dtype_config, field.name)
-            if before == after:
+            value = getattr(self.dtype_config, field.name)
+            if not hasattr(config, field.name) or getattr(config, field.name) == value:
                 continue
             steps = followed.get(field.name)
-            argument = self._ARGUMENT_OF.get(field.name, field.name)
-            adjust(config, field.name, after, why=steps[-1].why if steps else f"trainer.plugins.{argument}")
-            changed[field.name] = (before, after)
-        if self.dtype_config.fp8 and changed.keys() & {"fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag"}:
+            argument = _ARGUMENT_OF.get(field.name, field.name)
+            adjust(config, field.name, value, why=steps[-1].why if steps else f"trainer.plugins.{argument}")
+            changed.add(field.name)
+        if self.dtype_config.fp8 and changed & {"fp8_recipe", "reuse_grad_buf_for_mxfp8_param_ag"}:
             _derive_again(config)
-        return changed
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Convert the chunk to the model's dtype. 16-bit chunks are wrapped so that their inputs and outputs are
@@ -482,24 +462,14 @@ _ONE_THING = "Both control the same setting. Remove one of them, or set both to 
 
 def _reading(field: str) -> Callable[[Any], Any]:
     """Return a function that reads a field of `DtypeConfig` from a node of the plugin."""
-    argument = MegatronMixedPrecision._ARGUMENT_OF.get(field, field)
 
     def read(plugin: Any) -> Any:
         name = _SPELLINGS.get(str(plugin.precision), str(plugin.precision)) if hasattr(plugin, "precision") else None
         if name not in _PRECISIONS:
             return NOT_HERE
-        if field in _NAME_OF:
-            return name == _NAME_OF[field]
         if field == "check_for_nan_in_grad":
-            return False if name == _NAME_OF["fp16"] and plugin.fp16_loss_scale is None else NOT_HERE
-        value = (
-            _PRECISIONS[name] if field == "params_dtype" else plugin.__arguments__.get(argument, _DEFAULTS[argument])
-        )
-        if value is None and field.endswith("_dtype"):
-            return _PRECISIONS[name]
-        if value is None and argument == "fp8_param_gather":
-            return bool(plugin.fp8_params)
-        return value
+            return False if name == "16-mixed" and plugin.fp16_loss_scale is None else NOT_HERE
+        return getattr(DtypeConfig.of(name, {**_DEFAULTS, **plugin.__arguments__}), field)
 
     return read
 
@@ -507,7 +477,6 @@ def _reading(field: str) -> Callable[[Any], Any]:
 _DEFAULTS = {
     name: parameter.default for name, parameter in inspect.signature(MegatronMixedPrecision).parameters.items()
 }
-_NAME_OF = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 for _owner in (_BUFFERS, _OPTIMIZER, _MODEL):
     # The dtype between stages depends on the number of stages too.
     _names = [field.name for field in fields(DtypeConfig) if field.name != "pipeline_dtype"]

@@ -56,18 +56,18 @@ def _on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     return factory
 
 
-def _to_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.to`, whose device may also be the first positional argument."""
+def _method_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose device may also be the first positional argument."""
 
     @functools.wraps(original)
-    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args and _means_cuda(args[0]):
             args = (_CPU, *args[1:])
         if kwargs and _means_cuda(kwargs.get("device")):
             kwargs["device"] = _CPU
         return original(self, *args, **kwargs)
 
-    return to
+    return method
 
 
 def _unchanged(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -125,7 +125,7 @@ TORCH: tuple[Patch, ...] = (
     Patch(target="torch.cuda:set_rng_state", replacement=_set_rng_state, why="only noted for later without a GPU"),
     Patch(target="torch.cuda.random:get_rng_state", replacement=_get_rng_state, why=_NO_CUDA),
     *(Patch(target=f"torch:{name}", replacement=_on_cpu, wraps=True, why=_NO_DEVICE) for name in _FACTORIES),
-    Patch(target="torch:Tensor.to", replacement=_to_on_cpu, wraps=True, why=_NO_DEVICE),
+    Patch(target="torch:Tensor.to", replacement=_method_on_cpu, wraps=True, why=_NO_DEVICE),
     Patch(target="torch:Tensor.cuda", replacement=_unchanged, why=_NO_CUDA),
     Patch(target="torch:Tensor.pin_memory", replacement=_unchanged, why=_NO_CUDA),
     Patch(target="torch:Tensor.record_stream", replacement=_nothing(), why="not implemented for CPU tensors"),
@@ -254,17 +254,6 @@ def _built_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _data_on_cpu(original: Callable[..., None]) -> Callable[..., None]:
-    """The buffer of a loaded shard, on the CPU. Its factory is a default argument, which was bound before the factories
-    were replaced."""
-
-    @functools.wraps(original)
-    def init_data(self: Any, device: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, _CPU if _means_cuda(device) else device, *args, **kwargs)
-
-    return init_data
-
-
 def _restored_by_copy(discarded: torch.Tensor, recomputed: torch.Tensor) -> None:
     """Give a discarded output its bytes back, below autograd, as Megatron-Core 0.16 does."""
     storage, source = discarded.untyped_storage(), recomputed.untyped_storage()
@@ -361,7 +350,7 @@ def megatron_patches() -> tuple[Patch, ...]:
         Patch(target=f"{files}:{getter}", replacement=results_queue, why=spawns),
         Patch(
             target="megatron.core.dist_checkpointing.mapping:ShardedTensor.init_data",
-            replacement=_data_on_cpu,
+            replacement=_method_on_cpu,  # its default for a factory was bound before the factories were replaced
             wraps=True,
             why="ranks that distribute the reading of a checkpoint would exchange tensors through GPU memory",
         ),

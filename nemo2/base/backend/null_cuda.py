@@ -6,7 +6,7 @@ wall clock, because timing code reads `elapsed_time`.
 """
 
 import time
-from typing import Any
+from typing import Any, Self
 
 
 class NullContext:
@@ -16,7 +16,7 @@ class NullContext:
     def __init__(self, *args: Any, **kwargs: Any):
         del args, kwargs
 
-    def __enter__(self) -> "NullContext":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -49,26 +49,17 @@ class NullEvent:
         return (end._seconds - self._seconds) * 1e3
 
 
-class NullStream:
+class NullStream(NullContext):
     """A queue that is always empty. All of them compare equal: there is one order of work on a CPU."""
 
     cuda_stream = 0
     device_index = 0
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        del args, kwargs
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NullStream)
 
     def __hash__(self) -> int:
         return 0
-
-    def __enter__(self) -> "NullStream":
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        del exc_info
 
     @staticmethod
     def priority_range() -> tuple[int, int]:

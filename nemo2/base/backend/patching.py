@@ -88,10 +88,16 @@ class Patcher:
             # Constants (True, None) are shared by all modules. Only objects with their own identity have copies.
             if callable(original) and replacement is not original:
                 replaced[id(original)] = (original, replacement)
+
+        def current(value: Any) -> Any:
+            while id(value) in replaced:  # a replacement may have been replaced in turn
+                value = replaced[id(value)][1]
+            return value if choose is None else choose(value)
+
         for module in self._modules():
-            classes = self._rebind_module(module, replaced, choose)
+            classes = self._rebind(module, current)
             for defined in classes if choose is not None else ():
-                self._rebind_class(defined, choose)  # pyright: ignore[reportArgumentType]
+                self._rebind(defined, current)
 
     def undo(self) -> None:
         """Put every original back."""
@@ -102,28 +108,13 @@ class Patcher:
             else:
                 setattr(owner, name, original)
 
-    def _rebind_module(
-        self, module: Any, replaced: dict[int, tuple[Any, Any]], choose: Callable[[Any], Any] | None
-    ) -> list[type]:
-        """The classes that the module defines."""
-        classes = []
-        for name, value in list(vars(module).items()):
-            chosen = value
-            while id(chosen) in replaced:  # a replacement may have been replaced in turn
-                chosen = replaced[id(chosen)][1]
-            if choose is not None:
-                chosen = choose(chosen)
-                if isinstance(value, type) and value.__module__ == module.__name__:
-                    classes.append(value)
-            if chosen is not value:
-                self._set(module, name, chosen)
-        return classes
-
-    def _rebind_class(self, owner: type, choose: Callable[[Any], Any]) -> None:
-        for name, value in list(vars(owner).items()):
-            chosen = choose(value)
-            if chosen is not value:
+    def _rebind(self, owner: Any, current: Callable[[Any], Any]) -> list[type]:
+        """Rebind the attributes of a module or class. Returns the classes that the module defines."""
+        values = dict(vars(owner))
+        for name, value in values.items():
+            if (chosen := current(value)) is not value:
                 self._set(owner, name, chosen)
+        return [value for value in values.values() if isinstance(value, type) and value.__module__ == owner.__name__]
 
     def _modules(self) -> list[Any]:
         prefixes = tuple(f"{package}." for package in self._rebind_in)

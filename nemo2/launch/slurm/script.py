@@ -285,7 +285,7 @@ def _end(job: Job) -> list[str]:
         " ".join(["srun --nodes=1 --ntasks=1 --overlap", *_container(job), ""]) if job.container_image else ""
     )
     judge = f'{in_container}"$_python" -m {_JUDGE}'
-    lines = [
+    return [
         "# Done, to be continued, or failed: the ranks' own words decide, and what Slurm has decided meanwhile.",
         "finish() {",
         "    _state=$(scontrol show job \"$SLURM_JOB_ID\" --oneliner 2>/dev/null | sed -n 's/.* JobState=\\([A-Z_]*\\).*/\\1/p')",
@@ -309,23 +309,20 @@ def _end(job: Job) -> list[str]:
         "    esac",
         '    echo "life $_life: $_verdict"',
         '    case "$_verdict" in',
-    ]
-    if job.requeue:
-        lines += [
-            "        again)",
-            "            trap - TERM",
-            '            case "$_state" in RUNNING | "") scontrol requeue "$SLURM_JOB_ID" && sleep 300 ;; esac',
-            "            exit 143 ;;",
-        ]
-    else:
-        lines += ["        again) exit 143 ;;"]
-    return [
-        *lines,
+        "        again)",
+        *(_REQUEUE if job.requeue else ()),
+        "            exit 143 ;;",
         "    esac",
         '    [ -f "$_folder/chain" ] && scancel $(grep -vx "$SLURM_JOB_ID" "$_folder/chain") 2>/dev/null',
         '    [ "$_verdict" = done ]; exit',
         "}",
     ]
+
+
+_REQUEUE = (
+    "            trap - TERM",
+    '            case "$_state" in RUNNING | "") scontrol requeue "$SLURM_JOB_ID" && sleep 300 ;; esac',
+)
 
 
 _SECOND_JUDGE = r"""if [ "$SLURM_PROCID" = 0 ] && command -v scontrol >/dev/null; then (

@@ -15,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nemo2.base.noise import verbose
 from nemo2.errors import ConfigError, RuntimeFault
@@ -23,15 +23,17 @@ from nemo2.errors import ConfigError, RuntimeFault
 _log = logging.getLogger(__name__)
 
 
-class Shell(Protocol):
-    """The machine where jobs are submitted."""
+class LocalShell:
+    """A shell of this machine."""
 
-    local: bool
+    local = True
     """Whether paths of this machine are valid there."""
 
     def run(self, command: str) -> tuple[int, str, str]:
         """The exit code, standard output and standard error of ``bash -c command``."""
-        ...
+        # Not as text, which would treat a bar's carriage return as the end of a line.
+        done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
+        return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
     def place(self, source: Path, target: str) -> None:
         """Copy a folder with its modes to a path that doesn't exist yet. Parent folders are created.
@@ -39,18 +41,6 @@ class Shell(Protocol):
         Raises:
             RuntimeFault: the target isn't writable.
         """
-        ...
-
-
-class LocalShell:
-    local = True
-
-    def run(self, command: str) -> tuple[int, str, str]:
-        # Not as text, which would treat a bar's carriage return as the end of a line.
-        done = subprocess.run(["bash", "-c", command], capture_output=True, check=False)
-        return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-
-    def place(self, source: Path, target: str) -> None:
         try:
             Path(target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(source, target, symlinks=True)
@@ -109,6 +99,10 @@ class TunnelShell:
             raise ConfigError(f"ssh {where} was refused: check host, user and identity of the tunnel.") from error
         except (OSError, EOFError) as error:
             raise RuntimeFault(f"ssh {where} failed: {error}. Jobs that were already submitted continue.") from error
+
+
+Shell = LocalShell | TunnelShell
+"""The machine where jobs are submitted."""
 
 
 def shell_of(tunnel: Any) -> Shell:

@@ -26,6 +26,7 @@ Unsupported values are rejected with an error that names the replacement (`_ONLY
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Optional
 
 import fiddle as fdl
@@ -110,10 +111,7 @@ class DistributedFusedAdam:
         """Apply `changes` to ``recipe`` and return it. Other fields keep their values."""
         for path, value in self.changes(recipe):
             *parents, name = path.split(".")
-            owner = recipe
-            for parent in parents:
-                owner = getattr(owner, parent)
-            setattr(owner, name, value)
+            setattr(reduce(getattr, parents, recipe), name, value)
         return recipe
 
     def changes(self, recipe: Any) -> Iterator[tuple[str, Any]]:

@@ -595,10 +595,12 @@ class PolynomialDecayAnnealingScheduler(LRSchedule):
         warn_without_effect("The decay ends with the run, so there is nothing to extend.", cycle=(self.cycle, False))
 
     def lr_at(self, step: int, max_lr: float) -> float:
-        """``min_lr + (max_lr - min_lr) * (1 - step / max_steps) ** power``."""
-        if step > self._length():
-            return self.min_lr
-        return self.min_lr + (max_lr - self.min_lr) * (1 - _share(step, self._length())) ** self.power
+        """``min_lr + (max_lr - min_lr) * (1 - t) ** power`` with t from 0 to 1 between the hold's end and the run's."""
+        if (phased := self._phased(step, max_lr)) is not None:
+            return phased
+        hold_end = self._hold_end()
+        decayed = _share(step - hold_end, self._length() - hold_end)
+        return self.min_lr + (max_lr - self.min_lr) * (1 - decayed) ** self.power
 
 
 @configurable
@@ -611,14 +613,6 @@ class PolynomialHoldDecayAnnealingScheduler(PolynomialDecayAnnealingScheduler):
 
     hold_steps: Optional[int] = None
     hold_ratio: Optional[float] = None
-
-    def lr_at(self, step: int, max_lr: float) -> float:
-        """``min_lr + (max_lr - min_lr) * (1 - t) ** power`` with t from 0 to 1 between the hold's end and the run's."""
-        if (phased := self._phased(step, max_lr)) is not None:
-            return phased
-        hold_end = self._hold_end()
-        decayed = _share(step - hold_end, self._length() - hold_end)
-        return self.min_lr + (max_lr - self.min_lr) * (1 - decayed) ** self.power
 
 
 def _trainer_steps(model: Any) -> Optional[int]:

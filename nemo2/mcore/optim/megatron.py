@@ -201,13 +201,7 @@ class MegatronOptimizer(torch.optim.Optimizer):
             if inner is None or make is None:
                 continue
             make(inner, part.config)
-            if isinstance(inner, torch.optim.Adam | torch.optim.AdamW):  # the step count is in each parameter's state
-                for state in inner.state.values():
-                    state.setdefault("step", torch.tensor(0.0))
-            elif type(inner).__name__ == "FusedAdam":  # Transformer Engine's, Apex's or a CPU's: count per group
-                for group in inner.param_groups:
-                    if group["params"]:
-                        group.setdefault("step", 0)
+            _make_step_counts(inner)
 
     def state_dict(self) -> dict[str, Any]:
         return self.mcore_optimizer.state_dict()
@@ -241,6 +235,17 @@ def _make_momentum_buffers(inner: torch.optim.Optimizer, config: OptimizerConfig
             inner.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.data))
 
 
+def _make_step_counts(inner: torch.optim.Optimizer) -> None:
+    """Adam's number of steps before its first update, where it has none."""
+    if isinstance(inner, torch.optim.Adam | torch.optim.AdamW):  # the count is in each parameter's state
+        for state in inner.state.values():
+            state.setdefault("step", torch.tensor(0.0))
+    elif type(inner).__name__ == "FusedAdam":  # Transformer Engine's, Apex's or a CPU's: count per group
+        for group in inner.param_groups:
+            if group["params"]:
+                group.setdefault("step", 0)
+
+
 def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig) -> None:
     """As `MegatronOptimizer._make_state`, for an optimizer that is spread over both memories. Its own way to create
     state moves the parameters."""
@@ -249,15 +254,11 @@ def _make_offloaded_state(inner: HybridDeviceOptimizer, config: OptimizerConfig)
             _make_momentum_buffers(one, config)
             continue
         for group in one.param_groups:
-            counts_by_group = type(one).__name__ == "FusedAdam"
-            if counts_by_group:
-                group.setdefault("step", 0)
             for parameter in group["params"]:
                 state = one.state[parameter]
                 for name in ("exp_avg", "exp_avg_sq"):
                     state.setdefault(name, torch.zeros_like(parameter.data))
-                if not counts_by_group:
-                    state.setdefault("step", torch.tensor(0.0))
+        _make_step_counts(one)
     inner._sync_sub_optimizers_state_to_hdo()
 
 

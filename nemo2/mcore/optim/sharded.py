@@ -32,8 +32,8 @@ def torch_optimizer(config: OptimizerConfig, chunks: list[Any], overrides: Any) 
     Raises:
         ConfigError: the configuration asks for another optimizer.
     """
-    seen: Any = [_Whole(chunk) for chunk in chunks]
-    groups = [group for group in _get_param_groups(seen, config, overrides) if group["params"]]
+    whole_chunks: Any = [_Whole(chunk) for chunk in chunks]
+    groups = [group for group in _get_param_groups(whole_chunks, config, overrides) if group["params"]]
     held = {id(whole): parameter for chunk in chunks for whole, parameter in _whole_and_held(chunk)}
     for group in groups:
         group["params"] = [held[id(parameter)] for parameter in group["params"]]
@@ -78,7 +78,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         optimizer: The optimizer of the sharded parameters. Its parameter groups and state are shared.
         config: Megatron-Core's configuration, for ``clip_grad`` and fp16's loss scale. None: no clipping, no loss
             scale.
-        clip_grad: Overrides ``config.clip_grad``. 0: no clipping.
         shard_group: The ranks over which gradients in plain tensors are sharded. None: all ranks hold the same
             gradients.
     """
@@ -88,14 +87,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         config: Optional[OptimizerConfig] = None,
         *,
-        clip_grad: Optional[float] = None,
         shard_group: Optional[torch.distributed.ProcessGroup] = None,
     ) -> None:
         # torch's __init__ would register the parameters, which the inner optimizer already holds.
         self.optimizer = optimizer
         self.config = config
         self.defaults = optimizer.defaults
-        self.clip_grad = clip_grad if clip_grad is not None else (config.clip_grad if config is not None else 0.0)
+        self.clip_grad = 0.0 if config is None else config.clip_grad
         self.shard_group = shard_group
         self.scaler = _scaler(config)
         self.grad_norm: Optional[float] = None

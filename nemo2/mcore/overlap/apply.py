@@ -4,7 +4,7 @@
 The overlap callback calls this before a run. ``nemo2 show --explain`` calls it on copies, to show the callback's effect.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 from nemo2.config.derivations import Setting
@@ -18,22 +18,23 @@ from nemo2.mcore.overlap.tp_switches import SWITCHES, left_out
 from nemo2.mcore.overlap.userbuffer_limits import without_buffers
 from nemo2.mcore.parallel.layout import Layout
 
-MODEL_FIELDS = (
-    "tp_comm_overlap",
-    "tp_comm_overlap_cfg",
-    "tp_comm_bootstrap_backend",
-    "overlap_p2p_comm",
-    "batch_p2p_comm",
-    "defer_embedding_wgrad_compute",
-    "wgrad_deferral_limit",
-)
-DDP_FIELDS = ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size")
-OPTIMIZER_FIELDS = ("overlap_param_gather", "overlap_param_gather_with_optimizer_step")
-CALLBACK_FIELDS = tuple(dict.fromkeys((*MODEL_FIELDS, *DDP_FIELDS, *OPTIMIZER_FIELDS)))
-"""Every argument of the callback, once."""
-SWITCH_FIELDS = tuple(SWITCHES)
-"""Fields of the model's configuration that are no arguments of the callback. They follow from
-``tp_comm_overlap_cfg``."""
+FIELDS = {
+    "strategy.ddp_config": ("overlap_grad_reduce", "overlap_param_gather", "align_param_gather", "bucket_size"),
+    "optim.config": ("overlap_param_gather", "overlap_param_gather_with_optimizer_step"),
+    "model.config": (
+        "tp_comm_overlap",
+        "tp_comm_overlap_cfg",
+        "tp_comm_bootstrap_backend",
+        "overlap_p2p_comm",
+        "batch_p2p_comm",
+        "defer_embedding_wgrad_compute",
+        "wgrad_deferral_limit",
+    ),
+}
+"""The callback's arguments by the configurations that have a field of the name."""
+CALLBACK_FIELDS = tuple(dict.fromkeys(name for names in FIELDS.values() for name in names))
+_OTHER_FIELDS = ("num_buckets", "use_distributed_optimizer", *SWITCHES)
+"""Fields of the configurations that are no arguments of the callback, but contradict or decide some."""
 
 
 def overlap(
@@ -63,17 +64,13 @@ def overlap(
     Raises:
         ConfigError: settings contradict each other.
     """
-    configs = {"model_config": model_config, "optimizer_config": optimizer_config, "ddp_config": ddp_config}
+    configs = {"strategy.ddp_config": ddp_config, "optim.config": optimizer_config, "model.config": model_config}
     fused = bool(getattr(model_config, "gradient_accumulation_fusion", False))
     # Without a setting, Transformer Engine's attention uses a ring, and plain attention gathers.
     messages = "p2p" if transformer_engine_missing is None else "all_gather"
     facts = OverlapFacts(
-        tensor_parallel=layout.tp,
-        pipeline_parallel=layout.pp,
-        virtual_pipeline=layout.vp,
-        context_parallel=layout.cp,
+        layout=layout,
         gradient_ranks=max(1, world_size // (layout.tp * layout.pp)),
-        sequence_parallel=layout.sp,
         distributed_optimizer=bool(getattr(optimizer_config, "use_distributed_optimizer", False)),
         fused_weight_gradients=fused and output_layer_can_fuse,
         context_messages=str(getattr(model_config, "cp_comm_type", None) or messages),
@@ -86,7 +83,7 @@ def overlap(
         micro_batch_size=getattr(data_sampler, "micro_batch_size", None),
         seq_length=getattr(data_sampler, "seq_len", None),
     )
-    requested = settings_of_run(callbacks, **configs)
+    requested = settings_of_run(callbacks, configs)
     decisions = decide(facts, requested)
     if say is not None:
         for setting, used in ineffective(decisions, requested):
@@ -94,12 +91,10 @@ def overlap(
         if decisions["tp_comm_overlap"].value:
             for sentence in left_out(decisions["tp_comm_overlap_cfg"].value):
                 say("%s", sentence)
-    for target, names in zip(
-        configs.values(), ((*MODEL_FIELDS, *SWITCH_FIELDS), OPTIMIZER_FIELDS, DDP_FIELDS), strict=True
-    ):
-        for name in names:
-            if name in decisions and hasattr(target, name):
-                adjust(target, name, decisions[name].value, why=f"{CALLBACK}: {decisions[name].reason}")
+    for path, config in configs.items():
+        for name in (*FIELDS[path], *SWITCHES):
+            if name in decisions and hasattr(config, name):
+                adjust(config, name, decisions[name].value, why=f"{CALLBACK}: {decisions[name].reason}")
     return decisions
 
 
@@ -115,7 +110,7 @@ def leave_one_bucket(ddp_config: Any, *, say: Optional[Callable[..., None]] = No
     owner, reduced = "strategy.ddp_config", "overlap_grad_reduce"
     in_force = Setting(reduced, owner, False, where_set(ddp_config, reduced))
     settings = [*_settings(ddp_config, owner, ("overlap_param_gather",)), in_force]
-    if ddp_config.overlap_param_gather and (problem := GATHER_AHEAD.problem(Requested(settings))):
+    if ddp_config.overlap_param_gather and (problem := GATHER_AHEAD.problem(Requested(settings, Layout()))):
         raise ConfigError(problem, rule=GATHER_AHEAD.rule)
     if ddp_config.bucket_size is None:
         return
@@ -132,21 +127,15 @@ def overlap_callbacks(callbacks: Optional[Iterable[Any]]) -> list[Any]:
     return [callback for callback in callbacks or () if getattr(class_of(callback), "asks_for_overlap", False)]
 
 
-def settings_of_run(
-    callbacks: Iterable[Any], *, model_config: Any, optimizer_config: Any, ddp_config: Any
-) -> list[Setting]:
-    """The user's settings: the callbacks' arguments first, then the explicit fields of the configurations.
+def settings_of_run(callbacks: Iterable[Any], configs: Mapping[str, Any]) -> list[Setting]:
+    """The user's settings: the callbacks' arguments first, then the explicit fields of the configurations,
+    which are named by their paths in a recipe.
 
     None is not a setting: Megatron-Core decides such a field.
     """
     settings = [setting for callback in callbacks for setting in _settings(callback, CALLBACK, CALLBACK_FIELDS)]
-    switch = ("use_distributed_optimizer",)
-    for target, owner, names in (
-        (ddp_config, "strategy.ddp_config", (*DDP_FIELDS, "num_buckets", *switch)),
-        (optimizer_config, "optim.config", (*OPTIMIZER_FIELDS, *switch)),
-        (model_config, "model.config", (*MODEL_FIELDS, *SWITCH_FIELDS)),
-    ):
-        settings += _settings(target, owner, names)
+    for path, config in configs.items():
+        settings += _settings(config, path, (*FIELDS[path], *_OTHER_FIELDS))
     return settings
 
 

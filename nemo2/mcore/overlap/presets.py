@@ -101,17 +101,17 @@ def find_preset(facts: OverlapFacts) -> Optional[Preset]:
         "bf16" if facts.quantized is None else "fp8",
         _FAMILIES.get(facts.gpu or ""),
         facts.hidden_size,
-        facts.tensor_parallel,
+        facts.layout.tp,
         facts.micro_batch_size,
         facts.seq_length,
     )
-    fitting = [
+    matches = [
         one
         for one in PRESETS.values()
         if not one.adapters
         and job == (one.dtype, one.gpu, one.hidden_size, one.tensor_parallel, one.micro_batch_size, one.seq_length)
     ]
-    return min(fitting, key=lambda one: one.context_parallel != facts.context_parallel, default=None)
+    return min(matches, key=lambda one: one.context_parallel != facts.layout.cp, default=None)
 
 
 def choose_userbuffers(facts: OverlapFacts, requested: Any) -> tuple[Any, str]:
@@ -124,17 +124,17 @@ def choose_userbuffers(facts: OverlapFacts, requested: Any) -> tuple[Any, str]:
         ConfigError: an unknown name, or settings that Transformer Engine would reject.
     """
     if requested is None or requested == "auto":
-        tuned = find_preset(facts)
-        if tuned is None:
+        match = find_preset(facts)
+        if match is None:
             return None, f"Transformer Engine's defaults: no preset was tuned for {_described(facts)}"
         note = ""
-        if tuned.context_parallel != facts.context_parallel:
-            note = f", at context_parallel_size={tuned.context_parallel}"
-        return tuned.settings(), f"preset {tuned.name}: tuned for {_described(facts)}{note}"
+        if match.context_parallel != facts.layout.cp:
+            note = f", at context_parallel_size={match.context_parallel}"
+        return match.settings(), f"preset {match.name}: tuned for {_described(facts)}{note}"
     if isinstance(requested, str) and requested == "default":
         return None, "Transformer Engine's defaults, as requested"
     if isinstance(requested, str):
-        return preset(requested), f"preset {requested}, as requested{_misfit(_named(requested), facts)}"
+        return preset(requested), f"preset {requested}, as requested{_mismatch(_named(requested), facts)}"
     userbuffer_settings(requested, quantized=facts.quantized is not None)
     return requested, "as requested"
 
@@ -149,10 +149,10 @@ def _named(name: str) -> Preset:
     return PRESETS[name]
 
 
-def _misfit(chosen: Preset, facts: OverlapFacts) -> str:
+def _mismatch(chosen: Preset, facts: OverlapFacts) -> str:
     pairs = (
         ("hidden size", chosen.hidden_size, facts.hidden_size),
-        ("tensor-parallel size", chosen.tensor_parallel, facts.tensor_parallel),
+        ("tensor-parallel size", chosen.tensor_parallel, facts.layout.tp),
         ("micro-batch size", chosen.micro_batch_size, facts.micro_batch_size),
         ("sequence length", chosen.seq_length, facts.seq_length),
     )
@@ -163,7 +163,7 @@ def _misfit(chosen: Preset, facts: OverlapFacts) -> str:
 def _described(facts: OverlapFacts) -> str:
     return (
         f"{facts.gpu or 'this machine'}, {'fp8' if facts.quantized else '16 bits'}, hidden size {facts.hidden_size}, "
-        f"tensor-parallel size {facts.tensor_parallel}, micro-batch {facts.micro_batch_size}, "
+        f"tensor-parallel size {facts.layout.tp}, micro-batch {facts.micro_batch_size}, "
         f"sequence length {facts.seq_length}"
     )
 

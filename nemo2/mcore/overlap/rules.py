@@ -23,6 +23,7 @@ from nemo2.errors import ConfigError
 from nemo2.mcore.overlap.settings import Decision, OverlapFacts
 from nemo2.mcore.overlap.tp_switches import SWITCHES, switches_of, unswitchable
 from nemo2.mcore.overlap.tp_switches import contradictions as switch_contradictions
+from nemo2.mcore.parallel.layout import Layout
 
 DEFAULT_BUCKET_SIZE = 128 * 1024 * 1024
 """Elements per bucket of the gradient reduction: large enough to fill the links, small enough to start early."""
@@ -105,7 +106,7 @@ def _two_stages(setting: tuple[str, bool]) -> Conflict:
         ((f"{_MODEL}.{name}", value), _CHUNKS),
         "with two stages, only messages that overlap, which are not batched, keep their order",
         f"Set {name}={not value}, leave it unset, use more stages, or leave virtual_pipeline_model_parallel_size unset.",
-        lambda run: run.interleaved and run.pipeline_parallel == 2,
+        lambda run: run.layout.interleaved and run.layout.pp == 2,
     )
 
 
@@ -118,7 +119,7 @@ BETWEEN_STAGES = (
         (_OVERLAPPED, _STAGES),
         "without virtual stages there is no computation to overlap with",
         "Leave overlap_p2p_comm unset, or set strategy.virtual_pipeline_model_parallel_size.",
-        lambda run: run.pipeline_parallel > 1 and not run.interleaved,
+        lambda run: run.layout.pp > 1 and not run.layout.interleaved,
     ),
     # Otherwise each rank posts two sends to the same peer in an order that the peer doesn't expect, and trains on the wrong
     # activations without a word. Megatron-LM's arguments.py refuses it for this reason; the core alone does not.
@@ -129,7 +130,7 @@ BETWEEN_STAGES = (
         (_OVERLAPPED, (f"{_MODEL}.batch_p2p_comm", True)),
         "a rank cannot wait for batched sends and receives one by one",
         "Leave batch_p2p_comm unset.",
-        lambda run: run.interleaved,
+        lambda run: run.layout.interleaved,
     ),
 )
 """For every run: messages between stages. Only those between interleaved stages overlap, and they are either overlapped or
@@ -137,19 +138,13 @@ batched. Megatron-Core batches by default, and raises in the first step otherwis
 
 
 class Requested:
-    """The user's settings by field, as the rows above read them, with the facts of the run. Two
-    equal settings of one field count as one.
+    """The user's settings by field, as the rows above read them. Two equal settings of one field count as one.
 
-    ``facts`` are those that rows about pipelines read. ``clashes`` has a sentence for each pair that differs.
+    Rows about pipelines read the run's ``layout``. ``clashes`` has a sentence for each pair that differs.
     """
 
-    def __init__(self, settings: Iterable[Setting], facts: Optional[OverlapFacts] = None) -> None:
-        if facts is not None:
-            self.pipeline_parallel, self.interleaved = facts.pipeline_parallel, facts.interleaved
-            self._sizes = {
-                "pipeline_model_parallel_size": facts.pipeline_parallel,
-                "virtual_pipeline_model_parallel_size": facts.virtual_pipeline,
-            }
+    def __init__(self, settings: Iterable[Setting], layout: Layout) -> None:
+        self.layout = layout
         self._by_name: dict[str, Setting] = {}
         self.clashes: list[str] = []
         for setting in settings:
@@ -168,7 +163,7 @@ class Requested:
 
     def in_force(self, field: str) -> Setting:
         owner, _, name = field.rpartition(".")
-        return Setting(name, owner, self._sizes[name])
+        return Setting(name, owner, self.layout.fields()[name])
 
 
 def same(left: Any, right: Any) -> bool:
@@ -188,7 +183,7 @@ def refuse_conflicts(facts: OverlapFacts, settings: Iterable[Setting]) -> None:
     Raises:
         ConfigError: there are some. The message has a sentence for each.
     """
-    requested = Requested(settings, facts)
+    requested = Requested(settings, facts.layout)
     problems = [(RULE, clash) for clash in requested.clashes]
     problems += [(row.rule, problem) for row in (*PAIRS, *BETWEEN_STAGES) if (problem := row.problem(requested))]
     problems += [(RULE, sentence) for sentence in _with_megatron_fsdp(facts, requested)]
@@ -217,9 +212,9 @@ Decisions = dict[str, Decision]
 
 
 def _tensor_parallel(facts: OverlapFacts, decided: Decisions) -> None:
-    if facts.tensor_parallel < 2:
-        obstacle = f"tensor_model_parallel_size is {facts.tensor_parallel}"
-    elif not facts.sequence_parallel:
+    if facts.layout.tp < 2:
+        obstacle = f"tensor_model_parallel_size is {facts.layout.tp}"
+    elif not facts.layout.sp:
         obstacle = "sequence_parallel is off"
     else:
         obstacle = facts.transformer_engine_missing or facts.without_buffers
@@ -252,7 +247,7 @@ def _switches(settings: Any, decided: Decisions) -> None:
 
 
 def _pipeline(facts: OverlapFacts, decided: Decisions) -> None:
-    if facts.pipeline_parallel == 1:
+    if facts.layout.pp == 1:
         why = "pipeline_model_parallel_size is 1"
         for name in ("overlap_p2p_comm", "batch_p2p_comm"):
             _turn_off(decided, name, why)
@@ -261,7 +256,7 @@ def _pipeline(facts: OverlapFacts, decided: Decisions) -> None:
     batch = decided.get("batch_p2p_comm")
     if batch is not None and batch.value:
         overlap = Decision(False, "batch_p2p_comm is on")
-    elif facts.interleaved:
+    elif facts.layout.interleaved:
         overlap = Decision(True, "virtual pipeline stages leave computation to overlap with")
     else:
         overlap = Decision(False, "without virtual pipeline stages there is nothing to overlap with")
@@ -272,7 +267,7 @@ def _pipeline(facts: OverlapFacts, decided: Decisions) -> None:
 
 
 def _embedding_gradient(facts: OverlapFacts, decided: Decisions) -> None:
-    if facts.pipeline_parallel == 1:
+    if facts.layout.pp == 1:
         _turn_off(decided, "defer_embedding_wgrad_compute", "pipeline_model_parallel_size is 1")
     elif not facts.fused_weight_gradients:
         _turn_off(
@@ -327,7 +322,7 @@ def _parameters(facts: OverlapFacts, decided: Decisions) -> None:
                 decided.setdefault(name, Decision(False, obstacle))
         return
     align = Decision(True, "all stages gather at the same time")
-    if not facts.interleaved:
+    if not facts.layout.interleaved:
         align = Decision(False, "there are no virtual pipeline stages")
         _turn_off(decided, "align_param_gather", align.reason)
         _turn_off(decided, "overlap_param_gather_with_optimizer_step", align.reason)
@@ -336,7 +331,7 @@ def _parameters(facts: OverlapFacts, decided: Decisions) -> None:
 
 
 def _context_parallel(facts: OverlapFacts, decided: Decisions) -> None:
-    if facts.context_parallel == 1:
+    if facts.layout.cp == 1:
         decision = Decision(False, "context_parallel_size is 1")
     elif "p2p" in facts.context_messages:
         decision = Decision(True, "the ring sends the next block while attention works on this one")

@@ -4,6 +4,8 @@
 import dataclasses
 from typing import Any, NamedTuple, Optional
 
+from nemo2.mcore.parallel.layout import Layout
+
 CALLBACK = "MegatronCommOverlapCallback"
 
 
@@ -11,18 +13,10 @@ CALLBACK = "MegatronCommOverlapCallback"
 class OverlapFacts:
     """Facts of a run that the overlap rules read."""
 
-    tensor_parallel: int
-    """Tensor-parallel ranks."""
-    pipeline_parallel: int
-    """Pipeline stages."""
-    virtual_pipeline: Optional[int]
-    """Chunks per pipeline stage. None or 1: stages are not divided."""
-    context_parallel: int = 1
-    """Context-parallel ranks."""
+    layout: Layout
+    """The parallel sizes."""
     gradient_ranks: int
     """Ranks that reduce gradients together: data parallel times context parallel."""
-    sequence_parallel: bool
-    """Whether activations between matrix products are sharded over the tensor-parallel ranks."""
     distributed_optimizer: bool
     """Whether the optimizer state is sharded over the data-parallel ranks."""
     fused_weight_gradients: bool
@@ -47,10 +41,6 @@ class OverlapFacts:
     """Sequences per forward. None: unknown."""
     seq_length: Optional[int] = None
     """Tokens per sequence. None: unknown."""
-
-    @property
-    def interleaved(self) -> bool:
-        return self.pipeline_parallel > 1 and (self.virtual_pipeline or 1) > 1
 
 
 class Decision(NamedTuple):

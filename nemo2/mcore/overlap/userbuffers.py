@@ -50,7 +50,10 @@ def start_userbuffers(config: Any, data_sampler: Any) -> None:
     if config.tensor_model_parallel_size < 2 or not config.sequence_parallel:
         return
     tokens = _tokens(config, data_sampler)
-    _refuse_what_they_cannot_carry(config, tokens)
+    import transformer_engine  # pyright: ignore[reportMissingImports]
+
+    if problems := list(uncarried(config, version=transformer_engine.__version__, tokens=tokens)):
+        raise ConfigError("\n".join(sentence for _, sentence in problems), rules=[rule for rule, _ in problems])
     arguments = {
         "shape": [tokens, config.hidden_size],
         "tp_size": config.tensor_model_parallel_size,
@@ -138,14 +141,6 @@ def without_userbuffers(model: nn.Module) -> Generator[None, None, None]:
     finally:
         for layer, name in switched:
             setattr(layer, name, True)
-
-
-def _refuse_what_they_cannot_carry(config: Any, tokens: int) -> None:
-    import transformer_engine  # pyright: ignore[reportMissingImports]
-
-    problems = list(uncarried(config, version=transformer_engine.__version__, tokens=tokens))
-    if problems:
-        raise ConfigError("\n".join(sentence for _, sentence in problems), rule=problems[0][0])
 
 
 def _tokens(config: Any, data_sampler: Any) -> int:

@@ -58,8 +58,8 @@ def distillation_loss(student: Tensor, teacher: TeacherLogits, *, temperature: f
         log_q = log_softmax_over_ranks(teacher.values.float() / temperature)
         # Columns that pad the vocabulary are -inf on both sides. They are excluded, so 0 * inf isn't computed.
         counts = log_q > float("-inf")
-        apart = torch.where(counts, log_q, 0.0) - torch.where(counts, log_p, 0.0)
-        divergence = reduce_from_tensor_model_parallel_region((log_q.exp() * apart).sum(-1))
+        difference = torch.where(counts, log_q, 0.0) - torch.where(counts, log_p, 0.0)
+        divergence = reduce_from_tensor_model_parallel_region((log_q.exp() * difference).sum(-1))
     else:
         log_q = (teacher.values.float() / temperature).log_softmax(-1)
         divergence = (log_q.exp() * log_q).sum(-1) - _expected(log_p, log_q.exp(), teacher.ids)

@@ -63,12 +63,7 @@ def use_existing_groups(layout: Layout) -> None:
             "init_model_parallel=True."
         )
     there = {
-        "tensor_model_parallel_size": parallel_state.get_tensor_model_parallel_world_size(),
-        "pipeline_model_parallel_size": parallel_state.get_pipeline_model_parallel_world_size(),
-        "virtual_pipeline_model_parallel_size": parallel_state.get_virtual_pipeline_model_parallel_world_size(),
-        "context_parallel_size": parallel_state.get_context_parallel_world_size(),
-        "expert_model_parallel_size": parallel_state.get_expert_model_parallel_world_size(),
-        "expert_tensor_parallel_size": parallel_state.get_expert_tensor_parallel_world_size(),
+        name: getattr(parallel_state, f"get_{name.removesuffix('size')}world_size")() for name in SIZE_FIELDS.values()
     }
     requested = _sizes(layout) | {"expert_tensor_parallel_size": layout.expert_tensor_size}
     if problems := [
@@ -104,10 +99,8 @@ def destroy_model_parallel() -> None:
             if isinstance(group, torch.distributed.ProcessGroup) and group.group_name not in kept:
                 with contextlib.suppress(ValueError):  # already destroyed
                     torch.distributed.destroy_process_group(group)
-        for embedding in (
-            RotaryEmbedding,
-            YarnRotaryEmbedding,
-        ):  # caches of the last 32 embeddings, and the groups in them
+        # Caches of the last 32 embeddings, and the groups in them.
+        for embedding in (RotaryEmbedding, YarnRotaryEmbedding):
             cast(Any, embedding.forward).cache_clear()
     unset_num_microbatches_calculator()
 

@@ -141,6 +141,11 @@ class Layout:
         return self.tp if self.etp is None else self.etp
 
     @property
+    def interleaved(self) -> bool:
+        """Whether pipeline stages are divided into chunks."""
+        return self.pp > 1 and (self.vp or 1) > 1
+
+    @property
     def smallest_world(self) -> int:
         """The smallest world size for the layout. Every valid world size is a multiple of it."""
         return math.lcm(self.model_parallel_size, self.expert_parallel_size)

@@ -573,12 +573,14 @@ class MegatronParallel(nn.ModuleList):
 
 def _stage_step(module: pl.LightningModule, step: MegatronStep) -> Callable[[Any], Any]:
     """The module's ``<stage>_step`` where this chunk ends the pipeline, else its ``forward_step``."""
-    last = _ends_pipeline(getattr(module, "module", module))
-    own_stage_step = getattr(module, f"{step.stage}_step", None)
-    if last and own_stage_step is not None and _overridden(module, f"{step.stage}_step"):
+    name, chunk = f"{step.stage}_step", unwrap(getattr(module, "module", module))
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True) and getattr(chunk, "post_process", True)
+    own_stage_step = getattr(module, name, None)
+    overridden = getattr(type(module), name, None) is not getattr(pl.LightningModule, name, None)
+    if last and own_stage_step is not None and overridden:
         # By position, as in Lightning, because users name the argument freely. The class's signature is used, because
         # torch's wrappers of the instance's method hide its parameters.
-        takes_index = len(inspect.signature(getattr(type(module), f"{step.stage}_step")).parameters) > 2
+        takes_index = len(inspect.signature(getattr(type(module), name)).parameters) > 2
         return (lambda batch: own_stage_step(batch, step.step_i)) if takes_index else own_stage_step
     forward_step = getattr(module, f"{step.stage}_forward_step", None) or getattr(module, "forward_step", None)
     if forward_step is None and type(module).forward is not pl.LightningModule.forward:
@@ -729,22 +731,12 @@ def _twins(module: pl.LightningModule, wrapped: list[nn.Module], cores: list[nn.
     return twins
 
 
-def _ends_pipeline(chunk: nn.Module) -> bool:
-    return parallel_state.is_pipeline_last_stage(ignore_virtual=True) and getattr(unwrap(chunk), "post_process", True)
-
-
-def _overridden(module: pl.LightningModule, name: str) -> bool:
-    return getattr(type(module), name, None) is not getattr(pl.LightningModule, name, None)
-
-
 def _batch_shape(batch: Any, num_microbatches: int) -> tuple[int, int]:
     """Micro-batch size and sequence length, read off the first tensor with two dimensions or more."""
     if isinstance(batch, MicroBatches):
         batch, num_microbatches = batch[0], 1
-    for leaf in tree_flatten(batch)[0]:
-        if isinstance(leaf, Tensor) and leaf.dim() >= 2:
-            return leaf.shape[0] // num_microbatches, leaf.shape[1]
-    for leaf in tree_flatten(batch)[0]:
-        if isinstance(leaf, Tensor) and leaf.dim() == 1:
-            return leaf.shape[0] // num_microbatches, 1
-    return 1, 1
+    tensors = [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, Tensor) and leaf.dim()]
+    if not tensors:
+        return 1, 1
+    first = next((tensor for tensor in tensors if tensor.dim() > 1), tensors[0])
+    return first.shape[0] // num_microbatches, first.shape[1] if first.dim() > 1 else 1

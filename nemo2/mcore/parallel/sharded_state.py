@@ -7,9 +7,8 @@ Megatron-Core stacks the layers of a model in one tensor. The names don't depend
 moved them. Tensors that a transform has added are stored by their full names, layer by layer.
 """
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Optional, cast
 
@@ -18,6 +17,7 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from torch import Tensor, nn
 
+from nemo2.base.variables import environment
 from nemo2.mcore.parallel.norm_names import renamed_norms
 from nemo2.mcore.parallel.transform import Transformed, full_parameter_names, record_of
 
@@ -50,20 +50,11 @@ def is_empty_state(name: str, value: Any) -> bool:
     return name.endswith(_EXTRA) and isinstance(value, Tensor) and value.numel() == 0
 
 
-@contextmanager
-def states_may_be_unpickled() -> Iterator[None]:
+def states_may_be_unpickled() -> AbstractContextManager[None]:
     """A context in which layers accept the states of delayed scaling, which are pickles. From 2.20 on Transformer
     Engine rejects them otherwise. A checkpoint's states were checked when they were read
     (`nemo2.checkpoint.untrusted`)."""
-    before = os.environ.get(_LEAVE)
-    os.environ[_LEAVE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_LEAVE]
-        else:
-            os.environ[_LEAVE] = before
+    return environment({_LEAVE: "1"})
 
 
 def added_keys(core: nn.Module) -> frozenset[str]:

@@ -8,8 +8,8 @@ process group.
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple, Optional
@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, Optional
 import fiddle as fdl
 
 from nemo2.base.backend.extras import has
+from nemo2.base.backend.te_stub import transformer_engine_stub
 from nemo2.base.backend.te_version import megatron_finds
 from nemo2.config.factories import missing_arguments
-from nemo2.config.provenance import note_explicit_fields
-from nemo2.config.requested import explicit_values
 from nemo2.config.walk import class_of
 from nemo2.errors import ConfigError
 from nemo2.mcore.settle.machine import Machine
@@ -85,12 +84,12 @@ class Parts:
         return self.objects.get(path)
 
 
-def build_parts(recipe: Any, machine: Machine, paths: Iterable[str] = tuple(RULE_OF)) -> Parts:
+def build_parts(recipe: Any, machine: Machine) -> Parts:
     """Build each part separately, so that a part that fails does not hide the next. The recipe is not changed."""
     objects: dict[str, Any] = {}
     refusals: list[Refusal] = []
     precision_at, precision = _precision(node_at(recipe, "trainer.plugins"))
-    for path in paths:
+    for path in RULE_OF:
         node = precision if path == "trainer.plugins" else node_at(recipe, path)
         if missing := missing_arguments(node, path):
             refusals.append(Refusal(RULE_OF[path], f"{missing}.", path))
@@ -118,30 +117,11 @@ def _build(node: Any, path: str, machine: Machine) -> Any:
     """The object of a config, or a copy of a live object, so that settling does not change the recipe."""
     if not isinstance(node, fdl.Config):
         return copy.deepcopy(node) if path.startswith(("trainer.", "model.", "optim.config")) else copy.copy(node)
-    # Megatron-Core looks for the package that computes with these. Its absence here says nothing about another machine.
-    missing = path == "optim.config" and machine.transformer_engine is not None and not has("transformer_engine")
-    low_precision = {
-        name: node.__arguments__[name] for name in _LOW_PRECISION_STATES if missing and name in node.__arguments__
-    }
-    if not low_precision:
+    # Megatron-Core looks for the package that keeps states in low precision. Its absence here says nothing about another
+    # machine.
+    elsewhere = path == "optim.config" and machine.transformer_engine is not None and not has("transformer_engine")
+    with transformer_engine_stub() if elsewhere else nullcontext():
         return fdl.build(node)
-    node = copy.copy(node)
-    for name in low_precision:
-        delattr(node, name)
-    built = fdl.build(node)
-    for name, value in low_precision.items():
-        setattr(built, name, value)
-    note_explicit_fields(built, {**explicit_values(built), **low_precision})
-    return built
-
-
-_LOW_PRECISION_STATES = (
-    "use_precision_aware_optimizer",
-    "main_grads_dtype",
-    "main_params_dtype",
-    "exp_avg_dtype",
-    "exp_avg_sq_dtype",
-)
 
 
 def _precision(plugins: Any) -> tuple[str, Any]:

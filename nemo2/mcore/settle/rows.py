@@ -271,14 +271,14 @@ SIZES: tuple[Row, ...] = (
         _PP,
         True,
         "two interleaved stages keep their messages in order only where these overlap",
-        lambda run: run.interleaved and run.layout.pp == 2,
+        lambda run: run.layout.interleaved and run.layout.pp == 2,
     ),
     Derivation(
         f"{MODEL}.batch_p2p_comm",
         f"{MODEL}.overlap_p2p_comm",
         False,
         "overlapped sends and receives aren't batched",
-        lambda run: run.interleaved and run[f"{MODEL}.overlap_p2p_comm"],
+        lambda run: run.layout.interleaved and run[f"{MODEL}.overlap_p2p_comm"],
     ),
 )
 """The strategy's sizes in the model's configuration, and the messages between its stages."""

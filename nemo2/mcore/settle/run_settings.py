@@ -106,14 +106,6 @@ class RunSettings:
         """The kind of CUDA graphs."""
         return kind_of(self.model_config)
 
-    @property
-    def pipeline_parallel(self) -> int:
-        return self.layout.pp
-
-    @property
-    def interleaved(self) -> bool:
-        return self.layout.pp > 1 and (self.layout.vp or 1) > 1
-
     def _at(self, field: str) -> tuple[Any, str]:
         owner, _, name = field.rpartition(".")
         return self.configs[owner], name

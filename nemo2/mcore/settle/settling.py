@@ -25,7 +25,7 @@ from nemo2.mcore.overlap.apply import leave_one_bucket, overlap, overlap_callbac
 from nemo2.mcore.overlap.rules import RULE
 from nemo2.mcore.overlap.settings import Decision
 from nemo2.mcore.overlap.userbuffer_limits import uncarried
-from nemo2.mcore.parallel.layout import Layout, ParallelismConfig
+from nemo2.mcore.parallel.layout import Layout
 from nemo2.mcore.precision import MegatronMixedPrecision
 from nemo2.mcore.settle import rows
 from nemo2.mcore.settle.agreement import follow_the_data
@@ -109,9 +109,11 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
         refusals.append(Refusal("nodes-and-devices-are-counts", str(error), "trainer.devices"))
     if strategy is None or not hasattr(strategy, "ddp_config"):
         return Settled(machine=machine, layout=layout or Layout(), refusals=tuple(refusals), world=world)
-    laid: Layout = layout or strategy.layout
+    layout = layout or strategy.layout
+    parallelism = copy.copy(strategy.parallelism)  # with its record of explicit fields
+    vars(parallelism).update(layout.fields())
     run = RunSettings(
-        parallelism=_resized(strategy.parallelism, laid),
+        parallelism=parallelism,
         ddp_config=strategy.ddp_config,
         optimizer_config=parts.get("optim.config"),
         model_config=_following_the_data(parts.get("model.config"), getattr(recipe, "data", None)),
@@ -119,10 +121,10 @@ def settle(recipe: Any, machine: Machine, *, parts: Optional[Parts] = None, layo
     )
     with quietly():
         settled, attempts = settle_run(run, machine), _Attempts()
-        size = world.size if world is not None else laid.model_parallel_size
+        size = world.size if world is not None else layout.model_parallel_size
         decisions = None
         if not settled.refused("one-switch-for-the-distributed-optimizer"):  # else the callback would tell it again
-            decisions = attempts.attempt(RULE, lambda: _decide(recipe, settled.objects, laid, size, machine, attempts))
+            decisions = attempts.attempt(RULE, lambda: _decide(recipe, settled, size, attempts))
         # The callback repeats the conflicts that need no callback.
         attempts.refusals = [one for one in attempts.refusals if one.rule == RULE or not settled.refused(one.rule)]
         attempts.refusals += _uncarried(settled.objects.get("model.config"), getattr(recipe, "data", None), machine)
@@ -158,7 +160,7 @@ def settle_run(run: RunSettings, machine: Machine) -> Settled:
         # Megatron-Core's errors about the model are wanted all the same.
         model, precision = again.model_config, again.precision
         adjust_to(model, machine.overrides)
-        if _Attempts().attempt("one-precision", lambda: precision.apply_to(model, path=MODEL)) is None:
+        if _Attempts().attempt("one-precision", lambda: precision.apply_to(model, path=MODEL) or True) is None:
             model = None
     if model is not None:
         finished = replace(run, model_config=model)
@@ -252,11 +254,10 @@ def layers_per_chunk(config: Any) -> list[int]:
     ]
 
 
-def _decide(
-    recipe: Any, objects: Mapping[str, Any], layout: Layout, world_size: int, machine: Machine, attempts: _Attempts
-) -> dict[str, Decision]:
+def _decide(recipe: Any, settled: Settled, world_size: int, attempts: _Attempts) -> dict[str, Decision]:
     """Apply the overlap callback's decisions at setup, and Megatron-Core's when it makes the buffers."""
-    ddp_config, data = objects["trainer.strategy.ddp"], getattr(recipe, "data", None)
+    objects, machine, data = settled.objects, settled.machine, getattr(recipe, "data", None)
+    ddp_config = objects["trainer.strategy.ddp"]
     nodes = overlap_callbacks(getattr(recipe.trainer, "callbacks", None))
     built = (
         attempts.attempt(RULE, lambda one=one: fdl.build(one) if isinstance(one, fdl.Config) else one) for one in nodes
@@ -269,7 +270,7 @@ def _decide(
         )
         decisions = overlap(
             callbacks,
-            layout=layout,
+            layout=settled.layout,
             world_size=world_size,
             model_config=objects.get("model.config"),
             optimizer_config=objects.get("optim.config"),
@@ -293,13 +294,6 @@ def _uncarried(model: Any, data: Any, machine: Machine) -> Iterator[Refusal]:
     tokens = math.prod(counts) // model.context_parallel_size if len(counts) == len(sizes) else None
     for rule, sentence in uncarried(model, version=str(machine.transformer_engine), tokens=tokens):
         yield Refusal(rule, sentence)
-
-
-def _resized(parallelism: ParallelismConfig, layout: Layout) -> ParallelismConfig:
-    """A copy with other sizes, which keeps the record of explicit fields."""
-    parallelism = copy.copy(parallelism)
-    vars(parallelism).update(layout.fields())
-    return parallelism
 
 
 def _following_the_data(config: Any, data: Any) -> Any:

@@ -25,11 +25,6 @@ class Need(NamedTuple):
     instead: str
 
 
-def _attention(model: Any) -> bool:
-    """Transformer Engine's, and not the plain one."""
-    return not getattr(model, "attn_logit_softcapping", None)
-
-
 def _set(model: Any, name: str) -> bool:
     return bool(getattr(model, name, None))
 
@@ -53,7 +48,8 @@ NEEDS = (
          lambda model, ddp: kind_of(model) == "full_iteration" and model.cross_entropy_loss_fusion
          and model.cross_entropy_fusion_impl == "te",
          "model.config.cross_entropy_fusion_impl='native'"),
-    Need("2.8", ("softmax_type",), lambda model, ddp: _attention(model) and model.softmax_type != "vanilla",
+    Need("2.8", ("softmax_type",),  # of its own attention, and not of the plain one
+         lambda model, ddp: model.softmax_type != "vanilla" and not _set(model, "attn_logit_softcapping"),
          "model.config.softmax_type='vanilla'"),
     Need("2.8", ("use_transformer_engine_op_fuser",),
          lambda model, ddp: _set(model, "use_transformer_engine_op_fuser") and not model.gated_linear_unit,

@@ -30,13 +30,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from nemo2.base.backend import cpu_patches
+from nemo2.base.backend.extras import OLDEST_TE
 from nemo2.base.backend.patching import Patch
+from nemo2.base.backend.te_stub import FusedAdam
 from nemo2.preflight.rehearse import tracker as tracking
-from nemo2.preflight.rehearse.adam import ADAM
 
 # Letters as in `nemo2.models.layers.attention`: S and T tokens, B micro-batch, N heads, G groups of keys, D and E widths.
 
@@ -480,6 +482,11 @@ def te_kernels() -> tuple[Patch, ...]:
         "megatron.core.transformer.utils:gelu_impl": _compiled_activation,
         f"{moe}.moe_utils:sort_chunks_by_idxs": _sort_chunks,
     }
+    adam = {
+        "megatron.core.optimizer:Adam": FusedAdam,
+        "megatron.core.optimizer.distrib_optimizer:Adam": FusedAdam,
+        "megatron.core.utils:get_te_version": lambda: Version(OLDEST_TE),
+    }
     return (
         *(Patch(target=target, replacement=kernel, why=why) for target, kernel in replacements.items()),
         *(_wrapped(target, wrap, why) for target, wrap in wrappers.items()),
@@ -496,7 +503,10 @@ def te_kernels() -> tuple[Patch, ...]:
             why="on a GPU a discarded output shares the storage of the recomputed one, from Megatron-Core 0.17 on",
         ),
         *routing(),
-        *ADAM,
+        *(
+            Patch(target=target, replacement=replacement, why="the job has Transformer Engine's FusedAdam")
+            for target, replacement in adam.items()
+        ),
     )
 
 

@@ -9,7 +9,6 @@ repeats itself after its warm-up. Counts that grow with the micro-batches are sc
 
 import contextlib
 import gc
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -25,8 +24,9 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from nemo2.base.backend.patching import Patch
+from nemo2.base.backend.te_stub import transformer_engine_stub
+from nemo2.base.variables import environment
 from nemo2.mcore.parallel.groups import destroy_model_parallel
-from nemo2.preflight.rehearse.adam import transformer_engine_stub
 from nemo2.preflight.rehearse.meta_backend import META, rehearsing
 from nemo2.preflight.rehearse.silent_group import BACKEND, Call, listen, register
 from nemo2.preflight.rehearse.tracker import WORK, Sums, Tracker
@@ -374,17 +374,12 @@ def _world(rank: int, world_size: int) -> Iterator[None]:
         raise RuntimeError("A rehearsal needs a process in which torch.distributed is not initialized.")
     register()
     # A launcher sets these variables, and the strategy compares them with the trainer.
-    variables = {"RANK": str(rank), "WORLD_SIZE": str(world_size)}
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ.update(variables)
-    torch.distributed.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-        for name in variables:
-            del os.environ[name]
-        os.environ.update(before)
+    with environment({"RANK": str(rank), "WORLD_SIZE": str(world_size)}):
+        torch.distributed.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=world_size)
+        try:
+            yield
+        finally:
+            torch.distributed.destroy_process_group()
 
 
 class _Environment(TorchElasticEnvironment):

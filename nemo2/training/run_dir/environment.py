@@ -9,10 +9,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nemo2.base.backend.extras import version_of
 from nemo2.training.run_dir.records import ENVIRONMENT_FILE, write_text
 
 REDACTED = "<redacted>"
@@ -57,8 +57,8 @@ def write_environment(directory: str | os.PathLike[str], *, world_size: int | No
         world_size: The number of ranks. None: not recorded.
     """
     contents = {
-        "versions": {"python": platform.python_version(), "nemo2": _version("nemo2")}
-        | {package: _version(package) for package in _PACKAGES},
+        "versions": {"python": platform.python_version(), "nemo2": version_of("nemo2")}
+        | {package: version_of(package) for package in _PACKAGES},
         "git": git_state(Path.cwd()),
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -145,13 +145,6 @@ def git_state(directory: Path) -> dict[str, Any] | None:
             "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
         }
     except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
         return None
 
 

@@ -255,11 +255,8 @@ def test_all_contradictions_are_told_at_once(with_te: None) -> None:
 
 def facts(**changes: Any) -> OverlapFacts:
     plain: dict[str, Any] = {
-        "tensor_parallel": 1,
-        "pipeline_parallel": 1,
-        "virtual_pipeline": None,
+        "layout": Layout(),
         "gradient_ranks": 8,
-        "sequence_parallel": False,
         "distributed_optimizer": True,
         "fused_weight_gradients": True,
         "transformer_engine_missing": None,
@@ -270,9 +267,9 @@ def facts(**changes: Any) -> OverlapFacts:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"tensor_parallel": 1}, "tensor_model_parallel_size is 1"),
-        ({"tensor_parallel": 2}, "sequence_parallel is off"),
-        ({"tensor_parallel": 2, "sequence_parallel": True, "transformer_engine_missing": "not here"}, "not here"),
+        ({"layout": Layout(tp=1)}, "tensor_model_parallel_size is 1"),
+        ({"layout": Layout(tp=2)}, "sequence_parallel is off"),
+        ({"layout": Layout(tp=2, sp=True), "transformer_engine_missing": "not here"}, "not here"),
     ],
 )
 def test_tensor_overlap_is_turned_off_with_the_first_obstacle(given: dict[str, Any], reason: str) -> None:
@@ -280,20 +277,20 @@ def test_tensor_overlap_is_turned_off_with_the_first_obstacle(given: dict[str, A
     assert decide(facts(**given), asked)["tp_comm_overlap"] == (False, reason, False)
 
 
-@pytest.mark.parametrize(("sizes", "unused"), [({"tensor_parallel": 2}, []), ({}, ["tp_comm_overlap"])])
-def test_auto_is_never_told_as_without_effect(sizes: dict[str, int], unused: list[str]) -> None:
+@pytest.mark.parametrize(("tp", "unused"), [(2, []), (1, ["tp_comm_overlap"])])
+def test_auto_is_never_told_as_without_effect(tp: int, unused: list[str]) -> None:
     given = [Setting("tp_comm_overlap", "model.config", True), Setting("tp_comm_overlap_cfg", "model.config", "auto")]
-    decided = decide(facts(sequence_parallel=True, hidden_size=8192, gpu="h100", **sizes), given)
+    decided = decide(facts(layout=Layout(tp=tp, sp=True), hidden_size=8192, gpu="h100"), given)
     assert [setting.name for setting, _ in ineffective(decided, given)] == unused
 
 
 @pytest.mark.parametrize(
     ("sizes", "on", "words"),
     [
-        ({"context_parallel": 1}, False, "context_parallel_size is 1"),
-        ({"context_parallel": 2}, True, "the ring sends"),
-        ({"context_parallel": 2, "context_messages": "a2a+p2p"}, True, "the ring sends"),
-        ({"context_parallel": 2, "context_messages": "all_gather"}, False, "not a ring"),
+        ({"layout": Layout(cp=1)}, False, "context_parallel_size is 1"),
+        ({"layout": Layout(cp=2)}, True, "the ring sends"),
+        ({"layout": Layout(cp=2), "context_messages": "a2a+p2p"}, True, "the ring sends"),
+        ({"layout": Layout(cp=2), "context_messages": "all_gather"}, False, "not a ring"),
     ],
 )
 def test_context_parallel_messages_overlap_wherever_there_is_a_ring(

@@ -20,15 +20,13 @@ from nemo2.mcore.overlap.tp_overlap_cfg import (
     TransformerLayerTPOverlapCfg,
     userbuffer_settings,
 )
+from nemo2.mcore.parallel.layout import Layout
 
 
 def facts(**changes: Any) -> OverlapFacts:
     plain: dict[str, Any] = {
-        "tensor_parallel": 4,
-        "pipeline_parallel": 1,
-        "virtual_pipeline": None,
+        "layout": Layout(tp=4, sp=True),
         "gradient_ranks": 8,
-        "sequence_parallel": True,
         "distributed_optimizer": True,
         "fused_weight_gradients": True,
         "transformer_engine_missing": None,
@@ -116,13 +114,17 @@ def test_the_preset_of_a_run_is_found_by_what_it_was_tuned_for(name: str) -> Non
         "gpu": one.gpu,
         "quantized": "hybrid" if one.dtype == "fp8" else None,
         "hidden_size": one.hidden_size,
-        "tensor_parallel": one.tensor_parallel,
-        "context_parallel": one.context_parallel,
+        "layout": Layout(tp=one.tensor_parallel, cp=one.context_parallel),
         "micro_batch_size": one.micro_batch_size,
         "seq_length": one.seq_length,
     }
     assert find_preset(facts(**sizes)) == one
-    for field, other in (("hidden_size", 4096), ("tensor_parallel", 16), ("micro_batch_size", 3), ("seq_length", 512)):
+    for field, other in (
+        ("hidden_size", 4096),
+        ("layout", Layout(tp=16)),
+        ("micro_batch_size", 3),
+        ("seq_length", 512),
+    ):
         assert find_preset(facts(**sizes | {field: other})) is None, field
     assert find_preset(facts(**sizes | {"gpu": "a100"})) is None
 

@@ -12,14 +12,12 @@ from nemo2.mcore.overlap.rules import decide
 from nemo2.mcore.overlap.settings import OverlapFacts
 from nemo2.mcore.overlap.tp_overlap_cfg import BulkOverlapCfg, PipelineOverlapCfg, RingExchangeOverlapCfg
 from nemo2.mcore.overlap.tp_switches import SWITCHES, contradictions, switches_of, unswitchable
+from nemo2.mcore.parallel.layout import Layout
 from nemo2.models.llama import LlamaConfig
 
 FACTS = OverlapFacts(
-    tensor_parallel=4,
-    pipeline_parallel=1,
-    virtual_pipeline=None,
+    layout=Layout(tp=4, sp=True),
     gradient_ranks=2,
-    sequence_parallel=True,
     distributed_optimizer=True,
     fused_weight_gradients=True,
     transformer_engine_missing=None,

@@ -2,7 +2,7 @@
 """A stand-in for Transformer Engine's FusedAdam that only allocates its states, in the requested dtypes.
 
 Megatron-Core's precision-aware optimizer exists only with Transformer Engine, because it reads the arguments of the
-installed FusedAdam. `transformer_engine_stub` replaces it during a rehearsal.
+installed FusedAdam. `transformer_engine_stub` replaces it for questions about another machine, such as a rehearsal.
 """
 
 import sys
@@ -12,10 +12,6 @@ from contextlib import contextmanager
 from typing import Any, Optional
 
 import torch
-from packaging.version import Version
-
-from nemo2.base.backend.extras import OLDEST_TE
-from nemo2.base.backend.patching import Patch
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -65,16 +61,6 @@ class FusedAdam(torch.optim.Optimizer):
         if self.master_dtype is not None and parameter.dtype != torch.float32:
             remainders = self.store_param_remainders and parameter.dtype == torch.bfloat16
             state["master_param"] = torch.empty_like(parameter, dtype=torch.int16 if remainders else self.master_dtype)
-
-
-ADAM: tuple[Patch, ...] = tuple(
-    Patch(target=target, replacement=replacement, why="the job has Transformer Engine's FusedAdam")
-    for target, replacement in {
-        "megatron.core.optimizer:Adam": FusedAdam,
-        "megatron.core.optimizer.distrib_optimizer:Adam": FusedAdam,
-        "megatron.core.utils:get_te_version": lambda: Version(OLDEST_TE),
-    }.items()
-)
 
 
 @contextmanager

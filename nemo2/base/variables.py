@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment variables that are set for a while."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+
+
+@contextlib.contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """A context in which this process has these variables, which child processes inherit. Then it has its own again."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
