@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sizes of the families of models, as their modules have them, so that tests need no list of them."""
 
-from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -24,17 +23,15 @@ def named_sizes() -> dict[str, Any]:
     return sizes
 
 
-def small_and_unlike(*, but: Iterable[str] = ()) -> dict[str, Any]:
-    """`named_sizes`, made small in the numbers and left alone in kind; of those that become alike, the first. Without ``but``
-    and what becomes like one of these."""
+def small_and_unlike() -> dict[str, Any]:
+    """`named_sizes`, made small in the numbers and left alone in kind; of those that become alike, the first."""
     from nemo2.models.walker import shape_of
     from nemo2.preflight.rehearse.shrink import small_sizes
 
     configs, seen = {}, set()
-    sizes = {name: named_sizes()[name] for name in but} | named_sizes()
-    for key, kind in sizes.items():
+    for key, kind in named_sizes().items():
         config = kind(**small_sizes(kind()) | {"vocab_size": 512})
         if (alike := (kind.__module__, shape_of(config))) not in seen:
             configs[key] = config
         seen.add(alike)
-    return {key: config for key, config in configs.items() if key not in but}
+    return configs
