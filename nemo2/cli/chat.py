@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``nemo2 generate --chat``: a conversation with a checkpoint's model in the terminal."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, Optional
@@ -21,6 +22,7 @@ def chat(
     limits: dict[str, Any],
     system: Optional[str],
     template: Optional[str],
+    template_kwargs: Optional[str],
     *,
     seed: int,
     trust_remote_code: bool,
@@ -32,16 +34,35 @@ def chat(
         name: What the user calls them.
         limits: Arguments of `GenerationOptions`.
         template: A file with a chat template, or "plain". None: the run's.
+        template_kwargs: The template's variables as a JSON object. None: none.
+
+    Raises:
+        ConfigError: ``template_kwargs`` is no JSON object, or has a variable that nemo2 sets.
     """
     from nemo2.llm.chat import conversation
     from nemo2.llm.inference import GenerationOptions
 
     how = GenerationOptions(**limits)
+    template_settings = {"chat_template": template, "chat_template_kwargs": _json_object(template_kwargs)}
     with conversation(
-        path, how, seed=seed, system=system, chat_template=template, trust_remote_code=trust_remote_code
+        path, how, seed=seed, system=system, trust_remote_code=trust_remote_code, **template_settings
     ) as talk:
         print(f"{name}: at most {talk.max_sequence_length} tokens of conversation. /help lists commands.")
         _talk(talk)
+
+
+def _json_object(text: Optional[str]) -> dict[str, Any]:
+    from nemo2.errors import ConfigError
+
+    try:
+        variables = json.loads(text or "{}")
+    except ValueError:
+        variables = None
+    if not isinstance(variables, dict):
+        raise ConfigError(
+            f"--template-kwargs {text}: must be a JSON object, for example --template-kwargs '{{\"enable_thinking\": false}}'."
+        )
+    return variables
 
 
 def _talk(talk: Any) -> None:

@@ -26,6 +26,7 @@ def generate(
     chat: bool = False,
     system: Optional[str] = None,
     template: Optional[str] = None,
+    template_kwargs: Optional[str] = None,
     max_new_tokens: Annotated[Optional[int], AT_LEAST_1] = None,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -50,6 +51,7 @@ def generate(
         chat: Chat in the terminal. Type /help for commands.
         system: With --chat: system message.
         template: With --chat: a chat template: a file, or 'plain'. Default: the run's template.
+        template_kwargs: With --chat: variables of the template as JSON, such as {"enable_thinking": false}.
         max_new_tokens: Maximum number of tokens to generate. Default: 64 per prompt, 256 per answer of a chat.
         stop: Stop before this text; may be repeated.
         prompts_file: A JSON-lines file of {"input": PROMPT}; '-' reads standard input.
@@ -73,6 +75,7 @@ def generate(
             "chat",
             "system",
             "template",
+            "template_kwargs",
             "max_new_tokens",
             "temperature",
             "top_k",
@@ -84,9 +87,9 @@ def generate(
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         path, name = named_weights(named[0], source), named[0] or source or ""
         limits = {"max_new_tokens": max_new_tokens or 256, **sampling}
-        converse(path, name, limits, system, template, seed=seed, trust_remote_code=trust_remote_code)
+        converse(path, name, limits, system, template, template_kwargs, seed=seed, trust_remote_code=trust_remote_code)
         return Result(None)
-    only_with("chat", "system", "template")
+    only_with("chat", "system", "template", "template_kwargs")
     if bool(prompt) == bool(prompts_file):
         if prompt:
             raise ConfigError(f"--prompt {prompt[0]!r} and --prompts {prompts_file}: leave one of them out.")

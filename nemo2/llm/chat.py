@@ -5,7 +5,7 @@ The template is the one that the checkpoint's tokenizer has, which a run on conv
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -123,6 +123,7 @@ def conversation(
     seed: int = 1234,
     system: Optional[str] = None,
     chat_template: Optional[str] = None,
+    chat_template_kwargs: Optional[Mapping[str, Any]] = None,
     trust_remote_code: bool = False,
 ) -> Iterator[Conversation]:
     """A conversation with the model of the checkpoint at ``path``, in this process.
@@ -130,6 +131,7 @@ def conversation(
     Args:
         path: A checkpoint directory, a run's, or released weights (``hf://organisation/name``, or their folder).
         chat_template: Jinja text, a file with it, or "plain". None: the one that the model was trained with.
+        chat_template_kwargs: Variables that the template reads, as in `ChatEncoder`. None: none.
         how, seed, system: As in `Conversation`.
         trust_remote_code: As in `nemo2.llm.generate`.
 
@@ -139,7 +141,7 @@ def conversation(
     """
 
     def encoder_of(model: Any) -> ChatEncoder:
-        encoder = ChatEncoder(model.tokenizer, chat_template=chat_template)
+        encoder = ChatEncoder(model.tokenizer, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs)
         give = advice("--template plain, or --template FILE", "chat_template='plain', or a file")
         if not encoder.has_template:
             raise ConfigError(

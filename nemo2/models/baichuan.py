@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder, gated_feed_forward
-from nemo2.models.conversion.pieces import fused_qkv, one
+from nemo2.models.conversion.decoder import attention, decoder, gated_feed_forward
+from nemo2.models.conversion.pieces import fused_qkv
 from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written
-from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.conversion.table import Conversion, Row
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -72,12 +72,7 @@ _ONLY = {"model_type": "baichuan", "hidden_act": "silu"}
 
 
 def _rows(config: Baichuan2Config) -> list[Row]:
-    attention = [
-        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
-        *linear("self_attention.linear_qkv.", fused_qkv("self_attn.W_pack.")),
-        *linear("self_attention.linear_proj.", one("self_attn.o_proj.")),
-    ]
-    return decoder(config, [*attention, *gated_feed_forward()])
+    return decoder(config, [*attention(config, fused_qkv("self_attn.W_pack.")), *gated_feed_forward()])
 
 
 def _config(hf: Config) -> Baichuan2Config:

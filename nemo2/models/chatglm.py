@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, output_layer
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, feed_forward, output_layer
 from nemo2.models.conversion.pieces import fused_qkv, one
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, said, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
@@ -80,9 +80,7 @@ def _rows(config: ChatGLMConfig) -> list[Row]:
         *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
         *linear("self_attention.linear_qkv.", fused_qkv("self_attention.query_key_value."), bias=True),
         *linear("self_attention.linear_proj.", one("self_attention.dense.")),
-        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
-        *linear("mlp.linear_fc1.", one("mlp.dense_h_to_4h.")),
-        *linear("mlp.linear_fc2.", one("mlp.dense_4h_to_h.")),
+        *feed_forward(one("mlp.dense_h_to_4h."), "mlp.dense_4h_to_h."),
     ]
     return [
         Row("embedding.word_embeddings.weight", one("transformer.embedding.word_embeddings.weight")),
@@ -93,13 +91,7 @@ def _rows(config: ChatGLMConfig) -> list[Row]:
 
 
 def _rows_glm(config: ChatGLMConfig) -> list[Row]:
-    layer = [
-        *attention(config),
-        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
-        *linear("mlp.linear_fc1.", one("mlp.gate_up_proj.")),
-        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
-    ]
-    return decoder(config, layer)
+    return decoder(config, [*attention(config), *feed_forward(one("mlp.gate_up_proj."), "mlp.down_proj.")])
 
 
 def _config(hf: Config) -> ChatGLMConfig:

@@ -51,12 +51,7 @@ class CohereConfig(DecoderConfig):
 
 
 class CommandRConfig35B(
-    CohereConfig,
-    num_layers=40,
-    hidden_size=8192,
-    num_attention_heads=64,
-    ffn_hidden_size=22528,
-    rotary_base=8_000_000,
+    CohereConfig, num_layers=40, hidden_size=8192, num_attention_heads=64, ffn_hidden_size=22528, rotary_base=8_000_000
 ):
     """35.0 B parameters, the embedding counted once (tied); multi-head attention."""
 

@@ -11,7 +11,13 @@ from typing import Any, Optional, Union
 from nemo2.config.capture import configurable
 from nemo2.models.cohere import FIELDS, ONLY, CohereConfig, rows
 from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.settings import FULL, SLIDING, Config, layer_types, pattern_of, size_of, window_of
+from nemo2.models.conversion.settings import (
+    FULL,
+    Config,
+    alternating_windows,
+    alternating_windows_of,
+    kinds_of_layers,
+)
 from nemo2.models.gpt import GPTModel
 
 
@@ -46,13 +52,9 @@ class Cohere2Model(GPTModel):
 
 
 def _windows(hf: Config) -> dict[str, Any]:
-    every, layers = hf.get("sliding_window_pattern", 4), hf["num_hidden_layers"]
-    types = hf.get("layer_types") or [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
-    return {
-        "window_size": window_of(hf.get("sliding_window", 4096)),
-        "window_attn_skip_freq": pattern_of(hf, types),
-        "no_rope_freq": [int(kind == FULL) for kind in types],
-    }
+    every = hf.get("sliding_window_pattern", 4)
+    unrotated = [int(kind == FULL) for kind in kinds_of_layers(hf, every=every)]
+    return {**alternating_windows(hf, every=every), "no_rope_freq": unrotated}
 
 
 COHERE2 = decoder_conversion(
@@ -63,6 +65,6 @@ COHERE2 = decoder_conversion(
     fields=FIELDS,
     only={"model_type": "cohere2", **ONLY},
     ours=_windows,
-    theirs=lambda ours: {"sliding_window": size_of(ours.window_size), "layer_types": layer_types(ours)},
+    theirs=alternating_windows_of,
     theta=500_000.0,
 )

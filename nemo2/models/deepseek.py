@@ -7,6 +7,7 @@ released config.json files of deepseek-ai/DeepSeek-V2, V2-Lite and V3-Base.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal, Optional, Union
 
 import torch.nn.functional as F
@@ -14,18 +15,19 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig
 
 from nemo2.base.backend.extras import have_te
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder, gated_feed_forward
+from nemo2.models.conversion.decoder import decoder, decoder_conversion, gated_feed_forward
 from nemo2.models.conversion.experts import (
     REPEATED,
     beside_experts,
     check_routing,
     dense_or_experts,
+    dense_then_experts,
     dense_then_experts_of,
     experts,
     further_predictions,
 )
 from nemo2.models.conversion.pieces import one
-from nemo2.models.conversion.positions import rope_fields, rope_of, scaled
+from nemo2.models.conversion.positions import own_scaling, rope_of
 from nemo2.models.conversion.settings import (
     NEEDED,
     Config,
@@ -35,11 +37,9 @@ from nemo2.models.conversion.settings import (
     overlaid,
     read,
     refusal,
-    said,
     without,
-    written,
 )
-from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.conversion.table import Row, linear, norm
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.layers.group_routing import rank_groups_by_best_expert
 
@@ -223,7 +223,7 @@ class DeepSeekModel(GPTModel):
     default_config = DeepSeekV2Config
 
 
-_LATENT = [
+_FIELDS = [
     # Every head has its own key and value, derived from the latent.
     *without(decoder_fields(), "num_key_value_heads", "head_dim", "max_position_embeddings"),
     Field("q_lora_rank", "q_lora_rank", 1536),
@@ -234,12 +234,10 @@ _LATENT = [
     *expert_fields(
         n_routed_experts=NEEDED, num_experts_per_tok=NEEDED, moe_intermediate_size=NEEDED, routed_scaling_factor=1.0
     ),
+    Field("n_group", "moe_router_num_groups", None),
+    Field("topk_group", "moe_router_group_topk", None),
 ]
-_GROUPS = [Field("n_group", "moe_router_num_groups", None), Field("topk_group", "moe_router_group_topk", None)]
 _ONLY = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1, "ep_size": 1}
-_ONLY_2 = _ONLY | {"model_type": "deepseek_v2", "scoring_func": "softmax", "norm_topk_prob": False}
-_ONLY_3 = _ONLY | {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "norm_topk_prob": True}
-_ONLY_3 |= {"topk_method": "noaux_tc", "rope_interleave": True}
 _YARN = {
     "factor": ("rotary_scaling_factor", NEEDED),
     "beta_fast": ("beta_fast", 32),
@@ -273,88 +271,78 @@ def _attention(config: DeepSeekConfig) -> list[Row]:
     ]
 
 
-def _config_v2(hf: Config) -> DeepSeekV2Config:
-    fields = read(hf, _LATENT, only=_ONLY_2)
-    method = hf.get("topk_method", "greedy")
-    if method == "group_limited_greedy":
-        fields |= read(hf, _GROUPS)
-    elif method == "greedy":
-        fields |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
-    else:
-        raise refusal(hf, "topk_method", "nemo2's DeepSeek V2 supports 'greedy' and 'group_limited_greedy'")
-    return DeepSeekV2Config(**fields, **_others(hf, fields))
-
-
-def _hf_config_v2(ours: DeepSeekV2Config) -> dict[str, Any]:
-    grouped = (ours.moe_router_num_groups or 1) > 1
-    method = {"topk_method": "group_limited_greedy" if grouped else "greedy"}
-    return said(ours, _written(ours, _ONLY_2) | method, _config_v2)
-
-
-def _config_v3(hf: Config) -> DeepSeekV3Config:
-    if hf.get("model_type") == "kimi_k2":
-        hf = overlaid(hf, model_type="deepseek_v3")  # Kimi K2's name of the same class
-    fields = read(hf, [*_LATENT, *_GROUPS], only=_ONLY_3)
-    check_routing(hf, fields)
-    further = hf.get("num_nextn_predict_layers", 0)
-    return DeepSeekV3Config(**fields, **_others(hf, fields), mtp_num_layers=further or None)
-
-
-def _hf_config_v3(ours: DeepSeekV3Config) -> dict[str, Any]:
-    further = {"num_nextn_predict_layers": ours.mtp_num_layers or 0}
-    return said(ours, _written(ours, _ONLY_3) | further, _config_v3)
-
-
-def _others(hf: Config, fields: Config) -> dict[str, Any]:
-    """The settings that aren't a single field on both sides: the dense layers before the layers with experts, shared
-    experts, and positions."""
-    rope = rope_of(hf, kinds=("default", "yarn"))
-    # Megatron-Core scales the scores by this factor even if positions aren't stretched.
-    yarn: dict[str, Any] = {"rope_type": "rope", "rotary_scaling_factor": 1.0}
-    if rope.kind == "yarn":
-        yarn = {"rope_type": "yarn", **scaled(hf, rope, _YARN)}
-    dense, layers = hf.get("first_k_dense_replace") or 0, fields["num_layers"]
-    shared = (hf.get("n_shared_experts") or 0) * fields["moe_ffn_hidden_size"]
+def _ours(hf: Config) -> dict[str, Any]:
+    length = hf.get("max_position_embeddings", 2048)
+    scaling = rope_of(hf, kinds=("default", "yarn")).scaling
     return {
-        **yarn,
-        "rotary_base": rope.theta,
-        "seq_length": yarn.get("original_max_position_embeddings", hf.get("max_position_embeddings", 2048)),
-        "kv_channels": fields["qk_head_dim"],
-        "moe_layer_freq": [int(layer >= dense) for layer in range(layers)],
-        "moe_shared_expert_intermediate_size": shared or None,
-        "moe_shared_expert_overlap": bool(shared),
+        "seq_length": scaling.get("original_max_position_embeddings", length),
+        "kv_channels": hf.get("qk_nope_head_dim", 128),
+        **dense_then_experts(hf, hf["moe_intermediate_size"]),
+        "moe_shared_expert_overlap": bool(hf.get("n_shared_experts")),
     }
 
 
-def _written(ours: DeepSeekConfig, only: Config) -> dict[str, Any]:
-    yarn = ours.rope_type == "yarn"
-    scaling = {theirs: getattr(ours, name) for theirs, (name, _) in _YARN.items()} if yarn else {}
+def _theirs(ours: DeepSeekConfig) -> dict[str, Any]:
+    factor = ours.rotary_scaling_factor if ours.rope_type == "yarn" else 1
     return {
-        **written(ours, [*_LATENT, *_GROUPS], only=only),
         "num_key_value_heads": ours.num_attention_heads,
         **dense_then_experts_of(ours),
-        "max_position_embeddings": max(
-            ours.seq_length, int(ours.original_max_position_embeddings * scaling.get("factor", 1))
-        ),
-        **rope_fields(ours.rotary_base, kind="yarn" if yarn else "default", **scaling),
+        "max_position_embeddings": max(ours.seq_length, int(ours.original_max_position_embeddings * factor)),
     }
 
 
-DEEPSEEK_V2 = Conversion(
-    architectures=("DeepseekV2ForCausalLM",),
-    model=DeepSeekModel,
-    configs=(DeepSeekV2Config,),
-    rows=_rows,
-    config=_config_v2,
-    hf_config=_hf_config_v2,
-)
+def _ours_v2(hf: Config) -> dict[str, Any]:
+    method = hf.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise refusal(hf, "topk_method", "nemo2's DeepSeek V2 supports 'greedy' and 'group_limited_greedy'")
+    ungrouped = {"moe_router_num_groups": None, "moe_router_group_topk": None} if method == "greedy" else {}
+    return {**_ours(hf), **ungrouped}
 
-DEEPSEEK_V3 = Conversion(
-    architectures=("DeepseekV3ForCausalLM",),
+
+def _theirs_v2(ours: DeepSeekV2Config) -> dict[str, Any]:
+    grouped = (ours.moe_router_num_groups or 1) > 1
+    return {**_theirs(ours), "topk_method": "group_limited_greedy" if grouped else "greedy"}
+
+
+def _ours_v3(hf: Config) -> dict[str, Any]:
+    check_routing(hf, read(hf, _FIELDS))
+    return {**_ours(hf), "mtp_num_layers": hf.get("num_nextn_predict_layers", 0) or None}
+
+
+def _theirs_v3(ours: DeepSeekV3Config) -> dict[str, Any]:
+    return {**_theirs(ours), "num_nextn_predict_layers": ours.mtp_num_layers or 0}
+
+
+def _flat_v3(hf: Config) -> Config:
+    """Kimi K2 has another name of the same class."""
+    return overlaid(hf, model_type="deepseek_v3") if hf.get("model_type") == "kimi_k2" else hf
+
+
+_conversion = partial(
+    decoder_conversion,
     model=DeepSeekModel,
-    configs=(DeepSeekV3Config,),
     rows=_rows,
-    config=_config_v3,
-    hf_config=_hf_config_v3,
+    fields=_FIELDS,
+    # Megatron-Core scales the scores by this factor even if positions aren't stretched.
+    rotary=own_scaling(
+        "yarn", _YARN, on={"rope_type": "yarn"}, off={"rope_type": "rope", "rotary_scaling_factor": 1.0}
+    ),
+)
+DEEPSEEK_V2 = _conversion(
+    "DeepseekV2ForCausalLM",
+    kind=DeepSeekV2Config,
+    only=_ONLY | {"model_type": "deepseek_v2", "scoring_func": "softmax", "norm_topk_prob": False},
+    ours=_ours_v2,
+    theirs=_theirs_v2,
+)
+DEEPSEEK_V3 = _conversion(
+    "DeepseekV3ForCausalLM",
+    kind=DeepSeekV3Config,
+    only=_ONLY
+    | {"model_type": "deepseek_v3", "scoring_func": "sigmoid", "norm_topk_prob": True}
+    | {"topk_method": "noaux_tc", "rope_interleave": True},
+    ours=_ours_v3,
+    theirs=_theirs_v3,
+    flat=_flat_v3,
     ignored=REPEATED,
 )

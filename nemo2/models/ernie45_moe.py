@@ -13,10 +13,10 @@ import torch
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion
-from nemo2.models.conversion.experts import rows_with_experts
-from nemo2.models.conversion.pieces import cat, one, only
+from nemo2.models.conversion.experts import rows_with_experts, shared_experts
+from nemo2.models.conversion.pieces import only
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, meaning, refusal
-from nemo2.models.conversion.table import Row, linear
+from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.ernie45 import ERNIE45Config
 from nemo2.models.gpt import GPTModel
@@ -79,9 +79,7 @@ class ERNIE45MoEModel(GPTModel):
 def _rows(config: ERNIE45MoEConfig) -> list[Row]:
     further = [Row("mlp.router.expert_bias", only("mlp.moe_statics.e_score_correction_bias"), dtype=torch.float32)]
     if config.moe_shared_expert_intermediate_size:
-        shared = "mlp.shared_experts."
-        further += linear("mlp.shared_experts.linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj."))
-        further += linear("mlp.shared_experts.linear_fc2.", one(f"{shared}down_proj."))
+        further += shared_experts("mlp.shared_experts.")
     return rows_with_experts(config, further)
 
 

@@ -6,23 +6,14 @@ Sources: arXiv:2408.00118, tables 1 and 2 and section 2; the released config.jso
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from functools import partial
+from typing import Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, feed_forward
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.settings import (
-    FULL,
-    SLIDING,
-    Config,
-    Field,
-    decoder_fields,
-    layer_types,
-    pattern_of,
-    size_of,
-    window_of,
-)
-from nemo2.models.conversion.table import Row, linear, norm
+from nemo2.models.conversion.settings import Field, alternating_windows, alternating_windows_of, decoder_fields
+from nemo2.models.conversion.table import Row, norm
 from nemo2.models.gemma import GEMMA_DEFAULTS, TANH, GemmaConfig
 from nemo2.models.gpt import GPTModel
 
@@ -95,24 +86,14 @@ class Gemma2Model(GPTModel):
 
 
 def rows_with_norms_behind(config: GemmaConfig) -> list[Row]:
+    gate_and_up = cat("mlp.gate_proj.", "mlp.up_proj.")
     layer = [
         *attention(config),
         *norm("self_attention.linear_proj.post_layernorm.", one("post_attention_layernorm.")),
-        *norm("mlp.linear_fc1.layer_norm_", one("pre_feedforward_layernorm.")),
-        *linear("mlp.linear_fc1.", cat("mlp.gate_proj.", "mlp.up_proj.")),
-        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+        *feed_forward(gate_and_up, "mlp.down_proj.", norm_name="pre_feedforward_layernorm."),
         *norm("mlp.linear_fc2.post_layernorm.", one("post_feedforward_layernorm.")),
     ]
     return decoder(config, layer)
-
-
-def _ours(hf: Config) -> dict[str, Any]:
-    types = hf.get("layer_types") or [FULL if layer % 2 else SLIDING for layer in range(hf["num_hidden_layers"])]
-    return {"window_size": window_of(hf.get("sliding_window", 4096)), "window_attn_skip_freq": pattern_of(hf, types)}
-
-
-def _theirs(ours: Gemma2Config) -> dict[str, Any]:
-    return {"sliding_window": size_of(ours.window_size), "layer_types": layer_types(ours)}
 
 
 GEMMA2 = decoder_conversion(
@@ -127,6 +108,6 @@ GEMMA2 = decoder_conversion(
         Field("final_logit_softcapping", "final_logit_softcapping", 30.0),
     ],
     only={"model_type": "gemma2", "hidden_activation": TANH, "attention_bias": False},
-    ours=_ours,
-    theirs=_theirs,
+    ours=partial(alternating_windows, every=2),
+    theirs=alternating_windows_of,
 )

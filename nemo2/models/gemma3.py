@@ -116,22 +116,13 @@ class Gemma3Config4B(
 
 
 class Gemma3Config12B(
-    Gemma3Config,
-    is_vision_language=True,
-    num_layers=48,
-    hidden_size=3840,
-    num_attention_heads=16,
-    num_query_groups=8,
-    ffn_hidden_size=15360,
-    window_size=1024,
-    rope_scaling_factor=8.0,
+    Gemma3Config4B, num_layers=48, hidden_size=3840, num_attention_heads=16, num_query_groups=8, ffn_hidden_size=15360
 ):
     """11.8 B parameters without the vision tower."""
 
 
 class Gemma3Config27B(
-    Gemma3Config,
-    is_vision_language=True,
+    Gemma3Config4B,
     num_layers=62,
     hidden_size=5376,
     num_attention_heads=32,
@@ -139,8 +130,6 @@ class Gemma3Config27B(
     kv_channels=128,
     softmax_scale=168**-0.5,
     ffn_hidden_size=21504,
-    window_size=1024,
-    rope_scaling_factor=8.0,
 ):
     """27.0 B parameters without the vision tower. Scores are scaled by hidden_size / heads, not by the channels per head."""
 

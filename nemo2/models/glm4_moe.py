@@ -14,6 +14,7 @@ from nemo2.models.conversion.experts import (
     REPEATED,
     beside_experts,
     check_routing,
+    dense_then_experts,
     dense_then_experts_of,
     further_predictions,
     rows_with_experts,
@@ -91,15 +92,12 @@ _GROUPS = {"n_group": "moe_router_num_groups", "topk_group": "moe_router_group_t
 
 
 def _ours(hf: Config) -> dict[str, Any]:
-    dense, layers = hf.get("first_k_dense_replace", 1), hf["num_hidden_layers"]
     groups = {ours: hf.get(theirs, 1) for theirs, ours in _GROUPS.items()}
     check_routing(hf, {"moe_router_topk": hf.get("num_experts_per_tok", 8), **groups})
-    shared = hf.get("n_shared_experts", 1) * hf.get("moe_intermediate_size", 1408)
     return {
         **groups,
         "mtp_num_layers": hf.get("num_nextn_predict_layers", hf.get("num_mtp_layers", 0)) or None,
-        "moe_layer_freq": [int(layer >= dense) for layer in range(layers)],
-        "moe_shared_expert_intermediate_size": shared or None,
+        **dense_then_experts(hf, hf.get("moe_intermediate_size", 1408), default=1),
     }
 
 

@@ -11,26 +11,19 @@ from typing import Any, Literal, Optional, Union
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion
 from nemo2.models.conversion.pieces import every_other, one
-from nemo2.models.conversion.positions import rope_fields, rope_of, scaled
+from nemo2.models.conversion.positions import own_scaling
 from nemo2.models.conversion.settings import (
-    FULL,
-    SLIDING,
     Config,
     Field,
+    alternating_windows,
+    alternating_windows_of,
     decoder_fields,
     expert_fields,
-    layer_types,
-    pattern_of,
-    read,
-    said,
-    size_of,
-    window_of,
     without,
-    written,
 )
-from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.conversion.table import Row, linear, norm
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTConfig, GPTModel
 
@@ -124,42 +117,29 @@ def _rows(config: GPTOSSConfig) -> list[Row]:
     return decoder(config, layer)
 
 
-def _config(hf: Config) -> GPTOSSConfig:
-    fields = read(hf, _FIELDS, only=_ONLY)
-    rope = rope_of(hf, theta=150_000.0, kinds=("default", "yarn"))
-    # Megatron-Core scales queries and keys by this factor even if positions aren't stretched.
-    positions: dict[str, Any] = {"position_embedding_type": "rope", "yarn_rotary_scaling_factor": 1.0}
-    if rope.kind == "yarn":
-        positions = scaled(hf, rope, _YARN)
-    types = hf.get("layer_types") or [FULL if layer % 2 else SLIDING for layer in range(fields["num_layers"])]
-    return GPTOSSConfig(
-        **fields,
-        **positions,
-        ffn_hidden_size=fields["moe_ffn_hidden_size"],
-        rotary_base=rope.theta,
-        window_size=window_of(hf.get("sliding_window", 128)),
-        window_attn_skip_freq=pattern_of(hf, types),
-    )
+def _ours(hf: Config) -> dict[str, Any]:
+    return {"ffn_hidden_size": hf.get("intermediate_size", 2880), **alternating_windows(hf, every=2, size=128)}
 
 
-def _hf_config(ours: GPTOSSConfig) -> dict[str, Any]:
-    yarn = ours.position_embedding_type == "yarn"
-    scaling = {theirs: getattr(ours, name) for theirs, (name, _) in _YARN.items()} if yarn else {}
-    hf = {
-        **written(ours, _FIELDS, only=_ONLY),
-        "experts_per_token": ours.moe_router_topk,
-        "sliding_window": size_of(ours.window_size),
-        "layer_types": layer_types(ours),
-        **rope_fields(ours.rotary_base, kind="yarn" if yarn else "default", **scaling),
-    }
-    return said(ours, hf, _config)
+def _theirs(ours: GPTOSSConfig) -> dict[str, Any]:
+    return {"experts_per_token": ours.moe_router_topk, **alternating_windows_of(ours)}
 
 
-GPT_OSS = Conversion(
-    architectures=("GptOssForCausalLM",),
-    model=GPTOSSModel,
-    configs=(GPTOSSConfig,),
+GPT_OSS = decoder_conversion(
+    "GptOssForCausalLM",
+    GPTOSSModel,
+    GPTOSSConfig,
     rows=_rows,
-    config=_config,
-    hf_config=_hf_config,
+    fields=_FIELDS,
+    only=_ONLY,
+    ours=_ours,
+    theirs=_theirs,
+    rotary=own_scaling(
+        "yarn",
+        _YARN,
+        on={"position_embedding_type": "yarn"},
+        # Megatron-Core scales queries and keys by this factor even if positions aren't stretched.
+        off={"position_embedding_type": "rope", "yarn_rotary_scaling_factor": 1.0},
+        theta=150_000.0,
+    ),
 )

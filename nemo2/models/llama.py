@@ -4,19 +4,16 @@
 Sizes follow the papers and the model cards named beside them. Initialization and sequence lengths are NeMo 2.0's.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from torch import Tensor
-
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import biases, rows, unbiased
-from nemo2.models.conversion.positions import KINDS, Rope, positions, positions_of, rope_fields, rope_of, scaled
-from nemo2.models.conversion.settings import NEEDED, Config, decoder_fields, read, said, written
-from nemo2.models.conversion.table import Conversion
+from nemo2.models.conversion.decoder import biases, biases_of, decoder_conversion, rows, unbiased
+from nemo2.models.conversion.positions import any_scaling
+from nemo2.models.conversion.settings import NEEDED, decoder_fields
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
+from nemo2.models.rotary import scale_positions
 
 
 @configurable
@@ -60,14 +57,7 @@ class CodeLlamaConfig13B(Llama2Config13B, rotary_base=1_000_000, seq_length=1638
 
 
 class CodeLlamaConfig34B(
-    LlamaConfig,
-    num_layers=48,
-    hidden_size=8192,
-    num_attention_heads=64,
-    num_query_groups=8,
-    ffn_hidden_size=22016,
-    rotary_base=1_000_000,
-    seq_length=16384,
+    Llama2Config70B, num_layers=48, ffn_hidden_size=22016, rotary_base=1_000_000, seq_length=16384
 ):
     """33.7 B parameters with the 32,000-token vocabulary; grouped-query attention."""
 
@@ -110,7 +100,7 @@ class Llama3Config70B(
 class Llama31Config(Llama3Config):
     """Llama 3.1: rotary frequencies scaled for a longer context than that of the first training.
 
-    See `scale_rotary_frequencies` for the meaning of the four numbers.
+    See `nemo2.models.rotary.scale_rotary_frequencies` for the meaning of the four numbers.
     """
 
     seq_length: int = 131072
@@ -122,14 +112,7 @@ class Llama31Config(Llama3Config):
 
     def customize_model(self, model: Any) -> None:
         super().customize_model(model)
-        # Megatron-Core's `rope_scaling` fixes three of the four numbers.
-        model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(
-            model.rotary_pos_emb.inv_freq,
-            scale_factor=self.scale_factor,
-            low_freq_factor=self.low_freq_factor,
-            high_freq_factor=self.high_freq_factor,
-            old_context_len=self.old_context_len,
-        )
+        scale_positions(model, self, scale_factor=self.scale_factor)
 
 
 class Llama31Config8B(Llama31Config, num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32):
@@ -159,15 +142,7 @@ class Llama32Config1B(
     """1.24 B parameters with the 128,256-token vocabulary, counted once (tied)."""
 
 
-class Llama32Config3B(
-    Llama31Config,
-    scale_factor=32.0,
-    share_embeddings_and_output_weights=True,
-    num_layers=28,
-    hidden_size=3072,
-    ffn_hidden_size=8192,
-    num_attention_heads=24,
-):
+class Llama32Config3B(Llama32Config1B, num_layers=28, hidden_size=3072, num_attention_heads=24):
     """3.21 B parameters with the 128,256-token vocabulary, counted once (tied)."""
 
 
@@ -176,31 +151,6 @@ class LlamaModel(GPTModel):
     """The LightningModule of Llama; see `GPTModel`."""
 
 
-def scale_rotary_frequencies(
-    frequencies: Tensor,
-    *,
-    scale_factor: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    old_context_len: int,
-) -> Tensor:
-    """Llama 3.1's rotary frequencies: a new tensor of the same shape, in radians per position.
-
-    A frequency with more than ``high_freq_factor`` turns within ``old_context_len`` positions stays. A frequency with
-    fewer than ``low_freq_factor`` turns is divided by ``scale_factor``. Between the two, the result changes linearly
-    with the number of turns, or jumps if both factors are equal (Llama 4). Source: ``apply_scaling`` in
-    meta-llama/llama-models, ``llama3/model.py``.
-    """
-    turns = old_context_len * frequencies / (2 * math.pi)
-    if high_freq_factor == low_freq_factor:
-        unscaled = (turns >= low_freq_factor).to(frequencies.dtype)
-    else:
-        unscaled = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
-    return frequencies * (unscaled + (1.0 - unscaled) / scale_factor)
-
-
-_FIELDS = decoder_fields()
-_ONLY = {"model_type": "llama", "hidden_act": "silu"}
 SCALING: dict[str, tuple[str, Any]] = {
     "factor": ("scale_factor", NEEDED),
     "low_freq_factor": ("low_freq_factor", NEEDED),
@@ -209,40 +159,21 @@ SCALING: dict[str, tuple[str, Any]] = {
 }
 
 
-def _config(hf: Config) -> LlamaConfig:
-    rope = rope_of(hf, kinds=(*KINDS, "llama3"))
-    fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf)}
-    fields |= own_positions(hf, rope, longest=fields["seq_length"])
-    return (Llama31Config if rope.kind == "llama3" else LlamaConfig)(**fields)
+def _kind(**settings: Any) -> LlamaConfig:
+    return (Llama31Config if "scale_factor" in settings else LlamaConfig)(**settings)
 
 
-def _hf_config(ours: LlamaConfig) -> dict[str, Any]:
-    bias = ours.add_bias_linear
-    hf = {**written(ours, _FIELDS, only=_ONLY), "attention_bias": bias, "mlp_bias": bias, **own_positions_of(ours)}
-    return said(ours, hf, _config)
-
-
-def own_positions(hf: Config, rope: Rope, *, longest: int) -> dict[str, Any]:
-    """nemo2's rotary settings, including those of Llama 3.1's scaling."""
-    settings = positions(hf, rope, longest=longest)
-    return settings | scaled(hf, rope, SCALING) if rope.kind == "llama3" else settings
-
-
-def own_positions_of(ours: Any) -> dict[str, Any]:
-    """The inverse of `own_positions`."""
-    if isinstance(ours, Llama31Config):
-        scaling = {theirs: getattr(ours, name) for theirs, (name, _) in SCALING.items()}
-        return rope_fields(ours.rotary_base, kind="llama3", **scaling)
-    return positions_of(ours)
-
-
-LLAMA = Conversion(
-    architectures=("LlamaForCausalLM",),
-    model=LlamaModel,
+LLAMA = decoder_conversion(
+    "LlamaForCausalLM",
+    LlamaModel,
+    _kind,
     configs=(LlamaConfig,),
     rows=rows,
-    config=_config,
-    hf_config=_hf_config,
+    fields=decoder_fields(),
+    only={"model_type": "llama", "hidden_act": "silu"},
+    ours=biases,
+    theirs=biases_of,
+    rotary=any_scaling(own=("llama3", SCALING)),
     unbiased=unbiased,
     ignored=("model.layers.*.self_attn.rotary_emb.inv_freq",),
 )

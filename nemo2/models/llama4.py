@@ -7,40 +7,33 @@ meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E in Hugging Face t
 included.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Literal, Optional, Union
 
-import torch
-import torch.nn.functional as F
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import ModuleSpec
 from megatron.core.transformer.identity_op import IdentityOp
-from torch import Tensor, nn
 
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.decoder import attention, decoder
-from nemo2.models.conversion.experts import dense_or_experts
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, feed_forward
+from nemo2.models.conversion.experts import dense_or_experts, shared_experts
 from nemo2.models.conversion.pieces import cat, one
-from nemo2.models.conversion.positions import rope_fields, rope_of, scaled
+from nemo2.models.conversion.positions import own_scaling
 from nemo2.models.conversion.settings import (
     Config,
     Field,
     decoder_fields,
     meaning,
-    read,
     refusal,
-    said,
     text_config,
     without,
-    written,
 )
-from nemo2.models.conversion.table import IN_VISION_MODEL, Conversion, Row, linear, norm
+from nemo2.models.conversion.table import IN_VISION_MODEL, Row, norm
+from nemo2.models.layers.chunked_attention import attend_in_chunks
 from nemo2.models.layers.queries import sharpen_far_queries
 from nemo2.models.layers.spec import changed_layer_spec
-from nemo2.models.llama import SCALING, Llama3Config, LlamaModel, scale_rotary_frequencies
+from nemo2.models.llama import SCALING, Llama3Config, LlamaModel
+from nemo2.models.rotary import scale_positions
 
 
 def llama4_layer_spec(config: Any, vp_stage: Optional[int] = None) -> ModuleSpec:
@@ -112,13 +105,7 @@ class Llama4Config(Llama3Config):
             )
         super().customize_model(model)
         if self.rope_scaling:
-            model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(
-                model.rotary_pos_emb.inv_freq,
-                scale_factor=self.rope_scaling_factor,
-                low_freq_factor=self.low_freq_factor,
-                high_freq_factor=self.high_freq_factor,
-                old_context_len=self.old_context_len,
-            )
+            scale_positions(model, self, scale_factor=self.rope_scaling_factor)
         skips: Any = self.no_rope_freq or [0] * self.num_layers
         for layer in model.decoder.layers:
             core_attention = layer.self_attention.core_attention
@@ -134,80 +121,9 @@ class Llama4Experts16Config(Llama4Config, num_moe_experts=16):
 
 
 class Llama4Experts128Config(
-    Llama4Config,
-    num_moe_experts=128,
-    rope_scaling=False,
-    moe_layer_freq=[0, 1] * 24,
-    qk_l2_norm=False,
+    Llama4Config, num_moe_experts=128, rope_scaling=False, moe_layer_freq=[0, 1] * 24, qk_l2_norm=False
 ):
     """Maverick: 400.7 B parameters without the vision tower, 17 B of them used per token; experts in every other layer."""
-
-
-def attend_in_chunks(core_attention: nn.Module, chunk: int) -> None:
-    """Make a causal core attention attend only within chunks of ``chunk`` tokens.
-
-    The chunks of a sequence become additional samples of the batch. The last one is padded with zeros, which causal
-    attention hides from real tokens. Chunks of packed sequences become packed sequences. Rotary positions, which are
-    applied before, may remain those of the whole sequence, because scores depend on differences only. Tensors are
-    ``[sequence, batch, heads, channels]``, or packed ``[tokens, heads, channels]``.
-
-    The attention raises:
-        ConfigError: there are fewer queries than keys but more than one, or a mask is passed.
-    """
-    core_attention.forward = partial(_forward_in_chunks, core_attention.forward, chunk)
-
-
-def _forward_in_chunks(
-    forward: Callable[..., Tensor],
-    chunk: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Optional[Tensor] = None,
-    **kwargs: Any,
-) -> Tensor:
-    packed = kwargs.get("packed_seq_params")
-    if packed is not None:
-        kwargs["packed_seq_params"] = _packed_in_chunks(packed, chunk)
-        return forward(query, key, value, attention_mask, **kwargs)
-    length, batch = query.shape[:2]
-    if key.size(0) <= chunk:
-        return forward(query, key, value, attention_mask, **kwargs)
-    if length == 1:  # the newest token, over a cache
-        start = (key.size(0) - 1) // chunk * chunk
-        return forward(query, key[start:], value[start:], attention_mask, **kwargs)
-    if length != key.size(0) or attention_mask is not None and attention_mask.size(-2) > 1:
-        raise ConfigError(
-            f"model.config.attention_chunk_size={chunk} splits only whole causal sequences without another mask; this call has "
-            f"{length} queries and {key.size(0)} keys. With a cache, feed one token at a time. Otherwise set "
-            "attention_chunk_size=None."
-        )
-
-    def folded(x: Tensor) -> Tensor:
-        """``[chunk, chunks * batch, heads, channels]``"""
-        whole = F.pad(x, [0, 0, 0, 0, 0, 0, 0, -length % chunk])
-        return whole.unflatten(0, (-1, chunk)).transpose(0, 1).flatten(1, 2)
-
-    output = forward(folded(query), folded(key), folded(value), None, **kwargs)
-    return output.unflatten(1, (-1, batch)).transpose(0, 1).flatten(0, 1)[:length]
-
-
-def _packed_in_chunks(packed: PackedSeqParams, chunk: int) -> PackedSeqParams:
-    """The chunks of packed sequences, as packed sequences. Padding after a sequence stays after its last tokens."""
-    real, padded = packed.cu_seqlens_q, packed.cu_seqlens_q_padded
-    assert real is not None, "sequences of the format thd come with their ends"
-    lengths, rooms = real.diff(), (real if padded is None else padded).diff()
-    counts = (rooms + chunk - 1) // chunk
-    within = torch.arange(int(counts.sum()), device=real.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    cut = {}
-    for name, sizes in (("real", lengths), ("padded", rooms)):
-        pieces = (sizes.repeat_interleave(counts) - within * chunk).clamp(0, chunk)
-        cut[name] = F.pad(pieces.cumsum(0), [1, 0]).to(real.dtype)
-    longest = None if packed.max_seqlen_q is None else min(int(packed.max_seqlen_q), chunk)
-    ends: dict[str, Any] = {"cu_seqlens_q": cut["real"], "cu_seqlens_kv": cut["real"]}
-    if padded is not None:
-        ends |= {"cu_seqlens_q_padded": cut["padded"], "cu_seqlens_kv_padded": cut["padded"]}
-    return replace(packed, **ends, max_seqlen_q=longest, max_seqlen_kv=longest)
 
 
 _FIELDS = [
@@ -222,43 +138,32 @@ _FIELDS = [
     Field("use_qk_norm", "qk_l2_norm", True),
     Field("floor_scale", "floor_scale", 8192),
     Field("attn_scale", "attn_scale", 0.1),
+    Field("attention_chunk_size", "attention_chunk_size", 8192),
 ]
 _ONLY = {"model_type": "llama4_text", "hidden_act": "silu", "attention_bias": False, "num_experts_per_tok": 1}
 _SCALING = {theirs: (ours.replace("scale_factor", "rope_scaling_factor"), d) for theirs, (ours, d) in SCALING.items()}
 
 
 def _rows(config: Llama4Config) -> list[Row]:
-    layers = dense_or_experts(config, dense=_feed_forward(), experts=_experts())
-    return decoder(config, [*attention(config), *layers])
-
-
-def _feed_forward() -> list[Row]:
-    return [
-        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
-        *linear("mlp.linear_fc1.", cat("feed_forward.gate_proj.", "feed_forward.up_proj.")),
-        *linear("mlp.linear_fc2.", one("feed_forward.down_proj.")),
-    ]
+    gate_and_up = cat("feed_forward.gate_proj.", "feed_forward.up_proj.")
+    dense = feed_forward(gate_and_up, "feed_forward.down_proj.")
+    return decoder(config, [*attention(config), *dense_or_experts(config, dense=dense, experts=_experts())])
 
 
 def _experts() -> list[Row]:
     """Experts are stacked and stored [in, out]."""
-    stacked, shared = "feed_forward.experts.", "feed_forward.shared_expert."
+    stacked = "feed_forward.experts."
     return [
         *norm("pre_mlp_layernorm.", one("post_attention_layernorm.")),
         Row("mlp.router.weight", one("feed_forward.router.weight")),
         Row("mlp.experts.experts.linear_fc1.weight", one(f"{stacked}gate_up_proj", stacked=True, transposed=True)),
         Row("mlp.experts.experts.linear_fc2.weight", one(f"{stacked}down_proj", stacked=True, transposed=True)),
-        *linear("mlp.shared_experts.linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj.")),
-        *linear("mlp.shared_experts.linear_fc2.", one(f"{shared}down_proj.")),
+        *shared_experts("feed_forward.shared_expert."),
     ]
 
 
-def _config(hf: Config) -> Llama4Config:
-    text = text_config(hf)
-    fields = read(text, _FIELDS, only=_ONLY)
-    layers = fields["num_layers"]
-    rope = rope_of(text, theta=500_000.0, kinds=("default", "llama3"))
-    scaling = {"rope_scaling": rope.kind == "llama3", **(scaled(text, rope, _SCALING) if rope.kind == "llama3" else {})}
+def _ours(text: Config) -> dict[str, Any]:
+    layers = text["num_hidden_layers"]
     rotated = text.get("no_rope_layers") or [
         int((n + 1) % text.get("no_rope_layer_interval", 4) != 0) for n in range(layers)
     ]
@@ -270,47 +175,39 @@ def _config(hf: Config) -> Llama4Config:
     step = text.get("interleave_moe_layer_step", 1)
     experts_in = text.get("moe_layers")
     experts_in = list(range(step - 1, layers, step)) if experts_in is None else experts_in
-    return Llama4Config(
-        **fields,
-        **scaling,
-        rotary_base=rope.theta,
-        moe_layer_freq=[int(n in experts_in) for n in range(layers)] if len(experts_in) < layers else 1,
-        moe_shared_expert_intermediate_size=fields["moe_ffn_hidden_size"],
-        no_rope_freq=[int(not flag) for flag in rotated],
-        attention_chunk_size=text.get("attention_chunk_size", 8192),
+    return {
+        "moe_layer_freq": [int(n in experts_in) for n in range(layers)] if len(experts_in) < layers else 1,
+        "moe_shared_expert_intermediate_size": text.get("intermediate_size", 8192),
+        "no_rope_freq": [int(not flag) for flag in rotated],
         # max_position_embeddings is a limit for inference, not the length of training sequences.
-        seq_length=min(text.get("max_position_embeddings", 131072), 8192),
-        attn_temperature_tuning=bool(text.get("attn_temperature_tuning", True)),
-    )
+        "seq_length": min(text.get("max_position_embeddings", 131072), 8192),
+        "attn_temperature_tuning": bool(text.get("attn_temperature_tuning", True)),
+    }
 
 
-def _hf_config(ours: Llama4Config) -> dict[str, Any]:
+def _theirs(ours: Llama4Config) -> dict[str, Any]:
     settings = meaning(ours)
     rotated = [int(not flag) for flag in settings["without_positions"] or [0] * ours.num_layers]
-    scaling = {theirs: getattr(ours, name) for theirs, (name, _) in _SCALING.items()}
-    hf = {
-        **written(ours, _FIELDS, only=_ONLY),
+    return {
         "max_position_embeddings": ours.seq_length,
-        "attention_chunk_size": ours.attention_chunk_size,
         "attn_temperature_tuning": ours.attn_temperature_tuning,
         "no_rope_layers": rotated,
         "layer_types": ["chunked_attention" if flag else "full_attention" for flag in rotated],
         "moe_layers": [layer for layer, experts in enumerate(settings["experts_in"] or []) if experts],
-        **(
-            rope_fields(ours.rotary_base, kind="llama3", **scaling)
-            if ours.rope_scaling
-            else rope_fields(ours.rotary_base)
-        ),
     }
-    return said(ours, hf, _config)
 
 
-LLAMA4 = Conversion(
-    architectures=("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
-    model=LlamaModel,
-    configs=(Llama4Config,),
+LLAMA4 = decoder_conversion(
+    "Llama4ForCausalLM",
+    LlamaModel,
+    Llama4Config,
     rows=_rows,
-    config=_config,
-    hf_config=_hf_config,
+    fields=_FIELDS,
+    only=_ONLY,
+    ours=_ours,
+    theirs=_theirs,
+    rotary=own_scaling("llama3", _SCALING, on={"rope_scaling": True}, off={"rope_scaling": False}, theta=500_000.0),
+    flat=text_config,
+    also=("Llama4ForConditionalGeneration",),
     **IN_VISION_MODEL,
 )

@@ -18,12 +18,12 @@ from megatron.core.transformer.transformer_block import TransformerBlock
 from nemo2.base.backend.extras import have_te
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.decoder import attention, biases, decoder, gated_feed_forward, unbiased
-from nemo2.models.conversion.positions import rope_of
+from nemo2.models.conversion.decoder import attention, biases, biases_of, decoder, gated_feed_forward, unbiased
+from nemo2.models.conversion.positions import parameters_of, positions, rope_fields, rope_of, scaled
 from nemo2.models.conversion.settings import Config, decoder_fields, read, refusal, said, without, written
 from nemo2.models.conversion.table import Conversion, Row
 from nemo2.models.gpt import GPTModel
-from nemo2.models.llama import Llama31Config8B, Llama31Config70B, Llama31Config405B, own_positions, own_positions_of
+from nemo2.models.llama import SCALING, Llama31Config8B, Llama31Config70B, Llama31Config405B
 
 # Layers in order, as runs "how many x attention feed-forward": A has attention, - has none, then the width of the
 # feed-forward block in Hugging Face's ffn_mult (two thirds of which are hidden widths), - where there is none.
@@ -128,7 +128,7 @@ def _config(hf: Config) -> Any:
     if not blocks or len(blocks) != hf["num_hidden_layers"]:
         raise refusal(hf, "block_configs", "it must have one block for each of num_hidden_layers")
     fields = {**read(hf, _FIELDS, only=_ONLY), **biases(hf)}
-    fields |= own_positions(hf, rope, longest=fields["seq_length"])
+    fields |= positions(hf, rope, longest=fields["seq_length"]) | scaled(hf, rope, SCALING)
     supported = [{part: _block(hf, part, block[part]) for part in _KNOWN} for block in blocks]
     groups = [block["attention"]["n_heads_in_group"] for block in supported if not block["attention"]["no_op"]]
     if not groups:
@@ -157,10 +157,9 @@ def _hf_config(ours: Any) -> dict[str, Any]:
         **written(ours, _FIELDS, only=_ONLY),
         "intermediate_size": None,
         "num_key_value_heads": None,
-        "attention_bias": ours.add_bias_linear,
-        "mlp_bias": ours.add_bias_linear,
+        **biases_of(ours),
         "block_configs": [{part: {**block[part], "replace_with_linear": False} for part in _KNOWN} for block in blocks],
-        **own_positions_of(ours),
+        **rope_fields(ours.rotary_base, kind="llama3", **parameters_of(ours, SCALING)),
     }
     ours = copy.copy(ours)  # another form of the same blocks is no difference
     ours.heterogeneous_layers_config_encoded_json = json.dumps({"block_configs": blocks})

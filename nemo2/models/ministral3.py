@@ -51,11 +51,7 @@ class Ministral3Config(DecoderConfig):
 
 
 class Ministral3Config3B(
-    Ministral3Config,
-    num_layers=26,
-    hidden_size=3072,
-    ffn_hidden_size=9216,
-    share_embeddings_and_output_weights=True,
+    Ministral3Config, num_layers=26, hidden_size=3072, ffn_hidden_size=9216, share_embeddings_and_output_weights=True
 ):
     """3.43 B parameters without the vision tower, the embedding counted once (tied)."""
 

@@ -6,17 +6,12 @@ Mistral-Nemo-Base-2407 and Mistral-Large-Instruct-2407.
 """
 
 from dataclasses import dataclass
-from typing import Any, Optional, Union
+from functools import partial
+from typing import Optional, Union
 
 from nemo2.config.capture import configurable
 from nemo2.models.conversion.decoder import decoder_conversion, rows
-from nemo2.models.conversion.settings import (
-    Config,
-    decoder_fields,
-    size_of,
-    text_config,
-    window_of,
-)
+from nemo2.models.conversion.settings import decoder_fields, size_of, text_config, uniform_window
 from nemo2.models.conversion.table import IN_VISION_MODEL
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
@@ -64,11 +59,6 @@ class MistralModel(GPTModel):
     default_config = MistralConfig7B
 
 
-def _ours(hf: Config) -> dict[str, Any]:
-    window = window_of(hf.get("sliding_window", 4096))
-    return {"window_size": window, "cp_comm_type": None if window is None else "a2a"}
-
-
 MISTRAL = decoder_conversion(
     "MistralForCausalLM",
     MistralModel,
@@ -76,7 +66,7 @@ MISTRAL = decoder_conversion(
     rows=rows,
     fields=decoder_fields(num_key_value_heads=8, max_position_embeddings=131072),
     only={"model_type": "mistral", "hidden_act": "silu"},
-    ours=_ours,
+    ours=partial(uniform_window, size=4096),
     theirs=lambda ours: {"sliding_window": size_of(ours.window_size)},
     flat=text_config,
     also=("Mistral3ForConditionalGeneration",),

@@ -12,11 +12,11 @@ from typing import Any, Literal, Optional
 from megatron.core.activations import squared_relu
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder
+from nemo2.models.conversion.decoder import attention, decoder, feed_forward
 from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.positions import rope_fields, rope_of
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, said, without, written
-from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.conversion.table import Conversion, Row
 from nemo2.models.gpt import GPTConfig, GPTModel
 
 
@@ -111,9 +111,7 @@ _ONLY = {"model_type": "nemotron", "hidden_act": "relu2", "attention_bias": Fals
 def _rows(config: NemotronConfig) -> list[Row]:
     layer = [
         *attention(config, norm_bias=True),
-        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm."), bias=True),
-        *linear("mlp.linear_fc1.", one("mlp.up_proj.")),
-        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
+        *feed_forward(one("mlp.up_proj."), "mlp.down_proj.", norm_bias=True),
     ]
     return decoder(config, layer, norm_bias=True)
 

@@ -5,6 +5,7 @@ Sources: arXiv:2512.13961; config.json of allenai/Olmo-3-1025-7B and Olmo-3-1125
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
@@ -14,13 +15,11 @@ from nemo2.models.conversion.settings import (
     FULL,
     SLIDING,
     Config,
+    alternating_windows,
+    alternating_windows_of,
     decoder_fields,
-    layer_types,
     overlaid,
-    pattern_of,
     refusal,
-    size_of,
-    window_of,
     without,
 )
 from nemo2.models.gpt import GPTModel
@@ -89,20 +88,10 @@ def _flat(hf: Config) -> Config:
     return overlaid(hf, rope_parameters=far)
 
 
-def _ours(hf: Config) -> dict[str, Any]:
-    num_layers = hf["num_hidden_layers"]
-    types = hf.get("layer_types") or [FULL if layer % 4 == 3 else SLIDING for layer in range(num_layers)]
-    return {
-        "window_size": window_of(hf.get("sliding_window", 4096)),
-        "window_attn_skip_freq": pattern_of(hf, types),
-    }
-
-
 def _theirs(ours: OLMo3Config) -> dict[str, Any]:
     theta, far = float(ours.rotary_base), positions_of(ours)["rope_parameters"]
     return {
-        "sliding_window": size_of(ours.window_size),
-        "layer_types": layer_types(ours),
+        **alternating_windows_of(ours),
         "rope_parameters": {FULL: far, SLIDING: {"rope_type": "default", "rope_theta": theta}},
     }
 
@@ -114,7 +103,7 @@ OLMO3 = decoder_conversion(
     rows=rows,
     fields=without(decoder_fields(rms_norm_eps=1e-5), "head_dim"),
     only={"model_type": "olmo3", "hidden_act": "silu", "attention_bias": False},
-    ours=_ours,
+    ours=partial(alternating_windows, every=4),
     theirs=_theirs,
     theta=500_000.0,
     flat=_flat,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, Union
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import decoder
+from nemo2.models.conversion.decoder import attention, decoder, decoder_conversion, feed_forward
 from nemo2.models.conversion.pieces import fused_qkv, one
 from nemo2.models.conversion.positions import partial_positions, positions_of, rope_of
 from nemo2.models.conversion.settings import (
@@ -18,14 +18,11 @@ from nemo2.models.conversion.settings import (
     Field,
     decoder_fields,
     overlaid,
-    read,
-    said,
     size_of,
-    window_of,
+    uniform_window,
     without,
-    written,
 )
-from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import DecoderConfig
 from nemo2.models.gpt import GPTModel
 
@@ -90,73 +87,47 @@ class Phi3Model(GPTModel):
     """The LightningModule of Phi-3; see `GPTModel`."""
 
 
-_FIELDS = [
-    *without(decoder_fields(max_position_embeddings=4096, rms_norm_eps=1e-5), "head_dim"),
-    Field("resid_pdrop", "hidden_dropout", 0.0),
-]
 _LENGTH = "original_max_position_embeddings"
-_ONLY = {"model_type": "phi3", "hidden_act": "silu", "embd_pdrop": 0.0}
 
 
 def _rows(config: Phi3Config) -> list[Row]:
-    layer = [
-        *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm.")),
-        *linear("self_attention.linear_qkv.", fused_qkv("self_attn.qkv_proj.")),
-        *linear("self_attention.linear_proj.", one("self_attn.o_proj.")),
-        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
-        *linear("mlp.linear_fc1.", one("mlp.gate_up_proj.")),
-        *linear("mlp.linear_fc2.", one("mlp.down_proj.")),
-    ]
-    return decoder(config, layer)
+    fused = fused_qkv("self_attn.qkv_proj.")
+    return decoder(config, [*attention(config, fused), *feed_forward(one("mlp.gate_up_proj."), "mlp.down_proj.")])
 
 
-def _config(hf: Config) -> Phi3Config:
-    fields = read(hf, _FIELDS, only=_ONLY)
+def _positions(hf: Config, settings: Config) -> dict[str, Any]:
     renamed: dict[str, Any] = {_LENGTH: hf.get(_LENGTH, 4096)}
     for name in ("rope_scaling", "rope_parameters"):  # the first releases have other names for longrope
         if (hf.get(name) or {}).get("type", (hf.get(name) or {}).get("rope_type")) in ("su", "yarn"):
             renamed[name] = {**hf[name], "rope_type": "longrope"}
     named = overlaid(hf, **renamed)
     rope = rope_of(named, kinds=("default", "longrope"))
-    window = window_of(hf.get("sliding_window"))
-    return Phi3Config(
-        **fields,
-        **partial_positions(named, rope, longest=fields["seq_length"]),
-        rotary_percent=rope.partial,
-        window_size=window,
-        cp_comm_type=None if window is None else "a2a",
-    )
+    return {**partial_positions(named, rope, longest=settings["seq_length"]), "rotary_percent": rope.partial}
 
 
-def _hf_config(ours: Phi3Config) -> dict[str, Any]:
-    hf = {
-        **written(ours, _FIELDS, only=_ONLY),
-        _LENGTH: ours.rope_stretching.original_length if ours.rope_stretching else ours.seq_length,
-        "sliding_window": size_of(ours.window_size),
-        **positions_of(ours, partial=ours.rotary_percent),
-    }
-    return said(ours, _as_released(hf), _config)
+def _positions_of(ours: Phi3Config) -> dict[str, Any]:
+    """The inverse of `_positions`. If the factor is the ratio of both lengths, the scaling has only the released models' fields,
+    because transformers 4 rejects others."""
+    fields = positions_of(ours, partial=ours.rotary_percent)
+    length = ours.rope_stretching.original_length if ours.rope_stretching else ours.seq_length
+    scaling = fields.get("rope_scaling", {"attention_factor": 1.0})
+    if "attention_factor" not in scaling and scaling["factor"] == ours.seq_length / length:
+        factors = {name: scaling[name] for name in ("short_factor", "long_factor")}
+        fields["rope_scaling"] = {"type": scaling["rope_type"], **factors}
+    return {_LENGTH: length, **fields}
 
 
-def _as_released(hf: dict[str, Any]) -> dict[str, Any]:
-    """``hf`` with only the released models' fields of the scaling, because transformers 4 rejects other fields. If the factor
-    isn't the ratio of both lengths, ``hf`` is unchanged."""
-    scaling = hf.get("rope_scaling")
-    if (
-        scaling is None
-        or "attention_factor" in scaling
-        or scaling["factor"] != hf["max_position_embeddings"] / hf[_LENGTH]
-    ):
-        return hf
-    released = {name: scaling[name] for name in ("rope_type", "short_factor", "long_factor")}
-    return {**hf, "rope_scaling": {"type": released.pop("rope_type"), **released}}
-
-
-PHI3 = Conversion(
-    architectures=("Phi3ForCausalLM",),
-    model=Phi3Model,
-    configs=(Phi3Config,),
+PHI3 = decoder_conversion(
+    "Phi3ForCausalLM",
+    Phi3Model,
+    Phi3Config,
     rows=_rows,
-    config=_config,
-    hf_config=_hf_config,
+    fields=[
+        *without(decoder_fields(max_position_embeddings=4096, rms_norm_eps=1e-5), "head_dim"),
+        Field("resid_pdrop", "hidden_dropout", 0.0),
+    ],
+    only={"model_type": "phi3", "hidden_act": "silu", "embd_pdrop": 0.0},
+    ours=uniform_window,
+    theirs=lambda ours: {"sliding_window": size_of(ours.window_size)},
+    rotary=(_positions, _positions_of),
 )

@@ -50,15 +50,7 @@ class Qwen2Config500M(
     """0.49 B parameters, the embedding counted once (tied)."""
 
 
-class Qwen2Config1P5B(
-    Qwen2Config,
-    num_layers=28,
-    hidden_size=1536,
-    num_attention_heads=12,
-    num_query_groups=2,
-    ffn_hidden_size=8960,
-    share_embeddings_and_output_weights=True,
-):
+class Qwen2Config1P5B(Qwen2Config500M, num_layers=28, hidden_size=1536, num_attention_heads=12, ffn_hidden_size=8960):
     """1.54 B parameters, the embedding counted once (tied)."""
 
 
@@ -96,15 +88,7 @@ class Qwen25Config1P5B(Qwen2Config1P5B, seq_length=131072):
     """1.54 B parameters, the embedding counted once (tied); 131,072 tokens of context."""
 
 
-class Qwen25Config3B(
-    Qwen2Config,
-    num_layers=36,
-    hidden_size=2048,
-    num_attention_heads=16,
-    num_query_groups=2,
-    ffn_hidden_size=11008,
-    share_embeddings_and_output_weights=True,
-):
+class Qwen25Config3B(Qwen2Config500M, num_layers=36, hidden_size=2048, num_attention_heads=16, ffn_hidden_size=11008):
     """3.09 B parameters, the embedding counted once (tied)."""
 
 

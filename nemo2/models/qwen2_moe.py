@@ -16,10 +16,11 @@ from nemo2.models.conversion.experts import (
     expert_weights,
     expert_weights_of,
     rows_with_experts,
+    shared_experts,
 )
-from nemo2.models.conversion.pieces import cat, one
+from nemo2.models.conversion.pieces import one
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, expert_fields, without
-from nemo2.models.conversion.table import Row, linear
+from nemo2.models.conversion.table import Row
 from nemo2.models.decoder import GroupedExperts
 from nemo2.models.gpt import GPTModel
 from nemo2.models.qwen2 import Qwen2Config
@@ -71,10 +72,8 @@ def _rows(config: Qwen2MoEConfig) -> list[Row]:
 
 def shared_expert() -> list[Row]:
     """A layer's shared expert, and the gate of its output."""
-    shared = "mlp.shared_expert."
     return [
-        *linear("mlp.shared_experts.linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj.")),
-        *linear("mlp.shared_experts.linear_fc2.", one(f"{shared}down_proj.")),
+        *shared_experts("mlp.shared_expert."),
         Row("mlp.shared_experts.gate_weight", one("mlp.shared_expert_gate.weight")),
     ]
 

@@ -57,25 +57,11 @@ class Qwen3Config600M(
     """0.60 B parameters, the embedding counted once (tied)."""
 
 
-class Qwen3Config1P7B(
-    Qwen3Config,
-    num_layers=28,
-    hidden_size=2048,
-    num_attention_heads=16,
-    ffn_hidden_size=6144,
-    share_embeddings_and_output_weights=True,
-):
+class Qwen3Config1P7B(Qwen3Config600M, hidden_size=2048, ffn_hidden_size=6144):
     """1.72 B parameters, the embedding counted once (tied)."""
 
 
-class Qwen3Config4B(
-    Qwen3Config,
-    num_layers=36,
-    hidden_size=2560,
-    num_attention_heads=32,
-    ffn_hidden_size=9728,
-    share_embeddings_and_output_weights=True,
-):
+class Qwen3Config4B(Qwen3Config600M, num_layers=36, hidden_size=2560, num_attention_heads=32, ffn_hidden_size=9728):
     """4.02 B parameters, the embedding counted once (tied)."""
 
 

@@ -28,8 +28,9 @@ from nemo2.models.conversion.settings import (
     Field,
     decoder_fields,
     expert_fields,
+    kinds_of_layers,
     must_be,
-    refusal,
+    pattern_of,
     text_config,
     without,
 )
@@ -176,32 +177,26 @@ def _one_by_one(config: Qwen35Config) -> dict[str, Any]:
     return {**stacked, **{part: one(name.format(part[0])) for part in ("z", "beta", "alpha")}}
 
 
-_FIELDS = [
-    *decoder_fields(num_key_value_heads=2, head_dim=256, max_position_embeddings=32768),
+_DENSE = [
+    *decoder_fields(num_key_value_heads=4, head_dim=256, max_position_embeddings=32768),
     Field("linear_conv_kernel_dim", "linear_conv_kernel_dim", 4),
     Field("linear_key_head_dim", "linear_key_head_dim", 128),
     Field("linear_value_head_dim", "linear_value_head_dim", 128),
     Field("linear_num_key_heads", "linear_num_key_heads", 16),
     Field("linear_num_value_heads", "linear_num_value_heads", 32),
 ]
-_EXPERTS = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "router_aux_loss_coef": 0.001}
-_ONLY = {"hidden_act": "silu", "attention_bias": False}
-# transformers leaves out the same weights.
-_TEXT_OF_VISION: dict[str, Any] = IN_VISION_MODEL | {"ignored": ("mtp.*", "model.visual.*")}
+_SPARSE = [
+    *without(_DENSE, "num_key_value_heads"),
+    Field("num_key_value_heads", "num_query_groups", 2),
+    *expert_fields(moe_intermediate_size=512, shared_expert_intermediate_size=512, router_aux_loss_coef=0.001),
+]
 
 
 def _kinds(hf: Config) -> dict[str, Any]:
     """``linear_attention_freq``: n if every n-th layer has full attention, otherwise a list."""
-    num_layers, every = hf["num_hidden_layers"], hf.get("full_attention_interval", 4)
-    types = hf.get("layer_types") or [FULL if (layer + 1) % every == 0 else LINEAR for layer in range(num_layers)]
-    if set(types) - {FULL, LINEAR} or len(types) != num_layers:
-        raise refusal(hf, "layer_types", f"nemo2's model needs {FULL!r} or {LINEAR!r} for each layer")
     must_be(hf, "attn_output_gate", True)
-    flags = [int(kind == LINEAR) for kind in types]
-    regular = (
-        n for n in range(1, num_layers + 1) if flags == [int((layer + 1) % n != 0) for layer in range(num_layers)]
-    )
-    return {"linear_attention_freq": next(regular, flags)}
+    types = kinds_of_layers(hf, every=hf.get("full_attention_interval", 4), kind=LINEAR)
+    return {"linear_attention_freq": pattern_of(hf, types, LINEAR) or [1] * len(types)}
 
 
 def _kinds_of(ours: Qwen35Config) -> dict[str, Any]:
@@ -218,51 +213,40 @@ def _theirs(ours: Qwen3NextConfig) -> dict[str, Any]:
     return {**_kinds_of(ours), **expert_layers_of(ours), **expert_weights_of(ours)}
 
 
-QWEN3_NEXT = decoder_conversion(
+_ONLY = {"hidden_act": "silu", "attention_bias": False}
+_conversion = partial(decoder_conversion, model=Qwen3NextModel, partial=0.25)
+QWEN3_NEXT = _conversion(
     "Qwen3NextForCausalLM",
-    Qwen3NextModel,
-    Qwen3NextConfig,
+    kind=Qwen3NextConfig,
     rows=lambda config: _table(config, _by_key_head),
-    fields=[
-        *_FIELDS,
-        *expert_fields(**_EXPERTS, num_experts=512, num_experts_per_tok=10),
-    ],
+    fields=[*_SPARSE, *expert_fields(num_experts=512, num_experts_per_tok=10)],
     only=_ONLY | {"model_type": "qwen3_next"},
     ours=_ours,
     theirs=_theirs,
-    partial=0.25,
     ignored=("mtp.*",),
 )
 
-QWEN35 = decoder_conversion(
-    "Qwen3_5ForCausalLM",
-    Qwen3NextModel,
-    Qwen35Config,
-    rows=lambda config: _table(config, _one_by_one),
-    fields=[*without(_FIELDS, "num_key_value_heads"), Field("num_key_value_heads", "num_query_groups", 4)],
-    only=_ONLY | {"model_type": "qwen3_5_text"},
+# transformers leaves out the same weights.
+_of_vision = partial(
+    _conversion,
     ours=_kinds,
     theirs=_kinds_of,
-    partial=0.25,
     flat=text_config,
-    also=("Qwen3_5ForConditionalGeneration",),
-    **_TEXT_OF_VISION,
+    **IN_VISION_MODEL | {"ignored": ("mtp.*", "model.visual.*")},
 )
-
+QWEN35 = _of_vision(
+    "Qwen3_5ForCausalLM",
+    kind=Qwen35Config,
+    rows=lambda config: _table(config, _one_by_one),
+    fields=_DENSE,
+    only=_ONLY | {"model_type": "qwen3_5_text"},
+    also=("Qwen3_5ForConditionalGeneration",),
+)
 _with_experts = partial(
-    decoder_conversion,
-    model=Qwen3NextModel,
+    _of_vision,
     kind=Qwen35MoEConfig,
-    fields=[
-        *without(_FIELDS, "intermediate_size"),
-        *expert_fields(**_EXPERTS, num_experts=256, num_experts_per_tok=8),
-    ],
+    fields=[*without(_SPARSE, "intermediate_size"), *expert_fields(num_experts=256, num_experts_per_tok=8)],
     only=_ONLY | {"model_type": "qwen3_5_moe_text"},
-    ours=_kinds,
-    theirs=_kinds_of,
-    partial=0.25,
-    flat=text_config,
-    **_TEXT_OF_VISION,
 )
 QWEN35_MOE = _with_experts("Qwen3_5MoeForCausalLM", rows=lambda config: _table(config, _one_by_one))
 # The releases have one tensor for all experts. transformers writes text models with a tensor for each, and so do exports.

@@ -8,7 +8,7 @@ at a shorter length may no longer match (`Stretching.longest_alike`, which gener
 frequencies of the longest sequence in their batch.
 
 Formulas and defaults are those of transformers' ``modeling_rope_utils.py``. Linear interpolation is Megatron-Core's
-``seq_len_interpolation_factor``, and Llama 3.1's scaling is in `nemo2.models.llama`.
+``seq_len_interpolation_factor``, and Llama 3.1's scaling is `scale_positions`.
 """
 
 import math
@@ -223,3 +223,33 @@ def _at(base: float, plain: Tensor, factors: Any = 1.0) -> Tensor:
     """Frequencies of this base, each divided by its factor, rounded as in transformers."""
     shares = torch.arange(0, 2 * len(plain), 2, dtype=plain.dtype, device=plain.device) / (2 * len(plain))
     return 1.0 / (factors * base**shares)
+
+
+def scale_positions(model: Any, config: Any, *, scale_factor: float) -> None:
+    """Scale the rotary frequencies of a chunk, as Llama 3.1. Megatron-Core's `rope_scaling` fixes three of the four numbers."""
+    numbers = {name: getattr(config, name) for name in ("low_freq_factor", "high_freq_factor", "old_context_len")}
+    frequencies = model.rotary_pos_emb.inv_freq
+    model.rotary_pos_emb.inv_freq = scale_rotary_frequencies(frequencies, scale_factor=scale_factor, **numbers)
+
+
+def scale_rotary_frequencies(
+    frequencies: Tensor,
+    *,
+    scale_factor: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+    old_context_len: int,
+) -> Tensor:
+    """Llama 3.1's rotary frequencies: a new tensor of the same shape, in radians per position.
+
+    A frequency with more than ``high_freq_factor`` turns within ``old_context_len`` positions stays. A frequency with
+    fewer than ``low_freq_factor`` turns is divided by ``scale_factor``. Between the two, the result changes linearly
+    with the number of turns, or jumps if both factors are equal (Llama 4). Source: ``apply_scaling`` in
+    meta-llama/llama-models, ``llama3/model.py``.
+    """
+    turns = old_context_len * frequencies / (2 * math.pi)
+    if high_freq_factor == low_freq_factor:
+        unscaled = (turns >= low_freq_factor).to(frequencies.dtype)
+    else:
+        unscaled = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0)
+    return frequencies * (unscaled + (1.0 - unscaled) / scale_factor)

@@ -25,7 +25,7 @@ from nemo2.base.backend.extras import has, have_te
 from nemo2.config.aliases import register_gone
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.models.conversion.decoder import output_layer
+from nemo2.models.conversion.decoder import feed_forward, output_layer
 from nemo2.models.conversion.experts import check_routing
 from nemo2.models.conversion.pieces import one, qkv, rows
 from nemo2.models.conversion.settings import Config, Field, decoder_fields, read, refusal, said, without, written
@@ -396,7 +396,12 @@ _ACTIVATIONS = {"relu2": squared_relu, "gelu": F.gelu}
 
 def _table(config: SSMConfig) -> list[Row]:
     """Each layer has one of four kinds, and a norm before it."""
-    kinds = {"M": _mixer(config), "*": _attention(), "-": _feed_forward(), "E": _experts()}
+    kinds = {
+        "M": _mixer(config),
+        "*": _attention(),
+        "-": feed_forward(one("mixer.up_proj."), "mixer.down_proj.", norm_name="norm."),
+        "E": _experts(),
+    }
     layers = [
         replace(row, layers=[n for n, letter in enumerate(config.hybrid_override_pattern or "") if letter == kind])
         for kind, part in kinds.items()
@@ -433,14 +438,6 @@ def _attention() -> list[Row]:
         *norm("self_attention.linear_qkv.layer_norm_", one("norm.")),
         *linear("self_attention.linear_qkv.", qkv("mixer.q_proj.", "mixer.k_proj.", "mixer.v_proj.")),
         *linear("self_attention.linear_proj.", one("mixer.o_proj.")),
-    ]
-
-
-def _feed_forward() -> list[Row]:
-    return [
-        *norm("mlp.linear_fc1.layer_norm_", one("norm.")),
-        *linear("mlp.linear_fc1.", one("mixer.up_proj.")),
-        *linear("mlp.linear_fc2.", one("mixer.down_proj.")),
     ]
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Optional, Union
 import torch.nn.functional as F
 
 from nemo2.config.capture import configurable
-from nemo2.models.conversion.decoder import attention, decoder
+from nemo2.models.conversion.decoder import attention, decoder, feed_forward
 from nemo2.models.conversion.pieces import fused_qkv, one
 from nemo2.models.conversion.positions import rope_fields, rope_of
 from nemo2.models.conversion.settings import (
@@ -23,11 +23,11 @@ from nemo2.models.conversion.settings import (
     refusal,
     said,
     size_of,
-    window_of,
+    uniform_window,
     without,
     written,
 )
-from nemo2.models.conversion.table import Conversion, Row, linear, norm
+from nemo2.models.conversion.table import Conversion, Row
 from nemo2.models.gpt import GPTConfig, GPTModel
 from nemo2.models.gpt3 import conv_fields, conv_rows, gelu_in, gelu_of
 
@@ -167,9 +167,7 @@ def _rows_1(config: StarcoderConfig) -> list[Row]:
 def _rows_2(config: Starcoder2Config) -> list[Row]:
     layer = [
         *attention(config, norm_bias=True),
-        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm."), bias=True),
-        *linear("mlp.linear_fc1.", one("mlp.c_fc."), bias=True),
-        *linear("mlp.linear_fc2.", one("mlp.c_proj."), bias=True),
+        *feed_forward(one("mlp.c_fc."), "mlp.c_proj.", bias=True, norm_bias=True),
     ]
     return decoder(config, layer, norm_bias=True)
 
@@ -196,9 +194,7 @@ def _config_2(hf: Config) -> Starcoder2Config:
         raise refusal(
             hf, "embedding_dropout", f"nemo2's model needs residual_dropout's value, {fields['hidden_dropout']}"
         )
-    window = window_of(hf.get("sliding_window"))
-    communication = None if window is None else "a2a"
-    return Starcoder2Config(**fields, rotary_base=rope_of(hf).theta, window_size=window, cp_comm_type=communication)
+    return Starcoder2Config(**fields, **uniform_window(hf), rotary_base=rope_of(hf).theta)
 
 
 def _hf_config_2(ours: Starcoder2Config) -> dict[str, Any]:

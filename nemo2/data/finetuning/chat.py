@@ -17,6 +17,7 @@ A record is rejected if the rendering lacks some of its text, or doesn't train o
 Whitespace after the last special token of a turn is left out: it separates turns, and the model never writes it.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,22 +91,27 @@ class ChatEncoder(Encoder):
         chat_template: Jinja text, the path of a file with it, the name of one of the tokenizer's own, or "plain"
             (`PLAIN_TEMPLATE`). None: the tokenizer's own, and for conversations with tools its own named "tool_use" if
             there is one.
+        chat_template_kwargs: Variables that the template reads, under transformers' name: {"enable_thinking": False} for Qwen 3,
+            GLM-4.5, SmolLM 3 and Nemotron 3 Nano. None: none.
         turns: Train on "all" of the assistant's turns or only on the "last".
         special_as_text: Encode special tokens that a record's text spells as plain text. Those of the template stay special.
 
     Raises:
-        ConfigError: on first use, if there is no template, or no Hugging Face tokenizer to render it.
+        ConfigError: ``chat_template_kwargs`` has a variable that nemo2 sets, or isn't plain data. On first use: there is no
+            template, or no Hugging Face tokenizer to render it.
         SecurityError: at the first record, if the template accesses more than its messages, or exceeds a limit
             (`nemo2.data.finetuning.rendering`).
     """
 
     tokenizer: Tokenizer
     chat_template: Optional[str] = None
+    chat_template_kwargs: Optional[Mapping[str, Any]] = None
     turns: Turns = "all"
     special_as_text: bool = False
 
     def __post_init__(self) -> None:
         check_choice("turns", self.turns, Turns)
+        _check_variables(self.chat_template_kwargs or {})
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -119,6 +125,7 @@ class ChatEncoder(Encoder):
             "special_as_text": self.special_as_text,
             "tokenizer": identity_of(self.tokenizer),
             "transformers": transformers.__version__,
+            **({"chat_template_kwargs": self.chat_template_kwargs} if self.chat_template_kwargs else {}),
         }
 
     @cached_property
@@ -447,7 +454,8 @@ class ChatEncoder(Encoder):
     def _render(self, messages: Sequence[Any], *prefixes: Prefix, tools: Any = None) -> list[Rendered]:
         template = self.chat_template
         source = repr(self.tokenizer) if template is None else template if "{" not in template else "these settings"
-        variables = {**self._hf.special_tokens_map, "tools": tools, "documents": None}
+        own = self.chat_template_kwargs or {}
+        variables = {**self._hf.special_tokens_map, "documents": None, **own, "tools": tools}
         return RENDERER.render(messages, prefixes, template=self.template, source=source, variables=variables)
 
     @staticmethod
@@ -560,6 +568,18 @@ _ADVICE = (
     ". Use a template with {% generation %} blocks (dataset_kwargs={'chat_template': ...}), or train only on the last turn "
     "of each conversation (dataset_kwargs={'turns': 'last'})"
 )
+
+
+def _check_variables(kwargs: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(dict(kwargs))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f'chat_template_kwargs={kwargs!r} must be plain data by name, for example {{"enable_thinking": False}}.'
+        ) from error
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in kwargs:
+            raise ConfigError(f"chat_template_kwargs has {name!r}, which nemo2 sets for each conversation: remove it.")
 
 
 def _turn(role: str) -> dict[str, Any]:

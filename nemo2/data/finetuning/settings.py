@@ -27,7 +27,7 @@ class DatasetSettings:
             (`nemo2.data.finetuning.fields.FORMS`), or "{input} {output}" if ``label_key`` or ``truncation_field`` is set.
         label_key, truncation_field, truncation_method: See `nemo2.data.finetuning.template.TemplateEncoder`.
         add_bos, add_eos, answer_only_loss: See `nemo2.data.finetuning.template.TemplateEncoder`.
-        chat_template, turns: See `nemo2.data.finetuning.chat.ChatEncoder`.
+        chat_template, chat_template_kwargs, turns: See `nemo2.data.finetuning.chat.ChatEncoder`.
         on_too_long, on_bad_line, max_bad_lines, on_special_token: See `nemo2.data.finetuning.encode.Limits`.
         pad_to_max_length: Pad every batch to ``data.seq_length``. False: pad to the batch's longest sample, if the
             layout allows it.
@@ -43,6 +43,7 @@ class DatasetSettings:
     add_eos: bool = True
     answer_only_loss: bool = True
     chat_template: Optional[str] = None
+    chat_template_kwargs: Optional[Mapping[str, Any]] = None
     turns: Turns = "all"
     on_too_long: OnTooLong = "truncate"
     on_bad_line: OnBadLine = "fail"

@@ -6,8 +6,8 @@ the rest as two functions."""
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
-from nemo2.models.conversion.pieces import cat, gated_qkv, one, qkv
-from nemo2.models.conversion.positions import KINDS, partial_positions, positions, positions_of, rope_of
+from nemo2.models.conversion.pieces import Operation, cat, gated_qkv, one, qkv
+from nemo2.models.conversion.positions import Rotary, any_scaling
 from nemo2.models.conversion.settings import Config, Field, read, said, written
 from nemo2.models.conversion.table import Conversion, Row, linear, norm, under
 from nemo2.models.gpt import GPTConfig
@@ -16,7 +16,7 @@ from nemo2.models.gpt import GPTConfig
 def decoder_conversion(
     architecture: str,
     model: Any,
-    kind: type,
+    kind: Any,
     *,
     rows: Callable[[Any], list[Row]],
     fields: Sequence[Field],
@@ -25,8 +25,10 @@ def decoder_conversion(
     theirs: Callable[[Any], dict[str, Any]] = lambda ours: {},
     theta: float = 10_000.0,
     partial: Optional[float] = None,
+    rotary: Optional[Rotary] = None,
     also: Sequence[str] = (),
     flat: Callable[[Config], Config] = lambda hf: hf,
+    configs: Sequence[type] = (),
     **more: Any,
 ) -> Conversion:
     """The conversion between ``kind``, a configuration of nemo2, and config.json.
@@ -37,30 +39,26 @@ def decoder_conversion(
         theirs: The inverse of ``ours``.
         theta: The rotary base if config.json omits it.
         partial: The share of rotated channels if config.json omits it. None: all, and no other share is supported.
+        rotary: Rotary positions, if the family has settings of its own for them. None: `any_scaling`.
         also: Other architectures of config.json with the same text model.
         flat: A config.json's text model, with rotary positions as most decoders have them. ``ours`` gets it too.
+        configs: The classes of nemo2's configurations, if ``kind`` is a function that chooses one by the settings.
         more: Other fields of `Conversion`.
     """
+    positions, positions_of = rotary or any_scaling(theta=theta, partial=partial)
 
     def config(released: Config) -> Any:
         hf = flat(released)
-        settings = {"rope_stretching": None, **read(hf, fields, only=only)}
-        rope = rope_of(hf, theta=theta, partial=1.0 if partial is None else partial, kinds=KINDS)
-        if partial is None:
-            settings |= positions(hf, rope, longest=settings["seq_length"])
-        else:
-            settings |= {**partial_positions(hf, rope, longest=settings["seq_length"]), "rotary_percent": rope.partial}
-        return kind(**settings | ours(hf))
+        settings = read(hf, fields, only=only)
+        return kind(**settings | positions(hf, settings) | ours(hf))
 
     def hf_config(own: Any) -> dict[str, Any]:
-        share = None if partial is None else own.rotary_percent
-        config_json = {**written(own, fields, only=only), **positions_of(own, partial=share), **theirs(own)}
-        return said(own, config_json, config)
+        return said(own, {**written(own, fields, only=only), **positions_of(own), **theirs(own)}, config)
 
     return Conversion(
         architectures=(architecture, *also),
         model=model,
-        configs=(kind,),
+        configs=tuple(configs) or (kind,),
         rows=rows,
         config=config,
         hf_config=hf_config,
@@ -87,10 +85,11 @@ def output_layer(config: GPTConfig, name: str) -> list[Row]:
     return [] if config.share_embeddings_and_output_weights else [Row("output_layer.weight", one(name))]
 
 
-def attention(config: GPTConfig, *, norm_bias: bool = False) -> list[Row]:
-    """A layer's norm and attention, under names that most families share."""
+def attention(config: GPTConfig, projections: Optional[Operation] = None, *, norm_bias: bool = False) -> list[Row]:
+    """A layer's norm and attention, under names that most families share. A ``projections`` of None: queries, keys and values
+    are a tensor each."""
     together = gated_qkv if config.attention_output_gate else qkv
-    projections = together("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj.")
+    projections = projections or together("self_attn.q_proj.", "self_attn.k_proj.", "self_attn.v_proj.")
     return [
         *norm("self_attention.linear_qkv.layer_norm_", one("input_layernorm."), bias=norm_bias),
         *linear("self_attention.linear_qkv.", projections, bias=config.add_bias_linear or config.add_qkv_bias),
@@ -102,16 +101,33 @@ def attention(config: GPTConfig, *, norm_bias: bool = False) -> list[Row]:
 
 def gated_feed_forward(*, bias: bool = False) -> list[Row]:
     """A layer's second norm and gated feed-forward, under names that most families share."""
+    return feed_forward(cat("mlp.gate_proj.", "mlp.up_proj."), "mlp.down_proj.", bias=bias)
+
+
+def feed_forward(
+    first: Operation,
+    second: str,
+    *,
+    bias: bool = False,
+    norm_bias: bool = False,
+    norm_name: str = "post_attention_layernorm.",
+) -> list[Row]:
+    """A layer's second norm and feed-forward, whose projections have these names."""
     return [
-        *norm("mlp.linear_fc1.layer_norm_", one("post_attention_layernorm.")),
-        *linear("mlp.linear_fc1.", cat("mlp.gate_proj.", "mlp.up_proj."), bias=bias),
-        *linear("mlp.linear_fc2.", one("mlp.down_proj."), bias=bias),
+        *norm("mlp.linear_fc1.layer_norm_", one(norm_name), bias=norm_bias),
+        *linear("mlp.linear_fc1.", first, bias=bias),
+        *linear("mlp.linear_fc2.", one(second), bias=bias),
     ]
 
 
 def biases(hf: Config) -> dict[str, Any]:
     """``add_bias_linear`` for Hugging Face's two fields. In nemo2 all linear layers have biases or none (`unbiased`)."""
     return {"add_bias_linear": bool(hf.get("attention_bias") or hf.get("mlp_bias"))}
+
+
+def biases_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `biases`."""
+    return {"attention_bias": ours.add_bias_linear, "mlp_bias": ours.add_bias_linear}
 
 
 def unbiased(hf: Config) -> list[str]:

@@ -56,13 +56,19 @@ def dense_or_experts(config: Any, *, dense: list[Row], experts: list[Row]) -> li
 def beside_experts(config: Any) -> list[Row]:
     """The bias of the router and the shared experts, under DeepSeek's names."""
     rows: list[Row] = []
-    shared = "mlp.shared_experts."
     if config.moe_router_enable_expert_bias:
         rows.append(Row("mlp.router.expert_bias", one("mlp.gate.e_score_correction_bias"), dtype=torch.float32))
     if config.moe_shared_expert_intermediate_size:
-        rows += linear(f"{shared}linear_fc1.", cat(f"{shared}gate_proj.", f"{shared}up_proj."))
-        rows += linear(f"{shared}linear_fc2.", one(f"{shared}down_proj."))
+        rows += shared_experts("mlp.shared_experts.")
     return rows
+
+
+def shared_experts(path: str) -> list[Row]:
+    """A layer's shared experts, whose names in the file begin with ``path``."""
+    return [
+        *linear("mlp.shared_experts.linear_fc1.", cat(f"{path}gate_proj.", f"{path}up_proj.")),
+        *linear("mlp.shared_experts.linear_fc2.", one(f"{path}down_proj.")),
+    ]
 
 
 def further_predictions(config: Any, attention: list[Row]) -> list[Row]:
@@ -105,8 +111,20 @@ def expert_layers_of(ours: Any) -> dict[str, Any]:
     return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
 
+def dense_then_experts(hf: Config, width: int, *, default: int = 0) -> dict[str, Any]:
+    """nemo2's settings for DeepSeek's fields of the layers without experts, which come first, and of shared experts.
+
+    ``width`` is that of an expert, and ``default`` is the value of both fields if config.json omits them.
+    """
+    dense, shared = (hf.get(name, default) or 0 for name in ("first_k_dense_replace", "n_shared_experts"))
+    return {
+        "moe_layer_freq": [int(layer >= dense) for layer in range(hf["num_hidden_layers"])],
+        "moe_shared_expert_intermediate_size": shared * width or None,
+    }
+
+
 def dense_then_experts_of(ours: Any) -> dict[str, Any]:
-    """DeepSeek's fields for the layers without experts, which come first, and for the shared experts."""
+    """The inverse of `dense_then_experts`."""
     experts_in = meaning(ours)["experts_in"] or []
     return {
         "first_k_dense_replace": experts_in.index(1) if 1 in experts_in else len(experts_in),

@@ -6,7 +6,7 @@ have their own fields, and read their numbers with `scaled`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -14,6 +14,9 @@ from nemo2.errors import ConfigError
 from nemo2.models.conversion.settings import NEEDED, Config, refusal
 from nemo2.models.rotary import DynamicNTK, LongRope, Stretching, Yarn
 
+Rotary = tuple[Callable[[Config, Config], dict[str, Any]], Callable[[Any], dict[str, Any]]]
+"""A function from config.json and nemo2's other settings to those of rotary positions, and one from nemo2's configuration to the
+fields of config.json."""
 KINDS = ("default", "linear", "dynamic", "yarn", "longrope")
 """The kinds that `positions` reads."""
 _LENGTH = "original_max_position_embeddings"
@@ -161,6 +164,66 @@ def positions_of(ours: Any, *, partial: Optional[float] = None) -> dict[str, Any
     }
     parameters = {name: value for name, value in parameters.items() if value is not None}
     return rope_fields(ours.rotary_base, kind=kind, partial=partial, **parameters)
+
+
+def any_scaling(
+    *,
+    theta: float = 10_000.0,
+    partial: Optional[float] = None,
+    own: Optional[tuple[str, Mapping[str, tuple[str, Any]]]] = None,
+) -> Rotary:
+    """`positions` and its inverse.
+
+    Args:
+        theta: The rotary base if config.json omits it.
+        partial: The share of rotated channels if config.json omits it. None: all, and no other share is supported.
+        own: A further kind, and its parameters as in `scaled`: nemo2's configuration has these fields if it is scaled so. None:
+            there is none.
+    """
+    further, names = own or (None, {})
+
+    def ours(hf: Config, settings: Config) -> dict[str, Any]:
+        kinds = KINDS if further is None else (*KINDS, further)
+        rope = rope_of(hf, theta=theta, partial=1.0 if partial is None else partial, kinds=kinds)
+        share = {} if partial is None else {"rotary_percent": rope.partial}
+        read = positions if partial is None else partial_positions
+        scaling = scaled(hf, rope, names) if rope.kind == further else {}
+        return {"rope_stretching": None, **read(hf, rope, longest=settings["seq_length"]), **share, **scaling}
+
+    def theirs(config: Any) -> dict[str, Any]:
+        if further is not None and all(hasattr(config, name) for name, _ in names.values()):
+            return rope_fields(config.rotary_base, kind=further, **parameters_of(config, names))
+        return positions_of(config, partial=None if partial is None else config.rotary_percent)
+
+    return ours, theirs
+
+
+def own_scaling(
+    kind: str, names: Mapping[str, tuple[str, Any]], *, on: Config, off: Config, theta: float = 10_000.0
+) -> Rotary:
+    """Positions that are not stretched, or stretched by the one kind that a family has fields of its own for.
+
+    Args:
+        names: The parameters of the scaling, as in `scaled`.
+        on, off: nemo2's settings that switch the scaling on, and off.
+        theta: The rotary base if config.json omits it.
+    """
+
+    def ours(hf: Config, settings: Config) -> dict[str, Any]:
+        rope = rope_of(hf, theta=theta, kinds=("default", kind))
+        return {"rotary_base": rope.theta, **({**on, **scaled(hf, rope, names)} if rope.kind == kind else off)}
+
+    def theirs(own: Any) -> dict[str, Any]:
+        if any(getattr(own, name) != value for name, value in on.items()):
+            return rope_fields(own.rotary_base)
+        return rope_fields(own.rotary_base, kind=kind, **parameters_of(own, names))
+
+    return ours, theirs
+
+
+def parameters_of(ours: Any, names: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+    """The inverse of `scaled`."""
+    return {theirs: getattr(ours, name) for theirs, (name, _) in names.items()}
 
 
 def _field(hf: Config) -> str:

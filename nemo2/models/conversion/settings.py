@@ -181,17 +181,41 @@ def layer_types(ours: Any) -> list[str]:
     return [SLIDING if windowed else FULL for windowed in windowed_layers(ours)]
 
 
-def pattern_of(hf: Config, types: Sequence[str]) -> Any:
-    """``window_attn_skip_freq`` for the kinds of all layers: None if all layers have the window, n if every n-th layer
-    lacks it, otherwise a list.
+def kinds_of_layers(hf: Config, *, every: int, kind: str = SLIDING) -> list[str]:
+    """``layer_types``. If config.json omits it, every n-th layer attends to everything, and the others are of ``kind``."""
+    layers = range(1, hf["num_hidden_layers"] + 1)
+    return hf.get("layer_types") or [kind if layer % every else FULL for layer in layers]
+
+
+def alternating_windows(hf: Config, *, every: int, size: int = 4096) -> dict[str, Any]:
+    """nemo2's settings of a window in all but every n-th layer. ``every`` and ``size`` are defaults."""
+    types = kinds_of_layers(hf, every=every)
+    return {"window_size": window_of(hf.get("sliding_window", size)), "window_attn_skip_freq": pattern_of(hf, types)}
+
+
+def alternating_windows_of(ours: Any) -> dict[str, Any]:
+    """The inverse of `alternating_windows`."""
+    return {"sliding_window": size_of(ours.window_size), "layer_types": layer_types(ours)}
+
+
+def uniform_window(hf: Config, *, size: Optional[int] = None) -> dict[str, Any]:
+    """nemo2's settings of a window in all layers. ``size`` is the default."""
+    window = window_of(hf.get("sliding_window", size))
+    # Transformer Engine splits a sequence with a window over context-parallel ranks only by all-to-all.
+    return {"window_size": window, "cp_comm_type": None if window is None else "a2a"}
+
+
+def pattern_of(hf: Config, types: Sequence[str], kind: str = SLIDING) -> Any:
+    """The layers of ``kind``, of which Megatron-Core knows the frequency: None if all layers are of it, n if every n-th layer
+    attends to everything, otherwise a list.
 
     Raises:
         ConfigError: a kind is unknown, or the number of kinds isn't the number of layers.
     """
-    unknown = set(types) - {FULL, SLIDING}
+    unknown = set(types) - {FULL, kind}
     if unknown or len(types) != hf["num_hidden_layers"]:
-        raise refusal(hf, "layer_types", f"nemo2's model needs {FULL!r} or {SLIDING!r} for each layer")
-    flags = [int(kind == SLIDING) for kind in types]
+        raise refusal(hf, "layer_types", f"nemo2's model needs {FULL!r} or {kind!r} for each layer")
+    flags = [int(one == kind) for one in types]
     if all(flags):
         return None
     every = (

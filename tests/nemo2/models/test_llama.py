@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nemo2.models.llama import Llama31Config8B, Llama32Config1B, scale_rotary_frequencies
+from nemo2.models.llama import Llama31Config8B, Llama32Config1B
+from nemo2.models.rotary import scale_rotary_frequencies
 
 TINY: dict[str, Any] = {
     "num_layers": 2,

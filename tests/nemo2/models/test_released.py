@@ -132,8 +132,8 @@ def test_scout_stretches_its_frequencies_as_released() -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from nemo2.models.llama import scale_rotary_frequencies
     from nemo2.models.llama4 import Llama4Experts16Config, Llama4Experts128Config
+    from nemo2.models.rotary import scale_rotary_frequencies
 
     ours = Llama4Experts16Config(num_layers=4)
     # rope_scaling of meta-llama/Llama-4-Scout-17B-16E's config.json
@@ -162,7 +162,7 @@ def test_scout_stretches_its_frequencies_as_released() -> None:
 
 
 def test_a_frequency_that_turns_exactly_once_is_a_number() -> None:
-    from nemo2.models.llama import scale_rotary_frequencies
+    from nemo2.models.rotary import scale_rotary_frequencies
 
     once = torch.tensor([2 * torch.pi / 8192], dtype=torch.float64)
     scaling = {"scale_factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, "old_context_len": 8192}
@@ -210,7 +210,8 @@ def chunked_attention(lengths: list[int], rooms: list[int] | None, chunk: int) -
     from megatron.core.transformer.enums import AttnMaskType
 
     from nemo2.models.layers.attention import SDPAttention
-    from nemo2.models.llama4 import Llama4Experts16Config, attend_in_chunks
+    from nemo2.models.layers.chunked_attention import attend_in_chunks
+    from nemo2.models.llama4 import Llama4Experts16Config
 
     start()
     sizes: dict[str, Any] = TINY | {"num_layers": 4}

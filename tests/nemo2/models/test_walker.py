@@ -11,6 +11,7 @@ import pytest
 from nemo2.errors import ConfigError
 from nemo2.models.parts import Attention, Experts, Mixer
 from nemo2.models.walker import hybrid_pattern, pattern_problems, shape_of
+from support.families import small_and_unlike
 
 TINY: dict[str, Any] = {
     "num_layers": 2, "hidden_size": 48, "num_attention_heads": 4, "ffn_hidden_size": 80, "seq_length": 24, "vocab_size": 96,
@@ -67,27 +68,6 @@ ODD: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def configs_of_families() -> dict[str, Any]:
-    """Every named size of every family, made small in the numbers and left alone in kind; of those that become alike, one."""
-    from nemo2.config.capture import is_configurable
-    from nemo2.models.conversion.families import families
-    from nemo2.preflight.rehearse.shrink import small_sizes
-
-    found, seen = {}, set()
-    for path in sorted({kind.__module__ for family in families() for kind in family.configs} | {"nemo2.models.gpt3"}):
-        module, family = import_module(path), path.removeprefix("nemo2.models.")
-        for name, value in vars(module).items():
-            if not (isinstance(value, type) and value.__module__ == module.__name__ and is_configurable(value)):
-                continue
-            # The base class of a family's sizes is no model: it lacks a width, or says how wide experts are and not how many.
-            if getattr(value, "hidden_size", 0) and (value.num_moe_experts or not value.moe_ffn_hidden_size):
-                config = value(**small_sizes(value()) | {"vocab_size": 512})
-                if (alike := (family, shape_of(config))) not in seen:
-                    found[f"{family}:{name}"] = config
-                seen.add(alike)
-    return found
-
-
 def with_experts_in_hybrids(config: Any) -> Any:
     """Layers of experts for the pattern's letter E, which the plain PyTorch stack has no layer for."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -124,7 +104,7 @@ def built() -> dict[str, dict[str, Any]]:
     get_backend().install()
     parallel_state.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    configs = configs_of_families()
+    configs = small_and_unlike()
     for name, (path, fields) in ODD.items():
         module, _, cls = path.partition(":")
         configs[name] = getattr(import_module(f"nemo2.models.{module}"), cls)(**fields)

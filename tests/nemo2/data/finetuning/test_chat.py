@@ -238,6 +238,13 @@ def test_settings_that_cannot_work(tokenizer, tmp_path):
         encode(ByteTokenizer(), LONG, small_chats.CHATML)
     with pytest.raises(ConfigError, match="turns='first': must be 'all' or 'last'"):
         ChatEncoder(tokenizer, turns="first")  # pyright: ignore[reportArgumentType]
+    for variables, why in (
+        ({"tools": []}, "'tools', which nemo2 sets"),
+        ({"x": object()}, "plain data"),
+        (["x"], "plain data"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            ChatEncoder(tokenizer, chat_template_kwargs=variables)  # pyright: ignore[reportArgumentType]
 
 
 def test_nemos_format_needs_its_tokens(tokenizer):
@@ -316,6 +323,18 @@ def test_a_familys_template_is_tokenized_as_in_transformers_and_its_answers_are_
         prompt = hf.apply_chat_template(form.messages[:-1], add_generation_prompt=True, **options)
         assert (sample.ids[: len(prompt)] == prompt) == (kind not in chat.unlike_served), kind
     assert trained == chat.texts
+
+
+@pytest.mark.parametrize("family", ["Nemotron 3 Nano", "GLM-4.5", "Qwen3-Next, Qwen 3.5", "SmolLM 3"], indirect=True)
+def test_a_familys_variables_reach_its_template_as_in_transformers(family):
+    hf, variables, record = family[1].tokenizer, {"enable_thinking": False}, CONVERSATIONS["turns"]
+    without, encoder = ChatEncoder(family[1]), ChatEncoder(family[1], chat_template_kwargs=variables)
+    messages, sample = record["messages"], encoder.encode(record)
+    prompt = hf.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False, **variables)
+    assert encoder.question(messages[:-1]) == prompt != without.question(messages[:-1])
+    assert hf.apply_chat_template(messages, return_dict=False, **variables) in (sample.ids, sample.ids[:-1])
+    assert sample.ids[: len(prompt)] == prompt and any(sample.trained)
+    assert encoder.identity != without.identity
 
 
 def test_the_page_has_the_families():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nemo2.errors import ConfigError
+from support.families import named_sizes
 
 # Not what a model computes: how it starts, how long its sequences are, which kernels it runs on.
 ELSEWHERE = {
@@ -19,17 +20,7 @@ ELSEWHERE = {
 
 def named() -> list[str]:
     """All configurations that have sizes."""
-    from nemo2.models.conversion.families import families
-
-    found = []
-    for path in sorted({kind.__module__ for family in families() for kind in family.configs} | {"nemo2.models.gpt3"}):
-        module, name = import_module(path), path.removeprefix("nemo2.models.")
-        for kind in vars(module).values():
-            if isinstance(kind, type) and kind.__module__ == module.__name__ and dataclasses.is_dataclass(kind):
-                sized = all(getattr(kind, field, 0) for field in ("num_layers", "hidden_size", "num_attention_heads"))
-                if sized and kind.__name__ != "Llama4Config" and not kind.__name__.endswith("Base"):
-                    found.append(f"{name}.{kind.__name__}")
-    return found
+    return [size.replace(":", ".") for size in named_sizes()]
 
 
 def made(name: str, **fields: Any) -> Any:
