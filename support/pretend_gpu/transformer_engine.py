@@ -394,6 +394,12 @@ def _(result: Tensor, eight_bits: Tensor, *rest: Any, **_more: Any) -> None:
     operators.on_cpu(result).copy_(values.reshape(-1, values.shape[-1]).t().reshape(result.shape))
 
 
+@values_for("swap_first_dims")
+def _(result: Tensor, tensor: Tensor, **_more: Any) -> None:
+    swapped = operators.on_cpu(tensor).transpose(0, 1)
+    operators.on_cpu(result).copy_(swapped.reshape(result.shape))
+
+
 @values_for("multi_tensor_quantize")
 def _(result: Any, tensors: list[Any], quantizers: list[Any], *rest: Any) -> None:
     for target, tensor, quantizer in zip(result, tensors, quantizers, strict=True):

@@ -311,6 +311,13 @@ def test_each_block_holds_its_values_to_its_own_precision(fill: Callable[..., No
         assert ((back.cpu() - x).abs() <= x.abs() / 16 + largest / 2**14).all(), name
 
 
+def test_parts_that_ranks_gathered_are_swapped_back(fill: Callable[..., None]) -> None:
+    parts = torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4)
+    result = torch.full((3, 2, 4), 99, dtype=torch.uint8, device="cuda")
+    fill("swap_first_dims", result, gpu(parts), out=None)
+    assert torch.equal(result.cpu(), parts.transpose(0, 1))
+
+
 @pytest.mark.parametrize("kind", ["nvfp4", "nvfp4 turned", "nvfp4 squares"])
 def test_each_block_of_four_bits_holds_its_values_to_its_own_precision(fill: Callable[..., None], kind: str) -> None:
     x = drawn(160, 192) * torch.logspace(-1, 1, 192)
