@@ -70,6 +70,9 @@ def train(
         def train_dataloader(self) -> torch.utils.data.DataLoader:
             return torch.utils.data.DataLoader(Few(self.size))
 
+    plugin = getattr(mixed_precision, precision)()
+    if plugin.first_last_layers_bf16:
+        plugin.first_last_layers_bf16 = False  # the model has no other layers
     callbacks = []
     if save:
         callbacks.append(
@@ -99,7 +102,7 @@ def train(
         FewData(size=small_runs.GBS * steps),
         max_steps=steps,
         ckpt_path=load,
-        precision=fdl.build(getattr(mixed_precision, precision)()),
+        precision=fdl.build(plugin),
         callbacks=callbacks,
         inspect=inspect,
         ckpt_async_save=asynchronous,

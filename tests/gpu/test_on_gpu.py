@@ -49,9 +49,14 @@ class Side:
             self.process = self.start()
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps({"steps": steps, **options}, default=str), file=self.process.stdin, flush=True)
-        for line in self.process.stdout:
-            if line.startswith("RUN "):
-                return json.loads(line[4:])
+        try:
+            for line in self.process.stdout:
+                if line.startswith("RUN "):
+                    return json.loads(line[4:])
+        except BaseException:  # of a test's time: a later run's answer would be this one's
+            self.process.kill()
+            self.process.wait()
+            raise
         self.process.wait()
         self.errors.seek(0)
         raise AssertionError(self.errors.read()[-4000:])
