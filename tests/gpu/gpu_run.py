@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 # Widths that tensor cores and fp8 take: multiples of 16 everywhere.
-WIDE = {
+WIDE: dict[str, Any] = {
     "num_layers": 2,
     "hidden_size": 128,
     "ffn_hidden_size": 256,

@@ -332,8 +332,8 @@ def test_each_block_of_four_bits_holds_its_values_to_its_own_precision(fill: Cal
 @pytest.mark.skipif(not have_te(), reason="the reference is Transformer Engine's")
 @pytest.mark.parametrize("kind", ["nvfp4", "nvfp4 squares"])
 def test_four_bits_are_those_of_transformer_engines_reference(fill: Callable[..., None], kind: str) -> None:
-    from transformer_engine.pytorch.custom_recipes import quantization_ref_nvfp4 as reference
-    from transformer_engine.pytorch.custom_recipes.utils import Fp4Formats
+    from transformer_engine.pytorch.custom_recipes import quantization_ref_nvfp4 as reference  # pyright: ignore
+    from transformer_engine.pytorch.custom_recipes.utils import Fp4Formats  # pyright: ignore
 
     x = drawn(160, 192) * torch.logspace(-3, 3, 192)
     ours = in_blocks(x.shape, kind)
