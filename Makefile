@@ -49,9 +49,9 @@ gpu-day: $(READY) ## all that a first day with a GPU should tell, in ten minutes
 	@$(BIN)/python -m bench.gpu.day
 
 # Headers and libraries land in .pretend_gpu; support/pretend_gpu/README.md.
-pretend-gpu: $(READY) ## the CUDA path on GPUs that aren't there: build them, compare them with torch, train on them (four minutes)
+pretend-gpu: $(READY) ## the CUDA path on GPUs that aren't there: build them, compare them with torch, train on them (five minutes)
 	@$(BIN)/python -m support.pretend_gpu.build
-	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m pretend_gpu tests/pretend_gpu
+	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "pretend_gpu or gpu" tests/pretend_gpu tests/gpu
 	@$(BIN)/python -m support.pretend_gpu --gpus 2 $(BIN)/python -m tests.long.parity --again --folder .pretend_gpu/parity --rows \
 		'llama: DP 2' 'llama: TP 2 + SP' 'llama: PP 2 x VP 2' 'LoRA: TP 2' 'mixtral: EP 2, all-to-all' 'deepseek: FSDP2' --quick
 
@@ -60,7 +60,7 @@ nightly: pretend-gpu ## that, every layout and every recipe on them, and the cas
 	@$(BIN)/python -m tests.long.random_values --cases 500
 	@$(BIN)/python -m tests.long.random_models 600
 	@$(BIN)/python -m support.pretend_gpu --gpus 8 $(BIN)/python -m tests.long.parity --folder .pretend_gpu/parity
-	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m tests.long.recipes_on_pretend_gpus --write bench/results/pretend-gpu.md
+	@$(BIN)/python -m support.pretend_gpu --gpus 4 $(BIN)/python -m tests.long.recipes_on_pretend_gpus --again --write bench/results/pretend-gpu.md
 
 test-evaluate: $(READY) ## run the tests that need lm-eval; installs it
 	@$(BIN)/python -m pip install -q -e '.[evaluate]'

@@ -2,8 +2,8 @@
 """Functions of Transformer Engine's extension on pretend GPUs have values.
 
 The extension's own host code runs first, with its assertions and allocations; its kernels have no effect. Then the results are
-computed on the CPU, into the tensors that it returned. What is missing stays zero: NVFP4, kernels of userbuffers, and the
-products that read what they bring.
+computed on the CPU, into the tensors that it returned. What is missing stays zero: kernels of userbuffers, and the products
+that read what they bring.
 
 Like `operators.py` it needs nothing of the project. ``x2`` are the rows of ``x``: two dimensions, the last as it was.
 """
@@ -64,9 +64,9 @@ def _held(part: Any) -> Any:
         return part.detach()
     if isinstance(part, (list, tuple)):
         return [_held(inner) for inner in part]
-    if _is_blocked(part):
-        tensors = {name: _held(getattr(part, name)) for name in _BLOCKED_TENSORS}
-        names = ("_fp8_dtype", "_quantizer", "_is_2D_scaled", "_with_gemm_swizzled_scales")
+    if _is_blocked(part) or _is_four_bits(part):
+        tensors = {name: _held(getattr(part, name)) for name in _BLOCKED_TENSORS if hasattr(part, name)}
+        names = ("_fp8_dtype", "_fp4_dtype", "_quantizer", "_is_2D_scaled", "_with_gemm_swizzled_scales")
         return SimpleNamespace(**tensors, **{name: getattr(part, name) for name in names if hasattr(part, name)})
     if _is_quantized(part):
         names = ("_fp8_dtype", "_quantizer", "_transpose_invalid")
@@ -117,6 +117,8 @@ def read(part: Any) -> Tensor:
         )
     if _is_blocked(part):
         return _read_blocks(part)
+    if _is_four_bits(part):
+        return _read_four_bits(part)
     part = part.detach()
     return (operators.on_cpu(part) if part.device.type == "cuda" else part).float()
 
@@ -134,6 +136,8 @@ def write(target: Any, values: Tensor, quantizer: Any = None) -> None:
         _quantize(target, values.float(), quantizer if quantizer is not None else getattr(target, "_quantizer", None))
     elif _is_blocked(target):
         _quantize_blocks(target, values.float().reshape(-1, values.shape[-1]), quantizer)
+    elif _is_four_bits(target):
+        _quantize_four_bits(target, values.float().reshape(-1, values.shape[-1]), quantizer)
 
 
 def _quantize(target: Any, values: Tensor, quantizer: Any) -> None:
@@ -162,7 +166,10 @@ def _quantize(target: Any, values: Tensor, quantizer: Any) -> None:
 
 # Blocks. Scales stay as a quantization leaves them, never in the order of a product's kernel: only this file reads them.
 
-_BLOCKED_TENSORS = ("_rowwise_data", "_rowwise_scale_inv", "_columnwise_data", "_columnwise_scale_inv")
+_BLOCKED_TENSORS = tuple(f"_{side}_{part}" for side in ("rowwise", "columnwise") for part in ("data", "scale_inv")) + (
+    "_amax_rowwise",
+    "_amax_columnwise",
+)
 
 
 class _Copy(NamedTuple):
@@ -263,9 +270,81 @@ def _quantize_blocks(target: Any, x_RC: Tensor, quantizer: Any) -> None:
         copy.codes.copy_(_codes(x, _spread(scale, copy.block, x.shape), dtype))
 
 
+# Four bits, NVFP4: blocks of 16 share a scale in e4m3, and the largest value of the matrix stands for a scale of all of them.
+# Codes along the columns are those of the transposed matrix, which may be turned first (a random Hadamard transform): in a
+# product that sums along the columns the turns of both factors cancel. Gradients are rounded to the nearest code, not at random.
+
+_FOUR_BITS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_BETWEEN = (_FOUR_BITS[1:] + _FOUR_BITS[:-1]) / 2
+_TOP = 6.0 * 448.0
+"""What the largest value of a matrix is scaled to: the largest code times the largest scale."""
+
+
+def _is_four_bits(part: Any) -> bool:
+    return hasattr(part, "_fp4_dtype")
+
+
+def _turned(x_RC: Tensor, quantizer: Any, back: bool = False) -> Tensor:
+    turn = read(quantizer.rht_matrix)
+    return (x_RC.reshape(-1, turn.shape[0]) @ (turn.t() if back else turn)).view(x_RC.shape)
+
+
+def _quantize_four_bits(target: Any, x_RC: Tensor, quantizer: Any) -> None:
+    quantizer = quantizer or target._quantizer
+    for name, x in {"rowwise": x_RC, "columnwise": x_RC.t()}.items():
+        if getattr(target, f"_{name}_data") is None:
+            continue
+        if name == "columnwise" and quantizer.with_rht:
+            x = _turned(x, quantizer)
+        largest = x.abs().max()
+        if quantizer.with_amax_reduction:
+            group = quantizer._canonicalized_amax_reduction_group()
+            shared = largest.to(getattr(target, f"_{name}_data").device)
+            torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX, group=group)
+            largest = read(shared)
+        finite = torch.finfo(torch.float32).max
+        whole = (_TOP / largest).clamp(max=finite)
+        block = (16, 16) if quantizer.with_2d_quantization else (1, 16)
+        by_row = _spread(_largest(x, block), (block[0], 1), (x.shape[0], -(-x.shape[1] // 16)))
+        stored = (by_row * (whole * (1 / 6))).clamp(max=448).to(torch.float8_e4m3fn)
+        scaled = x * _spread((1 / (stored.float() * (1 / whole))).clamp(max=finite), (1, 16), x.shape)
+        low, high = (torch.bucketize(scaled.abs().contiguous(), _BETWEEN, right=right) for right in (False, True))
+        codes = torch.where(low % 2 == 0, low, high) + 8 * torch.signbit(
+            scaled
+        )  # to the even one of two that are as near
+        packed, scales = (operators.on_cpu(getattr(target, f"_{name}_{part}")) for part in ("data", "scale_inv"))
+        packed.copy_((codes[:, ::2] + 16 * codes[:, 1::2]).reshape(packed.shape))
+        scales.zero_()
+        scales[: stored.shape[0], : stored.shape[1]] = stored.view(torch.uint8)
+        write(getattr(target, f"_amax_{name}"), largest)
+
+
+def _read_four_bits(part: Any, name: str = "rowwise", turned: bool = False) -> Tensor:
+    """From the copy of this name, or from the other where it isn't stored. ``turned``: as it is stored along the columns."""
+    if getattr(part, f"_{name}_data") is None:
+        name = "columnwise" if name == "rowwise" else "rowwise"
+    packed, scales = (operators.on_cpu(getattr(part, f"_{name}_{of}")) for of in ("data", "scale_inv"))
+    shape = packed.shape
+    packed = packed.reshape(shape[0], -1) if name == "columnwise" else packed.reshape(-1, shape[-1])
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()
+    x = torch.where(codes > 7, -1, 1) * _FOUR_BITS[codes & 7]
+    x = (
+        x
+        * _spread(scales.view(torch.float8_e4m3fn).float(), (1, 16), x.shape)
+        * (read(getattr(part, f"_amax_{name}")) / _TOP)
+    )
+    if name == "rowwise":
+        return x.reshape(*shape[:-1], -1)
+    x = x if turned or not part._quantizer.with_rht else _turned(x, part._quantizer, back=True)
+    return x.t().reshape(*shape[1:-1], -1, shape[0])
+
+
 def _operand(part: Any, along_rows: bool) -> Tensor:
     """A matrix as a product reads it that sums along its rows, or along its columns."""
-    x = _read_blocks(part, "rowwise" if along_rows else "columnwise") if _is_blocked(part) else read(part)
+    if _is_four_bits(part):
+        x = _read_four_bits(part, "rowwise" if along_rows else "columnwise", turned=True)
+    else:
+        x = _read_blocks(part, "rowwise" if along_rows else "columnwise") if _is_blocked(part) else read(part)
     return x.reshape(-1, x.shape[-1])
 
 
@@ -313,6 +392,12 @@ def _(result: Any, gradient: Any, quantizer: Any) -> None:
 def _(result: Tensor, eight_bits: Tensor, *rest: Any, **_more: Any) -> None:
     values = operators.on_cpu(eight_bits)
     operators.on_cpu(result).copy_(values.reshape(-1, values.shape[-1]).t().reshape(result.shape))
+
+
+@values_for("swap_first_dims")
+def _(result: Tensor, tensor: Tensor, **_more: Any) -> None:
+    swapped = operators.on_cpu(tensor).transpose(0, 1)
+    operators.on_cpu(result).copy_(swapped.reshape(result.shape))
 
 
 @values_for("multi_tensor_quantize")
@@ -414,13 +499,13 @@ def _(
     bias_dtype: Any, gelu: bool, gelu_in: Any, backward: bool, workspace: Any, size: int, accumulate: bool, *rest: Any,
     comm_overlap: Any = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None, **_more: Any,
 ) -> None:  # fmt: skip
-    if hasattr(a, "_fp4_dtype") or (comm_overlap is not None and not bulk_overlap):
+    if comm_overlap is not None and not bulk_overlap:
         return  # with userbuffers, parts of an operand aren't there
     y = alpha * _product(a, a_transposed, b, b_transposed)
     if gelu and backward:
         y = derivative(_gelu, rows(gelu_in), y)
     if bias is not None and backward:
-        write(result[1], (y if gelu else _operand(b, not b_transposed)).sum(0))
+        write(result[1], (y if gelu else rows(b)).sum(0))
     elif bias is not None:
         y = y + read(bias)
     if gelu and not backward:
@@ -437,13 +522,11 @@ def _(
     splits: list[int], bias: list[Tensor], bias_dtype: Any, single: bool, gelu_in: Any, backward: bool, workspace: Any, size: int,
     accumulate: bool, *rest: Any,
 ) -> None:  # fmt: skip
-    if hasattr(a[0], "_fp4_dtype"):
-        return
     targets = out[0].reshape(-1, out[0].shape[-1]).split(splits) if single else out
     for weight, x, target, shift in zip(a, b, targets, bias, strict=True):
         y = _product(weight, a_transposed, x, b_transposed)
         if shift.numel() and backward:
-            write(shift, _operand(x, not b_transposed).sum(0))
+            write(shift, rows(x).sum(0))
         elif shift.numel():
             y = y + read(shift)
         write(target, y + rows(target) if accumulate else y)

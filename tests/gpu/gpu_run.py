@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One training run in a process of its own, on the GPU or without it, and what it leaves to compare as JSON.
+"""Training runs, one after the other, in a process of their own: the options of each are a line of JSON on stdin, what it leaves
+to compare a line on stdout.
 
-A process that has seen the GPU can't train on the CPU any more, so each side of a comparison is one call of this script.
+A process that has seen the GPU can't train on the CPU any more, so each side of a comparison is a process of this script.
 """
 
-import argparse
 import json
-import os
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 # Widths that tensor cores and fp8 take: multiples of 16 everywhere.
-WIDE = {
+WIDE: dict[str, Any] = {
     "num_layers": 2,
     "hidden_size": 128,
     "ffn_hidden_size": 256,
@@ -25,25 +25,31 @@ WIDE = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", choices=["cpu", "gpu"], required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument(
-        "--precision", default="bf16_mixed", help="a factory of nemo2.recipes.precision.mixed_precision"
-    )
-    parser.add_argument("--save", help="folder for a checkpoint of the last step")
-    parser.add_argument("--load", help="checkpoint to go on from")
-    parser.add_argument("--asynchronous", action="store_true")
-    parser.add_argument("--graphs", default="none", help="model.config.cuda_graph_impl")
-    parser.add_argument("--softcap", type=float, help="model.config.attn_logit_softcapping")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    options = parser.parse_args()
-    if options.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    print("RUN " + json.dumps(run(options)))
+    # Before the first request, while the other side trains.
+    import nemo2.mcore.optim.megatron
+    import nemo2.models.llama
+    import nemo2.training.strategy  # noqa: F401
+    from support import small_runs
+
+    for line in sys.stdin:
+        print("RUN " + json.dumps(train(**json.loads(line))), flush=True)
+        small_runs.release()
 
 
-def run(options: argparse.Namespace) -> dict:
+def train(
+    *,
+    steps: int,
+    precision: str = "bf16_mixed",
+    save: str | None = None,
+    load: str | None = None,
+    asynchronous: bool = False,
+    graphs: str = "none",
+    softcap: float | None = None,
+    lr: float = 1e-3,
+) -> dict[str, Any]:
+    """``precision``: a factory of `nemo2.recipes.precision.mixed_precision`. ``save``: a folder for a checkpoint of the last
+    step, written ``asynchronous``ly or not. ``load``: a checkpoint to go on from. ``graphs``: `model.config.cuda_graph_impl`.
+    ``softcap``: `model.config.attn_logit_softcapping`."""
     import fiddle as fdl
     import lightning.pytorch as pl
     import torch
@@ -53,9 +59,6 @@ def run(options: argparse.Namespace) -> dict:
     from nemo2.models.layers import flex
     from nemo2.recipes.precision import mixed_precision
     from support import small_runs
-
-    if options.device == "gpu" and not torch.cuda.is_available():
-        raise SystemExit("there is no GPU")
 
     class Few(small_runs.Tokens):
         """Sixteen samples again and again, so that there is something to learn."""
@@ -67,11 +70,14 @@ def run(options: argparse.Namespace) -> dict:
         def train_dataloader(self) -> torch.utils.data.DataLoader:
             return torch.utils.data.DataLoader(Few(self.size))
 
+    plugin = getattr(mixed_precision, precision)()
+    if plugin.first_last_layers_bf16:
+        plugin.first_last_layers_bf16 = False  # the model has no other layers
     callbacks = []
-    if options.save:
+    if save:
         callbacks.append(
             ModelCheckpoint(
-                dirpath=options.save, every_n_train_steps=options.steps, save_optim_on_train_end=True, filename="{step}",
+                dirpath=save, every_n_train_steps=steps, save_optim_on_train_end=True, filename="{step}",
                 save_last=False, monitor=None,
             )
         )  # fmt: skip
@@ -85,23 +91,21 @@ def run(options: argparse.Namespace) -> dict:
 
     class Captured(pl.Callback):
         def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            graphs = trainer.strategy.megatron_parallel.graphs  # pyright: ignore[reportAttributeAccessIssue]
+            captured = trainer.strategy.megatron_parallel.graphs  # pyright: ignore[reportAttributeAccessIssue]
             seen["compiled"] = sum(shape[0] != "trial" for shape in flex._shapes)
-            seen["captured"] = graphs is not None and graphs.captured
+            seen["captured"] = captured is not None and captured.captured
 
     callbacks.append(Captured())
-    model = small_runs.build_llama(
-        lr=options.lr, cuda_graph_impl=options.graphs, attn_logit_softcapping=options.softcap, **WIDE
-    )
+    model = small_runs.build_llama(lr=lr, cuda_graph_impl=graphs, attn_logit_softcapping=softcap, **WIDE)
     record = small_runs.fit(
         model,
-        FewData(size=small_runs.GBS * options.steps),
-        max_steps=options.steps,
-        ckpt_path=options.load,
-        precision=fdl.build(getattr(mixed_precision, options.precision)()),
+        FewData(size=small_runs.GBS * steps),
+        max_steps=steps,
+        ckpt_path=load,
+        precision=fdl.build(plugin),
         callbacks=callbacks,
         inspect=inspect,
-        ckpt_async_save=options.asynchronous,
+        ckpt_async_save=asynchronous,
     )
     return {"losses": record["losses"], "norms": record["grad_norms"], "device": get_backend().name} | seen
 

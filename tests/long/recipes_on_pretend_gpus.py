@@ -5,7 +5,8 @@
 
 A recipe is built, trains three steps, validates and saves. Copies of the run go on for a step from the same weights and
 optimizer, on pretend GPUs in another layout and on CPUs, so that their losses can be compared, and its checkpoint is exported.
-Fine-tuning starts from a run of all its parameters. A row that is done is kept, and not run again by the next call.
+Fine-tuning starts from a run of all its parameters. The first recipe of each family comes before the second, so that a call which
+`--seconds` ends has run all families it could. A row that is done is kept, and not run again by the next call without `--again`.
 """
 
 import argparse
@@ -15,8 +16,10 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from importlib import import_module
@@ -30,6 +33,8 @@ from support.pretend_gpu import HOME, runs
 
 TOLERANCE = 2e-3
 """Between losses of the same step, in bf16: 8 bits of a number."""
+_BASES = threading.Lock()
+"""Held where a run is made that fine-tunings start from: two may start from the same."""
 WITH_TE = find_spec("transformer_engine") is not None
 PRELOAD = (
     "nemo2.preflight.checks",
@@ -51,6 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="Recipes; none means all.")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--again", action="store_true", help="Run rows anew that are done.")
     parser.add_argument("--seconds", type=float, help="Start no recipe after so many seconds.")
     parser.add_argument("--timeout", type=float, default=180.0, help="Seconds that one run may take.")
     parser.add_argument("--write", type=Path, help="A Markdown page for the table.")
@@ -63,12 +69,14 @@ def main() -> int:
     for module in PRELOAD:  # here, because two threads that import Megatron-Core at once find it half imported
         import_module(module)
     kept = HOME / "recipes"
-    kept.mkdir(parents=True, exist_ok=True)
+    if arguments.again:
+        shutil.rmtree(kept / "bases", ignore_errors=True)
+    (kept / "bases").mkdir(parents=True, exist_ok=True)
     ends = None if arguments.seconds is None else time.monotonic() + arguments.seconds
 
     def row(case: tuple[str, str]) -> dict[str, Any] | None:
         path = kept / f"{'.'.join(case)}.json"
-        if path.is_file() and "error" not in (stored := json.loads(path.read_text())):
+        if not arguments.again and path.is_file() and "error" not in (stored := json.loads(path.read_text())):
             return stored
         if ends is not None and time.monotonic() > ends:
             return None
@@ -77,22 +85,32 @@ def main() -> int:
         print(found["recipe"], found["kind"], found.get("error") or found["verdict"], flush=True)
         return found
 
+    wanted = cases(arguments.names, arguments.kinds)
     with ThreadPoolExecutor(2) as workers:  # which wait for ranks
-        rows = [found for found in workers.map(row, cases(arguments.names, arguments.kinds)) if found]
+        rows = [found for found in workers.map(row, wanted) if found]
     if arguments.write:
-        arguments.write.write_text(page(rows))
+        arguments.write.write_text(page(rows, wanted=len(wanted)))
     return 1 if any("error" in found or found["verdict"] != "same" for found in rows) else 0
 
 
-def cases(names: list[str], kinds: list[str]) -> Iterator[tuple[str, str]]:
+def cases(names: list[str], kinds: list[str]) -> list[tuple[str, str]]:
+    """The rows, by recipe and kind: those of each family's first recipe before those of the second."""
     from nemo2 import recipes
 
-    for kind in kinds:
-        wanted = "finetune_recipe" if "scheme" in KINDS[kind] else "pretrain_recipe"
-        for name in names or recipes.names():
-            module: Any = recipes.get(name)
-            if hasattr(module, wanted) and (kind != "performance" or module.RECIPE.performance is not None):
-                yield name, kind
+    modules: dict[str, Any] = {name: recipes.get(name) for name in names or recipes.names()}
+    families: Counter[str] = Counter()
+    turns: dict[str, int] = {}
+    for name, module in modules.items():
+        turns[name] = families[module.RECIPE.family]
+        families[module.RECIPE.family] += 1
+    rows = [
+        (name, kind)
+        for kind in kinds
+        for name, module in modules.items()
+        if hasattr(module, "finetune_recipe" if "scheme" in KINDS[kind] else "pretrain_recipe")
+        and (kind != "performance" or module.RECIPE.performance is not None)
+    ]
+    return sorted(rows, key=lambda row: turns[row[0]])
 
 
 def measure(name: str, kind: str, *, bases: Path, timeout: float) -> dict[str, Any]:
@@ -110,8 +128,10 @@ def measure(name: str, kind: str, *, bases: Path, timeout: float) -> dict[str, A
         found |= {"gpus": small.processes, "notes": list(small.notes)}
         if "scheme" in options:  # of the same number of layers as the fine-tuning, which its layout decides
             base = bases / f"{name}-{small.recipe.model.config.num_layers}"
-            if not base.is_dir():
-                on_ranks(runs.train, small.processes, str(base), name, **options)
+            with _BASES:
+                if not base.is_dir():
+                    on_ranks(runs.train, small.processes, str(folder / "base"), name, **options)
+                    shutil.move(folder / "base", base)
             options["base"] = str(runs.checkpoint_of(str(base)))
         found |= on_ranks(runs.train, small.processes, str(folder / "gpu"), name, **options)
         found["layout"] = runs.other_layout(small)
@@ -138,8 +158,8 @@ def measure(name: str, kind: str, *, bases: Path, timeout: float) -> dict[str, A
     return found | {"seconds": round(time.monotonic() - started, 1)}
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    """The table as Markdown."""
+def page(rows: list[dict[str, Any]], *, wanted: int) -> str:
+    """The table as Markdown. ``wanted``: how many rows it would have if none were missing."""
     done = [row for row in rows if "error" not in row]
     same = sum(row["verdict"] == "same" for row in done)
     te = f"Transformer Engine {version('transformer_engine')}" if WITH_TE else "without Transformer Engine"
@@ -150,9 +170,9 @@ def page(rows: list[dict[str, Any]]) -> str:
         f"{date.today():%d %B %Y}, Python {sys.version_info.major}.{sys.version_info.minor}, torch {version('torch')}, "
         f"Megatron-Core {version('megatron-core')}, {te}. Made by `python -m tests.long.recipes_on_pretend_gpus`.",
         "",
-        f"{len(rows)} runs of {len({row['recipe'] for row in rows})} recipes: {len(done)} trained {runs.STEPS} steps, validated, "
-        f"saved and went on; {same} of these went on in another layout to the same loss as on CPUs, within {TOLERANCE:g}; "
-        f"{exported} were exported.",
+        f"{len(rows)} of {wanted} runs, of {len({row['recipe'] for row in rows})} recipes: {len(done)} trained "
+        f"{runs.STEPS} steps, validated, saved and went on; {same} of these went on in another layout to the same loss as on "
+        f"CPUs, within {TOLERANCE:g}; {exported} were exported.",
         "",
         "| kind | runs | same loss | another loss | ended with an error | exported |",
         "|---|--:|--:|--:|--:|--:|",
