@@ -4,6 +4,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, Optional, Protocol, Union
@@ -97,9 +98,9 @@ class Form(ABC):
         """Further facts for the checkpoint IO."""
         return {}
 
-    @abstractmethod
     def layout_record(self) -> dict[str, Any]:
         """The manifest's facts about the ranks. "strategy" names the writer of a form that isn't Megatron-Core's."""
+        return asdict(self.owner.layout) | {"world_size": self.owner.num_ranks}
 
     # ------------------------------------------------------------------------------------------------------ loading
 
@@ -278,10 +279,6 @@ class Form(ABC):
     def parallel(self) -> MegatronParallel:
         assert self.owner.megatron_parallel is not None
         return self.owner.megatron_parallel
-
-    @property
-    def num_ranks(self) -> int:
-        return self.owner.num_ranks
 
 
 def _short(digest: str) -> str:

@@ -3,7 +3,6 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional, cast
 
@@ -92,10 +91,6 @@ class MegatronForm(Form):
 
     def storage_options(self) -> dict[str, Any]:
         return {"content_metadata": self.metadata}
-
-    def layout_record(self) -> dict[str, Any]:
-        record = {field.name: getattr(self.owner.layout, field.name) for field in fields(self.owner.layout)}
-        return record | {"world_size": self.num_ranks}
 
     @property
     def _optimizers(self) -> list[MegatronOptimizer]:
