@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 
 class RunDirectoryCallback(Callback):
-    """Truncate ``metrics.jsonl`` on resume, and write ``effective_config.yaml`` at the first step and the report of a
-    failed run.
+    """Truncate ``metrics.jsonl`` on resume, and write ``effective_config.yaml`` at the first step and the report at the end
+    or after a failure.
 
-    Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_train_end`` (logs the last
-    step), ``on_exception``, ``teardown``. Each step
-    costs one comparison. Rank 0 writes the files, and every rank logs a failure.
+    Hooks: ``on_train_start``, ``on_train_batch_start`` (acts on the first), ``on_train_end`` (logs the last step),
+    ``on_fit_end``, ``on_exception``, ``teardown``. Each step costs one comparison. Rank 0 writes the files, and every rank
+    logs a failure.
     """
 
     def __init__(self, directory: RunDirectory, metrics: JSONLLogger, *, resume_if_exists: bool = False) -> None:
@@ -108,41 +108,29 @@ class RunDirectoryCallback(Callback):
         if log_last_step is not None:
             log_last_step()
 
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._report(trainer)  # with the last checkpoint, which is saved in on_train_end
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         record_fault(exception, step=trainer.global_step)
         if not isinstance(exception, Preempted):  # which says what it saved
             logger.error("the run ended with %s", type(exception).__name__, exc_info=exception)
-        _report(trainer, self.directory, self.metrics)
+        self._report(trainer)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         remove_log_file()
 
-
-class ReportCallback(Callback):
-    """Write the report of a run that ends, with its last checkpoint: callbacks that save run before this callback.
-
-    Hook: ``on_train_end``. Rank 0 writes.
-    """
-
-    def __init__(self, directory: RunDirectory, metrics: JSONLLogger) -> None:
-        super().__init__()
-        self.directory = directory
-        self.metrics = metrics
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        _report(trainer, self.directory, self.metrics)
-
-
-def _report(trainer: Any, directory: RunDirectory, metrics: JSONLLogger) -> None:
-    if not trainer.is_global_zero:
-        return
-    if not metrics.path.is_file():
-        logger.info("no report was written, because the run has logged no step")
-        return
-    try:
-        path = write_report(directory.log_dir)
-    except Exception:  # a failed picture must not make a trained model a failed run
-        logger.exception("the report was not written. Run `nemo2 runs report %s` to try again", directory.log_dir)
-    else:
-        logger.info("report: %s", path)
-        attach(trainer.loggers, [path])
+    def _report(self, trainer: Any) -> None:
+        if not trainer.is_global_zero:
+            return
+        if not self.metrics.path.is_file():
+            logger.info("no report was written, because the run has logged no step")
+            return
+        try:
+            path = write_report(self.directory.log_dir)
+        except Exception:  # a failed picture must not make a trained model a failed run
+            directory = self.directory.log_dir
+            logger.exception("the report was not written. Run `nemo2 runs report %s` to try again", directory)
+        else:
+            logger.info("report: %s", path)
+            attach(trainer.loggers, [path])

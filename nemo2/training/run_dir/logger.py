@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from nemo2.checkpoint.leftovers import publish_written
 from nemo2.config.capture import configurable
 from nemo2.errors import ConfigError
-from nemo2.training.run_dir.callback import ReportCallback, RunDirectoryCallback
+from nemo2.training.run_dir.callback import RunDirectoryCallback
 from nemo2.training.run_dir.directory import (
     RUN_DIR_FILE_VARIABLE,
     RunDirectory,
@@ -231,9 +231,9 @@ class NeMoLogger:
     def _install_callback(
         self, directory: RunDirectory, trainer: Any, metrics: JSONLLogger, *, resume_if_exists: bool
     ) -> None:
-        others = [item for item in trainer.callbacks if not isinstance(item, RunDirectoryCallback | ReportCallback)]
+        others = [item for item in trainer.callbacks if not isinstance(item, RunDirectoryCallback)]
         first = RunDirectoryCallback(directory, metrics, resume_if_exists=resume_if_exists)
-        trainer.callbacks[:] = [first, *others, ReportCallback(directory, metrics)]
+        trainer.callbacks[:] = [first, *others]
 
 
 def _complete_checkpoint(callback: Any, directory: RunDirectory) -> None:
