@@ -48,8 +48,7 @@ from nemo2.training.strategies.live_settings import LiveSettings
 from nemo2.training.strategies.megatron_config import (
     MAIN_PARAMETERS_TWICE,
     ddp_config_of,
-    refuse_removed_arguments,
-    refuse_unsupported_values,
+    refuse_unsupported_arguments,
     strictness_of,
     unify_num_instances,
 )
@@ -202,8 +201,7 @@ class MegatronStrategy(LiveSettings, BaseStrategy):
         ckpt_save_part: Optional[Part] = None,
     ) -> None:
         arguments = dict(locals())
-        refuse_removed_arguments(arguments)
-        refuse_unsupported_values(arguments)
+        refuse_unsupported_arguments(arguments)
         if ckpt_load_main_params and ckpt_load_optimizer:
             raise ConfigError(MAIN_PARAMETERS_TWICE, rule="one-source-of-optimizer-state")
         ckpt_load_strictness = strictness_of(ckpt_load_strictness)
