@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPr
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.forms.dtensors import DTensorForm
 from nemo2.checkpoint.forms.form import Part
-from nemo2.checkpoint.torch_io import TorchCheckpointIO
+from nemo2.checkpoint.torch_io import torch_checkpoint_io
 from nemo2.config.derivations import apply
 from nemo2.config.notices import announce_machine_settings
 from nemo2.config.provenance import adjust_to
@@ -96,16 +96,11 @@ class TorchShardedStrategy(BaseStrategy):
             progress_interval=progress_interval,
             process_group_backend=process_group_backend,
         )
-        if checkpoint_io is not None and not isinstance(checkpoint_io, TorchCheckpointIO):
-            raise ConfigError(
-                f"strategy.checkpoint_io={type(checkpoint_io).__name__}: {type(self).__name__} requires a "
-                "TorchCheckpointIO. Leave checkpoint_io unset, or pass a subclass of TorchCheckpointIO."
-            )
         self.layout = layout
         self.form = self.form_of_checkpoints(
             self, load_optimizer=ckpt_load_optimizer, save_optimizer=ckpt_save_optimizer, part=ckpt_save_part
         )
-        self._checkpoint_io = checkpoint_io or TorchCheckpointIO()
+        self._checkpoint_io = torch_checkpoint_io(checkpoint_io, strategy=type(self).__name__)
 
     ckpt_load_optimizer = _form_setting("load_optimizer", "Whether a load includes the optimizer's state.")
     ckpt_save_optimizer = _form_setting("save_optimizer", "Whether saves include the optimizer's state.")
