@@ -103,7 +103,7 @@ def generate_from_checkpoint(
     on_text: Optional[Callable[[int, str], None]] = None,
 ) -> list[Any]:
     """See `nemo2.llm.generate`. ``records`` are those of `prompts_of`."""
-    trainer = trainer or _trainer(params_dtype)
+    trainer = trainer or single_process_trainer(params_dtype)
     _refuse_another_dtype(trainer, params_dtype)
     if output_path is not None:
         output_file(output_path)
@@ -145,7 +145,7 @@ def loaded(
     checkpoint = Checkpoint.open(path)
     model = checkpoint.model(trust_remote_code=trust_remote_code)
     before(model)
-    trainer = trainer or _trainer(None)
+    trainer = trainer or single_process_trainer()
     strategy: Any = trainer.strategy
     _disable_sequence_parallel(strategy, model)
     restore = getattr(strategy, "restore_config", None)
@@ -165,7 +165,8 @@ def _line(record: dict[str, Any], result: Generation) -> dict[str, Any]:
     return {**rest, **label, "prediction": result.text, **asdict(result)}
 
 
-def _trainer(params_dtype: Optional[torch.dtype]) -> Trainer:
+def single_process_trainer(params_dtype: Optional[torch.dtype] = None) -> Trainer:
+    """A trainer without a loop, for parameters of this dtype. None: fp32."""
     precision = {None: None, torch.float32: "32", torch.bfloat16: "bf16-mixed", torch.float16: "16-mixed"}
     return Trainer(
         strategy=MegatronStrategy(ckpt_async_save=False),
