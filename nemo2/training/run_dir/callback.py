@@ -5,17 +5,18 @@ import logging
 from pathlib import Path
 from typing import Any, Optional
 
+import yaml
 from lightning.pytorch.callbacks import Callback
 
 from nemo2.base import ranks
 from nemo2.checkpoint.directory import read_manifest
 from nemo2.errors import CheckpointError, Preempted, RuntimeFault
 from nemo2.training.run_dir.directory import RunDirectory, refuse_another_run, writing_to
-from nemo2.training.run_dir.effective import effective_config, write_effective_config
+from nemo2.training.run_dir.effective import effective_config
 from nemo2.training.run_dir.faults import record_fault
 from nemo2.training.run_dir.log_files import remove_log_file
 from nemo2.training.run_dir.metrics import JSONLLogger, read_metrics
-from nemo2.training.run_dir.records import EFFECTIVE_FILE, ENVIRONMENT_FILE, RECIPE_FILE
+from nemo2.training.run_dir.records import EFFECTIVE_FILE, ENVIRONMENT_FILE, RECIPE_FILE, write_text
 from nemo2.training.run_dir.report import write_report
 from nemo2.training.run_dir.trackers import attach, describe_run
 
@@ -98,9 +99,10 @@ class RunDirectoryCallback(Callback):
         if not self._described:
             self._described = True
             if trainer.is_global_zero:
-                effective = write_effective_config(self.directory.log_dir / EFFECTIVE_FILE, trainer, pl_module)
-                described = [effective, *(self.directory.log_dir / name for name in (RECIPE_FILE, ENVIRONMENT_FILE))]
-                describe_run(trainer.loggers, effective_config(trainer, pl_module), described)
+                settings, directory = effective_config(trainer, pl_module), self.directory.log_dir
+                write_text(directory / EFFECTIVE_FILE, yaml.safe_dump(settings, sort_keys=False, width=120))
+                files = (EFFECTIVE_FILE, RECIPE_FILE, ENVIRONMENT_FILE)
+                describe_run(trainer.loggers, settings, [directory / name for name in files])
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         # Before other callbacks save and report the last step.
