@@ -34,18 +34,17 @@ def effective_config(trainer: Any, model: Any) -> dict[str, Any]:
     model = getattr(model, "_orig_mod", model)
     sections = {
         "trainer": _fields(trainer, _TRAINER_FIELDS),
-        "strategy": {"class": _name(strategy)} | (plain(getattr(strategy, "parallelism", None)) or {})
-        if strategy
-        else None,
+        "strategy": _section(strategy, plain(getattr(strategy, "parallelism", None))),
         "ddp": plain(getattr(strategy, "ddp_config", None)),
-        "precision": {"class": _name(precision), "precision": plain(getattr(precision, "precision", None))}
-        | (plain(getattr(precision, "dtype_config", None)) or {})
-        if precision
-        else None,
+        "precision": _section(
+            precision,
+            {"precision": plain(getattr(precision, "precision", None))}
+            | (plain(getattr(precision, "dtype_config", None)) or {}),
+        ),
         "optimizer": plain(getattr(getattr(model, "optim", None), "config", None)),
         "lr_scheduler": _captured(getattr(getattr(model, "optim", None), "lr_scheduler", None)),
-        "data": {"class": _name(datamodule)} | _fields(datamodule, _DATA_FIELDS) if datamodule else None,
-        "model": {"class": _name(model)} | (plain(getattr(model, "config", None)) or {}),
+        "data": _section(datamodule, _fields(datamodule, _DATA_FIELDS)),
+        "model": _section(model, plain(getattr(model, "config", None))),
         "callbacks": [_captured(callback) for callback in getattr(trainer, "callbacks", [])],
     }
     return {name: section for name, section in sections.items() if section}
@@ -94,11 +93,13 @@ def _fields(owner: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _captured(value: Any) -> dict[str, Any] | None:
-    if value is None:
-        return None
     from nemo2.config.capture import captured_arguments
 
-    return {"class": _name(value)} | (plain(captured_arguments(value)) or {})
+    return _section(value, plain(captured_arguments(value)))
+
+
+def _section(owner: Any, values: Optional[dict[str, Any]]) -> dict[str, Any] | None:
+    return None if owner is None else {"class": _name(owner)} | (values or {})
 
 
 def _name(value: Any) -> str:
