@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The form of a strategy's checkpoints: the interface that a strategy uses."""
 
+import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,7 +18,7 @@ from nemo2.base.names import listed
 from nemo2.checkpoint.auto_resume import RestoreConfig
 from nemo2.checkpoint.directory import Manifest, read_manifest
 from nemo2.checkpoint.io import MegatronCheckpointIO
-from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE
+from nemo2.checkpoint.paths import HUGGING_FACE, OF_RELEASE, digest_of
 from nemo2.checkpoint.pieces import Piece
 from nemo2.data.tokenizer import get_vocab_size
 from nemo2.errors import CheckpointError
@@ -26,6 +27,8 @@ from nemo2.mcore.parallel.megatron_parallel import MegatronParallel
 
 _log = logging.getLogger(__name__)
 _USUAL_SIZES = [2**power for power in range(7)]
+digest_of_base = functools.cache(digest_of)
+"""`digest_of`, computed once, because the base of a run doesn't change."""
 
 
 Part = Union[Literal["trained"], Callable[[str], bool]]
@@ -52,7 +55,6 @@ class Owner(Protocol):
     @property
     def world_size(self) -> int: ...
     def start_from_released(self, path: str) -> None: ...
-    def digest_of(self, base: Union[Path, str]) -> str: ...
 
 
 class Form(ABC):
@@ -153,7 +155,7 @@ class Form(ABC):
         return str(rest) if inner is None or inner.part_of is None else inner.part_of
 
     def _refuse_another_base(self, path: Path, manifest: Manifest, rest: str) -> None:
-        there, trained_on = self.owner.digest_of(rest), manifest.part_of_digest
+        there, trained_on = digest_of_base(rest), manifest.part_of_digest
         if not there or not trained_on or there == trained_on:
             return
         if there.startswith(OF_RELEASE) != trained_on.startswith(OF_RELEASE):
