@@ -22,14 +22,12 @@ from nemo2.checkpoint.optimizer_forms import (
     forms_of,
     from_pieces,
     keep_settings,
+    prepare_load,
+    prepare_save,
     refuse_nemo,
     torch_optimizers,
     under_saved_names,
-    with_empty_states,
-    with_own_peaks,
     with_step_of_all,
-    without_classes,
-    without_empty_copies,
 )
 from nemo2.checkpoint.pieces import Piece
 from nemo2.checkpoint.random_state import random_state, report_new_random_streams
@@ -104,7 +102,7 @@ class MegatronForm(Form):
             return {}
         whole = self._optimizers[0]
         shards = whole.sharded_state_dict(model_state, is_loading=loading, metadata=dict(metadata))
-        return {"optimizer": shards if loading else with_step_of_all(without_classes(without_empty_copies(shards)))}
+        return {"optimizer": shards if loading else with_step_of_all(prepare_save(shards))}
 
     # ------------------------------------------------------------------------------------------------------ a part
 
@@ -252,7 +250,7 @@ class MegatronForm(Form):
         if "optimizer" in checkpoint and optimizers:
             own = [dict(group) for group in optimizers[0].param_groups]
             whole = optimizers[0].mcore_optimizer
-            optimizers[0].load_state_dict(with_own_peaks(with_empty_states(checkpoint["optimizer"], whole), whole))
+            optimizers[0].load_state_dict(prepare_load(checkpoint["optimizer"], whole))
             if self.load_main_params:
                 forget_updates(torch_optimizers(whole))
             keep_settings(optimizers[0].param_groups, own)
